@@ -1,0 +1,141 @@
+"""Which tokens form which sequence, and how they are cut into chunks that many sequences walk through together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .checks import shape_of
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of one call: `batch` rows of `time` tokens, or rows of `lengths` packed into a single row."""
+
+    batch: int
+    time: int
+    lengths: tuple[int, ...] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.batch if self.lengths is None else len(self.lengths)
+
+    def index_of_token(self, device: torch.device) -> Tensor:
+        """[T] number of the sequence that each token of a packed row belongs to."""
+        lengths = torch.tensor(self.lengths, device=device)
+        return torch.repeat_interleave(torch.arange(self.count, device=device), lengths)
+
+
+def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int) -> Sequences:
+    """Read cu_seqlens [N+1], the cumulative lengths of sequences packed into one row (starts at 0, ends at T)."""
+    if cu_seqlens is None:
+        return Sequences(batch, time)
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be an integer tensor [N+1], got {type(cu_seqlens).__name__}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
+        raise ValueError(
+            f"cu_seqlens must be int32 or int64 [N+1] with N >= 1, got {cu_seqlens.dtype} {shape_of(cu_seqlens)}"
+        )
+    if batch != 1:
+        raise ValueError(f"cu_seqlens packs its sequences into one row, so the batch must be 1, got {batch}")
+    edges = cu_seqlens.tolist()
+    if edges[0] != 0 or edges[-1] != time or any(a > b for a, b in zip(edges, edges[1:])):
+        raise ValueError(f"cu_seqlens must rise from 0 to the length {time} without a step down, got {edges}")
+    return Sequences(batch, time, tuple(b - a for a, b in zip(edges, edges[1:])))
+
+
+class Chunks:
+    """Sequences cut into M chunks of `size` tokens (the last one of a sequence padded), ordered by step: first the
+    first chunk of every sequence, then every second chunk, and so on, longest sequence first. At each step the sequences
+    that still run are therefore one block of rows: packed rows cost no more than their tokens."""
+
+    def __init__(self, sequences: Sequences, largest: int, device: torch.device) -> None:
+        self.sequences = sequences
+        lengths = sequences.lengths if sequences.lengths is not None else (sequences.time,)
+        longest = max(lengths)
+        self.size = min(largest, 1 << max(longest - 1, 0).bit_length())
+        counts = [-(-n // self.size) for n in lengths]
+        if sequences.lengths is None:
+            self.order: list[int] | None = None
+            self.active = [sequences.batch] * counts[0]
+        else:
+            self.order = sorted(range(len(counts)), key=lambda i: -counts[i])
+            self.active = [sum(c > n for c in counts) for n in range(max(counts))]
+        self.device = device
+
+    @cached_property
+    def _token_of_place(self) -> Tensor:
+        """Packed rows: [M * size] index of the token at each place, T where the place is padding."""
+        assert self.sequences.lengths is not None and self.order is not None
+        lengths = torch.tensor(self.sequences.lengths)
+        first = lengths.cumsum(0) - lengths
+        order = torch.tensor(self.order)
+        blocks = []
+        for step, active in enumerate(self.active):
+            place = step * self.size + torch.arange(self.size)
+            running = order[:active, None]
+            blocks.append(torch.where(place < lengths[running], first[running] + place, self.sequences.time))
+        if not blocks:
+            return torch.zeros(0, dtype=torch.long, device=self.device)
+        return torch.cat(blocks).flatten().to(self.device)
+
+    @cached_property
+    def _place_of_token(self) -> Tensor:
+        places = torch.arange(len(self._token_of_place), device=self.device)
+        real = self._token_of_place < self.sequences.time
+        inverse = torch.zeros(self.sequences.time, dtype=torch.long, device=self.device)
+        inverse[self._token_of_place[real]] = places[real]
+        return inverse
+
+    def split(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        """[B, T, H, ...] -> [M, H, size, ...], padding set to `fill`."""
+        if self.order is None:
+            steps = len(self.active)
+            x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, steps * self.size - x.shape[1]], value=fill)
+            x = x.unflatten(1, (steps, self.size)).transpose(0, 1).flatten(0, 1)
+        else:
+            x = torch.cat([x[0], x.new_full((1, *x.shape[2:]), fill)])[self._token_of_place]
+            x = x.reshape(len(x) // self.size, self.size, *x.shape[1:])
+        return x.transpose(1, 2).contiguous()
+
+    def merge(self, y: Tensor) -> Tensor:
+        """[M, H, size, ...] -> [B, T, H, ...], the inverse of split."""
+        y = y.transpose(1, 2)
+        if self.order is None:
+            y = y.reshape(len(self.active), self.sequences.batch, *y.shape[1:])
+            return y.transpose(0, 1).flatten(1, 2)[:, : self.sequences.time]
+        return y.flatten(0, 1)[self._place_of_token][None]
+
+    def scan(
+        self,
+        step: Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], tuple[Tensor, ...]],
+        states: Sequence[Tensor],
+        *inputs: Tensor,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Walk the chunks in order. `step(states, parts)` gets the states [active, H, ...] at the start of some chunks
+        and those chunks' part of every input [M, ...], and returns the states at their end. Returns the states at the
+        start of every chunk [M, H, ...] and the final states [N, H, ...]."""
+        order = None if self.order is None else torch.tensor(self.order, device=self.device)
+        now = tuple(states) if order is None else tuple(s[order] for s in states)
+        starts: list[tuple[Tensor, ...]] = []
+        finished: list[tuple[Tensor, ...]] = []
+        parts_of_step = zip(*(x.split(self.active) for x in inputs)) if self.active else ()
+        for active, parts in zip(self.active, parts_of_step):
+            if active < len(now[0]):
+                finished.append(tuple(s[active:] for s in now))
+                now = tuple(s[:active] for s in now)
+            starts.append(now)
+            now = step(now, parts)
+        finished.append(now)
+        final = [torch.cat(ends[::-1]) if len(ends) > 1 else ends[0] for ends in zip(*finished)]
+        if order is not None:
+            back = torch.empty_like(order)
+            back[order] = torch.arange(len(order), device=self.device)
+            final = [s[back] for s in final]
+        begun = [torch.cat(parts) for parts in zip(*starts)] if starts else [s[:0] for s in states]
+        return begun, final

@@ -1,0 +1,3 @@
+from .api import delta_rule
+
+__all__ = ["delta_rule"]

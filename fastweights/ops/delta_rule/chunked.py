@@ -1,0 +1,43 @@
+"""The delta rule chunk by chunk, exact: one triangular solve gives the corrected values of all tokens of a chunk.
+
+With rows as tokens, W the write keys, G the summed log decay, S the state at the chunk's start:
+    (I + diag(beta) tril(K exp(G) (W exp(-G))^T, -1)) U = diag(beta) (V - K exp(G) S)
+    O = Q exp(G) S + tril(Q exp(G) (W exp(-G))^T) U        S_next = exp(G_last) S + (W exp(G_last - G))^T U
+The solve is linear in S, so it is done for all chunks at once and only two products a chunk remain in sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._shared.decay import decay_of
+from .._shared.sequences import Chunks, Sequences
+
+CHUNK = 64
+
+
+def chunked(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, write_key: Tensor | None, S: Tensor,
+    sequences: Sequences,
+) -> tuple[Tensor, tuple[Tensor]]:  # fmt: skip
+    chunks = Chunks(sequences, CHUNK, v.device)
+    Q, K, V, gain = chunks.split(q), chunks.split(k), chunks.split(v), chunks.split(beta)[..., None]
+    W = K if write_key is None else chunks.split(write_key)
+    decay = decay_of(None if g is None else chunks.split(g), len(V))
+
+    overlap, scores = decay.scores(W, K, Q)
+    both = torch.linalg.solve_triangular(
+        gain * overlap, gain * torch.cat([V, decay.from_start(K)], -1), upper=False, unitriangular=True
+    )
+    from_values, from_state = both.split([V.shape[-1], K.shape[-1]], -1)
+    corrected: list[Tensor] = []
+
+    def step(states: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> tuple[Tensor]:
+        kept, values, reads, writes = parts
+        corrected.append(values - reads @ states[0])
+        return (kept * states[0] + writes @ corrected[-1],)
+
+    (start,), (final,) = chunks.scan(step, (S,), decay.across(V), from_values, from_state, decay.to_end(W).mT)
+    U = torch.cat(corrected) if corrected else from_values
+    return chunks.merge(decay.from_start(Q) @ start + scores @ U), (final,)

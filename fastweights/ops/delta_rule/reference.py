@@ -1,0 +1,24 @@
+"""The delta rule token by token: the specification."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._shared.run import stack_time
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, write_key: Tensor | None, S: Tensor
+) -> tuple[Tensor, tuple[Tensor]]:
+    """q (scaled), k, write_key [B,T,H,K]; v [B,T,H,V]; beta [B,T,H]; g None, [B,T,H] or [B,T,H,K]; S [B,H,K,V]."""
+    write_key = k if write_key is None else write_key
+    outputs = []
+    for t in range(v.shape[1]):
+        if g is not None:
+            decay = g[:, t].exp()
+            S = S * (decay[..., None, None] if g.ndim == 3 else decay[..., None])
+        error = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], S)
+        S = S + write_key[:, t, :, :, None] * (beta[:, t, :, None] * error)[:, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return stack_time(outputs, v), (S,)

@@ -1,0 +1,3 @@
+from .api import linear_attention
+
+__all__ = ["linear_attention"]

@@ -1,0 +1,20 @@
+"""Linear attention token by token: the specification."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._shared.run import stack_time
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, S: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+    """q (scaled), k [B,T,H,K]; v [B,T,H,V]; g None, [B,T,H] or [B,T,H,K]; S [B,H,K,V]."""
+    outputs = []
+    for t in range(v.shape[1]):
+        if g is not None:
+            decay = g[:, t].exp()
+            S = S * (decay[..., None, None] if g.ndim == 3 else decay[..., None])
+        S = S + k[:, t, :, :, None] * v[:, t, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], S))
+    return stack_time(outputs, v), (S,)

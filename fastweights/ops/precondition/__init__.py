@@ -1,0 +1,3 @@
+from .api import precondition_keys, precondition_queries
+
+__all__ = ["precondition_keys", "precondition_queries"]

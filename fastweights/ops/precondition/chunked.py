@@ -1,0 +1,24 @@
+"""The decayed diagonal of the key Gram matrix for all tokens of a chunk at once:
+A_i = exp(G_i) A + sum_j exp(G_i - G_j) beta_j k_j^2, a masked matrix product."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._shared.decay import HeadDecay
+from .._shared.sequences import Chunks, Sequences
+
+CHUNK = 64
+
+
+def chunked(k: Tensor, g: Tensor, beta: Tensor, A: Tensor, sequences: Sequences) -> tuple[Tensor, tuple[Tensor]]:
+    chunks = Chunks(sequences, CHUNK, k.device)
+    decay = HeadDecay(chunks.split(g).exp()[..., None])
+    inside = decay.between @ chunks.split(beta[..., None] * k.square())
+
+    def step(states: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> tuple[Tensor]:
+        kept, written = parts
+        return (kept * states[0] + written,)
+
+    (start,), (final,) = chunks.scan(step, (A[:, :, None],), decay.across(inside), inside[:, :, -1:])
+    return chunks.merge(decay.from_start(start) + inside), (final[:, :, 0],)

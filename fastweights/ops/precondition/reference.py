@@ -1,0 +1,16 @@
+"""The decayed diagonal of the key Gram matrix, token by token: the specification."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._shared.run import stack_time
+
+
+def reference(k: Tensor, g: Tensor, beta: Tensor, A: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+    """k [B,T,H,K]; g, beta [B,T,H]; A [B,H,K] -> A_t after every token [B,T,H,K], (A,)."""
+    outputs = []
+    for t in range(k.shape[1]):
+        A = g[:, t, :, None].exp() * A + beta[:, t, :, None] * k[:, t].square()
+        outputs.append(A)
+    return stack_time(outputs, k), (A,)

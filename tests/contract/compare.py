@@ -1,0 +1,52 @@
+"""Comparisons that the contract tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights.testing import OpCase, OpInputs
+
+
+def relative_error(got: Tensor, wanted: Tensor) -> float:
+    """|got - wanted| / |wanted|, or the plain norm of the difference where wanted is zero."""
+    assert got.shape == wanted.shape, (got.shape, wanted.shape)
+    if not wanted.numel():
+        return 0.0
+    norm = wanted.double().norm()
+    return float((got.double() - wanted.double()).norm() / (norm if norm > 0 else 1.0))
+
+
+def assert_close(got: Any, wanted: Any, tolerance: float) -> None:
+    for g, w in zip(got, wanted, strict=True):
+        assert relative_error(g, w) <= tolerance
+
+
+def values_and_gradients(
+    case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...] | None = None, seed: int = 1, **keywords: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(o, final states) and the gradients of a random linear function of all of them in every input and state."""
+    inputs = inputs.map(lambda x: x.detach().clone().requires_grad_())
+    leaves = [*inputs.tokens.values(), *inputs.parameters.values()]
+    if states is not None:
+        states = tuple(s.detach().clone().requires_grad_() if s.is_floating_point() else s for s in states)
+        leaves += [s for s in states if s.is_floating_point()]
+        keywords["initial_state"] = case.initial_state(states)
+    o, final = case(inputs, **keywords)
+    results = [o, *final]
+    generator = torch.Generator().manual_seed(seed)
+    differentiable = [x for x in results if x.is_floating_point()]
+    total = sum(
+        (x.double() * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in differentiable
+    )
+    gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
+    return [x.detach() for x in results], list(gradients)
+
+
+def random_states(case: OpCase, inputs: OpInputs, **keywords: Any) -> tuple[Tensor, ...]:
+    """States that a memory can be in: what is left after reading other inputs of the same sizes."""
+    shuffled = inputs.map(lambda x: x.flip(0) if x.ndim > 2 else x)
+    _, states = case(shuffled, **keywords)
+    return tuple(s.detach() for s in states)

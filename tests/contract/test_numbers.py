@@ -1,0 +1,157 @@
+"""Dtypes, extreme values and bad numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.testing import OpCase, OpInputs
+
+from .compare import relative_error, values_and_gradients
+
+DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-10}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(case: OpCase, backend: str, dtype: torch.dtype) -> None:
+    """Low-precision inputs, float32 inside: the error is that of rounding o; states in float32 (float64 for float64)."""
+    inputs = case.draw(dtype=dtype, time=70)
+    (o, *states), gradients = values_and_gradients(case, inputs, backend=backend)
+    exact, wanted_gradients = values_and_gradients(case, inputs.map(Tensor.double), backend="reference")
+    assert o.dtype == dtype
+    for state in states:
+        if state.is_floating_point():
+            assert state.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    for got, wanted in zip([o, *states], exact):
+        assert relative_error(got, wanted) <= case.tolerance(DTYPES[dtype])
+    for got, wanted in zip(gradients, wanted_gradients):
+        assert got.dtype == dtype
+        assert relative_error(got, wanted) <= case.tolerance(5 * DTYPES[dtype])
+
+
+def test_gates_may_be_more_precise_than_values(case: OpCase) -> None:
+    low = case.draw(dtype=torch.bfloat16)
+    gates = {
+        name: x.float() for name, x in low.tokens.items() if case.tokens[name] in ("gate", "decay", "channel decay")
+    }
+    if not gates:
+        pytest.skip("the rule has no gate")
+    mixed = OpInputs({**low.tokens, **gates}, low.parameters, low.options)
+    assert case(mixed, backend="torch")[0].dtype == torch.bfloat16
+
+
+def test_autocast_changes_nothing(case: OpCase, backend: str) -> None:
+    inputs = case.draw(dtype=torch.float32)
+    plain, _ = case(inputs, backend=backend)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast, _ = case(inputs, backend=backend)
+    assert torch.equal(plain, cast)
+
+
+def with_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:
+    return OpInputs({**inputs.tokens, **tokens}, inputs.parameters, inputs.options)
+
+
+EXTREMES = {
+    "zero keys": lambda kind, x: torch.zeros_like(x) if kind == "key" else x,
+    "one key": lambda kind, x: x[:, :1].expand_as(x) if kind == "key" else x,
+    "decay 0": lambda kind, x: torch.full_like(x, -math.inf) if "decay" in kind else x,
+    "some decay 0": lambda kind, x: torch.where(x < x.median(), -math.inf, x) if "decay" in kind else x,
+    "strong decay": lambda kind, x: 100 * x if "decay" in kind else x,
+    "decay 1": lambda kind, x: torch.zeros_like(x) if "decay" in kind else x,
+    "gain 0": lambda kind, x: torch.zeros_like(x) if "gate" in kind else x,
+    "gain 1": lambda kind, x: torch.ones_like(x) if "gate" in kind else x,
+}
+
+
+@pytest.mark.parametrize("extreme", EXTREMES)
+def test_extremes_are_finite_and_agree(case: OpCase, extreme: str) -> None:
+    inputs = case.draw(dtype=torch.float32, time=130)
+    changed = {name: EXTREMES[extreme](case.tokens[name], x) for name, x in inputs.tokens.items()}
+    if all(changed[name] is inputs.tokens[name] for name in changed):
+        pytest.skip("no such input")
+    inputs = with_tokens(inputs, **changed)
+    got, gradients = values_and_gradients(case, inputs, backend="torch")
+    assert all(x.isfinite().all() for x in (*got, *gradients))
+    wanted, wanted_gradients = values_and_gradients(case, inputs.map(Tensor.double), backend="reference")
+    for g, w in zip(got, wanted):
+        assert relative_error(g, w) <= case.tolerance(1e-4)
+    for g, w in zip(gradients, wanted_gradients):
+        assert relative_error(g, w) <= case.tolerance(1e-3)
+
+
+def test_long_sequence_stays_finite(case: OpCase) -> None:
+    inputs = case.draw(batch=1, heads=1, time=20_000, key=8, value=8, dtype=torch.float32)
+    o, states = case(inputs, backend="torch")
+    assert o.isfinite().all()
+    assert all(s.isfinite().all() for s in states)
+
+
+BAD = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(
+    case: OpCase, backend: str, bad: float, packed: bool
+) -> None:
+    """For each input, one bad number at token 66 of 75: earlier tokens, other rows or sequences and other heads keep their
+    values bit by bit, and o is NaN where a finite change of that number would have changed it."""
+    inputs = case.draw(batch=1 if packed else 2, time=75)
+    keywords = {"cu_seqlens": torch.tensor([0, 64, 70, 75])} if packed else {}
+    clean, _ = case(inputs, backend=backend, **keywords)
+    for name, x in inputs.tokens.items():
+        if bad > 0 and name.endswith("g"):
+            continue  # a positive g is refused
+        if bad == -math.inf and name.endswith("g"):
+            continue  # decay 0, a legal number
+        at = (0, 66, 1) + (2,) * (x.ndim - 3)
+        moved, broken = x.clone(), x.clone()
+        moved[at] = moved[at] * 0.9 - 0.01
+        broken[at] = bad
+        shifted, _ = case(with_tokens(inputs, **{name: moved}), backend=backend, **keywords)
+        got, states = case(with_tokens(inputs, **{name: broken}), backend=backend, **keywords)
+        depends = (shifted - clean).abs() > 1e-13
+        assert depends.any(), name
+        assert got[depends].isnan().all(), name
+        assert not depends[:, :66].any()
+        untouched = torch.ones_like(depends)
+        untouched[0, 66 : 70 if packed else 75, 1] = False
+        assert torch.equal(got[untouched], clean[untouched]), name
+        if case.tokens[name] == "value":
+            other_columns = got[..., [c for c in range(got.shape[-1]) if c != 2]]
+            assert not other_columns.isnan().any(), name
+        if case.tokens[name] == "query":
+            assert got[0, 67:].isfinite().all(), name
+        for state in states:
+            rest = state.clone()
+            rest[1 if packed else 0, 1] = 0
+            assert rest.isfinite().all(), name
+
+
+def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, backend: str) -> None:
+    inputs = case.draw(time=70)
+    _, states = case(inputs, backend=backend)
+    for index, state in enumerate(states):
+        if not state.is_floating_point():
+            continue
+        broken = state.clone()
+        broken[(1, 0) + (1,) * (state.ndim - 2)] = math.nan
+        given = case.initial_state(tuple(broken if i == index else s for i, s in enumerate(states)))
+        o, final = case(inputs, initial_state=given, backend=backend)
+        assert o[1, :, 0].isnan().any()
+        assert final[index][1, 0].isnan().any()
+        assert o[0].isfinite().all() and o[:, :, 1].isfinite().all()
+
+
+def test_a_bad_number_makes_the_gradient_bad(case: OpCase, backend: str) -> None:
+    """A loss over a NaN output must not leave finite gradients behind: training would go on with wrong ones."""
+    inputs = case.draw(time=10)
+    name = next(iter(inputs.tokens))
+    broken = inputs.tokens[name].clone()
+    broken[0, 5, 0, 0] = math.nan
+    _, gradients = values_and_gradients(case, with_tokens(inputs, **{name: broken}), backend=backend)
+    assert any(g.isnan().any() for g in gradients)
