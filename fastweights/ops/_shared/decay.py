@@ -6,8 +6,6 @@ power of two.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,37 +46,22 @@ class ChannelDecay(Decay):
 
     def __init__(self, a: Tensor) -> None:
         super().__init__(len(a))
-        self.a = a
-
-    @cached_property
-    def _ladder(self) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
-        """Products of a inside blocks of 1, 2, 4 .. C tokens. For each step from blocks of w to blocks of 2w: what the
-        left half's tokens keep until the border, a(j, border], and what the right half's tokens keep of the border,
-        a(border, i], both [M, H, C/2w, w, K]. Last, what is kept from the chunk's start and to its end, [M, H, C, K]."""
-        rungs = []
-        upto, after = self.a[..., None, :], torch.ones_like(self.a)[..., None, :]  # [M, H, blocks, w, K]
-        while upto.shape[2] > 1:
-            left_upto, right_upto = upto.unflatten(2, (-1, 2)).unbind(3)
-            left_after, right_after = after.unflatten(2, (-1, 2)).unbind(3)
-            rungs.append((left_after, right_upto))
-            upto = torch.cat([left_upto, right_upto * left_upto[..., -1:, :]], -2)
-            after = torch.cat([left_after * right_upto[..., -1:, :], right_after], -2)
-        return rungs, upto[:, :, 0], after[:, :, 0]
+        self.rungs, self.kept_from_start, self.kept_to_end = climb(a)
 
     def from_start(self, x: Tensor) -> Tensor:
-        return x * self._ladder[1]
+        return x * self.kept_from_start
 
     def to_end(self, x: Tensor) -> Tensor:
-        return x * self._ladder[2]
+        return x * self.kept_to_end
 
     def across(self, like: Tensor) -> Tensor:
-        return self._ladder[1][:, :, -1, :, None]
+        return self.kept_from_start[:, :, -1, :, None]
 
     def scores(self, y: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
         """By halves: token i of a right half and token j of the left half before it meet at the border between them,
         a(j, i] = a(j, border] a(border, i]. log2(C) levels of matrix products."""
         blocks = torch.stack([(x * y).sum(-1) for x in xs], -2)[..., None, None]  # [M, H, X, C, 1, 1]
-        for kept_left, kept_right in self._ladder[0]:
+        for kept_left, kept_right in self.rungs:
             left, _ = _halves(y, kept_left)
             right = torch.cat([_halves(x, kept_left)[1] * kept_right for x in xs], -2)
             corner = (right @ (left * kept_left).mT).unflatten(-2, (len(xs), -1)).movedim(-3, 2)
@@ -87,18 +70,32 @@ class ChannelDecay(Decay):
 
 
 class HeadDecay(ChannelDecay):
-    """One decay a head and token, a [M, H, C, 1]."""
+    """One decay a head and token, a [M, H, C, 1]. `between` [M, H, i, j] is a(j, i] for i >= j, else 0."""
 
-    @cached_property
-    def between(self) -> Tensor:
-        """[M, H, i, j] a(j, i] for i >= j, else 0."""
-        blocks = torch.ones_like(self.a)[:, :, None, :, :, None]
-        for kept_left, kept_right in self._ladder[0]:
+    def __init__(self, a: Tensor) -> None:
+        super().__init__(a)
+        blocks = torch.ones_like(a)[:, :, None, :, :, None]
+        for kept_left, kept_right in self.rungs:
             blocks = _join(blocks, (kept_right * kept_left.mT)[:, :, None])
-        return blocks[:, :, 0, 0]
+        self.between = blocks[:, :, 0, 0]
 
     def scores(self, y: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
         return tuple((x @ y.mT) * self.between for x in xs)
+
+
+def climb(a: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
+    """Products of a [M, H, C, K] inside blocks of 1, 2, 4 .. C tokens. For each step from blocks of w to blocks of 2w: what
+    the left half's tokens keep until the border, a(j, border], and what the right half's tokens keep of the border,
+    a(border, i], both [M, H, C/2w, w, K]. Last, what is kept from the chunk's start and to its end, [M, H, C, K]."""
+    rungs = []
+    upto, after = a[..., None, :], torch.ones_like(a)[..., None, :]  # [M, H, blocks, w, K]
+    while upto.shape[2] > 1:
+        left_upto, right_upto = upto.unflatten(2, (-1, 2)).unbind(3)
+        left_after, right_after = after.unflatten(2, (-1, 2)).unbind(3)
+        rungs.append((left_after, right_upto))
+        upto = torch.cat([left_upto, right_upto * left_upto[..., -1:, :]], -2)
+        after = torch.cat([left_after * right_upto[..., -1:, :], right_after], -2)
+    return rungs, upto[:, :, 0], after[:, :, 0]
 
 
 def _halves(x: Tensor, half: Tensor) -> tuple[Tensor, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -60,37 +59,31 @@ class Chunks:
         longest = max(lengths)
         self.size = min(largest, 1 << max(longest - 1, 0).bit_length())
         counts = [-(-n // self.size) for n in lengths]
-        if sequences.lengths is None:
-            self.order: list[int] | None = None
-            self.active = [sequences.batch] * counts[0]
-        else:
+        self.device = device
+        self.order: list[int] | None = None
+        self.active = [sequences.batch] * counts[0]
+        if sequences.lengths is not None:
             self.order = sorted(range(len(counts)), key=lambda i: -counts[i])
             self.active = [sum(c > n for c in counts) for n in range(max(counts))]
-        self.device = device
+            self.token_of_place, self.place_of_token = self._packed_places(lengths, self.order)
 
-    @cached_property
-    def _token_of_place(self) -> Tensor:
-        """Packed rows: [M * size] index of the token at each place, T where the place is padding."""
-        assert self.sequences.lengths is not None and self.order is not None
-        lengths = torch.tensor(self.sequences.lengths)
-        first = lengths.cumsum(0) - lengths
-        order = torch.tensor(self.order)
-        blocks = []
+    def _packed_places(self, lengths: Sequence[int], order: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """For each of the M * size places the index of its token in the row, T where the place is padding; and for each
+        token its place."""
+        time = self.sequences.time
+        token_of_place = torch.full((sum(self.active), self.size), time)
+        length = torch.tensor(lengths)[list(order)]
+        first = (torch.tensor(lengths).cumsum(0) - torch.tensor(lengths))[list(order)]
+        row = 0
         for step, active in enumerate(self.active):
             place = step * self.size + torch.arange(self.size)
-            running = order[:active, None]
-            blocks.append(torch.where(place < lengths[running], first[running] + place, self.sequences.time))
-        if not blocks:
-            return torch.zeros(0, dtype=torch.long, device=self.device)
-        return torch.cat(blocks).flatten().to(self.device)
-
-    @cached_property
-    def _place_of_token(self) -> Tensor:
-        places = torch.arange(len(self._token_of_place), device=self.device)
-        real = self._token_of_place < self.sequences.time
-        inverse = torch.zeros(self.sequences.time, dtype=torch.long, device=self.device)
-        inverse[self._token_of_place[real]] = places[real]
-        return inverse
+            token = first[:active, None] + place
+            token_of_place[row : row + active] = token.where(place < length[:active, None], time)
+            row += active
+        token_of_place = token_of_place.flatten()
+        place_of_token = torch.zeros(time + 1, dtype=torch.long)
+        place_of_token[token_of_place] = torch.arange(len(token_of_place))
+        return token_of_place.to(self.device), place_of_token[:time].to(self.device)
 
     def split(self, x: Tensor, fill: float = 0.0) -> Tensor:
         """[B, T, H, ...] -> [M, H, size, ...], padding set to `fill`."""
@@ -99,7 +92,7 @@ class Chunks:
             x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, steps * self.size - x.shape[1]], value=fill)
             x = x.unflatten(1, (steps, self.size)).transpose(0, 1).flatten(0, 1)
         else:
-            x = torch.cat([x[0], x.new_full((1, *x.shape[2:]), fill)])[self._token_of_place]
+            x = torch.cat([x[0], x.new_full((1, *x.shape[2:]), fill)])[self.token_of_place]
             x = x.reshape(len(x) // self.size, self.size, *x.shape[1:])
         return x.transpose(1, 2).contiguous()
 
@@ -109,7 +102,7 @@ class Chunks:
         if self.order is None:
             y = y.reshape(len(self.active), self.sequences.batch, *y.shape[1:])
             return y.transpose(0, 1).flatten(1, 2)[:, : self.sequences.time]
-        return y.flatten(0, 1)[self._place_of_token][None]
+        return y.flatten(0, 1)[self.place_of_token][None]
 
     def scan(
         self,

@@ -1,0 +1,42 @@
+# Two commands for a fresh machine with Python 3.10+ and pip:
+#   make recall    trains and compares memory layers on associative recall, results in runs/recall
+#   make test      runs the tests
+# Each makes the virtual environment when it is missing. To use a torch of your own:
+#   make recall TORCH="torch==2.9.1"      another version, or the path of a wheel
+#   make recall VENV=path/to/environment  an environment that exists; a torch found in it is kept
+# Options of the command go into ARGS: make recall ARGS="--mixers gdn,pgdn --pairs 8,32"
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.fastweights-installed
+DEFAULT_TORCH := torch==2.13.0
+
+.PHONY: recall test lint install clean
+
+recall: $(INSTALLED)
+	$(BIN)/fastweights recall $(ARGS)
+
+# The models and matrices of the tests are tiny: a process a core, each with a single thread.
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fastweights needs Python 3.10 or later; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifdef TORCH
+	$(BIN)/python -m pip install -q "$(TORCH)"
+else
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q "$(DEFAULT_TORCH)"
+endif
+	$(BIN)/python -m pip install -q -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,23 @@
+"""Recall tasks: seeded, identical on every machine, train and test disjoint by construction."""
+
+from .accuracy import labelled_accuracy
+from .copying import Copy
+from .mqar import MQAR, OutOfDistributionMQAR
+from .registry import TASKS, make_task
+from .shuffled_mqar import ShuffledMQAR
+from .streaming import stream
+from .task import IGNORE_INDEX, Batch, RecallTask
+
+__all__ = [
+    "IGNORE_INDEX",
+    "MQAR",
+    "TASKS",
+    "Batch",
+    "Copy",
+    "OutOfDistributionMQAR",
+    "RecallTask",
+    "ShuffledMQAR",
+    "labelled_accuracy",
+    "make_task",
+    "stream",
+]

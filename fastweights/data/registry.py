@@ -1,0 +1,29 @@
+"""The recall tasks by name."""
+
+from dataclasses import fields
+
+from . import _checks
+from .copying import Copy
+from .mqar import MQAR, OutOfDistributionMQAR
+from .shuffled_mqar import ShuffledMQAR
+from .task import VOCAB_SIZE, RecallTask
+
+__all__ = ["TASKS", "make_task"]
+
+TASKS: dict[str, type[RecallTask]] = {task.name: task for task in (MQAR, ShuffledMQAR, Copy, OutOfDistributionMQAR)}
+
+
+def make_task(
+    name: str, *, pairs: int, length: int | None = None, vocab_size: int = VOCAB_SIZE, **options: object
+) -> RecallTask:
+    """The task `name` of TASKS with these options; `options` are the further fields of its class.
+
+    length=None is the shortest sequence that holds the task. ValueError for an unknown name or option (it names the
+    nearest valid ones) and for options that the task refuses.
+    """
+    _checks.one_of("the name of a recall task", name, TASKS)
+    task = TASKS[name]
+    valid = [field.name for field in fields(task)]
+    for option in options:
+        _checks.one_of(f"an option of task {name!r}", option, valid)
+    return task(pairs=pairs, length=length, vocab_size=vocab_size, **options)  # type: ignore[arg-type]  # checked above

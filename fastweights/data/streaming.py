@@ -1,0 +1,62 @@
+"""Batches generated in a background thread, ahead of the training loop that takes them."""
+
+import queue
+import threading
+from collections.abc import Iterator
+
+from . import _checks
+from .task import Batch, RecallTask
+
+__all__ = ["stream"]
+
+_CLOSED_EVERY = 0.1  # seconds between a waiting thread's looks at whether its consumer is gone
+
+
+def stream(
+    task: RecallTask, split: str, *, seed: int, batch_size: int, start: int = 0, stop: int, ahead: int = 4
+) -> Iterator[Batch]:
+    """Iterator of task.batch(split, seed=seed, index=index, batch_size=batch_size) for index in range(start, stop).
+
+    A thread, started by the first next(), generates up to `ahead` batches in advance. To resume after n batches, pass
+    start=n. An exception in the thread is raised in the consumer. The thread ends with the last batch, and soon after
+    the iterator is closed (`.close()`) or garbage-collected. ValueError for bad arguments, at once.
+    """
+    _checks.batch_arguments(split, seed, 0, batch_size)
+    start = _checks.integer("start", start, 0)
+    stop = _checks.integer("stop", stop, start)
+    ahead = _checks.integer("ahead", ahead, 1)
+    return _consume(task, split, seed, batch_size, range(start, stop), ahead)
+
+
+def _consume(task: RecallTask, split: str, seed: int, batch_size: int, indices: range, ahead: int) -> Iterator[Batch]:
+    ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=ahead)
+    closed = threading.Event()
+
+    def offer(item: Batch | BaseException) -> bool:
+        # The consumer only sets a flag: it may be closed by the garbage collector, inside this very thread, where
+        # waiting for the thread or taking the queue's lock could block for ever.
+        while not closed.is_set():
+            try:
+                ready.put(item, timeout=_CLOSED_EVERY)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def produce() -> None:
+        try:
+            for index in indices:
+                if not offer(task.batch(split, seed=seed, index=index, batch_size=batch_size)):
+                    return
+        except BaseException as error:  # whatever it is, the consumer must not wait for ever
+            offer(error)
+
+    threading.Thread(target=produce, name="fastweights-batches", daemon=True).start()
+    try:
+        for _ in indices:
+            item = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        closed.set()

@@ -1,0 +1,103 @@
+"""What every recall task is: checked options and batches that are a pure function of seed, split and index."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from . import _checks
+from ._draws import Draws
+from ._splits import SPLITS, check_split, draw_split
+
+__all__ = ["IGNORE_INDEX", "VOCAB_SIZE", "Batch", "RecallTask"]
+
+IGNORE_INDEX = -100  # the label that torch's cross-entropy ignores
+VOCAB_SIZE = 8192  # the Zoology benchmark's
+
+
+class Batch(NamedTuple):
+    """input_ids and labels, int64 [B, T] on the CPU.
+
+    A label stands at the position that must predict it (no shift); every other position holds IGNORE_INDEX.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallTask(ABC):
+    """A task of recalling associations a -> b (key -> value; for the copy task, position -> token).
+
+    pairs: associations in a sequence; length: tokens in a sequence, T (None: the shortest that holds the task);
+    vocab_size: token ids lie in [0, vocab_size). Bad options raise ValueError.
+
+    Train and test share no example, whatever the seeds, lengths and vocabularies. Proof: an example is identified by
+    the set of its associations, which can be read off its tokens. `is_test` is a fixed function of that set, and
+    `batch` returns only sequences whose set it assigns to the split asked for. A set in a train batch and in a test
+    batch would be assigned to both. The order of the context, the queries' places and the filler play no part, so a
+    test sequence is never a reshuffled train sequence either. One set in four is a test set.
+    """
+
+    pairs: int
+    length: int = None  # type: ignore[assignment]  # an int once constructed
+    vocab_size: int = VOCAB_SIZE
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self._set("pairs", _checks.integer("pairs", self.pairs, 1))
+        self._set("vocab_size", _checks.integer("vocab_size", self.vocab_size, 1, 2**31))
+        shortest = self._shortest_length()
+        self._set("length", shortest if self.length is None else _checks.integer("length", self.length, 1))
+        if self.length < shortest:
+            raise ValueError(
+                f"length must be at least {shortest} for {self.pairs} pairs of task {self.name!r}, got {self.length}; "
+                "raise length or lower pairs"
+            )
+        self._check()
+        for stream, split in enumerate(SPLITS):
+            check_split(partial(self._draw_associations, Draws(0, stream, 0), split), split)
+
+    def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Batch:
+        """Batch number `index` of `split` ("train" or "test"), B = batch_size sequences.
+
+        A pure function of the task and these arguments, identical on every machine and version of Python and NumPy.
+        Any other index, seed or batch_size gives other sequences. ValueError for an unknown split, a seed or index
+        that is no integer of at least 0, a batch_size below 1.
+        """
+        _checks.batch_arguments(split, seed, index, batch_size)
+        draws = Draws(seed, SPLITS.index(split), index)
+        associations = draw_split(partial(self._draw_associations, draws, split), split, batch_size)
+        input_ids, labels = self._lay_out(draws, associations)
+        return Batch(torch.from_numpy(input_ids), torch.from_numpy(labels))
+
+    def _set(self, field: str, value: object) -> None:
+        object.__setattr__(self, field, value)  # the dataclass is frozen for everyone else
+
+    def _require_vocabulary(self, needed: int) -> None:
+        if self.vocab_size < needed:
+            raise ValueError(
+                f"vocab_size must be at least {needed} for {self.pairs} pairs of task {self.name!r}, "
+                f"got {self.vocab_size}; raise vocab_size or lower pairs"
+            )
+
+    @abstractmethod
+    def _shortest_length(self) -> int:
+        """The fewest tokens that hold the task."""
+
+    @abstractmethod
+    def _check(self) -> None:
+        """ValueError when the options do not fit each other; pairs, length and vocab_size are integers by now."""
+
+    @abstractmethod
+    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
+        """Random associations of `rows` sequences: int64 [rows, 2, pairs], a in [:, 0] and b in [:, 1]."""
+
+    @abstractmethod
+    def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """input_ids and labels, int64 [rows, length], of sequences with these associations."""

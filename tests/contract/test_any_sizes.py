@@ -1,0 +1,34 @@
+"""Any sizes, any packing: the chunkwise form equals the loop on what hypothesis comes up with."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastweights.testing import OpCase
+
+from .compare import assert_close, values_and_gradients
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    lengths=st.lists(st.integers(0, 140), min_size=1, max_size=5),
+    heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    key=st.integers(1, 20),
+    value=st.integers(1, 20),
+    seed=st.integers(0, 1000),
+)
+def test_chunked_is_sequential(
+    case: OpCase, lengths: list[int], heads: int, group: int, key: int, value: int, seed: int
+) -> None:
+    value_heads = heads * (group if case.grouped else 1)
+    inputs = case.draw(
+        batch=1, time=sum(lengths), heads=heads, value_heads=value_heads, key=key, value=value, seed=seed
+    )
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    wanted = values_and_gradients(case, inputs, cu_seqlens=cu_seqlens, backend="reference")
+    got = values_and_gradients(case, inputs, cu_seqlens=cu_seqlens, backend="torch")
+    for g, w in zip(got, wanted):
+        assert_close(g, w, case.tolerance(1e-9))

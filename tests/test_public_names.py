@@ -1,0 +1,49 @@
+"""The names and signatures that users rely on: a change here is a change of the library's promise."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import fastweights
+from fastweights import ops
+
+TRAILING = "initial_state=None, output_final_state=False, cu_seqlens=None, backend='auto'"
+
+SIGNATURES = {
+    "linear_attention": "q, k, v, g=None, *, scale=None",
+    "delta_rule": "q, k, v, beta, g=None, *, write_key=None, scale=None",
+    "precondition_keys": "k, g, beta, center, *, bound=1.5, eps=1e-06",
+    "precondition_queries": "q, k, g, beta, *, ridge",
+    "preconditioned_delta_rule": (
+        "q, k, v, beta, g=None, *, precond_g, precond_beta, center, bound=1.5, eps=1e-06, scale=None"
+    ),
+}
+
+
+def plain_signature(function: object) -> str:
+    parameters = inspect.signature(function).parameters.values()
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    return str(inspect.Signature(bare))[1:-1]
+
+
+def test_every_op_is_pinned() -> None:
+    assert sorted(ops.__all__) == sorted(SIGNATURES)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name: str) -> None:
+    assert plain_signature(getattr(ops, name)) == f"{SIGNATURES[name]}, {TRAILING}"
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_docstring_states_the_contract(name: str) -> None:
+    text = inspect.getdoc(getattr(ops, name))
+    for part in ("$$", "Args:", "Returns:", "Raises:", "[B, T,"):
+        assert part in text, part
+
+
+def test_package_names() -> None:
+    for name in fastweights.__all__:
+        assert hasattr(fastweights, name)
