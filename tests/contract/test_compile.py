@@ -10,21 +10,32 @@ from fastweights.testing import OpCase
 from .compare import assert_close
 
 
-@pytest.mark.parametrize("backend", ["torch"])
-def test_fullgraph(case: OpCase, backend: str) -> None:
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+def test_fullgraph(case: OpCase, packed: bool) -> None:
     """With the eager backend of torch.compile: what is tested is that the whole op is one graph."""
     inputs = case.draw(batch=1, heads=1, time=70).map(lambda x: x.requires_grad_())
     arguments = inputs.arguments()
-    leaves = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
+    if packed:
+        arguments["cu_seqlens"] = torch.tensor([0, 30, 70])
+    leaves = [*inputs.tokens.values(), *inputs.parameters.values()]
 
     def call(**arguments: torch.Tensor) -> list[torch.Tensor]:
-        o, states = case.op(**arguments, output_final_state=True, backend=backend)
+        o, states = case.op(**arguments, output_final_state=True)
         return [o, *(states if isinstance(states, tuple) else (states,))]
 
     torch._dynamo.reset()
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     got, wanted = compiled(**arguments), call(**arguments)
     assert_close([x.detach() for x in got], [x.detach() for x in wanted], 1e-12)
-    got_gradients = torch.autograd.grad(got[0].sum(), leaves)
-    wanted_gradients = torch.autograd.grad(wanted[0].sum(), leaves)
-    assert_close(got_gradients, wanted_gradients, case.tolerance(1e-11))
+    totals = [sum(x.sum() for x in results if x.is_floating_point()) for results in (got, wanted)]
+    assert_close(torch.autograd.grad(totals[0], leaves), torch.autograd.grad(totals[1], leaves), case.tolerance(1e-11))
+
+
+def test_positive_decay_is_refused_in_a_graph_too(case: OpCase) -> None:
+    name = next((name for name, kind in case.tokens.items() if kind == "decay"), None)
+    if name is None:
+        pytest.skip("the rule has no decay")
+    inputs = case.draw(batch=1, heads=1, time=3)
+    compiled = torch.compile(lambda **arguments: case.op(**arguments)[0], fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="must be a log decay"):
+        compiled(**{**inputs.arguments(), name: inputs.tokens[name] + 20})

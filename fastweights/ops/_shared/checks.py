@@ -111,7 +111,12 @@ def check_decay(name: str, g: Tensor | None, sizes: Shapes, like: Tensor, *, per
     if per_channel and g.ndim not in (3, 4):
         raise ValueError(f"{name} must be [B, T, heads] or [B, T, heads, {sizes.key}], got shape {shape_of(g)}")
     check_gate(name, g, sizes, like, channels)
-    if values_can_be_read(g) and g.numel() and (g > 0).any():
+    check_log_decay(name, g)
+
+
+def check_log_decay(name: str, g: Tensor) -> None:
+    """No number above 0 where the name says that it is a log decay."""
+    if name.endswith("g") and values_can_be_read(g) and g.numel() and (g > 0).any():
         raise ValueError(
             f"{name} must be a log decay, at most 0, got {g.max().item():.4g} at its largest; "
             "pass -exp(...) or logsigmoid(...)"

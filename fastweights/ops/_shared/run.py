@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from .checks import check_log_decay
 from .nonfinite import Quarantine, clean
-from .sequences import Sequences
-
-Implementation = Callable[..., Any]
+from .sequences import Sequences, check_cu_seqlens
+from .traced import computes, run_as_node
 
 BACKENDS = ("auto", "reference", "torch", "triton")
 
@@ -34,33 +34,47 @@ def select_backend(op: str, backend: str, available: Mapping[str, Implementation
     return available[backend]
 
 
-def per_sequence(loop: Implementation) -> Implementation:
-    """A sequential implementation over [B, T, ...] made to serve packed rows, one sequence after the other."""
+class Implementation:
+    """One backend of an op: f(tokens..., states..., options...) -> (o, final states) by name, found again by its module."""
 
-    def implementation(
-        *, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], **options: Any
-    ):
+    by_name: ClassVar[dict[str, Implementation]] = {}
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = f"{function.__module__}.{function.__qualname__}"
+        self.by_name[self.name] = self
+
+    def __call__(
+        self, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        raise NotImplementedError
+
+
+class per_sequence(Implementation):
+    """A sequential implementation over [B, T, ...]; packed rows are served one sequence after the other."""
+
+    def __call__(
+        self, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
         if sequences.lengths is None:
-            return loop(**tokens, **states, **options)
+            return self.function(**tokens, **states, **options)
         outputs, finals, start = [], [], 0
         for n, length in enumerate(sequences.lengths):
             part = {name: x if x is None else x[:, start : start + length] for name, x in tokens.items()}
-            o, final = loop(**part, **{name: s[n : n + 1] for name, s in states.items()}, **options)
+            o, final = self.function(**part, **{name: s[n : n + 1] for name, s in states.items()}, **options)
             outputs.append(o)
             finals.append(final)
             start += length
         return torch.cat(outputs, 1), tuple(torch.cat(parts) for parts in zip(*finals))
 
-    return implementation
 
+class chunkwise(Implementation):
+    """A chunkwise implementation, which takes the sequences as well."""
 
-def chunkwise(implementation: Implementation) -> Implementation:
-    """A chunkwise implementation, called as f(*, tokens..., states..., sequences, options...)."""
-
-    def run_chunks(*, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], **options: Any):
-        return implementation(**tokens, **states, sequences=sequences, **options)
-
-    return run_chunks
+    def __call__(
+        self, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        return self.function(**tokens, **states, sequences=sequences, **options)
 
 
 def run(
@@ -72,42 +86,79 @@ def run(
     heads: int,
     columns: Collection[str],
     local: Collection[str] = ("q",),
+    outputs: Sequence[str] = ("o",),
     reach: Mapping[str, Collection[str]] | None = None,
     scale: float = 1.0,
     out_dtype: torch.dtype,
     output_final_state: bool,
     **options: Any,
-) -> tuple[Tensor, Any]:
-    """Run an implementation in the precision of the states and give back (o, final state or None).
+) -> tuple[Any, Any]:
+    """Run an implementation in the precision of the states and give back (o, final state or None), o being a tuple where
+    the rule has several `outputs`.
 
     tokens: inputs [B, T, heads or fewer, ...] by name, None where absent; states: initial states by name, in the order
-    of the result; columns, local: see Quarantine (a local input reaches only its own token's output); reach: for "o" or
-    a state, the names it depends on where these are not all but the local ones.
+    of the result; columns, local: see Quarantine (a local input reaches only its own token's output); reach: for an output
+    or a state, the names it depends on where these are not all but the local ones.
     """
-    dtype = next(iter(states.values())).dtype
-    device = next(iter(states.values())).device
+    dtype = next(x.dtype for x in states.values() if x.is_floating_point())
     given = {name: expand_heads(x.to(dtype), heads) for name, x in tokens.items() if x is not None}
-    held = dict(states)
-    quarantine = None
-    if Quarantine.is_needed(given, held):
-        quarantine = Quarantine(given, held, sequences, columns)
-        given = {name: clean(name, x) for name, x in given.items()}
-        held = {name: clean(name, x) for name, x in held.items()}
-    if scale != 1.0:
-        given["q"] = given["q"] * scale
-    with torch.autocast(device.type, enabled=False):
-        o, final = implementation(
-            sequences=sequences, states=held, tokens={name: given.get(name) for name in tokens}, **options
+    plain = {
+        "tokens": tuple(tokens),
+        "states": tuple(states),
+        "columns": tuple(columns),
+        "local": tuple(local),
+        "reach": None if reach is None else tuple((name, tuple(names)) for name, names in reach.items()),
+        "scale": scale,
+        "options": tuple((name, x) for name, x in options.items() if not isinstance(x, Tensor)),
+    }
+    tensors = {**given, **states, **{name: x for name, x in options.items() if isinstance(x, Tensor)}}
+    final: Sequence[Tensor]
+    if torch.compiler.is_compiling():
+        if sequences.cu_seqlens is not None:
+            tensors["cu_seqlens"] = sequences.cu_seqlens
+        like_o = next(name for name in columns if name in tokens)
+        o, final = run_as_node(
+            implementation.name, shape_of_o=like_o, states=tuple(states), tensors=tensors, plain=plain
         )
-        if quarantine is not None:
-            everything = [name for name in (*given, *held) if name not in local]
-            reach = reach or {}
-            o = quarantine.mark_output(o, reach.get("o", everything), local)
-            final = tuple(quarantine.mark_state(n, s, reach.get(n, everything)) for n, s in zip(held, final))
+    else:
+        o, final = compute(implementation.name, tensors, plain, sequences)
     o = o.to(out_dtype)
     if not output_final_state:
         return o, None
     return o, final[0] if len(final) == 1 else tuple(final)
+
+
+def compute(
+    implementation: str, tensors: Mapping[str, Tensor], plain: Mapping[str, Any], sequences: Sequences | None = None
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """o and the final states in the precision of the states. Without `sequences`, these are read from the tensors."""
+    given = {name: tensors[name] for name in plain["tokens"] if name in tensors}
+    held = {name: tensors[name] for name in plain["states"]}
+    options = {**dict(plain["options"]), **{n: x for n, x in tensors.items() if n not in (*given, *held, "cu_seqlens")}}
+    if sequences is None:
+        batch, time = next(iter(given.values())).shape[:2]
+        sequences = check_cu_seqlens(tensors.get("cu_seqlens"), batch, time)
+        for name, x in given.items():
+            check_log_decay(name, x)
+    quarantine = None
+    if Quarantine.is_needed(given, held):
+        quarantine = Quarantine(given, held, sequences, plain["columns"])
+        given = {name: clean(name, x) for name, x in given.items()}
+        held = {name: clean(name, x) for name, x in held.items()}
+    if plain["scale"] != 1.0:
+        given["q"] = given["q"] * plain["scale"]
+    with torch.autocast(next(iter(held.values())).device.type, enabled=False):
+        tokens = {name: given.get(name) for name in plain["tokens"]}
+        o, final = Implementation.by_name[implementation](sequences, held, tokens, options)
+        if quarantine is not None:
+            everything = [name for name in (*given, *held) if name not in plain["local"]]
+            reach = dict(plain["reach"] or ())
+            o = quarantine.mark_output(o, reach.get("o", everything), plain["local"])
+            final = tuple(quarantine.mark_state(n, s, reach.get(n, everything)) for n, s in zip(held, final))
+    return o, final
+
+
+computes(compute)
 
 
 def expand_heads(x: Tensor, heads: int) -> Tensor:

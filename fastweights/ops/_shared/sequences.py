@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -14,15 +14,17 @@ from .checks import shape_of
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences of one call: `batch` rows of `time` tokens, or rows of `lengths` packed into a single row."""
+    """The sequences of one call: `batch` rows of `time` tokens, or sequences of `lengths` packed into a single row (the
+    lengths are unknown while a graph is traced)."""
 
     batch: int
     time: int
     lengths: tuple[int, ...] | None = None
+    cu_seqlens: Tensor | None = field(default=None, compare=False)
 
     @property
     def count(self) -> int:
-        return self.batch if self.lengths is None else len(self.lengths)
+        return self.batch if self.cu_seqlens is None else len(self.cu_seqlens) - 1
 
     def index_of_token(self, device: torch.device) -> Tensor:
         """[T] number of the sequence that each token of a packed row belongs to."""
@@ -42,10 +44,12 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int) -> Sequen
         )
     if batch != 1:
         raise ValueError(f"cu_seqlens packs its sequences into one row, so the batch must be 1, got {batch}")
+    if torch.compiler.is_compiling():
+        return Sequences(batch, time, cu_seqlens=cu_seqlens)
     edges = cu_seqlens.tolist()
     if edges[0] != 0 or edges[-1] != time or any(a > b for a, b in zip(edges, edges[1:])):
         raise ValueError(f"cu_seqlens must rise from 0 to the length {time} without a step down, got {edges}")
-    return Sequences(batch, time, tuple(b - a for a, b in zip(edges, edges[1:])))
+    return Sequences(batch, time, tuple(b - a for a, b in zip(edges, edges[1:])), cu_seqlens)
 
 
 class Chunks:
