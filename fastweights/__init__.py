@@ -1,10 +1,24 @@
 """Fast-weight memory layers: constant-memory replacements for softmax attention.
 
 The rules are functions in `fastweights.ops`, the layers around them in `fastweights.layers`, language models in
-`fastweights.models`, recall tasks in `fastweights.data`.
+`fastweights.models` (importing it makes transformers' Auto classes know them), recall tasks in `fastweights.data`.
 """
+
+from importlib import import_module
+from types import ModuleType
 
 from . import ops
 from ._version import __version__
 
-__all__ = ["__version__", "ops"]
+__all__ = ["__version__", "analysis", "data", "evaluation", "layers", "models", "ops", "training"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Load the other packages when they are first used: transformers takes seconds to import, the ops do not need it."""
+    if name in __all__:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

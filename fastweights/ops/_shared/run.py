@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -35,7 +36,8 @@ def select_backend(op: str, backend: str, available: Mapping[str, Implementation
 
 
 class Implementation:
-    """One backend of an op: f(tokens..., states..., options...) -> (o, final states) by name, found again by its module."""
+    """One backend of an op: f(tokens..., states..., options...) -> (o, final states) by name, found again by its module.
+    A rule with several outputs returns a tuple of them for o."""
 
     by_name: ClassVar[dict[str, Implementation]] = {}
 
@@ -62,10 +64,11 @@ class per_sequence(Implementation):
         for n, length in enumerate(sequences.lengths):
             part = {name: x if x is None else x[:, start : start + length] for name, x in tokens.items()}
             o, final = self.function(**part, **{name: s[n : n + 1] for name, s in states.items()}, **options)
-            outputs.append(o)
+            outputs.append(_as_tuple(o))
             finals.append(final)
             start += length
-        return torch.cat(outputs, 1), tuple(torch.cat(parts) for parts in zip(*finals))
+        joined = tuple(torch.cat(parts, 1) for parts in zip(*outputs))
+        return _alone(joined), tuple(torch.cat(parts) for parts in zip(*finals))
 
 
 class chunkwise(Implementation):
@@ -107,31 +110,28 @@ def run(
         "states": tuple(states),
         "columns": tuple(columns),
         "local": tuple(local),
+        "outputs": tuple(outputs),
         "reach": None if reach is None else tuple((name, tuple(names)) for name, names in reach.items()),
         "scale": scale,
         "options": tuple((name, x) for name, x in options.items() if not isinstance(x, Tensor)),
     }
     tensors = {**given, **states, **{name: x for name, x in options.items() if isinstance(x, Tensor)}}
-    final: Sequence[Tensor]
     if torch.compiler.is_compiling():
         if sequences.cu_seqlens is not None:
             tensors["cu_seqlens"] = sequences.cu_seqlens
         like_o = next(name for name in columns if name in tokens)
-        o, final = run_as_node(
-            implementation.name, shape_of_o=like_o, states=tuple(states), tensors=tensors, plain=plain
-        )
+        like = (like_o,) * len(outputs) + tuple(states)
+        results = run_as_node(implementation.name, like=like, tensors=tensors, plain=plain)
     else:
-        o, final = compute(implementation.name, tensors, plain, sequences)
-    o = o.to(out_dtype)
-    if not output_final_state:
-        return o, None
-    return o, final[0] if len(final) == 1 else tuple(final)
+        results = compute(implementation.name, tensors, plain, sequences)
+    o = _alone(tuple(x.to(out_dtype) for x in results[: len(outputs)]))
+    return o, _alone(tuple(results[len(outputs) :])) if output_final_state else None
 
 
 def compute(
     implementation: str, tensors: Mapping[str, Tensor], plain: Mapping[str, Any], sequences: Sequences | None = None
-) -> tuple[Tensor, Sequence[Tensor]]:
-    """o and the final states in the precision of the states. Without `sequences`, these are read from the tensors."""
+) -> list[Tensor]:
+    """The outputs and the final states in the precision of the states. Without `sequences`, these are read from the tensors."""
     given = {name: tensors[name] for name in plain["tokens"] if name in tensors}
     held = {name: tensors[name] for name in plain["states"]}
     options = {**dict(plain["options"]), **{n: x for n, x in tensors.items() if n not in (*given, *held, "cu_seqlens")}}
@@ -147,18 +147,39 @@ def compute(
         held = {name: clean(name, x) for name, x in held.items()}
     if plain["scale"] != 1.0:
         given["q"] = given["q"] * plain["scale"]
-    with torch.autocast(next(iter(held.values())).device.type, enabled=False):
+    with without_autocast(next(iter(held.values())).device):
         tokens = {name: given.get(name) for name in plain["tokens"]}
         o, final = Implementation.by_name[implementation](sequences, held, tokens, options)
+        results = dict(zip((*plain["outputs"], *held), (*_as_tuple(o), *final)))
         if quarantine is not None:
             everything = [name for name in (*given, *held) if name not in plain["local"]]
             reach = dict(plain["reach"] or ())
-            o = quarantine.mark_output(o, reach.get("o", everything), plain["local"])
-            final = tuple(quarantine.mark_state(n, s, reach.get(n, everything)) for n, s in zip(held, final))
-    return o, final
+            for name, x in results.items():
+                names = reach.get(name, everything)
+                if name in held:
+                    results[name] = quarantine.mark_state(name, x, names)
+                else:
+                    results[name] = quarantine.mark_output(x, names, plain["local"])
+    return list(results.values())
 
 
 computes(compute)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """What is float32 stays float32 inside."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def _as_tuple(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _alone(xs: tuple[Any, ...]) -> Any:
+    """One result by itself, several as a tuple."""
+    return xs[0] if len(xs) == 1 else xs
 
 
 def expand_heads(x: Tensor, heads: int) -> Tensor:

@@ -1,0 +1,32 @@
+"""What one layer remembers between two calls, so that decoding goes on where it stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+__all__ = ["LayerCache"]
+
+
+@dataclass
+class LayerCache:
+    """The state of one layer for N sequences, created empty and updated by the layer's forward.
+
+    Every tensor has the sequence as its first dimension, whatever the layer, so a cache can be reordered, repeated or
+    moved without knowing which layer it belongs to.
+
+    Attributes:
+        memory: the fast weights (S and, with a preconditioner, A), or the keys and values of softmax attention: what the
+            layer's `state_size` counts.
+        context: what else is needed to go on: the last inputs of the short convolutions, which keys are padding.
+    """
+
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    context: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int | None:
+        """How many sequences the cache holds, None while it is empty."""
+        tensors = [*self.memory.values(), *self.context.values()]
+        return len(tensors[0]) if tensors else None

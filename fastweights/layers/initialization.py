@@ -1,0 +1,33 @@
+"""Parameters whose first values are not those of an ordinary linear layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["OwnInitialValues", "ResidualProjection"]
+
+
+class ResidualProjection(nn.Linear):
+    """A linear map whose result is added to the residual stream. A model of L layers draws its first weights smaller by
+    sqrt(2 L), so that the stream's variance does not grow with depth (GPT-2)."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+
+class OwnInitialValues(nn.Module):
+    """A module that knows the first values of its own parameters (those of its submodules are their own affair).
+
+    The values are computed apart from the parameters, so that a model that loads a checkpoint can write only those that
+    the checkpoint lacks.
+    """
+
+    def initial_values(self) -> dict[str, Tensor]:
+        """First value of each parameter by name, drawn from torch's generator, on the device of the parameter."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for name, value in self.initial_values().items():
+            self.get_parameter(name).copy_(value)

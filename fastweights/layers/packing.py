@@ -1,0 +1,30 @@
+"""Sequences packed into one row, laid out one below the other for what works on a rectangle."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rectangle"]
+
+
+class Rectangle:
+    """N packed sequences as N rows of the longest one's length L, each filled up with zeros at its end.
+
+    Attributes:
+        valid: bool [N, L], where a row holds a token.
+    """
+
+    def __init__(self, cu_seqlens: Tensor) -> None:
+        lengths = cu_seqlens.diff()
+        self.valid = torch.arange(int(lengths.max()), device=cu_seqlens.device) < lengths[:, None]
+
+    def lay_out(self, x_1T: Tensor) -> Tensor:
+        """[1, T, ...] -> [N, L, ...]"""
+        rows = x_1T.new_zeros(*self.valid.shape, *x_1T.shape[2:])
+        rows[self.valid] = x_1T[0]
+        return rows
+
+    def pack(self, x_NL: Tensor) -> Tensor:
+        """[N, L, ...] -> [1, T, ...]"""
+        return x_NL[self.valid][None]

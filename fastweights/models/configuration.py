@@ -1,0 +1,128 @@
+"""Configuration of a language model: its sizes and the mixer of every layer, readable and writable as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..layers._checks import check_flag, check_positive, check_size, closest
+from ..layers.registry import check_mixer
+
+__all__ = ["FastWeightsConfig"]
+
+# Keys besides the fields that transformers itself writes into config.json or passes when it loads one.
+TRANSFORMERS_KEYS = {
+    "_attn_implementation",
+    "_commit_hash",
+    "_name_or_path",
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "quantization_config",
+    "torch_dtype",
+}
+
+
+class FastWeightsConfig(PreTrainedConfig):
+    """A causal language model of pre-norm blocks, each a sequence mixer and a SwiGLU MLP.
+
+    The defaults are the 340M setting of Preconditioned DeltaNet (appendix E.1).
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: width of the residual stream.
+        num_hidden_layers: number of blocks.
+        num_heads: heads of every mixer.
+        mixer: the mixer of every layer, a name of `fastweights.layers.MIXERS` or {"name": ..., option: ...}; or a list of
+            these, one a layer (hybrids).
+        intermediate_size: width of the MLP; 8/3 of hidden_size rounded up to a multiple of 64 when None, 0 for no MLP.
+        norm_eps: of the RMSNorms of the residual stream.
+        initializer_range: standard deviation of the first weights.
+        tie_word_embeddings: whether the output layer shares the embedding's weights.
+        use_cache: whether a model in evaluation mode returns a cache by default.
+        pad_token_id, bos_token_id, eos_token_id: as everywhere in transformers.
+
+    Raises:
+        ValueError: an unknown key (the message names the nearest valid one), mixer or option, or a value that does not fit.
+    """
+
+    model_type = "fastweights"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_attention_heads": "num_heads"}
+
+    vocab_size: int = 32000
+    hidden_size: int = 1024
+    num_hidden_layers: int = 24
+    num_heads: int = 8
+    mixer: str | dict[str, Any] | list[str | dict[str, Any]] = "gdn"
+    intermediate_size: int | None = None
+    norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = False
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._refuse_unknown(kwargs)
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads"):
+            check_size(name, getattr(self, name))
+        for name in ("norm_eps", "initializer_range"):
+            check_positive(name, getattr(self, name))
+        for name in ("tie_word_embeddings", "use_cache"):
+            check_flag(name, getattr(self, name))
+        if self.intermediate_size is None:
+            self.intermediate_size = -(-self.hidden_size * 8 // (3 * 64)) * 64
+        elif self.intermediate_size != 0:
+            check_size("intermediate_size", self.intermediate_size)
+        self.mixers()
+        super().__post_init__(**kwargs)
+
+    def mixers(self) -> list[tuple[str, dict[str, Any]]]:
+        """Name and options of the mixer of every layer, checked to exist."""
+        entries = self.mixer if isinstance(self.mixer, (list, tuple)) else [self.mixer] * self.num_hidden_layers
+        if len(entries) != self.num_hidden_layers:
+            raise ValueError(
+                f"mixer must list one mixer a layer, num_hidden_layers is {self.num_hidden_layers}, got {len(entries)}"
+            )
+        return [self._mixer(layer, entry) for layer, entry in enumerate(entries)]
+
+    @staticmethod
+    def _mixer(layer: int, entry: object) -> tuple[str, dict[str, Any]]:
+        options = dict(entry) if isinstance(entry, dict) else {"name": entry}
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise ValueError(f"mixer of layer {layer} must be a name or {{'name': ..., option: ...}}, got {entry!r}")
+        try:
+            check_mixer(name, options)
+        except ValueError as error:
+            raise ValueError(f"mixer of layer {layer}: {error}") from None
+        return name, options
+
+    @classmethod
+    def _refuse_unknown(cls, keys: Iterable[str]) -> None:
+        known = {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
+        for key in keys:
+            if key not in known | TRANSFORMERS_KEYS:
+                raise ValueError(f"{cls.__name__} has no key {key!r}{closest(key, known)}")
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers, but keys given beside the dictionary are checked like those in it, and an unknown one that
+        nobody asked to have returned is refused."""
+        fields = {field.name for field in dataclasses.fields(cls)} - {"dtype"}
+        overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in fields}
+        return_unused = kwargs.pop("return_unused_kwargs", False)
+        config, unused = super().from_dict({**config_dict, **overrides}, return_unused_kwargs=True, **kwargs)
+        if return_unused:
+            return config, unused
+        cls._refuse_unknown(unused)
+        return config

@@ -1,0 +1,20 @@
+"""Training models and comparing them."""
+
+from .checkpoint import CheckpointError
+from .experiment import RecallExperiment, RecallRun
+from .optimizer import weight_decay_groups
+from .recall import run_recall
+from .schedule import learning_rate_factor
+from .train import train_run
+from .workers import WorkerError
+
+__all__ = [
+    "CheckpointError",
+    "RecallExperiment",
+    "RecallRun",
+    "WorkerError",
+    "learning_rate_factor",
+    "run_recall",
+    "train_run",
+    "weight_decay_groups",
+]

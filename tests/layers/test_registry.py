@@ -1,0 +1,76 @@
+"""The registry of mixers."""
+
+import inspect
+
+import pytest
+
+from fastweights.layers import MIXERS, DeltaNet, LinearAttention, SoftmaxAttention, build_mixer
+
+MEMORIES = ["linear", "gla", "pla", "pgla", "pmamba2", "deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn"]
+NAMES = ["softmax", *MEMORIES]
+
+
+def test_names():
+    assert list(MIXERS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entries_are_complete_and_agree_with_the_layer(name):
+    spec = MIXERS[name]
+    for text in (spec.summary, spec.equation, spec.source, spec.state):
+        assert text and "\n" not in text
+    assert set(spec.options) <= set(inspect.signature(spec.layer).parameters)
+    sizes = {"H": 2, "K": 6, "V": 6, "T": 1}
+    formula = spec.state.split(" after")[0].replace("(V + 1)", "7")
+    product = 1
+    for factor in formula.split():
+        product *= sizes.get(factor) or int(factor)
+    assert build_mixer(name, hidden_size=12, num_heads=2).state_size(length=1) == product
+
+
+def test_options_tell_the_mixers_of_a_class_apart():
+    for layer in (LinearAttention, DeltaNet, SoftmaxAttention):
+        options = [sorted(spec.options.items()) for spec in MIXERS.values() if spec.layer is layer]
+        assert all(options.count(one) == 1 for one in options)
+
+
+def test_given_options_come_over_those_of_the_entry():
+    assert build_mixer("gdn", hidden_size=8, num_heads=2, decay="none").decay is None
+    assert build_mixer("gdn", hidden_size=8, num_heads=2, head_dim=16, expand_v=0.5).state_size() == 2 * 16 * 8
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("gdnn", {}, r"layer 3: unknown mixer 'gdnn' \(did you mean 'gdn'\?\); choose from softmax, "),
+        ("gdn", {"expandv": 2}, r"layer 3: mixer 'gdn' has no option 'expandv' \(did you mean 'expand_v'\?\)"),
+        ("softmax", {"decay": "head"}, "mixer 'softmax' has no option 'decay'.*; it has head_dim, num_kv_heads"),
+        ("gdn", {"num_heads_v": 2}, "has no option 'num_heads_v'"),
+        ("gdn", {"hidden_size": 10}, "hidden_size must be a multiple of num_heads, 4, got 10"),
+        ("gdn", {"num_heads": 0}, "num_heads must be a positive whole number, got 0"),
+        ("gdn", {"num_heads": True}, "num_heads must be a positive whole number, got True"),
+        ("gdn", {"head_dim": 257}, "at most 256, got 257"),
+        ("gdn", {"head_dim": 5, "expand_v": 0.5}, r"expand_v must give whole value heads, got 0.5 \* 5"),
+        ("gdn", {"expand_v": "2"}, "expand_v must be a finite number, got '2'"),
+        ("gdn", {"num_v_heads": 6}, "num_v_heads must be a multiple of num_heads, 4, got 6"),
+        ("gdn", {"decay": "heads"}, "decay must be one of 'none', 'head', 'channel', got 'heads'"),
+        ("gdn", {"conv_size": 0}, "conv_size must be a positive whole number, got 0"),
+        ("gdn", {"activation": "relu"}, "activation must be one of 'silu', 'none'"),
+        ("gdn", {"output_gate": True}, "output_gate must be one of None, 'silu', 'sigmoid'"),
+        ("gdn", {"norm_eps": 0}, "norm_eps must be positive"),
+        ("gdn", {"backend": "cuda"}, "backend must be one of 'auto', "),
+        ("gdn", {"gain": "none"}, "gain must be one of 'beta', 'longhorn'"),
+        ("gdn", {"preconditioner": "query"}, "preconditioner must be one of None, 'key'"),
+        ("pgdn", {"bound": 2.5}, r"bound must be in \[1, 2\].*got 2.5"),
+        ("pgdn", {"center": "0"}, "center must be a finite number"),
+        ("pgdn", {"negative_eigenvalues": True}, "negative_eigenvalues must be False with a preconditioner"),
+        ("pkda", {"tie_preconditioner": True}, "tie_preconditioner must be False with decay 'channel'"),
+        ("pgla", {"tie_preconditioner": True}, "tie_preconditioner must be False with decay 'channel'"),
+        ("pla", {"ridge": 0.0}, "ridge must be positive, got 0.0"),
+        ("linear", {"feature_map": "relu"}, "feature_map must be one of 'identity', 'elu'"),
+        ("linear", {"normalize_qk": "yes"}, "normalize_qk must be True or False"),
+    ],
+)
+def test_bad_names_and_options_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_mixer(name, **{"hidden_size": 16, "num_heads": 4, "layer_idx": 3, **options})

@@ -1,0 +1,45 @@
+"""Softmax attention against its formula."""
+
+import pytest
+import torch
+
+from fastweights.layers import SoftmaxAttention
+from fastweights.layers.rotary import rotate
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"qk_norm": True}, {"rope_theta": None}])
+def test_attention_is_a_softmax_over_earlier_tokens(options):
+    torch.manual_seed(0)
+    layer = SoftmaxAttention(hidden_size=16, num_heads=4, **options).double()
+    x = torch.randn(1, 7, 16, dtype=torch.double)
+    q, k, v = ((x @ p.weight.T).unflatten(2, (-1, 4)) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    if layer.rope_theta is not None:
+        if options.get("qk_norm"):
+            q, k = (y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+        q, k = (rotate(y, torch.arange(7)[None], 10000.0) for y in (q, k))
+    k, v = (y.repeat_interleave(4 // y.shape[2], 2) for y in (k, v))
+    o = torch.zeros_like(q)
+    for t in range(7):
+        for h in range(4):
+            weights = (k[0, : t + 1, h] @ q[0, t, h] / 2).softmax(0)
+            o[0, t, h] = weights @ v[0, : t + 1, h]
+    torch.testing.assert_close(layer(x), o.flatten(2) @ layer.o_proj.weight.T)
+
+
+def test_state_grows_with_the_sequence_and_the_key_value_heads():
+    layer = SoftmaxAttention(hidden_size=16, num_heads=4, num_kv_heads=2)
+    assert [layer.state_size(length) for length in (0, 1, 100)] == [0, 16, 1600]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads, 4, got 3"),
+        ({"head_dim": 5}, "head_dim must be even .* got 5"),
+        ({"rope_theta": -1.0}, "rope_theta must be positive"),
+        ({"qk_norm": 1}, "qk_norm must be True or False, got 1"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SoftmaxAttention(hidden_size=16, num_heads=4, **options)

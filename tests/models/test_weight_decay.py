@@ -1,0 +1,50 @@
+"""Which parameters of a model weight decay touches."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fastweights.training.optimizer import weight_decay_groups
+
+from .small import HYBRID, model
+
+
+def names(lm, group):
+    wanted = {id(p) for p in group["params"]}
+    return {name for name, p in lm.named_parameters() if id(p) in wanted}
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_norms_biases_and_decay_parameters_are_left_out(tmp_path, loaded):
+    lm = model([*HYBRID, "pkda", "gdn"], tie_word_embeddings=True)
+    if loaded:
+        lm.save_pretrained(tmp_path)
+        lm = AutoModelForCausalLM.from_pretrained(tmp_path)
+    decayed, kept = weight_decay_groups(lm, 0.1)
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    ends = ("norm.weight", "A_log", "dt_bias", "center", "bias")
+    assert names(lm, kept) == {name for name, _ in lm.named_parameters() if name.endswith(ends)}
+    assert names(lm, decayed) == {name for name, _ in lm.named_parameters() if not name.endswith(ends)}
+    assert len(decayed["params"]) + len(kept["params"]) == len(list(lm.parameters()))
+    torch.optim.AdamW([decayed, kept])
+
+
+def test_marked_parameters_are_left_out_whatever_their_shape():
+    class Marked(torch.nn.Linear):
+        _no_weight_decay = ("weight",)
+
+    decayed, kept = weight_decay_groups(torch.nn.Sequential(Marked(2, 3), torch.nn.Linear(3, 2)), 0.1)
+    assert [list(p.shape) for p in decayed["params"]] == [[2, 3]]
+    assert [list(p.shape) for p in kept["params"]] == [[3, 2], [3], [2]]
+
+
+def test_frozen_parameters_are_left_out():
+    lm = model()
+    lm.model.embed_tokens.requires_grad_(False)
+    decayed, kept = weight_decay_groups(lm, 0.1)
+    assert len(decayed["params"]) + len(kept["params"]) == len(list(lm.parameters())) - 1
+
+
+def test_negative_weight_decay_is_refused():
+    with pytest.raises(ValueError, match="weight_decay must be 0 or more, got -0.1"):
+        weight_decay_groups(model(), -0.1)
