@@ -20,8 +20,11 @@ def relative_error(got: Tensor, wanted: Tensor) -> float:
 
 
 def assert_close(got: Any, wanted: Any, tolerance: float) -> None:
+    """Each relative to its own norm, but what vanishes in theory and is rounding in practice to that of its neighbours."""
+    largest = max(float(w.double().norm()) for w in wanted)
     for g, w in zip(got, wanted, strict=True):
-        assert relative_error(g, w) <= tolerance
+        least = 1e-4 * largest
+        assert relative_error(g, w) <= tolerance or float((g.double() - w.double()).norm()) <= tolerance * least
 
 
 def values_and_gradients(
@@ -39,7 +42,8 @@ def values_and_gradients(
     generator = torch.Generator().manual_seed(seed)
     differentiable = [x for x in results if x.is_floating_point()]
     total = sum(
-        (x.double() * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in differentiable
+        (x.double() * torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)).sum()
+        for x in differentiable
     )
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
     return [x.detach() for x in results], list(gradients)

@@ -32,7 +32,7 @@ def test_fullgraph(case: OpCase, packed: bool) -> None:
 
 
 def test_positive_decay_is_refused_in_a_graph_too(case: OpCase) -> None:
-    name = next((name for name, kind in case.tokens.items() if kind == "decay"), None)
+    name = next((name for name, kind in case.tokens.items() if kind in ("decay", "slow decay")), None)
     if name is None:
         pytest.skip("the rule has no decay")
     inputs = case.draw(batch=1, heads=1, time=3)

@@ -33,6 +33,9 @@ def test_golden(path: Path, backend: str) -> None:
     o, state = op(**arguments, **static["kwargs"], output_final_state=True, backend=backend)
     names = [name[4:] for name in arrays if name.startswith("out.")]
     results = dict(zip(names, (o, *(state if isinstance(state, tuple) else (state,)))))
+    if "variance" in names:
+        _, results["variance"], _ = ops.palimpsa_posterior(**arguments, **static["kwargs"], backend=backend)
+    assert list(results) == names
     for name, result in results.items():
         assert relative_error(result.detach(), torch.tensor(arrays[f"out.{name}"])) <= tolerance, name
 

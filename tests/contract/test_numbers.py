@@ -35,7 +35,7 @@ def test_dtypes(case: OpCase, backend: str, dtype: torch.dtype) -> None:
 def test_gates_may_be_more_precise_than_values(case: OpCase) -> None:
     low = case.draw(dtype=torch.bfloat16)
     gates = {
-        name: x.float() for name, x in low.tokens.items() if case.tokens[name] in ("gate", "decay", "channel decay")
+        name: x.float() for name, x in low.tokens.items() if case.tokens[name] == "gate" or "decay" in case.tokens[name]
     }
     if not gates:
         pytest.skip("the rule has no gate")
@@ -55,9 +55,10 @@ def with_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:
     return OpInputs({**inputs.tokens, **tokens}, inputs.parameters, inputs.options)
 
 
+KEYS = ("key", "positive key")
 EXTREMES = {
-    "zero keys": lambda kind, x: torch.zeros_like(x) if kind == "key" else x,
-    "one key": lambda kind, x: x[:, :1].expand_as(x) if kind == "key" else x,
+    "zero keys": lambda kind, x: torch.zeros_like(x) if kind in KEYS else x,
+    "one key": lambda kind, x: x[:, :1].expand_as(x) if kind in KEYS else x,
     "decay 0": lambda kind, x: torch.full_like(x, -math.inf) if "decay" in kind else x,
     "some decay 0": lambda kind, x: torch.where(x < x.median(), -math.inf, x) if "decay" in kind else x,
     "strong decay": lambda kind, x: 100 * x if "decay" in kind else x,
@@ -79,8 +80,9 @@ def test_extremes_are_finite_and_agree(case: OpCase, extreme: str) -> None:
     wanted, wanted_gradients = values_and_gradients(case, inputs.map(Tensor.double), backend="reference")
     for g, w in zip(got, wanted):
         assert relative_error(g, w) <= case.tolerance(1e-4)
-    for g, w in zip(gradients, wanted_gradients):
-        assert relative_error(g, w) <= case.tolerance(1e-3)
+    largest = max(float(w.norm()) for w in wanted_gradients)
+    for g, w in zip(gradients, wanted_gradients):  # a gradient of 0 is only 0 up to the rounding of the others
+        assert (g - w).norm() <= case.tolerance(1e-3) * max(float(w.norm()), 1e-3 * largest)
 
 
 def test_long_sequence_stays_finite(case: OpCase) -> None:
@@ -124,9 +126,9 @@ def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(
         if case.tokens[name] == "value":
             other_columns = got[..., [c for c in range(got.shape[-1]) if c != 2]]
             assert not other_columns.isnan().any(), name
-        if case.tokens[name] == "query":
+        if "query" in case.tokens[name]:
             assert got[0, 67:].isfinite().all(), name
-        for state in states:
+        for state in filter(Tensor.is_floating_point, states):
             rest = state.clone()
             rest[1 if packed else 0, 1] = 0
             assert rest.isfinite().all(), name

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +24,13 @@ def shape_of(x: Tensor) -> str:
     return str(list(x.shape))
 
 
-def check_tensor(name: str, x: object, like: Tensor | None = None) -> Tensor:
-    """A floating-point tensor, on the device of `like`."""
+def check_tensor(name: str, x: object, like: Tensor | None = None, *, integer: bool = False) -> Tensor:
+    """A floating-point tensor (or one of 64-bit integers), on the device of `like`."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; convert it with torch.as_tensor")
-    if x.dtype not in FLOATS:
+    if integer and x.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64, got {x.dtype}; convert it with {name}.long()")
+    if not integer and x.dtype not in FLOATS:
         raise ValueError(
             f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; convert it with {name}.float()"
         )
@@ -123,10 +126,16 @@ def check_log_decay(name: str, g: Tensor) -> None:
         )
 
 
+def constant(x: Any) -> Any:
+    """x, where torch.compile would make a symbol of a number that differs from call to call: what is in a set is not one."""
+    return list({x})[0] if isinstance(x, (int, float)) else x
+
+
 def check_number(name: str, x: float, *, low: float, high: float = math.inf, open_low: bool = False) -> float:
     """A finite plain number in [low, high], or (low, high] where `open_low`."""
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(x).__name__}")
+    x = constant(x)
     below = x <= low if open_low else x < low
     if not math.isfinite(x) or below or x > high:
         bounds = f"{'more than' if open_low else 'at least'} {low:g}" + (
@@ -149,12 +158,18 @@ def check_flag(name: str, x: object) -> None:
 
 
 def check_states(
-    initial_state: object, expected: Mapping[str, tuple[int, ...]], like: Tensor, dtype: torch.dtype
+    initial_state: object,
+    expected: Mapping[str, tuple[int, ...]],
+    like: Tensor,
+    dtype: torch.dtype,
+    *,
+    integers: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """The initial states by name in the dtype of the computation: zeros when None. One state comes as a tensor,
-    several as a tuple in the order of `expected`."""
+    """The initial states by name in the dtype of the computation (int64 for the `integers`): zeros when None. One state
+    comes as a tensor, several as a tuple in the order of `expected`."""
+    dtypes = {name: torch.int64 if name in integers else dtype for name in expected}
     if initial_state is None:
-        return {name: torch.zeros(shape, dtype=dtype, device=like.device) for name, shape in expected.items()}
+        return {name: torch.zeros(shape, dtype=dtypes[name], device=like.device) for name, shape in expected.items()}
     given = initial_state if isinstance(initial_state, (tuple, list)) else (initial_state,)
     order = f"({', '.join(expected)})"
     if len(given) != len(expected):
@@ -163,7 +178,7 @@ def check_states(
         )
     for (name, shape), state in zip(expected.items(), given):
         label = f"initial_state {name}" if len(expected) > 1 else "initial_state"
-        check_tensor(label, state, like)
+        check_tensor(label, state, like, integer=name in integers)
         if tuple(state.shape) != shape:
             raise ValueError(f"{label} must have shape {list(shape)}, got {shape_of(state)}")
-    return {name: state.to(dtype) for name, state in zip(expected, given)}
+    return {name: state.to(dtypes[name]) for name, state in zip(expected, given)}

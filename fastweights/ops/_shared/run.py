@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .checks import check_log_decay
+from .checks import check_log_decay, constant
 from .nonfinite import Quarantine, clean
 from .sequences import Sequences, check_cu_seqlens
 from .traced import computes, run_as_node
@@ -48,7 +48,7 @@ class Implementation:
 
     def __call__(
         self, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[Tensor, Sequence[Tensor]]:
+    ) -> tuple[Any, Sequence[Tensor]]:
         raise NotImplementedError
 
 
@@ -57,7 +57,7 @@ class per_sequence(Implementation):
 
     def __call__(
         self, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[Tensor, Sequence[Tensor]]:
+    ) -> tuple[Any, Sequence[Tensor]]:
         if sequences.lengths is None:
             return self.function(**tokens, **states, **options)
         outputs, finals, start = [], [], 0
@@ -76,7 +76,7 @@ class chunkwise(Implementation):
 
     def __call__(
         self, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[Tensor, Sequence[Tensor]]:
+    ) -> tuple[Any, Sequence[Tensor]]:
         return self.function(**tokens, **states, sequences=sequences, **options)
 
 
@@ -112,14 +112,14 @@ def run(
         "local": tuple(local),
         "outputs": tuple(outputs),
         "reach": None if reach is None else tuple((name, tuple(names)) for name, names in reach.items()),
-        "scale": scale,
-        "options": tuple((name, x) for name, x in options.items() if not isinstance(x, Tensor)),
+        "scale": constant(scale),
+        "options": tuple((name, constant(x)) for name, x in options.items() if not isinstance(x, Tensor)),
     }
     tensors = {**given, **states, **{name: x for name, x in options.items() if isinstance(x, Tensor)}}
     if torch.compiler.is_compiling():
         if sequences.cu_seqlens is not None:
             tensors["cu_seqlens"] = sequences.cu_seqlens
-        like_o = next(name for name in columns if name in tokens)
+        like_o = next((name for name in columns if name in tokens), "v")
         like = (like_o,) * len(outputs) + tuple(states)
         results = run_as_node(implementation.name, like=like, tensors=tensors, plain=plain)
     else:

@@ -69,11 +69,10 @@ class Chunks:
         if sequences.lengths is not None:
             self.order = sorted(range(len(counts)), key=lambda i: -counts[i])
             self.active = [sum(c > n for c in counts) for n in range(max(counts))]
-            self.token_of_place, self.place_of_token = self._packed_places(lengths, self.order)
+            self._place(self._packed_tokens(lengths, self.order))
 
-    def _packed_places(self, lengths: Sequence[int], order: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """For each of the M * size places the index of its token in the row, T where the place is padding; and for each
-        token its place."""
+    def _packed_tokens(self, lengths: Sequence[int], order: Sequence[int]) -> Tensor:
+        """[M, size] index in the row of the token at each place, T where the place is padding."""
         time = self.sequences.time
         token_of_place = torch.full((sum(self.active), self.size), time)
         length = torch.tensor(lengths)[list(order)]
@@ -84,10 +83,14 @@ class Chunks:
             token = first[:active, None] + place
             token_of_place[row : row + active] = token.where(place < length[:active, None], time)
             row += active
-        token_of_place = token_of_place.flatten()
+        return token_of_place
+
+    def _place(self, token_of_place: Tensor) -> None:
+        """Keep which token each place holds, and which place each token."""
+        token_of_place, time = token_of_place.flatten(), self.sequences.time
         place_of_token = torch.zeros(time + 1, dtype=torch.long)
         place_of_token[token_of_place] = torch.arange(len(token_of_place))
-        return token_of_place.to(self.device), place_of_token[:time].to(self.device)
+        self.token_of_place, self.place_of_token = token_of_place.to(self.device), place_of_token[:time].to(self.device)
 
     def split(self, x: Tensor, fill: float = 0.0) -> Tensor:
         """[B, T, H, ...] -> [M, H, size, ...], padding set to `fill`."""
@@ -117,7 +120,7 @@ class Chunks:
         """Walk the chunks in order. `step(states, parts)` gets the states [active, H, ...] at the start of some chunks
         and those chunks' part of every input [M, ...], and returns the states at their end. Returns the states at the
         start of every chunk [M, H, ...] and the final states [N, H, ...]."""
-        order = None if self.order is None else torch.tensor(self.order, device=self.device)
+        order = None if self.order is None else torch.tensor(self.order, dtype=torch.long, device=self.device)
         now = tuple(states) if order is None else tuple(s[order] for s in states)
         starts: list[tuple[Tensor, ...]] = []
         finished: list[tuple[Tensor, ...]] = []

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# compute(implementation's name, tensors by name, plain keywords) -> (o, final states), registered by `run`
-Compute = Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], tuple[Tensor, Sequence[Tensor]]]
+# compute(implementation's name, tensors by name, plain keywords) -> outputs and final states, registered by `run`
+Compute = Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], Sequence[Tensor]]
 _compute: list[Compute] = []
 
 
@@ -26,14 +26,11 @@ def computes(function: Compute) -> None:
 
 
 @torch.compiler.assume_constant_result
-def _describe(
-    implementation: str, shape_of_o: str, states: tuple[str, ...], names: tuple[str, ...], plain: tuple
-) -> str:
+def _describe(implementation: str, like: tuple[str, ...], names: tuple[str, ...], plain: tuple) -> str:
     return json.dumps(
         {
             "implementation": implementation,
-            "shape_of_o": names.index(shape_of_o),
-            "states": [names.index(name) for name in states],
+            "like": [names.index(name) for name in like],
             "names": names,
             "plain": dict(plain),
         }
@@ -43,25 +40,22 @@ def _describe(
 def run_as_node(
     implementation: str,
     *,
-    shape_of_o: str,
-    states: Sequence[str],
+    like: Sequence[str],
     tensors: Mapping[str, Tensor],
     plain: Mapping[str, Any],
-) -> tuple[Tensor, list[Tensor]]:
-    """The result of `compute`, as one node of the graph that is being traced.
+) -> list[Tensor]:
+    """The results of `compute`, as one node of the graph that is being traced.
 
-    shape_of_o: the tensor whose shape o has; states: those whose shapes the final states have; plain: what else the
-    computation needs, JSON's kinds of values (tuples for lists).
+    like: for each result the tensor whose shape it has; plain: what else the computation needs, JSON's kinds of values
+    (tuples for lists).
     """
-    description = _describe(implementation, shape_of_o, tuple(states), tuple(tensors), tuple(plain.items()))
-    o, *final = _node(description, list(tensors.values()))
-    return o, final
+    description = _describe(implementation, tuple(like), tuple(tensors), tuple(plain.items()))
+    return _node(description, list(tensors.values()))
 
 
 def _apply(description: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     call = json.loads(description)
-    o, final = _compute[0](call["implementation"], dict(zip(call["names"], tensors)), call["plain"])
-    return [o, *final]
+    return list(_compute[0](call["implementation"], dict(zip(call["names"], tensors)), call["plain"]))
 
 
 def _owned(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -78,7 +72,7 @@ def _owned(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
 
 def _like_inputs(description: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     call = json.loads(description)
-    return [torch.empty_like(tensors[index]) for index in (call["shape_of_o"], *call["states"])]
+    return [torch.empty_like(tensors[index]) for index in call["like"]]
 
 
 @torch.library.custom_op("fastweights::run", mutates_args=())

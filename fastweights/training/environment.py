@@ -1,0 +1,54 @@
+"""What a result depends on besides its configuration: library versions and the machine."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import transformers
+
+from .._version import __version__
+
+__all__ = ["machine", "usable_cores", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that the numbers come from."""
+    return {
+        "fastweights": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+def usable_cores() -> int:
+    """The number of CPU cores that this process may use (a container's share, where the system tells it)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def machine(device: str) -> dict[str, Any]:
+    """The processor, the cores and, for a CUDA device, the accelerator."""
+    description: dict[str, Any] = {
+        "system": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": usable_cores(),
+        "device": device,
+    }
+    if torch.device(device).type == "cuda":
+        description["gpu"] = torch.cuda.get_device_name(device)
+    return description
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

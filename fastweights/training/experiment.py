@@ -1,0 +1,168 @@
+"""What a recall experiment is: one run, and the grid of runs that are compared. Frozen, checked when made."""
+
+import dataclasses
+import itertools
+
+import torch
+
+from ..data import RecallTask, make_task
+from ..layers._checks import check_number, check_positive, check_size
+from ..layers.registry import check_mixer
+from ..models import FastWeightsConfig
+
+__all__ = ["RecallExperiment", "RecallRun"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """What all runs of an experiment share.
+
+    Attributes:
+        task: name of the recall task, a key of `fastweights.data.TASKS`.
+        length: tokens in a sequence; None takes the task's own length for the number of pairs.
+        vocab_size: number of different tokens.
+        width: size of the residual stream (hidden_size of the model).
+        heads: heads of every mixer; must divide `width`.
+        layers: number of blocks (mixer and MLP).
+        steps: optimizer steps.
+        batch_size: sequences in a step.
+        weight_decay: AdamW's decoupled weight decay, on matrices only.
+        warmup_fraction: part of `steps` over which the learning rate rises linearly to its peak.
+        final_fraction: the learning rate at the last step, as a part of the peak (cosine decay in between).
+        max_gradient_norm: the gradient is scaled down to this norm when it is larger.
+        test_examples: held-out sequences that accuracy is measured on.
+        evaluations: how often accuracy is measured in a run, the last time at its end.
+        device: torch device, "cpu", "cuda", "cuda:1".
+    """
+
+    task: str = "mqar"
+    length: int | None = None
+    vocab_size: int = 128
+    width: int = 64
+    heads: int = 8
+    layers: int = 2
+    steps: int = 1200
+    batch_size: int = 32
+    weight_decay: float = 0.1
+    warmup_fraction: float = 0.1
+    final_fraction: float = 0.1
+    max_gradient_norm: float = 1.0
+    test_examples: int = 1024
+    evaluations: int = 4
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "heads", "layers", "steps", "batch_size", "test_examples", "evaluations"):
+            check_size(name, getattr(self, name))
+        for name in ("warmup_fraction", "final_fraction"):
+            if not 0 <= check_number(name, getattr(self, name)) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
+        if check_number("weight_decay", self.weight_decay) < 0:
+            raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay!r}")
+        check_positive("max_gradient_norm", self.max_gradient_norm)
+        if self.width % self.heads:
+            raise ValueError(
+                f"width must be a multiple of heads, got width {self.width} and {self.heads} heads; change one of them"
+            )
+        _check_device(self.device)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecallRun(_Settings):
+    """One model, trained once.
+
+    Attributes:
+        mixer: name of the memory layer, a key of `fastweights.layers.MIXERS`.
+        pairs: key-value pairs in a sequence.
+        learning_rate: peak learning rate.
+        seed: of the initial parameters and of the data.
+    """
+
+    mixer: str
+    pairs: int
+    learning_rate: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_mixer(self.mixer, {})
+        check_positive("learning_rate", self.learning_rate)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed must be a whole number of 0 or more, got {self.seed!r}")
+        self.make_task()
+        self.model_config()
+
+    @property
+    def name(self) -> str:
+        """Tells the run from the others of its experiment; fit for a file name."""
+        return f"{self.mixer}-pairs{self.pairs}-lr{self.learning_rate!r}-seed{self.seed}"
+
+    @property
+    def title(self) -> str:
+        """The same for people."""
+        return f"{self.mixer}, {self.pairs} pairs, lr {self.learning_rate!r}, seed {self.seed}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the run trains on: a measure of its cost."""
+        return self.steps * self.batch_size * self.make_task().length
+
+    def make_task(self) -> RecallTask:
+        """The recall task that the run trains and tests on."""
+        return make_task(self.task, length=self.length, pairs=self.pairs, vocab_size=self.vocab_size)
+
+    def model_config(self) -> FastWeightsConfig:
+        """The configuration of the model that the run trains."""
+        return FastWeightsConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_heads=self.heads,
+            mixer=self.mixer,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecallExperiment(_Settings):
+    """Every mixer at every number of pairs, with every learning rate and seed.
+
+    Attributes:
+        mixers: names of the memory layers to compare.
+        pairs: the difficulties: key-value pairs in a sequence.
+        learning_rates: the grid; the best one of each mixer and difficulty is reported, all are recorded.
+        seeds: each seed is a run of its own; the spread over them is reported.
+    """
+
+    mixers: tuple[str, ...] = ("linear", "gla", "deltanet", "gdn")
+    pairs: tuple[int, ...] = (4, 16)
+    learning_rates: tuple[float, ...] = (3e-3, 1e-2)
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("mixers", "pairs", "learning_rates", "seeds"):
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or not values:
+                raise ValueError(f"{name} must be a tuple of at least one value, got {values!r}")
+            repeated = sorted({value for value in values if values.count(value) > 1})
+            if repeated:
+                raise ValueError(f"{name} must differ from each other, but {repeated[0]!r} is there twice")
+        self.runs()  # each run checks itself
+
+    def runs(self) -> tuple[RecallRun, ...]:
+        """All runs of the grid, in the order mixer, pairs, learning rate, seed."""
+        shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(_Settings)}
+        grid = itertools.product(self.mixers, self.pairs, self.learning_rates, self.seeds)
+        return tuple(
+            RecallRun(mixer=mixer, pairs=pairs, learning_rate=learning_rate, seed=seed, **shared)
+            for mixer, pairs, learning_rate, seed in grid
+        )
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ValueError(f"device must be a torch device such as 'cpu' or 'cuda', got {device!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} is not available: this torch build sees no CUDA device; use 'cpu'")

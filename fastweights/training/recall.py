@@ -1,0 +1,83 @@
+"""The recall experiment as a function: train the grid, gather the results."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..analysis.results import RecallResult, load_result
+from ..analysis.results_file import save_results
+from ..layers._checks import check_number, check_size
+from ..models import FastWeightsForCausalLM
+from .environment import usable_cores
+from .experiment import RecallExperiment, RecallRun
+from .folder import ExperimentFolder
+from .progress import Reporter, Silent
+from .workers import train_runs
+
+__all__ = ["run_recall"]
+
+
+def run_recall(
+    experiment: RecallExperiment,
+    output: str | Path,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    checkpoint_seconds: float = 10.0,
+    reporter: Reporter | None = None,
+) -> list[RecallResult]:
+    """Train every run of `experiment` and write results to the folder `output`; what is there already is not repeated.
+
+    Killed at any moment and called again with the same arguments, it continues and gives the same numbers: every run is
+    computed on one thread, from batches that are a function of their index. The number of workers changes nothing but
+    the time. Processes are spawned, so a script that calls this needs the usual `if __name__ == "__main__":`.
+
+    Args:
+        experiment: the grid of runs.
+        output: folder for results.json, single results and checkpoints; made if it does not exist.
+        workers: processes; None takes one for each usable core on the CPU, one elsewhere.
+        overwrite: delete the results of an earlier experiment in `output` and begin anew.
+        checkpoint_seconds: time between two saves of a run.
+        reporter: is told of progress.
+
+    Returns:
+        The results in the order of `experiment.runs()`.
+
+    Raises:
+        ValueError: `output` cannot be used (see `ExperimentFolder.opened`), or an argument is wrong. Nothing has changed.
+        WorkerError: a worker died or failed; the same call continues.
+    """
+    if workers is None:
+        workers = usable_cores() if experiment.device == "cpu" else 1
+    check_size("workers", workers)
+    if check_number("checkpoint_seconds", checkpoint_seconds) < 0:
+        raise ValueError(f"checkpoint_seconds must be 0 or more, got {checkpoint_seconds}")
+    runs = experiment.runs()
+    _check_models(runs)
+    folder = ExperimentFolder(Path(output))
+    with folder.opened(experiment, overwrite=overwrite):
+        pending = [run for run in runs if not folder.result(run).exists()]
+        if pending:
+            reporter = reporter or Silent()
+            with reporter:
+                reporter.begin(pending, total=len(runs))
+                train_runs(
+                    sorted(pending, key=lambda run: -run.tokens),  # the longest first, to end together
+                    folder,
+                    workers=workers,
+                    checkpoint_seconds=checkpoint_seconds,
+                    reporter=reporter,
+                )
+        results = [load_result(folder.result(run), run=dataclasses.asdict(run)) for run in runs]
+        save_results(folder.results, experiment=dataclasses.asdict(experiment), results=results)
+    return results
+
+
+def _check_models(runs: Sequence[RecallRun]) -> None:
+    """Raises the ValueError of a mixer that cannot be built in this size, before any is trained."""
+    one_of_each = {run.mixer: run for run in runs}.values()
+    with torch.device("meta"):  # shapes only
+        for run in one_of_each:
+            FastWeightsForCausalLM(run.model_config())

@@ -1,0 +1,199 @@
+"""Trains one recall run: from its checkpoint, if there is one, to its result."""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..analysis.convergence import still_falling
+from ..analysis.results import RecallResult
+from ..data import Batch, stream
+from ..evaluation.recall import labelled_logits, recall_accuracy
+from ..models import FastWeightsForCausalLM
+from .checkpoint import load_checkpoint, save_checkpoint
+from .environment import machine, versions
+from .experiment import RecallRun
+from .optimizer import weight_decay_groups
+from .schedule import learning_rate_factor
+
+__all__ = ["train_run"]
+
+_CURVE_POINTS = 100
+
+
+def train_run(
+    run: RecallRun,
+    checkpoint: Path,
+    *,
+    checkpoint_seconds: float = 10.0,
+    on_step: Callable[[int, float | None], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> RecallResult | None:
+    """Train and test the model of `run`.
+
+    The numbers depend on `run` alone, not on where or how often training was cut: a batch is a pure function of its
+    index, and the checkpoint holds the parameters, the optimizer's state and the random state. (Between threads counts
+    they may differ: `torch.set_num_threads(1)` is what `run_recall` sets in its workers.)
+
+    Args:
+        run: what to train.
+        checkpoint: file that the run is saved to, and continued from if it exists.
+        checkpoint_seconds: time between two saves; 0 saves after every step.
+        on_step: called after every step with the number of steps taken and the latest point of the loss curve.
+        should_stop: asked before every step; when it says yes the run is saved and None is returned.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or belongs to another run.
+    """
+    training = _Training(run)
+    config = dataclasses.asdict(run)
+    if checkpoint.exists():
+        training.restore(load_checkpoint(checkpoint, run=config))
+    history = training.history
+    saved = time.monotonic()
+    batches = stream(
+        training.task, "train", seed=run.seed, batch_size=run.batch_size, start=history.step, stop=run.steps
+    )
+    for batch in batches:
+        stop = should_stop is not None and should_stop()
+        if stop or (history.step and time.monotonic() - saved >= checkpoint_seconds):
+            save_checkpoint(checkpoint, run=config, state=training.state())
+            saved = time.monotonic()
+        if stop:
+            return None
+        training.step(batch)
+        if on_step is not None:
+            on_step(history.step, history.losses[-1] if history.losses else None)
+        if history.diverged:
+            break
+    return training.result()
+
+
+@dataclasses.dataclass
+class _History:
+    """What a run has recorded so far. Plain values: it is a part of the checkpoint."""
+
+    step: int = 0
+    diverged: bool = False
+    loss_steps: list[int] = dataclasses.field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)
+    accuracy_steps: list[int] = dataclasses.field(default_factory=list)
+    accuracies: list[float] = dataclasses.field(default_factory=list)
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+class _Training:
+    """All that changes in the course of a run."""
+
+    def __init__(self, run: RecallRun) -> None:
+        self.run = run
+        self.task = run.make_task()
+        torch.manual_seed(run.seed)
+        self.model = FastWeightsForCausalLM(run.model_config()).train()
+        self.model.to(run.device)
+        groups = weight_decay_groups(self.model, run.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, lr=run.learning_rate, fused=True)
+        self.history = _History()
+        self._window_loss = torch.zeros((), dtype=torch.float64, device=run.device)  # sum since the last curve point
+        self._clock = time.perf_counter(), time.process_time()
+
+    def step(self, batch: Batch) -> None:
+        """One optimizer step; records the loss, and the accuracy where it is due."""
+        run, history = self.run, self.history
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate(history.step)
+        logits, labels = labelled_logits(self.model, batch.input_ids.to(run.device), batch.labels.to(run.device))
+        loss = F.cross_entropy(logits, labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.max_gradient_norm)
+        self.optimizer.step()
+        self._window_loss += loss.detach()
+        history.step += 1
+        if history.step % math.ceil(run.steps / _CURVE_POINTS) == 0 or history.step == run.steps:
+            self._record_loss()
+        if not history.diverged and history.step in self._evaluation_steps():
+            accuracy = recall_accuracy(
+                self.model, self.task, seed=run.seed, examples=run.test_examples, device=run.device
+            )
+            history.accuracy_steps.append(history.step)
+            history.accuracies.append(accuracy)
+
+    def _learning_rate(self, step: int) -> float:
+        run = self.run
+        warmup_steps = round(run.warmup_fraction * run.steps)
+        return run.learning_rate * learning_rate_factor(
+            step, steps=run.steps, warmup_steps=warmup_steps, final=run.final_fraction
+        )
+
+    def _record_loss(self) -> None:
+        history = self.history
+        loss = self._window_loss.item() / (history.step - (history.loss_steps[-1] if history.loss_steps else 0))
+        self._window_loss.zero_()
+        if math.isfinite(loss):
+            history.loss_steps.append(history.step)
+            history.losses.append(loss)
+        else:
+            history.diverged = True
+
+    def _evaluation_steps(self) -> set[int]:
+        run = self.run
+        return {math.ceil(run.steps * part / run.evaluations) for part in range(1, run.evaluations + 1)}
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the run depends on."""
+        self._read_clock()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "history": dataclasses.asdict(self.history),
+            "window_loss": self._window_loss,
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.run.device) if self._window_loss.is_cuda else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state()` gave."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.history = _History(**state["history"])
+        self._window_loss.copy_(state["window_loss"])
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.run.device)
+
+    def result(self) -> RecallResult:
+        """What the run gave, once it has ended."""
+        self._read_clock()
+        history = dataclasses.asdict(self.history)
+        diverged = history.pop("diverged")
+        return RecallResult(
+            run=dataclasses.asdict(self.run),
+            status="diverged" if diverged else "finished",
+            stopped_at=history.pop("step"),
+            accuracy=None if diverged else self.history.accuracies[-1],
+            undertrained=not diverged and self._undertrained(),
+            parameters=self.model.num_parameters(),
+            state_size=self.model.state_size(length=self.task.length),
+            versions=versions(),
+            machine=machine(self.run.device),
+            **history,
+        )
+
+    def _undertrained(self) -> bool:
+        steps = self.history.loss_steps
+        learning = list(itertools.accumulate(self._learning_rate(step) for step in range(self.run.steps)))
+        return still_falling(steps, self.history.losses, [learning[step - 1] for step in steps])
+
+    def _read_clock(self) -> None:
+        wall, cpu = self._clock
+        self._clock = time.perf_counter(), time.process_time()
+        self.history.wall_seconds += self._clock[0] - wall
+        self.history.cpu_seconds += self._clock[1] - cpu

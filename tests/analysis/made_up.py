@@ -1,0 +1,39 @@
+"""Results as runs would give them, without a run."""
+
+from typing import Any
+
+from fastweights.analysis import RecallResult
+
+RUN = {
+    "task": "mqar-shuffled",
+    "length": None,
+    "vocab_size": 64,
+    "width": 32,
+    "heads": 4,
+    "layers": 1,
+    "steps": 100,
+    "batch_size": 32,
+}
+
+
+def made_up(
+    mixer: str = "gdn", pairs: int = 4, rate: float = 0.01, seed: int = 0, accuracy: float | None = 0.5, **changes: Any
+) -> RecallResult:
+    fields: dict[str, Any] = {
+        "run": {**RUN, "mixer": mixer, "pairs": pairs, "learning_rate": rate, "seed": seed},
+        "status": "diverged" if accuracy is None else "finished",
+        "stopped_at": 100,
+        "accuracy": accuracy,
+        "accuracy_steps": [100],
+        "accuracies": [accuracy or 0.0],
+        "loss_steps": [50, 100],
+        "losses": [2.0, 1.0],
+        "undertrained": False,
+        "parameters": 1000,
+        "state_size": 256,
+        "wall_seconds": 1.0,
+        "cpu_seconds": 1.0,
+        "versions": {"torch": "2.9"},
+        "machine": {"cores": 2},
+    }
+    return RecallResult(**{**fields, **changes})

@@ -1,0 +1,101 @@
+"""Tables and plots show every mixer, the marks, the chance level and the units."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fastweights.analysis import recall_table, save_plots
+from fastweights.analysis.plot_style import mixer_style, spread
+from fastweights.analysis.plots import PLOT_FILES, accuracy_by_pairs, accuracy_by_state_size, loss_curves
+from fastweights.layers import MIXERS
+
+from .made_up import made_up
+
+RESULTS = [
+    made_up(mixer, pairs, rate, seed, accuracy=0.9 - pairs / 40 - rate, undertrained=mixer == "gla")
+    for mixer in ("linear", "gla", "gdn")
+    for pairs in (4, 16)
+    for rate in (0.003, 0.01)
+    for seed in (0, 1)
+]
+
+
+def printed(table):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_table_is_sorted_by_difficulty_and_accuracy():
+    results = [made_up("linear", 4, accuracy=0.2), made_up("gdn", 4, accuracy=0.7), made_up("gla", 16, accuracy=0.9)]
+    lines = [line for line in printed(recall_table(results)).splitlines() if line.startswith("│")]
+    assert [line.split()[3] for line in lines] == ["gdn", "linear", "gla"]
+
+
+def test_table_shows_spread_learning_rate_sizes_and_marks():
+    text = printed(recall_table([*RESULTS, made_up("kda", 4, accuracy=None)]))
+    assert "0.797 ± 0.000" in text and "0.003" in text and "1,000" in text and "256" in text
+    (gla,) = [line for line in text.splitlines() if "gla" in line and "0.797" in line]
+    assert "undertrained" in gla
+    (kda,) = [line for line in text.splitlines() if "kda" in line]
+    assert "1 of 1 runs diverged" in kda
+
+
+def lines_of(axes):
+    return {line.get_label(): line for line in axes.get_lines()}
+
+
+def test_accuracy_by_pairs_has_a_line_a_mixer_and_the_chance_level():
+    figure = accuracy_by_pairs(RESULTS)
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log" and "pairs" in axes.get_xlabel() and "accuracy" in axes.get_ylabel()
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["4", "16"]
+    (chance,) = [line for label, line in lines_of(axes).items() if "guessing" in label]
+    assert list(chance.get_ydata()) == [1 / 4, 1 / 16]
+    linear = next(line for line in axes.get_lines() if line.get_color() == mixer_style("linear").colour)
+    assert list(linear.get_ydata()) == pytest.approx([0.797, 0.497])
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["linear", "gla", "gdn", "loss still falling"]
+
+
+def test_accuracy_by_state_size_spreads_equal_sizes():
+    figure = accuracy_by_state_size(RESULTS)
+    assert [axes.get_title() for axes in figure.axes] == ["4 pairs", "16 pairs"]
+    for axes in figure.axes:
+        places = sorted({line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1})
+        assert len(places) == 3
+        assert places[1] == pytest.approx(256)
+        assert axes.get_xscale() == "log" and "numbers" in axes.get_xlabel()
+
+
+def test_loss_curves_show_the_best_learning_rate_of_every_seed():
+    results = [
+        made_up(rate=rate, seed=seed, accuracy=rate, losses=[rate, seed]) for rate in (0.1, 0.2) for seed in (1, 2)
+    ]
+    (axes,) = loss_curves(results).axes
+    curves = [list(line.get_ydata()) for line in axes.get_lines() if "guessing" not in line.get_label()]
+    assert curves == [[0.2, 1], [0.2, 2]]
+    assert "nats" in axes.get_ylabel() and "step" in axes.get_xlabel()
+
+
+@pytest.mark.parametrize("pairs", [(1,), (4,), (2, 4, 8, 16)], ids=len)
+def test_plots_are_png_files_of_a_readable_size(tmp_path, pairs):
+    results = [made_up(mixer, count) for mixer in MIXERS for count in pairs]
+    paths = save_plots(
+        [*results, made_up("retired mixer", pairs[0], accuracy=None, losses=[], loss_steps=[])], tmp_path
+    )
+    assert [path.name for path in paths] == list(PLOT_FILES)
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n") and len(content) > 10_000
+        assert int.from_bytes(content[16:20], "big") > 900 and int.from_bytes(content[20:24], "big") > 500
+
+
+def test_every_mixer_looks_different():
+    assert len({mixer_style(mixer) for mixer in MIXERS}) == len(MIXERS)
+
+
+def test_spread_keeps_single_values_and_centres_equal_ones():
+    assert spread([5.0, 7.0], 0.1) == [1.0, 1.0]
+    assert spread([5.0, 7.0, 5.0, 5.0], 0.1) == pytest.approx([1 / 1.1, 1.0, 1.0, 1.1])

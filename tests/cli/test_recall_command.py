@@ -1,0 +1,182 @@
+"""`fastweights recall` from outside: killed, interrupted, continued, and what it leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastweights.cli import main
+from fastweights.training import RecallExperiment, train_run
+
+SETTINGS = {
+    "mixers": ("linear", "deltanet"),
+    "task": "mqar-shuffled",
+    "pairs": (2,),
+    "vocab_size": 16,
+    "width": 8,
+    "heads": 2,
+    "layers": 1,
+    "steps": 60,
+    "batch_size": 4,
+    "learning_rates": (0.003, 0.01),
+    "test_examples": 16,
+}
+RUNS = 4
+
+
+def command(output: Path, **changes) -> list[str]:
+    options = {**SETTINGS, "output": output, "workers": 1, "checkpoint_seconds": 0.02, **changes}
+    texts = {
+        f"--{name.replace('_', '-')}": ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        for name, value in options.items()
+    }
+    return ["recall", *[word for pair in texts.items() for word in pair]]
+
+
+def start(arguments: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fastweights", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # one process group, so that all of it can be killed at once
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_a_cut_run(output: Path, process: subprocess.Popen) -> None:
+    """Until at least one run has ended and another has been saved in its middle."""
+    deadline = time.monotonic() + 120
+    while not (list(output.glob("runs/*.json")) and list(output.glob("runs/*.checkpoint"))):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Accuracy and loss curves of the same experiment, run after run in this process."""
+    folder, threads = tmp_path_factory.mktemp("uninterrupted"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield [numbers(vars(train_run(run, folder / run.name))) for run in RecallExperiment(**SETTINGS).runs()]
+    torch.set_num_threads(threads)
+
+
+def numbers(run: dict) -> dict:
+    names = ("run", "status", "accuracy", "accuracies", "accuracy_steps", "losses", "loss_steps", "undertrained")
+    return {name: run[name] for name in names}
+
+
+@pytest.fixture(scope="module")
+def killed_and_continued(tmp_path_factory):
+    """Output folder and printed text of a command that was killed with all its processes, then given again."""
+    output = tmp_path_factory.mktemp("recall") / "output"
+    process = start(command(output))
+    wait_for_a_cut_run(output, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert len(list(output.glob("runs/*.json"))) < RUNS
+    assert not (output / "results.json").exists()
+
+    process = start(command(output))
+    printed, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output, printed, errors
+
+
+def test_a_killed_command_continues_with_the_same_numbers(killed_and_continued, uninterrupted):
+    output, _, _ = killed_and_continued
+    runs = json.loads((output / "results.json").read_text())["runs"]
+    assert [numbers(run) for run in runs] == uninterrupted
+
+
+def test_finished_runs_are_not_repeated(killed_and_continued):
+    _, _, errors = killed_and_continued
+    first_line = errors.splitlines()[0]
+    left, total = int(first_line.split()[0]), int(first_line.split()[2])
+    assert total == RUNS and 0 < left < RUNS
+    assert f"[{RUNS}/{RUNS}]" in errors
+
+
+def test_results_hold_configuration_versions_machine_times_and_sizes(killed_and_continued):
+    output, _, _ = killed_and_continued
+    results = json.loads((output / "results.json").read_text())
+    assert set(results) == {"format", "experiment", "summary", "runs"}
+    assert results["experiment"]["learning_rates"] == [0.003, 0.01]
+    assert len(results["runs"]) == RUNS
+    for run in results["runs"]:
+        assert set(run["versions"]) == {"fastweights", "python", "torch", "transformers", "numpy"}
+        assert run["machine"]["cores"] >= 1 and run["machine"]["cpu"]
+        assert run["wall_seconds"] > 0 and run["cpu_seconds"] > 0
+        assert run["parameters"] > 100 and run["state_size"] == 2 * 4 * 4
+        assert run["run"]["weight_decay"] >= 0 and run["run"]["steps"] == 60
+        assert 0 <= run["accuracy"] <= 1
+    assert [(row["mixer"], row["pairs"]) for row in results["summary"]] == [
+        (mixer, pairs) for mixer in SETTINGS["mixers"] for pairs in SETTINGS["pairs"]
+    ]
+    for row in results["summary"]:
+        own = [
+            run for run in results["runs"] if (run["run"]["mixer"], run["run"]["pairs"]) == (row["mixer"], row["pairs"])
+        ]
+        assert row["accuracy"] == max(run["accuracy"] for run in own)
+
+
+def test_the_table_and_the_plots(killed_and_continued):
+    output, printed, _ = killed_and_continued
+    for word in ("linear", "deltanet", "accuracy", "results.json"):
+        assert word in printed
+    for name in ("accuracy-by-pairs.png", "accuracy-by-state-size.png", "loss-curves.png"):
+        content = (output / name).read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+        assert width > 900 and height > 500
+        assert name in printed
+
+
+def test_the_command_given_again_shows_the_results_at_once(killed_and_continued, capsys):
+    output, _, _ = killed_and_continued
+    before = (output / "results.json").read_bytes()
+    assert main(command(output)) == 0
+    printed = capsys.readouterr()
+    assert "deltanet" in printed.out and printed.err == ""
+    assert (output / "results.json").read_bytes() == before
+
+
+def test_another_configuration_is_refused_and_nothing_overwritten(killed_and_continued, capsys):
+    output, _, _ = killed_and_continued
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    assert main(command(output, steps=61)) == 2
+    error = capsys.readouterr().err
+    assert "steps is 60 there and 61 here" in error and error.count("\n") == 1
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+def test_ctrl_c_saves_the_runs_and_says_how_to_continue(tmp_path, capsys):
+    output = tmp_path / "output"
+    process = start(command(output, steps=100, checkpoint_seconds=1000))
+    while not (line := process.stderr.readline()).startswith("[1/4]"):
+        assert line, "the command ended"
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "fastweights: error: stopped; the same command continues where it stopped"
+    assert "Traceback" not in errors
+
+    (saved,) = output.glob("runs/*.checkpoint")
+    saved.write_bytes(saved.read_bytes()[:-10])
+    assert main(command(output, steps=100)) == 2
+    error = capsys.readouterr().err
+    assert saved.name in error and "delete that file" in error and error.count("\n") == 1
+
+
+def test_without_matplotlib_the_results_are_there_all_the_same(killed_and_continued, capsys, monkeypatch):
+    output, _, _ = killed_and_continued
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(command(output)) == 0
+    assert "fastweights[viz]" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""Experiments are grids of runs; bad settings are refused when they are made, with the name of the setting."""
+
+import dataclasses
+
+import pytest
+
+from fastweights.training import RecallExperiment, RecallRun
+
+from .small import small_experiment, small_run
+
+
+def test_the_grid_has_every_combination_once():
+    experiment = small_experiment(mixers=("linear", "gdn"), pairs=(1, 2), learning_rates=(0.1, 0.2), seeds=(0, 7))
+    runs = experiment.runs()
+    assert len(runs) == len({run.name for run in runs}) == 16
+    assert {(run.mixer, run.pairs, run.learning_rate, run.seed) for run in runs} == {
+        (mixer, pairs, rate, seed)
+        for mixer in ("linear", "gdn")
+        for pairs in (1, 2)
+        for rate in (0.1, 0.2)
+        for seed in (0, 7)
+    }
+
+
+def test_runs_take_over_every_shared_setting():
+    changed = {"vocab_size": 24, "width": 12, "heads": 3, "layers": 2, "steps": 5, "length": 20, "weight_decay": 0.5}
+    run = small_experiment(**changed).runs()[0]
+    assert {name: getattr(run, name) for name in changed} == changed
+    config = run.model_config()
+    assert (config.vocab_size, config.hidden_size, config.num_heads, config.num_hidden_layers) == (24, 12, 3, 2)
+    task = run.make_task()
+    assert (task.length, task.pairs, task.vocab_size) == (20, 2, 24)
+
+
+def test_learning_rates_that_differ_have_names_that_differ():
+    names = {run.name for run in small_experiment(learning_rates=(0.001, 0.00100000001)).runs()}
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixer": "gnd"}, "unknown mixer 'gnd'.*did you mean 'gdn'"),
+        ({"task": "mqr"}, "mqar"),
+        ({"pairs": 0}, "pairs"),
+        ({"pairs": 2.0}, "pairs"),
+        ({"length": 6}, "length must be at least 7"),
+        ({"vocab_size": 4}, "vocab_size"),
+        ({"width": 9}, "width must be a multiple of heads, got width 9 and 2 heads"),
+        ({"steps": 0}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"layers": 1.5}, "layers"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"learning_rate": float("inf")}, "learning_rate"),
+        ({"seed": -1}, "seed"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"warmup_fraction": 1.5}, "warmup_fraction"),
+        ({"max_gradient_norm": 0.0}, "max_gradient_norm"),
+        ({"device": "gpu"}, "device"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small_run(**changes)
+
+
+@pytest.mark.parametrize("name", ["mixers", "pairs", "learning_rates", "seeds"])
+def test_grids_must_be_neither_empty_nor_repeat_themselves(name):
+    with pytest.raises(ValueError, match=f"{name} must be a tuple of at least one value"):
+        small_experiment(**{name: ()})
+    values = getattr(small_experiment(), name)
+    with pytest.raises(ValueError, match=f"{name} must differ"):
+        small_experiment(**{name: values * 2})
+
+
+def test_misspelt_settings_are_refused():
+    with pytest.raises(TypeError, match="batchsize"):
+        RecallExperiment(batchsize=4)
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        small_run().steps = 3  # type: ignore[misc]
+
+
+def test_the_defaults_compare_memories_of_one_size():
+    experiment = RecallExperiment()
+    channels = experiment.width // experiment.heads
+    assert len(experiment.mixers) >= 4
+    assert min(experiment.pairs) < channels < max(experiment.pairs)
+    assert isinstance(experiment.runs()[0], RecallRun)

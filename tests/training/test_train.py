@@ -1,0 +1,107 @@
+"""One run: it learns, records what it should, stops on a loss that is not finite, and can be cut anywhere."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fastweights.models import FastWeightsForCausalLM
+from fastweights.training import CheckpointError, train_run
+
+from .small import small_run
+
+
+def numbers(result):
+    """All of a result but the times."""
+    return {name: value for name, value in dataclasses.asdict(result).items() if not name.endswith("seconds")}
+
+
+def test_learns_two_pairs(tmp_path):
+    run = small_run(mixer="linear", width=16, steps=300, batch_size=16, test_examples=64, learning_rate=0.02)
+    result = train_run(run, tmp_path / "run.checkpoint")
+    assert result.accuracy > 0.9
+    assert result.losses[-1] < 0.3 < result.losses[0]
+    assert result.accuracy_steps == [150, 300]
+    assert result.accuracies[-1] == result.accuracy
+    assert result.status == "finished" and result.stopped_at == 300
+
+
+def test_records_the_whole_loss_curve_and_the_sizes(tmp_path):
+    run = small_run(steps=250)
+    result = train_run(run, tmp_path / "run.checkpoint")
+    assert result.loss_steps == [*range(3, 250, 3), 250]  # 100 points at most, the last step always
+    assert len(result.losses) == len(result.loss_steps)
+    model = FastWeightsForCausalLM(run.model_config())
+    assert result.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert result.state_size == 2 * 4 * 4
+    assert result.run == dataclasses.asdict(run)
+    assert result.wall_seconds > 0 and result.cpu_seconds > 0
+
+
+def test_softmax_state_is_that_of_the_whole_sequence(tmp_path):
+    result = train_run(small_run(mixer="softmax", length=10, steps=1, evaluations=1), tmp_path / "run.checkpoint")
+    assert result.state_size == 2 * 10 * 8
+
+
+@pytest.mark.parametrize("cuts", [[0], [1], [5, 6], list(range(12))], ids=str)
+def test_numbers_do_not_depend_on_where_the_run_was_cut(tmp_path, cuts):
+    run = small_run()
+    whole = train_run(run, tmp_path / "whole.checkpoint")
+    checkpoint = tmp_path / "cut.checkpoint"
+    for cut in cuts:
+        asked = iter(range(cut + 1))
+        steps_before = cuts[cuts.index(cut) - 1] if cuts.index(cut) else 0
+        torch.randn(7)  # the random state outside of the run must not matter
+        stop_after = cut - steps_before
+        asked = iter([False] * stop_after + [True])
+        assert train_run(run, checkpoint, should_stop=lambda asked=asked: next(asked)) is None
+    result = train_run(run, checkpoint)
+    assert numbers(result) == numbers(whole)
+
+
+def test_continues_from_a_checkpoint_of_every_step(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def killed_at(step):
+        def on_step(taken, loss):
+            if taken == step:
+                raise Killed
+
+        return on_step
+
+    run, checkpoint = small_run(), tmp_path / "run.checkpoint"
+    whole = train_run(run, tmp_path / "whole.checkpoint")
+    for step in (3, 7, 12):
+        with pytest.raises(Killed):
+            train_run(run, checkpoint, checkpoint_seconds=0, on_step=killed_at(step))
+    assert numbers(train_run(run, checkpoint)) == numbers(whole)
+
+
+def test_a_seed_changes_the_numbers(tmp_path):
+    results = [train_run(small_run(seed=seed), tmp_path / f"{seed}.checkpoint") for seed in (0, 1)]
+    assert results[0].losses != results[1].losses
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
+    run = small_run(steps=200)
+    steps = []
+
+    def spoiled(logits, labels):
+        steps.append(len(steps))
+        return torch.nn.functional.nll_loss(logits.log_softmax(-1), labels) * (float("nan") if len(steps) == 50 else 1)
+
+    monkeypatch.setattr("fastweights.training.train.F.cross_entropy", spoiled)
+    result = train_run(run, tmp_path / "run.checkpoint")
+    assert result.status == "diverged" and result.diverged
+    assert result.stopped_at == 50
+    assert result.accuracy is None and not result.undertrained
+    assert result.loss_steps[-1] == 48 and all(loss == loss for loss in result.losses)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    checkpoint = tmp_path / "run.checkpoint"
+    checkpoint.write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError):
+        train_run(small_run(), checkpoint)
+    assert checkpoint.read_bytes() == b"not a checkpoint"
