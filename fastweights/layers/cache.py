@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -14,12 +15,13 @@ class LayerCache:
     """The state of one layer for N sequences, created empty and updated by the layer's forward.
 
     Every tensor has the sequence as its first dimension, whatever the layer, so a cache can be reordered, repeated or
-    moved without knowing which layer it belongs to.
+    moved without knowing which layer it belongs to. A layer puts new tensors in the place of those held and never writes
+    into them, so that whoever holds them too keeps what he had.
 
     Attributes:
         memory: the fast weights (S and, with a preconditioner, A), or the keys and values of softmax attention: what the
             layer's `state_size` counts.
-        context: what else is needed to go on: the last inputs of the short convolutions, which keys are padding.
+        context: what else is needed to go on: the last inputs of the short convolutions, the number of tokens seen.
     """
 
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -30,3 +32,8 @@ class LayerCache:
         """How many sequences the cache holds, None while it is empty."""
         tensors = [*self.memory.values(), *self.context.values()]
         return len(tensors[0]) if tensors else None
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace every tensor by what `change` makes of it."""
+        self.memory = {name: change(tensor) for name, tensor in self.memory.items()}
+        self.context = {name: change(tensor) for name, tensor in self.context.items()}

@@ -48,7 +48,8 @@ class ShortConvolution(OwnInitialValues):
         # Packed sequences: each gets its own W-1 rows in front, then one convolution serves all of them.
         cu_seqlens = cu_seqlens.to(x_BTD.device)
         token_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        row_T = token_T + before * (1 + torch.bucketize(token_T, cu_seqlens[1:], right=True))
+        # (of all edges, not cu_seqlens[1:]: torch 2.11's inductor loses the offset of a view there)
+        row_T = token_T + before * torch.bucketize(token_T, cu_seqlens, right=True)
         edge_N = cu_seqlens + before * torch.arange(count + 1, device=x_BTD.device)
         rows_NW = edge_N[:, None] + torch.arange(before, device=x_BTD.device)
         padded = x_BTD.new_zeros(x_BTD.shape[1] + before * count, x_BTD.shape[2])

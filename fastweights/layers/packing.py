@@ -12,12 +12,14 @@ class Rectangle:
     """N packed sequences as N rows of the longest one's length L, each filled up with zeros at its end.
 
     Attributes:
+        lengths: [N], tokens of a row.
         valid: bool [N, L], where a row holds a token.
     """
 
     def __init__(self, cu_seqlens: Tensor) -> None:
-        lengths = cu_seqlens.diff()
-        self.valid = torch.arange(int(lengths.max()), device=cu_seqlens.device) < lengths[:, None]
+        self.lengths = cu_seqlens.diff()
+        longest = int(self.lengths.max())
+        self.valid = torch.arange(longest, device=cu_seqlens.device) < self.lengths[:, None]
 
     def lay_out(self, x_1T: Tensor) -> Tensor:
         """[1, T, ...] -> [N, L, ...]"""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._checks import check_flag, check_input, check_positive, check_size
+from .attention import causal_attention, document_attention
 from .cache import LayerCache
 from .heads import head_width
 from .initialization import ResidualProjection
@@ -19,7 +19,8 @@ __all__ = ["SoftmaxAttention"]
 
 
 class SoftmaxAttention(Mixer):
-    r"""o_t = sum_{s <= t} softmax_s(q_t . k_s / sqrt(K)) v_s, through torch's scaled_dot_product_attention.
+    r"""o_t = sum_{s <= t} softmax_s(q_t . k_s / sqrt(K)) v_s, the sum over all earlier tokens or, with
+    a window, over the last few.
 
     Args:
         hidden_size: width D of the input and the output.
@@ -27,6 +28,8 @@ class SoftmaxAttention(Mixer):
         head_dim: channels K of a head; hidden_size / num_heads when None.
         num_kv_heads: key and value heads, a divisor of num_heads (grouped-query attention); num_heads when None.
         rope_theta: base of the rotary position embedding; None for no positions.
+        window: how many tokens a token sees, itself included (sliding window; the cache then holds window - 1 of them); None
+            for all before it.
         qk_norm: whether queries and keys pass an RMSNorm a head before the rotation.
         norm_eps: of that norm.
 
@@ -42,6 +45,7 @@ class SoftmaxAttention(Mixer):
         head_dim: int | None = None,
         num_kv_heads: int | None = None,
         rope_theta: float | None = 10000.0,
+        window: int | None = None,
         qk_norm: bool = False,
         norm_eps: float = 1e-6,
     ) -> None:
@@ -54,11 +58,14 @@ class SoftmaxAttention(Mixer):
             check_positive("rope_theta", rope_theta)
             if width % 2:
                 raise ValueError(f"head_dim must be even for rotary positions, got {width}; pass rope_theta=None")
+        if window is not None:
+            check_size("window", window)
         check_positive("norm_eps", norm_eps)
         self.hidden_size = hidden_size
         self.head_dim = width
         self.num_kv_heads = num_kv_heads
         self.rope_theta = rope_theta
+        self.window = window
         self.q_proj = nn.Linear(hidden_size, num_heads * width, bias=False)
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * width, bias=False)
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * width, bias=False)
@@ -73,58 +80,64 @@ class SoftmaxAttention(Mixer):
         k_BTHK = self.k_norm(self.k_proj(x_BTD).unflatten(2, (-1, self.head_dim)))
         v_BTHK = self.v_proj(x_BTD).unflatten(2, (-1, self.head_dim))
         if cu_seqlens is None:
-            return self._project(self._attend(q_BTHK, k_BTHK, v_BTHK, None, cache))
-        rectangle = Rectangle(cu_seqlens.to(x_BTD.device))
-        q, k, v = (rectangle.lay_out(y) for y in (q_BTHK, k_BTHK, v_BTHK))
-        return self._project(rectangle.pack(self._attend(q, k, v, rectangle.valid, cache)))
-
-    def _project(self, o_BTHK: Tensor) -> Tensor:
+            o_BTHK = self._attend(q_BTHK, k_BTHK, v_BTHK, None, cache)
+        elif torch.compiler.is_compiling() and cache is None:
+            # rotations by the place in the row: only distances within a sequence matter
+            q_BTHK, k_BTHK = self._rotate(q_BTHK, k_BTHK, None)
+            o_BTHK = document_attention(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), self.window)
+        else:
+            rectangle = Rectangle(cu_seqlens.to(x_BTD.device))
+            q, k, v = (rectangle.lay_out(y) for y in (q_BTHK, k_BTHK, v_BTHK))
+            o_BTHK = rectangle.pack(self._attend(q, k, v, rectangle.lengths, cache))
         return self.o_proj(o_BTHK.flatten(2))
 
+    def _rotate(self, q_NTHK: Tensor, k_NTHK: Tensor, seen_N: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Queries and keys turned by their positions, which follow on the tokens seen."""
+        if self.rope_theta is None:
+            return q_NTHK, k_NTHK
+        position = torch.arange(q_NTHK.shape[1], device=q_NTHK.device)[None]
+        if seen_N is not None:
+            position = seen_N[:, None] + position
+        return rotate(q_NTHK, position, self.rope_theta), rotate(k_NTHK, position, self.rope_theta)
+
     def _attend(
-        self, q_NTHK: Tensor, k_NTHK: Tensor, v_NTHK: Tensor, valid_NT: Tensor | None, cache: LayerCache | None
+        self, q_NTHK: Tensor, k_NTHK: Tensor, v_NTHK: Tensor, lengths_N: Tensor | None, cache: LayerCache | None
     ) -> Tensor:
-        """Answers [N, T, H, K] of rows whose tokens follow on the cache's. valid: which tokens are no padding, None for all;
-        padding stands at the end of a row and its answers mean nothing."""
+        """Answers [N, T, H, K] of rows whose tokens follow on the cache's. lengths: tokens of each row, None for T. What a row
+        holds after its tokens is padding, out of sight of them; its answers mean nothing."""
         held = LayerCache() if cache is None else cache
-        past_keys, past_values = held.memory.get("keys"), held.memory.get("values")
-        slots = 0 if past_keys is None else past_keys.shape[1]
-        past_valid = held.context.get("valid")
-        if self.rope_theta is not None:
-            seen = slots if past_valid is None else past_valid.sum(1, keepdim=True)
-            position = seen + torch.arange(q_NTHK.shape[1], device=q_NTHK.device)[None]
-            q_NTHK = rotate(q_NTHK, position, self.rope_theta)
-            k_NTHK = rotate(k_NTHK, position, self.rope_theta)
-        if past_valid is not None or valid_NT is not None:
-            present = q_NTHK.new_ones(q_NTHK.shape[0], slots + q_NTHK.shape[1], dtype=torch.bool)
-            past_valid = present[:, :slots] if past_valid is None else past_valid
-            valid_NT = torch.cat([past_valid, present[:, slots:] if valid_NT is None else valid_NT], 1)
-        if past_keys is not None and past_values is not None:
-            k_NTHK, v_NTHK = torch.cat([past_keys, k_NTHK], 1), torch.cat([past_values, v_NTHK], 1)
+        q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, held.context.get("seen"))
+        v_NSHK = v_NTHK
+        if held.memory:
+            k_NSHK = torch.cat([held.memory["keys"], k_NSHK], 1)
+            v_NSHK = torch.cat([held.memory["values"], v_NSHK], 1)
+        o_NTHK = causal_attention(q_NTHK, k_NSHK, v_NSHK, self.window, held.context.get("padding"))
         if cache is not None:
-            cache.memory = {"keys": k_NTHK, "values": v_NTHK}
-            cache.context = {} if valid_NT is None else {"valid": valid_NT}
-        o_NHTK = F.scaled_dot_product_attention(
-            q_NTHK.transpose(1, 2),
-            k_NTHK.transpose(1, 2),
-            v_NTHK.transpose(1, 2),
-            attn_mask=visible_slots(q_NTHK.shape[1], slots, valid_NT, q_NTHK.device) if slots else None,
-            is_causal=slots == 0,  # padding at the end of a row is then out of sight of every token before it
-            enable_gqa=k_NTHK.shape[2] != q_NTHK.shape[2],
-        )
-        return o_NHTK.transpose(1, 2)
+            self._remember(cache, k_NSHK, v_NSHK, q_NTHK.shape[1], lengths_N)
+        return o_NTHK
+
+    def _remember(self, cache: LayerCache, k_NSHK: Tensor, v_NSHK: Tensor, time: int, lengths_N: Tensor | None) -> None:
+        """Bring the cache up to date. Its rows are aligned at the right, so that new tokens follow directly: `seen` [N] says
+        how many tokens a row has had, `padding` [N], once rows differ in length, how many of its first slots are empty."""
+        context = {"seen": k_NSHK.new_full((len(k_NSHK),), time, dtype=torch.long) if lengths_N is None else lengths_N}
+        if "seen" in cache.context:
+            context["seen"] = context["seen"] + cache.context["seen"]
+        padding_N = cache.context.get("padding")
+        slots = k_NSHK.shape[1]
+        if lengths_N is not None:
+            gap_N = time - lengths_N
+            padding_N = gap_N if padding_N is None else padding_N + gap_N
+            row = torch.arange(len(k_NSHK), device=k_NSHK.device)[:, None]
+            slot = (torch.arange(slots, device=k_NSHK.device) - gap_N[:, None]).clamp_min(0)
+            k_NSHK, v_NSHK = k_NSHK[row, slot], v_NSHK[row, slot]
+        if self.window is not None and slots >= self.window:
+            dropped = slots - self.window + 1
+            k_NSHK, v_NSHK = k_NSHK[:, dropped:].clone(), v_NSHK[:, dropped:].clone()  # a view would keep them all
+            padding_N = None if padding_N is None else (padding_N - dropped).clamp_min(0)
+        if padding_N is not None:
+            context["padding"] = padding_N
+        cache.memory, cache.context = {"keys": k_NSHK, "values": v_NSHK}, context
 
     def state_size(self, length: int = 1) -> int:
-        return 2 * length * self.num_kv_heads * self.head_dim
-
-
-def visible_slots(time: int, past: int, valid_NS: Tensor | None, device: torch.device) -> Tensor | None:
-    """Which of `past` + `time` slots each of the last `time` tokens sees: [T, S] or [N, 1, T, S], None for all of them.
-    A token always sees its own slot, so that no row is empty."""
-    if time == 1 and valid_NS is None:
-        return None
-    own = past + torch.arange(time, device=device)[:, None]
-    slot = torch.arange(past + time, device=device)
-    if valid_NS is None:
-        return slot <= own
-    return (slot <= own) & valid_NS[:, None, None] | (slot == own)
+        held = length if self.window is None else min(length, self.window - 1)
+        return 2 * held * self.num_kv_heads * self.head_dim

@@ -3,10 +3,19 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from .cache import FastWeightsCache
+from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
-from .modeling import FastWeightsForCausalLM, FastWeightsModel
+from .modeling import FastWeightsModel
+from .presets import PRESETS, preset
 
-__all__ = ["FastWeightsCache", "FastWeightsConfig", "FastWeightsForCausalLM", "FastWeightsModel"]
+__all__ = [
+    "PRESETS",
+    "FastWeightsCache",
+    "FastWeightsConfig",
+    "FastWeightsForCausalLM",
+    "FastWeightsModel",
+    "preset",
+]
 
 AutoConfig.register(FastWeightsConfig.model_type, FastWeightsConfig)
 AutoModel.register(FastWeightsConfig, FastWeightsModel)

@@ -33,7 +33,8 @@ TRANSFORMERS_KEYS = {
 class FastWeightsConfig(PreTrainedConfig):
     """A causal language model of pre-norm blocks, each a sequence mixer and a SwiGLU MLP.
 
-    The defaults are the 340M setting of Preconditioned DeltaNet (appendix E.1).
+    The defaults have the width, heads and layers of Preconditioned DeltaNet's 340M models; `fastweights.models.preset` has the
+    papers' models exactly.
 
     Args:
         vocab_size: number of tokens.
@@ -47,6 +48,8 @@ class FastWeightsConfig(PreTrainedConfig):
         initializer_range: standard deviation of the first weights.
         tie_word_embeddings: whether the output layer shares the embedding's weights.
         use_cache: whether a model in evaluation mode returns a cache by default.
+        chunked_loss: whether the loss is computed a chunk of tokens at a time, without the logits of all of them, which a model
+            in training mode then does not return; see `FastWeightsForCausalLM.forward`.
         pad_token_id, bos_token_id, eos_token_id: as everywhere in transformers.
 
     Raises:
@@ -67,6 +70,7 @@ class FastWeightsConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     tie_word_embeddings: bool = False
     use_cache: bool = True
+    chunked_loss: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -77,7 +81,7 @@ class FastWeightsConfig(PreTrainedConfig):
             check_size(name, getattr(self, name))
         for name in ("norm_eps", "initializer_range"):
             check_positive(name, getattr(self, name))
-        for name in ("tie_word_embeddings", "use_cache"):
+        for name in ("tie_word_embeddings", "use_cache", "chunked_loss"):
             check_flag(name, getattr(self, name))
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // (3 * 64)) * 64

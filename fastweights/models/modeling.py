@@ -1,4 +1,4 @@
-"""Language models of fast-weight layers, as transformers models."""
+"""The body of the language models, as a transformers model: token ids to hidden states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from ..layers import LayerCache, Mixer
@@ -17,7 +17,7 @@ from .cache import FastWeightsCache
 from .configuration import FastWeightsConfig
 from .padding import Padding
 
-__all__ = ["FastWeightsForCausalLM", "FastWeightsModel"]
+__all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
 
 
 class FastWeightsPreTrainedModel(PreTrainedModel):
@@ -27,7 +27,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
-    _is_stateful = True
+    _is_stateful = True  # transformers then refuses assisted decoding
     _no_split_modules = ["FastWeightsBlock"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
@@ -72,6 +72,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         Args:
             input_ids: int64 [B, T], or inputs_embeds [B, T, D] in their place.
             attention_mask: [B, T] (or longer, with cached tokens in front), 0 for padding, which may stand on any side.
+                torch.compile breaks the graph where it looks for padding; packed rows stay one graph.
             past_key_values: cache of an earlier call, brought up to date in place; the input follows on what it has seen.
             use_cache: whether to start a cache where none is given; config.use_cache in evaluation, no in training.
             cu_seqlens: int [N+1], cumulative lengths of sequences packed into one row (B = 1).
@@ -93,18 +94,22 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         caches = [None] * len(self.layers) if past_key_values is None else self._layer_caches(past_key_values)
+        columns = x_BTD.shape[1] if padding is None else padding.tokens.shape[1]
 
         hidden_states: tuple[Tensor, ...] = ()
         for block, cache in zip(self.layers, caches, strict=True):
             hidden_states += (x_BTD,) if output_hidden_states else ()
-            x_BTD = block(x_BTD, past_key_values=cache, cu_seqlens=cu_seqlens)
+            if padding is None or x_BTD.shape[1]:  # a block of a padded prompt may be padding alone
+                x_BTD = block(x_BTD, past_key_values=cache, cu_seqlens=cu_seqlens)
         x_BTD = self.norm(x_BTD)
+        if past_key_values is not None:
+            past_key_values.columns += columns
         hidden_states += (x_BTD,) if output_hidden_states else ()
         if padding is not None:
             x_BTD, hidden_states = padding.unpack(x_BTD), tuple(map(padding.unpack, hidden_states))
         return BaseModelOutputWithPast(
             last_hidden_state=x_BTD,
-            past_key_values=past_key_values,  # type: ignore[arg-type]  # transformers passes any cache on
+            past_key_values=past_key_values,
             hidden_states=hidden_states or None,
         )
 
@@ -123,88 +128,13 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
                 f"past_key_values must be a FastWeightsCache of {len(self.layers)} layers, as this model returns it, "
                 f"got {type(past_key_values).__name__}"
             )
+        if self.training and self.gradient_checkpointing:
+            raise ValueError(
+                "past_key_values must be None and use_cache False while training with gradient checkpointing, which would "
+                "update the cache twice; call eval() before generating"
+            )
         return past_key_values.layers
 
     def state_size(self, length: int = 1) -> int:
         """Numbers a sequence holds in the memories of all layers after `length` tokens."""
         return sum(module.state_size(length) for module in self.modules() if isinstance(module, Mixer))
-
-
-class FastWeightsForCausalLM(FastWeightsPreTrainedModel):
-    """The model with an output layer: token ids to logits over the next token."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def __init__(self, config: FastWeightsConfig) -> None:
-        super().__init__(config)
-        self.model = FastWeightsModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: FastWeightsCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        cu_seqlens: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_hidden_states: bool | None = None,
-        num_items_in_batch: int | Tensor | None = None,
-    ) -> CausalLMOutputWithPast:
-        """Logits [B, T, vocab_size], and the loss where labels are given.
-
-        Args:
-            labels: int64 [B, T], the input ids; the model shifts them, so that each token predicts the next one. -100 is left
-                out, and so is the first token of every packed sequence, which follows on nothing.
-            logits_to_keep: how many of the last positions get logits (0: all), or the positions as a tensor [P].
-            num_items_in_batch: what the summed loss is divided by (Trainer's gradient accumulation); the number of labels
-                when None.
-            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, cu_seqlens, output_hidden_states: as for
-                `FastWeightsModel`.
-
-        Raises:
-            ValueError: an input that does not fit.
-        """
-        every_position = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if labels is not None and not every_position:
-            raise ValueError("logits_to_keep must be 0 with labels: the loss needs the logits of every position")
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            cu_seqlens=cu_seqlens,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits,
-                labels=labels if cu_seqlens is None else without_first_tokens(labels, cu_seqlens),
-                vocab_size=self.config.vocab_size,
-                num_items_in_batch=num_items_in_batch,
-            )
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-        )
-
-    def state_size(self, length: int = 1) -> int:
-        """Numbers a sequence holds in the memories of all layers after `length` tokens."""
-        return self.model.state_size(length)
-
-
-def without_first_tokens(labels_1T: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Labels with -100 at the first token of every packed sequence."""
-    starts = cu_seqlens[:-1].long()
-    return labels_1T.index_fill(1, starts[starts < labels_1T.shape[1]], -100)

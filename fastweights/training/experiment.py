@@ -35,13 +35,13 @@ class _Settings:
         device: torch device, "cpu", "cuda", "cuda:1".
     """
 
-    task: str = "mqar"
+    task: str = "mqar-shuffled"
     length: int | None = None
-    vocab_size: int = 128
-    width: int = 64
-    heads: int = 8
-    layers: int = 2
-    steps: int = 1200
+    vocab_size: int = 64
+    width: int = 32
+    heads: int = 4
+    layers: int = 1
+    steps: int = 800
     batch_size: int = 32
     weight_decay: float = 0.1
     warmup_fraction: float = 0.1
@@ -135,7 +135,7 @@ class RecallExperiment(_Settings):
 
     mixers: tuple[str, ...] = ("linear", "gla", "deltanet", "gdn")
     pairs: tuple[int, ...] = (4, 16)
-    learning_rates: tuple[float, ...] = (3e-3, 1e-2)
+    learning_rates: tuple[float, ...] = (5e-3, 1e-2)
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:

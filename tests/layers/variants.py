@@ -23,6 +23,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "pdn unit": ("pdn", {"gain": "unit"}),
     "pkda damped": ("pkda", {"gain": "damped"}),
     "softmax grouped": ("softmax", {"num_kv_heads": 1, "qk_norm": True}),
+    "softmax window": ("softmax", {"window": 4, "num_kv_heads": 1}),
+    "softmax window of one": ("softmax", {"window": 1}),
     "softmax no positions": ("softmax", {"rope_theta": None, "head_dim": 5}),
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {**{name: (name, {}) for name in MIXERS}, **OPTIONS}

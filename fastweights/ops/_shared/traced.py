@@ -7,9 +7,8 @@ a tensor, could not be traced at all. As a node the op runs as it does eagerly. 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,24 +86,26 @@ def _(description: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.library.custom_op("fastweights::run_backward", mutates_args=())
 def _backward_node(description: str, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
-    # Inside a node autograd is switched off below what enable_grad reaches; another thread has it on.
-    stream = torch.cuda.current_stream() if tensors[0].is_cuda else None
-    return _autograd_thread.submit(_differentiate, description, tensors, gradients, stream).result()
-
-
-_autograd_thread = ThreadPoolExecutor(1, "fastweights-autograd")
-
-
-def _differentiate(
-    description: str, tensors: Sequence[Tensor], gradients: Sequence[Tensor], stream: torch.cuda.Stream | None
-) -> list[Tensor]:
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tensors]
-    with torch.cuda.stream(stream) if stream is not None else nullcontext():
+    with autograd_on():
         results = _apply(description, leaves)
         reached, given = zip(*((x, g) for x, g in zip(results, gradients) if x.requires_grad))
         wanted = [x for x in leaves if x.requires_grad]
         found = iter(torch.autograd.grad(reached, wanted, given, materialize_grads=True))
     return _owned([next(found) if x.requires_grad else torch.zeros_like(x) for x in leaves], [*leaves, *gradients])
+
+
+@contextmanager
+def autograd_on() -> Iterator[None]:
+    """Autograd inside a node, where the dispatcher has it switched off below what enable_grad reaches. (Another thread has
+    it on, but cannot run a backward on CUDA while the node's own thread is the one that serves it.)"""
+    keys = torch._C.DispatchKey
+    with (
+        torch.enable_grad(),
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+    ):
+        yield
 
 
 @_backward_node.register_fake

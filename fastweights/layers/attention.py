@@ -1,0 +1,88 @@
+"""Causal attention over a row of key slots, all of them or the last few, through torch's scaled_dot_product_attention.
+
+Keys stand in S slots of which the last T belong to the T queries; slots in front come from a cache, and the first
+`padding` [N] of a row may be empty.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["causal_attention", "document_attention"]
+
+
+def causal_attention(
+    q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int | None = None, padding_N: Tensor | None = None
+) -> Tensor:
+    """o [N, T, H, K]. With a window each token sees that many slots, its own included; time and memory then grow with
+    T * window instead of T * S. A window expects at most window - 1 slots in front of the queries'."""
+    time, slots = q_NTHK.shape[1], k_NSHK.shape[1]
+    if window is None or slots <= window:
+        if time == slots and padding_N is None:
+            return _attend(q_NTHK, k_NSHK, v_NSHK, causal=True)
+        if time == 1 and padding_N is None:
+            return _attend(q_NTHK, k_NSHK, v_NSHK)
+        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_visible(q_NTHK, slots, None, padding_N))
+    if time <= window:
+        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_visible(q_NTHK, slots, window, padding_N))
+    # The tokens after the first `window` ones see window slots each, none of them empty, wherever they stand.
+    first = slots - time + window
+    return torch.cat(
+        [
+            causal_attention(q_NTHK[:, :window], k_NSHK[:, :first], v_NSHK[:, :first], window, padding_N),
+            _full_windows(q_NTHK[:, window:], k_NSHK[:, first - window + 1 :], v_NSHK[:, first - window + 1 :], window),
+        ],
+        1,
+    )
+
+
+def document_attention(
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, cu_seqlens: Tensor, window: int | None
+) -> Tensor:
+    """o [1, T, H, K] of sequences packed into one row, masked in a square of T x T. Needs no length as a Python number, which
+    a traced graph does not have."""
+    token_T = torch.arange(q_BTHK.shape[1], device=q_BTHK.device)
+    document_T = torch.bucketize(token_T, cu_seqlens, right=True)
+    visible_TS = (document_T[:, None] == document_T) & _visible(q_BTHK, len(token_T), window, None)
+    return _attend(q_BTHK, k_BTHK, v_BTHK, visible=visible_TS)
+
+
+def _full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int) -> Tensor:
+    """Each query sees exactly `window` slots, S = T + window - 1: blocks of `window` queries against 2 window - 1 slots."""
+    time = q_NTHK.shape[1]
+    blocks = -(-time // window)
+    missing = blocks * window - time
+    q_NTHK, k_NSHK, v_NSHK = (F.pad(x, (0, 0, 0, 0, 0, missing)) for x in (q_NTHK, k_NSHK, v_NSHK))
+    q = q_NTHK.unflatten(1, (blocks, window)).flatten(0, 1)
+    k, v = (x.unfold(1, 2 * window - 1, window).movedim(-1, 2).flatten(0, 1) for x in (k_NSHK, v_NSHK))
+    o = _attend(q, k, v, visible=_visible(q, 2 * window - 1, window, None))
+    return o.unflatten(0, (-1, blocks)).flatten(1, 2)[:, :time]
+
+
+def _visible(q_NTHK: Tensor, slots: int, window: int | None, padding_N: Tensor | None) -> Tensor:
+    """Which slots each query sees: bool [T, S] or [N, 1, T, S]."""
+    time = q_NTHK.shape[1]
+    slot_S = torch.arange(slots, device=q_NTHK.device)
+    own_T1 = slot_S[slots - time :, None]
+    visible = slot_S <= own_T1
+    if window is not None:
+        visible &= slot_S > own_T1 - window
+    if padding_N is not None:
+        visible = visible & (slot_S >= padding_N[:, None, None, None])
+    return visible
+
+
+def _attend(
+    q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, visible: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    o_NHTK = F.scaled_dot_product_attention(
+        q_NTHK.transpose(1, 2),
+        k_NSHK.transpose(1, 2),
+        v_NSHK.transpose(1, 2),
+        attn_mask=visible,
+        is_causal=causal,
+        enable_gqa=k_NSHK.shape[2] != q_NTHK.shape[2],
+    )
+    return o_NHTK.transpose(1, 2)

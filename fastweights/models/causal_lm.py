@@ -1,0 +1,123 @@
+"""The language models with their output layer: logits, loss and generation."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from .cache import FastWeightsCache
+from .configuration import FastWeightsConfig
+from .generation import CachedGenerationMixin
+from .loss import IGNORED, causal_lm_loss
+from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
+
+__all__ = ["FastWeightsForCausalLM"]
+
+
+class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
+    """The model with an output layer: token ids to logits over the next token."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__(config)
+        self.model = FastWeightsModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: FastWeightsCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        logits_to_keep: int | Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, T, vocab_size], and the loss where labels are given.
+
+        With labels, config.chunked_loss (the default) and an ordinary output layer and loss function, the loss is computed
+        from the hidden states, a chunk of tokens at a time: the logits of all tokens, which with a large vocabulary outweigh
+        everything else, never exist. A model in training mode then returns logits None, unless logits_to_keep asks for some.
+        An output layer that is not a plain `nn.Linear` (PEFT on lm_head, quantised, sharded or hooked by itself) or a
+        `loss_function` of one's own gets the logits of all tokens, as everywhere in transformers.
+
+        Args:
+            labels: int64 [B, T], the input ids; the model shifts them, so that each token predicts the next one. -100 is left
+                out, and so is the first token of every packed sequence, which follows on nothing.
+            logits_to_keep: how many of the last positions get logits (0: all), or the positions as a tensor [P]. None is 0,
+                or no logits at all as said above.
+            output_attentions: only False: a memory has no attention weights.
+            num_items_in_batch: what the summed loss is divided by (Trainer's gradient accumulation); the number of labels
+                when None.
+            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, cu_seqlens, output_hidden_states: as for
+                `FastWeightsModel`.
+
+        Raises:
+            ValueError: an input that does not fit.
+        """
+        if output_attentions:
+            raise ValueError("output_attentions must be False: the layers have no attention weights to return")
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            cu_seqlens=cu_seqlens,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        hidden_BTD = outputs.last_hidden_state
+        loss = logits = None
+        if labels is not None:
+            labels = labels if cu_seqlens is None else without_first_tokens(labels, cu_seqlens)
+            if self._can_chunk_loss():
+                loss = causal_lm_loss(hidden_BTD, self.lm_head.weight, labels, num_items_in_batch)
+            else:
+                every_logit = self.lm_head(hidden_BTD)
+                loss = self.loss_function(
+                    logits=every_logit,
+                    labels=labels,
+                    vocab_size=self.config.vocab_size,
+                    num_items_in_batch=num_items_in_batch,
+                )
+                logits = every_logit[:, kept_positions(logits_to_keep)]
+        if logits is None and not (loss is not None and self.training and logits_to_keep is None):
+            logits = self.lm_head(hidden_BTD[:, kept_positions(logits_to_keep)])
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+    def _can_chunk_loss(self) -> bool:
+        """Whether the output layer and the loss are those that the chunked loss computes. It reads the layer's weight without
+        calling it, so that nothing may hang on the call (hooks, a forward put in place of its own)."""
+        head = self.lm_head
+        plain = type(head) is nn.Linear and head.bias is None and "forward" not in head.__dict__
+        hooked = bool(head._forward_hooks or head._forward_pre_hooks)
+        return self.config.chunked_loss and plain and not hooked and self.loss_function is ForCausalLMLoss
+
+    def state_size(self, length: int = 1) -> int:
+        """Numbers a sequence holds in the memories of all layers after `length` tokens."""
+        return self.model.state_size(length)
+
+
+def kept_positions(logits_to_keep: int | Tensor | None) -> slice | Tensor:
+    return logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-(logits_to_keep or 0), None)
+
+
+def without_first_tokens(labels_1T: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Labels with -100 at the first token of every packed sequence. (A sequence may be empty and start at T.)"""
+    return F.pad(labels_1T, (0, 1)).index_fill(1, cu_seqlens.long().to(labels_1T.device), IGNORED)[:, :-1]

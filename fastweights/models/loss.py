@@ -1,0 +1,87 @@
+"""Cross-entropy of a language model without the logits of all tokens in memory at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..layers.norms import at_least_float32
+
+__all__ = ["IGNORED", "causal_lm_loss", "summed_cross_entropy"]
+
+IGNORED = -100
+CHUNK_NUMBERS = 2**25  # logits of a chunk: 128 MiB in float32
+SMALLEST_CHUNK = 256  # tokens, below which the matrix products become too thin
+
+
+def causal_lm_loss(
+    hidden_BTD: Tensor, weight_VD: Tensor, labels_BT: Tensor, num_items_in_batch: int | Tensor | None = None
+) -> Tensor:
+    """Mean cross-entropy of the next token, the number transformers' `ForCausalLMLoss` gives for logits = hidden weight^T.
+
+    Args:
+        labels_BT: int64, the input ids, shifted here; -100 is left out.
+        num_items_in_batch: what the sum is divided by; the number of labels that count when None.
+    """
+    target_BT = F.pad(labels_BT, (0, 1), value=IGNORED)[:, 1:].to(hidden_BTD.device)
+    total = summed_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, target_BT.flatten())
+    count = (target_BT != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+
+
+def summed_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, chunk: int | None = None) -> Tensor:
+    r"""$$\sum_t \log \sum_v e^{z_{tv}} - z_{t, y_t}, \qquad z = h W^\top$$ over the tokens whose target is not -100.
+
+    The logits exist for one chunk of tokens at a time; backward computes them again from the log-sum-exps that forward keeps.
+    Gradients are exact. Products are in the inputs' dtype, or autocast's; logits, sums and the weight's gradient in float32.
+
+    Args:
+        hidden_TD, weight_VD: hidden states and the output layer's weight.
+        target_T: int64.
+        chunk: tokens at a time; as many as have 2^25 logits, at least 256, when None.
+    """
+    chunk = max(CHUNK_NUMBERS // len(weight_VD), SMALLEST_CHUNK) if chunk is None else chunk
+    device = hidden_TD.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TD.dtype
+    return _SummedCrossEntropy.apply(hidden_TD, weight_VD, target_T, chunk, dtype)
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor, chunk: int, dtype: torch.dtype
+    ) -> Tensor:
+        weight, totals = weight_VD.to(dtype), []
+        log_sums = []
+        for hidden, target in zip(hidden_TD.split(chunk), target_T.split(chunk), strict=True):
+            logits = at_least_float32(hidden.to(dtype) @ weight.mT)
+            log_sums.append(logits.logsumexp(1))
+            loss = log_sums[-1] - logits.gather(1, target.clamp_min(0)[:, None])[:, 0]
+            totals.append(loss.masked_fill(target == IGNORED, 0).sum())
+        ctx.chunk, ctx.dtype = chunk, dtype
+        ctx.save_for_backward(hidden_TD, weight_VD, target_T, torch.cat(log_sums))
+        return torch.stack(totals).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_TD, weight_VD, target_T, log_sum_T = ctx.saved_tensors
+        weight = weight_VD.to(ctx.dtype)
+        hidden_gradients = []
+        weight_gradient = torch.zeros_like(weight_VD, dtype=log_sum_T.dtype) if ctx.needs_input_grad[1] else None
+        chunks = (x.split(ctx.chunk) for x in (hidden_TD, target_T, log_sum_T))
+        for hidden, target, log_sum in zip(*chunks, strict=True):
+            hidden = hidden.to(ctx.dtype)
+            logits = at_least_float32(hidden @ weight.mT)
+            error = logits.sub_(log_sum[:, None]).exp_()  # softmax, then minus one at the target
+            error.scatter_add_(1, target.clamp_min(0)[:, None], error.new_full((len(error), 1), -1))
+            error = error.mul_(gradient).masked_fill_(target[:, None] == IGNORED, 0).to(ctx.dtype)
+            hidden_gradients.append((error @ weight).to(hidden_TD.dtype))
+            if weight_gradient is not None:
+                weight_gradient += error.mT @ hidden
+        if weight_gradient is not None:
+            weight_gradient = weight_gradient.to(weight_VD.dtype)
+        return torch.cat(hidden_gradients), weight_gradient, None, None, None

@@ -1,0 +1,48 @@
+"""The papers' models by name: one JSON file each, with what the paper says of it and the configuration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from ...layers._checks import closest
+from ..configuration import FastWeightsConfig
+
+__all__ = ["PRESETS", "Preset", "preset"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """One model of a paper.
+
+    Attributes:
+        source: paper and section.
+        size: number of parameters as the paper states it, None where it does not.
+        note: what the paper leaves open or contradicts, and what was taken.
+        config: arguments of `FastWeightsConfig`.
+    """
+
+    source: str
+    size: str | None
+    note: str
+    config: dict[str, Any]
+
+
+PRESETS: dict[str, Preset] = {
+    file.name.removesuffix(".json"): Preset(**json.loads(file.read_text("utf-8")))
+    for file in sorted(resources.files(__package__).iterdir(), key=lambda file: file.name)
+    if file.name.endswith(".json")
+}
+
+
+def preset(name: str, **changes: Any) -> FastWeightsConfig:
+    """The configuration called `name`, with `changes` (a vocabulary of one's own, say) over the file's values.
+
+    Raises:
+        ValueError: an unknown name (the message gives the nearest and all valid ones), or changes that do not fit.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}{closest(str(name), PRESETS)}; choose from {', '.join(PRESETS)}")
+    return FastWeightsConfig(**{**PRESETS[name].config, **changes})

@@ -1,0 +1,55 @@
+"""LoRA adapters of the peft library on the projections."""
+
+from __future__ import annotations
+
+import peft
+import pytest
+import torch
+
+from .small import HYBRID, model, tokens
+
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def adapted(targets: str | list[str] = PROJECTIONS, **options):
+    lm = model([*HYBRID, "pkda"])
+    torch.manual_seed(0)
+    return peft.get_peft_model(
+        lm, peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=targets, init_lora_weights=False, **options)
+    )
+
+
+@pytest.mark.parametrize("targets", [PROJECTIONS, "all-linear"], ids=["projections", "all-linear"])
+def test_only_the_adapters_learn(targets):
+    lm, ids = adapted(targets).train(), tokens()
+    lm(input_ids=ids, labels=ids).loss.backward()
+    learning = {name for name, p in lm.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert learning == {name for name, p in lm.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in learning)
+    layers = lm.base_model.model.model.layers
+    assert len(learning) >= 2 * len(PROJECTIONS) * len(layers)
+
+
+def test_merged_and_reloaded_say_the_same(tmp_path):
+    lm, ids = adapted().eval(), tokens()
+    wanted = lm(input_ids=ids).logits
+    assert not torch.allclose(wanted, model([*HYBRID, "pkda"])(ids).logits, atol=1e-3)
+    lm.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(model([*HYBRID, "pkda"]), tmp_path)
+    assert torch.equal(loaded(input_ids=ids).logits, wanted)
+    torch.testing.assert_close(lm.merge_and_unload()(ids).logits, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_on_the_output_layer_reaches_the_loss():
+    lm, ids = adapted(["lm_head"]).train(), tokens()
+    outputs = lm(input_ids=ids, labels=ids)
+    wanted = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(outputs.loss, wanted)
+    outputs.loss.backward()
+    assert all(p.grad.abs().sum() > 0 for p in lm.parameters() if p.requires_grad)
+
+
+def test_generation_with_an_adapter():
+    lm, ids = adapted().eval(), tokens(2, 7)
+    cached, plain = (lm.generate(input_ids=ids, max_new_tokens=5, do_sample=False, use_cache=c) for c in (True, False))
+    assert torch.equal(cached, plain)

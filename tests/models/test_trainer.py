@@ -1,0 +1,37 @@
+"""transformers' Trainer: trains on the loss alone, and gets logits where metrics are computed from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from .small import HYBRID, VOCABULARY, model, tokens
+
+ROWS = [{"input_ids": row, "labels": row} for row in tokens(8, 12)]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_trains_and_evaluates(tmp_path, checkpointed):
+    shapes = []
+
+    def accuracy(prediction):
+        shapes.append(prediction.predictions.shape)
+        guessed, wanted = prediction.predictions[:, :-1].argmax(-1), prediction.label_ids[:, 1:]
+        return {"accuracy": float(np.mean(guessed == wanted))}
+
+    arguments = TrainingArguments(
+        tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=20, learning_rate=2e-2,
+        gradient_checkpointing=checkpointed, report_to=[], disable_tqdm=True, use_cpu=True, logging_steps=1,
+    )  # fmt: skip
+    trainer = Trainer(model(HYBRID), arguments, train_dataset=ROWS, eval_dataset=ROWS, compute_metrics=accuracy)
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert shapes == [(8, 12, VOCABULARY)] * 2
+    assert after["eval_loss"] < before["eval_loss"] - 0.5
+    assert after["eval_accuracy"] > before["eval_accuracy"]
+    first = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    assert abs(first - np.log(VOCABULARY)) < 0.2  # a mean over the accumulated batches, not their sum
+    assert torch.isfinite(torch.tensor(after["eval_loss"]))
