@@ -31,7 +31,7 @@ def draw(name: str, **sizes: int) -> OpInputs:
 
 
 def forward_backward(name: str, inputs: OpInputs, backend: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    o, _ = CASES[name](inputs, backend=backend)
+    o, _ = CASES[name](inputs, backend=backend, **CASES[name].measured)
     return o.detach(), list(torch.autograd.grad(o.sum(), [*inputs.tokens.values(), *inputs.parameters.values()]))
 
 

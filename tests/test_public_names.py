@@ -9,6 +9,7 @@ import pytest
 import fastweights
 from fastweights import ops
 
+PALIMPSA = "q, k, v, beta, g, *, prior=1.0, scale=None"
 TRAILING = "initial_state=None, output_final_state=False, cu_seqlens=None, backend='auto'"
 
 SIGNATURES = {
@@ -19,6 +20,14 @@ SIGNATURES = {
     "preconditioned_delta_rule": (
         "q, k, v, beta, g=None, *, precond_g, precond_beta, center, bound=1.5, eps=1e-06, scale=None"
     ),
+    "palimpsa": PALIMPSA,
+    "palimpsa_posterior": PALIMPSA,
+    "gated_kalmanet": "q, k, v, g, *, mix=None, ridge=0.02, iterations=30, solver='chebyshev', scale=None",
+    "mesa": "q, k, v, g, beta, ridge, *, iterations=30, scale=None",
+    "recursive_least_squares": "q, k, v, beta, g=None, *, ridge=1.0, scale=None",
+    "variational_linear_attention": "q, k, v, u, *, ridge=0.1, refresh_every=None, refresh=0.001, eps=0.0001",
+    "lattice": "q, k, v, gamma, *, objective='decode', decay=None, normalize=True, l1=0.0",
+    "output_normalized_ttt": "q, k, v, gamma, *",
 }
 
 

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["PLOT_FILES", "accuracy_by_pairs", "accuracy_by_state_size", "loss_curves", "save_plots"]
 
 _DODGE = 0.02  # mixers at the same place are drawn side by side, this fraction apart
-_GUESS: dict[str, Any] = {"color": "#555555", "linestyle": (0, (2, 2)), "linewidth": 1.0, "zorder": 1}
+_GUESS: dict[str, Any] = {
+    "color": "#555555",
+    "linestyle": (0, (2, 2)),
+    "linewidth": 1.0,
+    "zorder": 1,
+    "label": "guessing among\nthe values shown",
+}
 
 
 def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
@@ -56,7 +62,7 @@ def accuracy_by_pairs(results: Sequence[RecallResult]) -> Figure:
         axes.plot(x, [row.accuracy or 0.0 for row in own], color=style.colour, linewidth=1.2, zorder=2)
         for place, row in zip(x, own, strict=True):
             _draw_point(axes, place, row)
-    axes.plot(pairs, [chance_level(count) for count in pairs], label=_guess_label(pairs), **_GUESS)
+    axes.plot(pairs, [chance_level(count) for count in pairs], **_GUESS)
     _logarithmic(axes, pairs, "key-value pairs in a sequence (mixers spread)", margin=1.3)
     _accuracy_axis(axes)
     return _finished(figure, [axes], mixers, hollow=any(row.undertrained for row in rows))
@@ -74,7 +80,7 @@ def accuracy_by_state_size(results: Sequence[RecallResult]) -> Figure:
         low, high = axes.get_xlim()
         for row, factor in zip(own, spread(sizes, (high / low) ** 0.025 - 1), strict=True):
             _draw_point(axes, row.state_size * factor, row)
-        axes.axhline(chance_level(count), label=_guess_label([count]), **_GUESS)
+        axes.axhline(chance_level(count), **_GUESS)
         axes.set_title(f"{count} pairs", fontsize=10)
         _accuracy_axis(axes)
     mixers = list(dict.fromkeys(row.mixer for row in rows))
@@ -103,7 +109,7 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
                     markevery=(len(result.losses) // 10, max(1, len(result.losses) // 5)),
                 )
         if count > 1:
-            axes.axhline(math.log(count), label=f"guessing among the values shown: ln {count}", **_GUESS)
+            axes.axhline(math.log(count), **_GUESS)
         axes.set_title(f"{count} pairs", fontsize=10)
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("cross-entropy, nats a query")
@@ -172,10 +178,6 @@ def _logarithmic(axes: Axes, values: Sequence[int], label: str, *, margin: float
     axes.set_xlabel(label)
 
 
-def _guess_label(pairs: Sequence[int]) -> str:
-    return "guessing among the values shown: 1 / " + (str(pairs[0]) if len(pairs) == 1 else "pairs")
-
-
 def _finished(figure: Figure, panels: Sequence[Axes], mixers: Sequence[str], *, hollow: bool) -> Figure:
     """Grid lines, and one legend for all panels."""
     from matplotlib.lines import Line2D
@@ -187,19 +189,14 @@ def _finished(figure: Figure, panels: Sequence[Axes], mixers: Sequence[str], *, 
         axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="best", fontsize=8, frameon=False)
-    entries: list[Any] = []
-    for mixer in mixers:
-        style = mixer_style(mixer)
-        entries.append(
-            Line2D([], [], color=style.colour, marker=style.marker, markersize=7, linewidth=1.2, label=mixer)
-        )
+    looks = {mixer: mixer_style(mixer) for mixer in mixers}
+    entries = [
+        Line2D([], [], color=look.colour, marker=look.marker, markersize=7, linewidth=1.2, label=mixer)
+        for mixer, look in looks.items()
+    ]
     if hollow:
-        entries.append(
-            Line2D(
-                [], [], color="#555555", marker="o", markerfacecolor="white", linewidth=0, label="loss still falling"
-            )
-        )
-    figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False)
+        label = "hollow: loss\nstill falling"
+        entries.append(Line2D([], [], color="#555555", marker="o", markerfacecolor="white", linewidth=0, label=label))
+    entries.append(Line2D([], [], **_GUESS))
+    figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False, labelspacing=0.7)
     return figure

@@ -35,7 +35,7 @@ def recall_table(results: Sequence[RecallResult]) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    for header in ("pairs", "mixer", "accuracy", "chance", "lr", "state", "parameters"):
+    for header in ("pairs", "mixer", "accuracy", "chance", "lr", "state", "params"):
         table.add_column(header, justify="left" if header == "mixer" else "right", no_wrap=True)
     table.add_column("notes")
     for pairs in sorted({row.pairs for row in rows}):
@@ -63,6 +63,8 @@ def _accuracy(row: RecallSummary) -> str:
 
 def _notes(row: RecallSummary) -> str:
     notes = ["undertrained"] if row.undertrained else []
+    if row.accuracy is not None and row.accuracy <= row.chance:
+        notes.append("at chance")
     if row.diverged:
         notes.append(f"{row.diverged} of {row.runs} runs diverged")
     return ", ".join(notes)

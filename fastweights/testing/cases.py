@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -27,6 +28,14 @@ def _unit(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor])
     return F.normalize(_normal(shape, generator, drawn), dim=-1)
 
 
+def _positive(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]) -> Tensor:
+    return F.elu(_normal(shape, generator, drawn)) + 1.0
+
+
+def _penalty(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]) -> Tensor:
+    return _unit(shape, generator, drawn) * shape[-1] ** -0.5
+
+
 def _gate(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]) -> Tensor:
     return _normal(shape, generator, drawn).sigmoid()
 
@@ -35,9 +44,26 @@ def _decay(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]
     return F.logsigmoid(_normal(shape, generator, drawn) + 2.0)
 
 
+def _slow_decay(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]) -> Tensor:
+    """Decays near 1, for rules that forget their prior as well."""
+    return 0.1 * _decay(shape, generator, drawn)
+
+
 def _write_key(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]) -> Tensor:
     """The key with every channel scaled by a factor near 1: an unrelated write key would make the memory diverge."""
     return drawn["k"] * torch.exp(0.4 * _normal(shape, generator, drawn).tanh())
+
+
+def _kept(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]) -> Tensor:
+    return _decay(shape, generator, drawn).exp()
+
+
+def _ridge(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]) -> Tensor:
+    return 0.25 + F.softplus(_normal(shape, generator, drawn))
+
+
+def _prior(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]) -> Tensor:
+    return 0.5 + _normal(shape, generator, drawn).sigmoid()
 
 
 def _center(shape: Shape, generator: torch.Generator, drawn: Mapping[str, Tensor]) -> Tensor:
@@ -50,13 +76,22 @@ KINDS: dict[str, tuple[str, Draw]] = {
     "query": ("HK", _unit),
     "key": ("HK", _unit),
     "write key": ("HK", _write_key),
+    "positive query": ("HK", _positive),
+    "positive key": ("HK", _positive),
+    "penalty": ("HK", _penalty),
     "value": ("GV", _normal),
+    "joint value": ("GV", _unit),  # the rule looks at the whole vector: a channel reaches every other
     "gate": ("G", _gate),
+    "kept": ("G", _kept),
+    "value gate": ("GV", _gate),
     "decay": ("G", _decay),
+    "slow decay": ("G", _slow_decay),
     "channel decay": ("GK", _decay),
 }
 PARAMETERS: dict[str, tuple[str, Draw]] = {
     "center": ("G", _center),
+    "prior": ("G", _prior),
+    "ridge": ("GK", _ridge),
 }
 
 
@@ -87,18 +122,21 @@ class OpInputs:
 @dataclass(frozen=True, kw_only=True)
 class OpCase:
     """One op in one of its forms. `tokens` and `parameters` give for each tensor argument what it is (KINDS, PARAMETERS);
-    `states` names the states in the order of the result; `grouped` says whether v may have more heads than q and k;
-    `exact_gradient` that its gradient is that of its values; `loosened` is the factor on the tolerances of tests where the
-    rule amplifies rounding."""
+    `measured` gives the options that differ when the op is timed; `states` names the states in the order of the result;
+    `grouped` says whether v may have more heads than q and k; `exact_gradient` that its gradient is that of its values;
+    `loosened` is the factor on the tolerances of tests where the rule amplifies rounding; `slots` says that keys may not have
+    more channels than values, so that draw widens these."""
 
     op: Callable[..., Any]
     tokens: Mapping[str, str]
     states: tuple[str, ...]
     parameters: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
     grouped: bool = True
     exact_gradient: bool = True
     loosened: float = 1.0
+    slots: bool = False
 
     def tolerance(self, plain: float) -> float:
         return self.loosened * plain
@@ -117,6 +155,7 @@ class OpCase:
     ) -> OpInputs:
         """Random inputs of these sizes, the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
+        value = max(key, value) if self.slots else value
         sizes = {"H": heads, "G": heads if value_heads is None else value_heads, "K": key, "V": value}
 
         def draw_all(
@@ -134,7 +173,7 @@ class OpCase:
 
     def __call__(self, inputs: OpInputs, **keywords: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
         """o and the final states, always as a tuple."""
-        o, state = self.op(**inputs.arguments(), **{"output_final_state": True, **keywords})
+        o, state = self.op(**{**inputs.arguments(), "output_final_state": True, **keywords})
         return o, () if state is None else state if isinstance(state, tuple) else (state,)
 
     def initial_state(self, states: tuple[Tensor, ...]) -> Any:
@@ -142,7 +181,16 @@ class OpCase:
         return states[0] if len(self.states) == 1 else tuple(states)
 
 
+@wraps(ops.palimpsa_posterior)
+def _mean_and_deviation(*arguments: Any, **keywords: Any) -> tuple[Tensor, Any]:
+    """The posterior's two results as one output, the variance as a deviation: both then grow with the scale."""
+    o, variance, state = ops.palimpsa_posterior(*arguments, **keywords)
+    return torch.cat([o, variance.sqrt()], -1), state
+
+
+PALIMPSA: dict[str, Callable[..., Any]] = {"palimpsa": ops.palimpsa, "palimpsa_posterior": _mean_and_deviation}
 QKV = {"q": "query", "k": "key", "v": "value"}
+JOINT = {**QKV, "v": "joint value"}
 DECAYS = {"none": {}, "head": {"g": "decay"}, "channel": {"g": "channel decay"}}
 GRAM = {"precond_g": "decay", "precond_beta": "gate"}
 
@@ -179,4 +227,72 @@ CASES: dict[str, OpCase] = {
         )
         for name, g in DECAYS.items()
     },
+    **{
+        name: OpCase(
+            op=op,
+            tokens={**QKV, "beta": "value gate", "g": "decay"},
+            parameters={"prior": "prior"},
+            states=("M", "J"),
+        )
+        for name, op in PALIMPSA.items()
+    },
+    **{
+        # The gradient is by implicit differentiation, exact once the iteration has converged. The Chebyshev iteration has
+        # not after so few; conjugate gradients must have, as before that they amplify rounding.
+        f"gated_kalmanet-{solver}": OpCase(
+            op=ops.gated_kalmanet,
+            tokens={**QKV, "g": "decay", **mix},
+            options={"solver": solver, "iterations": iterations},
+            measured={"iterations": 30},
+            states=("H", "U"),
+            exact_gradient=solver != "chebyshev",
+        )
+        for solver, iterations, mix in [
+            ("chebyshev", 8, {"mix": "gate"}),
+            ("conjugate_gradient", 24, {}),
+            ("exact", 1, {"mix": "gate"}),
+        ]
+    },
+    "mesa": OpCase(
+        op=ops.mesa,
+        tokens={**QKV, "g": "decay", "beta": "gate"},
+        parameters={"ridge": "ridge"},
+        options={"iterations": 16},
+        measured={"iterations": 30},
+        states=("H", "U"),
+    ),
+    **{
+        f"recursive_least_squares-{name}": OpCase(
+            op=ops.recursive_least_squares, tokens={**QKV, "beta": "gate", **g}, states=("S", "P")
+        )
+        for name, g in {"none": {}, "head": {"g": "slow decay"}}.items()
+    },
+    **{
+        f"variational_linear_attention-{name}": OpCase(
+            op=ops.variational_linear_attention,
+            tokens={"q": "positive query", "k": "positive key", "v": "value", "u": "penalty"},
+            options={"refresh_every": refresh_every},
+            states=("S", "A", "z", "count"),
+        )
+        for name, refresh_every in {"plain": None, "refresh": 20}.items()
+    },
+    **{
+        f"lattice-{objective}{name}": OpCase(
+            op=ops.lattice,
+            tokens={**JOINT, "gamma": "gate", **kept},
+            options={"objective": objective, **options},
+            states=("S",),
+            slots=True,
+        )
+        for objective in ("decode", "encode", "similarity")
+        for name, kept, options in [
+            ("", {}, {}),
+            ("-decay", {"decay": "kept"}, {}),
+            ("-free", {}, {"normalize": False}),
+        ]
+    },
+    "lattice-decode-l1": OpCase(
+        op=ops.lattice, tokens={**JOINT, "gamma": "gate"}, options={"l1": 0.02}, states=("S",), slots=True
+    ),
+    "output_normalized_ttt": OpCase(op=ops.output_normalized_ttt, tokens={**JOINT, "gamma": "gate"}, states=("S",)),
 }

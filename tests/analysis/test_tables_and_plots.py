@@ -42,6 +42,11 @@ def test_table_shows_spread_learning_rate_sizes_and_marks():
     assert "1 of 1 runs diverged" in kda
 
 
+def test_table_says_where_a_mixer_only_guesses():
+    text = printed(recall_table([made_up("gdn", 4, accuracy=0.25), made_up("gla", 4, accuracy=0.3)]))
+    assert ["at chance" in line for line in text.splitlines() if "gdn" in line or "gla" in line] == [False, True]
+
+
 def lines_of(axes):
     return {line.get_label(): line for line in axes.get_lines()}
 
@@ -56,7 +61,7 @@ def test_accuracy_by_pairs_has_a_line_a_mixer_and_the_chance_level():
     linear = next(line for line in axes.get_lines() if line.get_color() == mixer_style("linear").colour)
     assert list(linear.get_ydata()) == pytest.approx([0.797, 0.497])
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["linear", "gla", "gdn", "loss still falling"]
+    assert names == ["linear", "gla", "gdn", "hollow: loss\nstill falling", "guessing among\nthe values shown"]
 
 
 def test_accuracy_by_state_size_spreads_equal_sizes():

@@ -36,6 +36,7 @@ def test_positive_decay_is_refused_in_a_graph_too(case: OpCase) -> None:
     if name is None:
         pytest.skip("the rule has no decay")
     inputs = case.draw(batch=1, heads=1, time=3)
+    torch._dynamo.reset()
     compiled = torch.compile(lambda **arguments: case.op(**arguments)[0], fullgraph=True, backend="aot_eager")
     with pytest.raises(ValueError, match="must be a log decay"):
         compiled(**{**inputs.arguments(), name: inputs.tokens[name] + 20})

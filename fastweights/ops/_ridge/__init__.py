@@ -1,0 +1,1 @@
+"""Ridge regression on a fading past at every token: the computation that `gated_kalmanet` and `mesa` share."""

@@ -1,0 +1,3 @@
+from .api import gated_kalmanet
+
+__all__ = ["gated_kalmanet"]

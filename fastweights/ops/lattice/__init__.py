@@ -1,0 +1,3 @@
+from .api import lattice
+
+__all__ = ["lattice"]

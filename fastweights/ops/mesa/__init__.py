@@ -1,0 +1,3 @@
+from .api import mesa
+
+__all__ = ["mesa"]

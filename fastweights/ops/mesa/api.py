@@ -1,0 +1,79 @@
+"""The Mesa layer: ridge regression on the fading past with a fixed ridge, by conjugate gradients."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._ridge.api import ridge_regression
+from .._shared.checks import check_decay, check_gate, check_qkv, check_tensor
+from .._shared.run import compute_dtype
+from ..precondition.api import check_ridge
+
+__all__ = ["mesa"]
+
+
+def mesa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    ridge: Tensor | float,
+    *,
+    iterations: int = 30,
+    scale: float | None = None,
+    initial_state: tuple[Tensor, Tensor] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    r"""Answer with the ridge regression of all values on all keys so far, with a learned ridge a key channel.
+
+    $$H_t = a_t H_{t-1} + \beta_t k_t k_t^\top, \qquad U_t = a_t U_{t-1} + \beta_t k_t v_t^\top, \qquad a_t = e^{g_t}$$
+    $$o_t = U_t^\top (H_t + \mathrm{Diag}(\mathrm{ridge}))^{-1} (\mathrm{scale}\; q_t)$$
+
+    by `iterations` steps of conjugate gradients from zero (von Oswald et al. 2025; a baseline of Gated KalmaNet). The
+    gradient is by implicit differentiation with the same number of steps: that of the exact solution once they have
+    converged, which takes at most K steps and the more the larger |H_t| is against the ridge.
+
+    Args:
+        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        g: log decay (natural logarithm, at most 0; -inf forgets everything), [B, T, HV] (or H heads, repeated likewise).
+            Any float dtype.
+        beta: gain of a token, at least 0, [B, T, HV] (or H heads). Any float dtype.
+        ridge: positive, [HV, K] (or H heads; [HV] or a number are repeated over the channels).
+        iterations: steps of conjugate gradients, at least 1.
+        scale: factor on q, K^-0.5 by default.
+        initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H is taken as the
+            symmetric positive semidefinite matrix that it is. N is B, or the number of packed sequences.
+        output_final_state: whether to return (H, U) after the last token.
+        cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
+        backend: "reference" (loop over tokens), "torch" (chunkwise) or "auto".
+
+    Returns:
+        o [B, T, HV, V] in v's dtype, and (H, U) in float32 (float64 for float64 inputs) or None.
+
+    Raises:
+        ValueError: a shape, dtype, device, positive g, ridge, iterations, cu_seqlens or backend that does not fit; the
+            message says which.
+        TypeError: an argument of the wrong kind.
+    """
+    sizes = check_qkv(q, k, v)
+    check_tensor("g", g, v)
+    check_decay("g", g, sizes, v)
+    check_gate("beta", beta, sizes, v)
+    ridge = check_ridge(ridge, k, sizes.heads) * q.new_ones(sizes.key, dtype=compute_dtype(v))
+    return ridge_regression(
+        "mesa",
+        sizes,
+        {"q": q, "k": k, "v": v, "g": g, "beta": beta, "mix": None},
+        ridge=ridge.expand(sizes.heads, sizes.key),
+        solver="conjugate_gradient",
+        iterations=iterations,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )

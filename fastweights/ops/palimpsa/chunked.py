@@ -1,0 +1,60 @@
+"""Palimpsa chunk by chunk, exact: M and J are two linear-attention memories (keys k and k^2), whose states at the start
+of every chunk are matrix products and a decayed sum; the elementwise division is left to the inside of a chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._shared.decay import HeadDecay
+from .._shared.sequences import Chunks, Sequences
+from .inside import ReadInside
+
+CHUNK = 64
+SUB_CHUNK = 8
+
+
+def chunked(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor, M: Tensor, J: Tensor,
+    sequences: Sequences, *, prior: Tensor, variance: bool,
+) -> tuple[Any, tuple[Tensor, Tensor]]:  # fmt: skip
+    """q (scaled), k [B,T,H,K]; v, beta [B,T,H,V]; g [B,T,H]; M, J [N,H,K,V]; prior [H] -> o, or (o, variance) where
+    `variance`, and (M, J)."""
+    chunks = Chunks(sequences, CHUNK, v.device)
+    c = min(SUB_CHUNK, chunks.size)
+    Q, K, V, B, G = (chunks.split(x).unflatten(2, (-1, c)) for x in (q, k, v, beta, g))
+    tokens, subs = decay_tables(G.exp())
+
+    keys = (K * (tokens[..., -1, 1:] * subs[..., -1, 1:, None])[..., None]).flatten(2, 3)
+    written_M, written_J = keys.mT @ V.flatten(2, 3), (keys * K.flatten(2, 3)).mT @ B.flatten(2, 3)
+
+    def step(states: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        kept, *written = parts
+        return tuple(kept * state + new for state, new in zip(states, written))
+
+    starts, (M, J) = chunks.scan(step, (M, J), subs[..., -1, :1, None], written_M, written_J)
+    rows = (Q, K, V, B, tokens[..., 1:, :], subs[..., :-1, :-1], prior.expand(Q.shape[:2]), *starts)
+    o, w = (
+        chunks.merge(x.reshape(*Q.shape[:2], chunks.size, x.shape[-1]))
+        for x in ReadInside.apply(variance, *(x.flatten(0, 1) for x in rows))
+    )
+    return ((o, w) if variance else o), (M, J)
+
+
+def decay_tables(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Decays a [M,H,s,c] of s sub-chunks of c tokens -> what is left of what, inside each sub-chunk token by token
+    [M,H,s,1+c,1+c], and over the chunk sub-chunk by sub-chunk [M,H,1+s,1+s]."""
+    tokens = table(a.flatten(1, 2)).unflatten(1, a.shape[1:3])
+    return tokens, table(tokens[..., -1, 0])
+
+
+def table(a: Tensor) -> Tensor:
+    """Decays a [M,H,n] of n steps -> [M,H,1+n,1+n]: [i, j] is what is left after i steps of the write at step j, 0 for
+    j > i; write 0 is the state before the first step."""
+    decay = HeadDecay(a[..., None])
+    later = torch.cat([decay.kept_from_start, decay.between], -1)
+    first = F.pad(torch.ones_like(later[:, :, :1, :1]), (0, a.shape[-1]))
+    return torch.cat([first, later], 2)

@@ -1,0 +1,3 @@
+from .api import recursive_least_squares
+
+__all__ = ["recursive_least_squares"]

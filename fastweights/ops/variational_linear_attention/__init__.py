@@ -1,0 +1,3 @@
+from .api import variational_linear_attention
+
+__all__ = ["variational_linear_attention"]
