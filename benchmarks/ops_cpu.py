@@ -2,7 +2,7 @@
 in one run, after a check that their values and gradients agree. Also growth with length and peak memory.
 
     python benchmarks/ops_cpu.py                         every op, writes benchmarks/results/ops_cpu.json
-    python benchmarks/ops_cpu.py --only delta_rule       ops whose name contains this, prints only
+    python benchmarks/ops_cpu.py --only delta_rule,mesa  ops whose name begins so; writes with --output only
 """
 
 from __future__ import annotations
@@ -101,13 +101,16 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="ops whose name contains this; nothing is written")
+    parser.add_argument("--only", default="", help="ops whose name begins with one of these, separated by commas")
+    parser.add_argument(
+        "--output", type=Path, help=f"result file; {RESULT.name} beside this script when all ops are run"
+    )
     parser.add_argument(
         "--repeats", type=int, default=3, help="timings of the reference (three times as many of torch)"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(2)
-    names = [name for name in CASES if arguments.only in name]
+    names = [name for name in CASES if name.startswith(tuple(arguments.only.split(",")))]
     if not names:
         raise SystemExit(f"--only {arguments.only!r} matches none of: {', '.join(CASES)}")
     print(f"{'forward + backward, ' + str(SIZES):70s}")
@@ -122,10 +125,11 @@ def main() -> None:
             f"{row['growth_8x']:6.2f} {row['peak_mb'] or math.nan:8.0f} {row['difference']:11.1e}",
             flush=True,
         )
-    if not arguments.only:
+    output = arguments.output or (None if arguments.only else RESULT)
+    if output is not None:
         content = {**describe(), "sizes": SIZES, "growth": GROWTH, "memory": MEMORY, "ops": rows}
-        write_json(RESULT, content)
-        print(f"written to {RESULT}")
+        write_json(output, content)
+        print(f"written to {output}")
 
 
 if __name__ == "__main__":

@@ -78,11 +78,13 @@ class _Solve(torch.autograd.Function):
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         x, *tensors = ctx.saved_tensors
         system, steps = System(*tensors[:5]), Steps(*tensors[5:])
-        gradients = [torch.empty_like(y) for y in (x, *system)]
+        needed = ctx.needs_input_grad[1:]
+        gradients = [torch.empty_like(y) if need else None for y, need in zip((x, *system), needed)]
         for block in cache_blocks(x):
             db = _solve(dx[block], steps.at(block), ctx.ridge)
             for whole, part in zip(gradients, (db, *system.at(block).adjoint(x[block], -db))):
-                whole[block] = part
+                if whole is not None:
+                    whole[block] = part
         return None, *gradients, *[None] * len(steps)
 
 

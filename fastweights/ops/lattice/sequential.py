@@ -36,26 +36,10 @@ class Sequential(torch.autograd.Function):
         square, across, o = torch.empty_like(d[0]), torch.empty_like(S), torch.empty_like(h)
         lengths = torch.cat([length[None], torch.ones_like(q)])
         keys, shrinks = optional_rows(key, C), optional_rows(shrink, C)
-        columns = zip(kept.mT, b.mT, w.mT)
-        tokens = zip(q, h, h.mT, a, b, d, d.square(), w, inverse, kept, o, lengths, lengths[1:], keys, shrinks, columns)
-        for (
-            q_t,
-            h_t,
-            h_column,
-            a_t,
-            b_t,
-            d_t,
-            d2,
-            w_t,
-            inverse_t,
-            kept_t,
-            o_t,
-            n,
-            n_next,
-            key_t,
-            shrink_t,
-            columns_t,
-        ) in tokens:
+        vectors = zip(q, h, h.mT, a, b, w, kept, inverse, o, kept.mT, b.mT, w.mT)
+        tokens = zip(vectors, d, d.square(), lengths, lengths[1:], keys, shrinks)
+        for vector, d_t, d2, n, n_next, key_t, shrink_t in tokens:
+            q_t, h_t, h_column, a_t, b_t, w_t, kept_t, inverse_t, o_t, *columns = vector
             if key_t is not None:
                 h_t.baddbmm_(key_t, S, alpha=-1)
             torch.bmm(h_t, h_column, out=square)
@@ -65,7 +49,7 @@ class Sequential(torch.autograd.Function):
             a_t.div_(n).div_(n)
             turn(b_t, a_t, d2, square, w_t, inverse_t)
             torch.mul(d_t, inverse_t, out=kept_t)
-            go_on(S, S, across, h_t, *columns_t)
+            go_on(S, across, h_t, *columns)
             if not normalize:
                 torch.div(n, inverse_t, out=n_next).clamp_min_(SHORTEST)
                 q_t.mul_(n_next)
@@ -84,10 +68,11 @@ class Sequential(torch.autograd.Function):
         f, w = turns.f, turns.w
         states = slots.new_empty(C + 1, *slots.shape)
         states[0] = slots
-        product = torch.empty_like(slots)
-        for S, S_next, *given in zip(states, states[1:], h, (d * turns.inverse).mT, b.mT, w.mT):
-            go_on(S, S_next, product, *given)
-        d_reads = do @ states[1:].mT
+        d_reads = torch.empty_like(reads)
+        tokens = zip(states, states[1:], f.mT, w.mT, h, do, d_reads)
+        for S, S_next, f_column, w_column, h_t, do_t, d_read in tokens:
+            unit_(torch.mul(S, f_column, out=S_next).addcmul_(w_column, h_t))
+            torch.bmm(do_t, S_next.mT, out=d_read)
 
         # Back through a token the gradient in the slots is L <- f L + db h - key dh, and takes in read do of the token before:
         # three columns by three rows. What lies along a slot is taken out at once: it changes nothing, and would grow.
@@ -107,7 +92,7 @@ class Sequential(torch.autograd.Function):
         shrinks = [None] * C if shrink is None else (to_rows(shrink) / square).unbind(0)[::-1]
 
         A, D, N, da, along = (torch.zeros_like(a) for _ in range(5))
-        dh = torch.empty_like(h[0])
+        dh, product = torch.empty_like(h[0]), torch.empty_like(slots)
         of_step = backwards(f, f.mT, w, b, a, turns.inverse, turns.across_a, turns.across_b, free, read[:-1])
         of_slots = backwards(
             states[:-1], h, left[:-1].mT, left[:-1, :, :1], left[:-1, :, 1:2], right[:-1], right[:-1, :, 1:2]
@@ -144,9 +129,13 @@ class Sequential(torch.autograd.Function):
         return dq, dv, d_write, d_shrink, d_decay, L, n / lengths[0], d_key, None
 
 
-def go_on(S: Tensor, S_next: Tensor, across: Tensor, h: Tensor, kept: Tensor, b: Tensor, w: Tensor) -> None:
-    """S_next = kept S + w (h - b S), with room for what is in brackets, all [G,K,V]; h [G,1,V]; kept, b, w [G,K,1]. Brought to
-    length 1 once more (a slot of 0 stays 0): in long steps along a slot a wrong length, left by rounding, would grow."""
+def go_on(S: Tensor, across: Tensor, h: Tensor, kept: Tensor, b: Tensor, w: Tensor) -> None:
+    """S <- kept S + w (h - b S), with room for what is in brackets; S [G,K,V], h [G,1,V], kept, b, w [G,K,1]."""
     torch.addcmul(h, b, S, value=-1, out=across)
-    torch.mul(S, kept, out=S_next).addcmul_(w, across)
-    S_next.div_(S_next.norm(dim=-1, keepdim=True).clamp_min_(0.5))
+    unit_(S.mul_(kept).addcmul_(w, across))
+
+
+def unit_(S: Tensor) -> None:
+    """Bring slots to length 1 once more (a slot of 0 stays 0): in long steps along a slot a wrong length, left by rounding,
+    would grow with every token."""
+    S.div_(S.norm(dim=-1, keepdim=True).clamp_min_(0.5))

@@ -61,7 +61,7 @@ def recursive_least_squares(
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. Keys of unit length suit the conventions.
         v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
         beta: weight of a token, at least 0, [B, T, HV] (or H heads, repeated likewise). Any float dtype.
-        g: log decay (natural logarithm, at most 0; -inf forgets everything), None or [B, T, HV] (or H heads).
+        g: log decay (natural logarithm, at most 0, -inf included), None or [B, T, HV] (or H heads). Any float dtype.
         ridge: weight of the prior that S is zero, positive.
         scale: factor on q, K^-0.5 by default.
         initial_state: (S [N, HV, K, V], P [N, HV, K, K] symmetric positive definite) before the first token; zeros and
@@ -97,9 +97,9 @@ def recursive_least_squares(
         initial_state=None if initial_state is None else states["P"], **shared,
     )  # fmt: skip
     write_key = expand_heads(beta.to(dtype), sizes.heads)[..., None] * y
-    q, k, v_ = q.to(dtype), k.to(dtype), v.to(dtype)
+    values = v.to(dtype)
     o, S = delta_rule(
-        q, k, v_, torch.ones_like(v_[..., 0]), write_key=write_key, scale=scale, initial_state=states["S"],
-        cu_seqlens=cu_seqlens, **shared,
+        q.to(dtype), k.to(dtype), values, torch.ones_like(values[..., 0]), write_key=write_key, scale=scale,
+        initial_state=states["S"], cu_seqlens=cu_seqlens, **shared,
     )  # fmt: skip
     return o.to(v.dtype), None if S is None or P is None else (S, P)

@@ -1,0 +1,74 @@
+"""Accuracy counts the labelled positions of the test split, all of them and nothing else."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fastweights.data import IGNORE_INDEX, make_task
+from fastweights.evaluation import recall_accuracy
+from fastweights.evaluation.recall import labelled_logits
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+
+TASK = make_task("mqar-shuffled", pairs=3, vocab_size=16)
+
+
+class Oracle(torch.nn.Module):
+    """Knows the answers: each hidden state is the one-hot right value, or a wrong one where `spoil` says so."""
+
+    def __init__(self, spoil):
+        super().__init__()
+        self.spoil = spoil
+        self.lm_head = torch.nn.Identity()
+        self.seen = []
+
+    def model(self, input_ids):
+        keys, values = input_ids[:, 0:6:2], input_ids[:, 1:6:2]
+        same = input_ids[:, :, None] == keys[:, None]
+        answers = (same * values[:, None]).sum(-1)
+        self.seen.append((self.training, torch.is_grad_enabled(), input_ids))
+        return SimpleNamespace(last_hidden_state=torch.nn.functional.one_hot(self.spoil(answers), 16).float())
+
+
+@pytest.mark.parametrize("examples", [1, 7, 128, 300])
+def test_an_oracle_is_right_on_every_example(examples):
+    oracle = Oracle(lambda answers: answers)
+    assert recall_accuracy(oracle, TASK, seed=0, examples=examples) == 1.0
+    assert sum(len(tokens) for _, _, tokens in oracle.seen) == examples
+
+
+def test_errors_are_counted_at_the_queries_only():
+    def last_query_wrong(answers):
+        answers[:, -1] = 0
+        answers[:, :6] = 0  # the context is not asked for
+        return answers
+
+    assert recall_accuracy(Oracle(last_query_wrong), TASK, seed=0, examples=200) == pytest.approx(2 / 3)
+
+
+def test_the_model_is_tested_in_evaluation_mode_without_gradients_and_left_as_it_was():
+    oracle = Oracle(lambda answers: answers).train()
+    recall_accuracy(oracle, TASK, seed=0, examples=1)
+    assert oracle.seen[0][:2] == (False, False)
+    assert oracle.training
+
+
+def test_examples_are_those_of_the_test_split_and_the_seed():
+    oracles = [Oracle(lambda answers: answers) for _ in range(2)]
+    for seed, oracle in enumerate(oracles):
+        recall_accuracy(oracle, TASK, seed=seed, examples=4)
+        expected = TASK.batch("test", seed=seed, index=0, batch_size=4).input_ids
+        assert torch.equal(oracle.seen[0][2], expected)
+    assert not torch.equal(oracles[0].seen[0][2], oracles[1].seen[0][2])
+
+
+def test_labelled_logits_are_the_models_logits_at_the_labels():
+    torch.manual_seed(0)
+    model = FastWeightsForCausalLM(
+        FastWeightsConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_heads=2, mixer="gdn")
+    )
+    batch = TASK.batch("train", seed=0, index=0, batch_size=5)
+    logits, labels = labelled_logits(model, batch.input_ids, batch.labels)
+    asked = batch.labels != IGNORE_INDEX
+    torch.testing.assert_close(logits, model(batch.input_ids).logits[asked])
+    assert torch.equal(labels, batch.labels[asked]) and len(labels) == 15
