@@ -1,6 +1,10 @@
 """Chunkwise `torch` backend against the sequential `reference` on a CPU: forward + backward, float32, medians, both sides
 in one run, after a check that their values and gradients agree. Also growth with length and peak memory.
 
+glibc hands large buffers back to the system at every call and gets them again as zeroed pages, which for long sequences costs
+up to a third of the time and is not the op's. So the script starts itself again with an allocator that keeps what is freed
+(`ALLOCATOR`), for both sides; `--system-allocator` measures without.
+
     python benchmarks/ops_cpu.py                         every op, writes benchmarks/results/ops_cpu.json
     python benchmarks/ops_cpu.py --only delta_rule,mesa  ops whose name begins so; writes with --output only
 """
@@ -10,7 +14,9 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +29,7 @@ from fastweights.testing import CASES, OpInputs
 RESULT = Path(__file__).parent / "results" / "ops_cpu.json"
 SIZES = {"batch": 2, "time": 2048, "heads": 4, "key": 64, "value": 64}
 GROWTH = (1024, 8192)
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 MEMORY = {"batch": 1, "time": 8192, "heads": 4, "key": 64, "value": 64}
 
 
@@ -108,7 +115,10 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=3, help="timings of the reference (three times as many of torch)"
     )
+    parser.add_argument("--system-allocator", action="store_true", help="leave the allocator as it is")
     arguments = parser.parse_args()
+    if not arguments.system_allocator and not ALLOCATOR.keys() <= os.environ.keys():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
     torch.set_num_threads(2)
     names = [name for name in CASES if name.startswith(tuple(arguments.only.split(",")))]
     if not names:
@@ -127,7 +137,15 @@ def main() -> None:
         )
     output = arguments.output or (None if arguments.only else RESULT)
     if output is not None:
-        content = {**describe(), "sizes": SIZES, "growth": GROWTH, "memory": MEMORY, "ops": rows}
+        allocator = {name: os.environ.get(name) for name in ALLOCATOR}
+        content = {
+            **describe(),
+            "allocator": allocator,
+            "sizes": SIZES,
+            "growth": GROWTH,
+            "memory": MEMORY,
+            "ops": rows,
+        }
         write_json(output, content)
         print(f"written to {output}")
 

@@ -207,6 +207,7 @@ def test_its_state_is_that_of_gated_kalmanet_without_gain() -> None:
         ({"ridge": torch.ones(3, 8)}, ValueError, r"ridge must be a number, \[2\] or \[2, 8\]"),
         ({"ridge": 0.0}, ValueError, "ridge must be a finite number, more than 0"),
         ({"iterations": 0}, ValueError, "iterations must be at least 1, got 0"),
+        ({"beta": torch.full((2, 5, 2), -0.5)}, ValueError, "beta must be at least 0, got -0.5 at its smallest"),
         ({"beta": None}, TypeError, "beta must be a torch.Tensor"),
         ({"g": None}, TypeError, "g must be a torch.Tensor"),
     ],

@@ -126,6 +126,14 @@ def check_log_decay(name: str, g: Tensor) -> None:
         )
 
 
+def check_nonnegative(name: str, x: Tensor, remedy: str = "sigmoid(...)") -> None:
+    """No number below 0, where the memory would otherwise stop being positive definite."""
+    if values_can_be_read(x) and ((x < 0) & x.isfinite()).any():
+        raise ValueError(
+            f"{name} must be at least 0, got {x[x.isfinite()].min().item():.4g} at its smallest; pass {remedy}"
+        )
+
+
 def constant(x: Any) -> Any:
     """x, where torch.compile would make a symbol of a number that differs from call to call: what is in a set is not one."""
     return list({x})[0] if isinstance(x, (int, float)) else x

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._ridge.api import ridge_regression
-from .._shared.checks import check_decay, check_gate, check_qkv, check_tensor
+from .._shared.checks import check_decay, check_gate, check_nonnegative, check_qkv, check_tensor
 from .._shared.run import compute_dtype
 from ..precondition.api import check_ridge
 
@@ -55,14 +55,15 @@ def mesa(
         o [B, T, HV, V] in v's dtype, and (H, U) in float32 (float64 for float64 inputs) or None.
 
     Raises:
-        ValueError: a shape, dtype, device, positive g, ridge, iterations, cu_seqlens or backend that does not fit; the
-            message says which.
+        ValueError: a shape, dtype, device, positive g, negative beta, ridge, iterations, cu_seqlens or backend that does not fit;
+            the message says which.
         TypeError: an argument of the wrong kind.
     """
     sizes = check_qkv(q, k, v)
     check_tensor("g", g, v)
     check_decay("g", g, sizes, v)
     check_gate("beta", beta, sizes, v)
+    check_nonnegative("beta", beta)
     ridge = check_ridge(ridge, k, sizes.heads) * q.new_ones(sizes.key, dtype=compute_dtype(v))
     return ridge_regression(
         "mesa",

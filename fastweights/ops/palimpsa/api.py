@@ -12,6 +12,7 @@ from .._shared.checks import (
     check_decay,
     check_flag,
     check_gate,
+    check_nonnegative,
     check_number,
     check_qkv,
     check_scale,
@@ -164,11 +165,7 @@ def _posterior(
 def check_gain(beta: Tensor, sizes: Shapes, like: Tensor) -> None:
     """beta [B, T, heads, V], at least 0: a negative one could make an importance zero."""
     check_gate("beta", beta, sizes, like, sizes.value)
-    if values_can_be_read(beta) and ((beta < 0) & beta.isfinite()).any():
-        raise ValueError(
-            f"beta must be at least 0, got {beta[beta.isfinite()].min().item():.4g} at its smallest; "
-            "pass sigmoid(...) or softplus(...)"
-        )
+    check_nonnegative("beta", beta, "sigmoid(...) or softplus(...)")
 
 
 def check_prior(prior: Tensor | float, sizes: Shapes, like: Tensor) -> Tensor:

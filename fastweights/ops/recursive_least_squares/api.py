@@ -12,11 +12,11 @@ from .._shared.checks import (
     check_decay,
     check_flag,
     check_gate,
+    check_nonnegative,
     check_number,
     check_qkv,
     check_scale,
     check_states,
-    values_can_be_read,
 )
 from .._shared.run import compute_dtype, expand_heads
 from .._shared.sequences import check_cu_seqlens
@@ -80,8 +80,7 @@ def recursive_least_squares(
     """
     sizes = check_qkv(q, k, v)
     check_gate("beta", beta, sizes, v)
-    if values_can_be_read(beta) and ((beta < 0) & beta.isfinite()).any():
-        raise ValueError(f"beta must be at least 0, got {beta.min().item():.4g} at its smallest; pass sigmoid(...)")
+    check_nonnegative("beta", beta)
     check_decay("g", g, sizes, v)
     check_number("ridge", ridge, low=0, open_low=True)
     scale = check_scale(scale, sizes.key)

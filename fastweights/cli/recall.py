@@ -1,82 +1,24 @@
-"""The command `fastweights`: options in, library calls, tables out. No logic of its own.
-
-Bad input ends with one line on stderr and exit code 2, a failure while working with exit code 1, Ctrl-C with 130.
-"""
+"""`fastweights recall`: train and compare memory layers on associative recall."""
 
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from ._version import __version__
-from .analysis import mixers_table, recall_table, save_plots
-from .data import TASKS
-from .training import RecallExperiment, WorkerError, run_recall
-from .training.progress import reporter_for
+from ..analysis import mixers_table, recall_table, save_plots
+from ..data import TASKS
+from ..training import RecallExperiment, run_recall
+from ..training.progress import reporter_for
+from ._options import several, told, values
 
-__all__ = ["app", "main"]
-
-USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[
-    1
-]  # what typer raises for wrong options; it has no public name
-Value = TypeVar("Value")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command on `arguments` (those of the process when None) and return its exit code."""
-    try:
-        return app(arguments, prog_name="fastweights", standalone_mode=False) or 0
-    except USAGE_ERROR as error:
-        return _fail(error.format_message(), 2)  # type: ignore[attr-defined]
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"fastweights: error: {' '.join(message.split())}", file=sys.stderr)
-    return code
-
-
-def _several(values: Sequence[object]) -> list[str]:
-    """The default of an option that takes several values, as it would be typed."""
-    return [",".join(map(str, values))]
-
-
-def _values(option: str, texts: Sequence[str], kind: Callable[[str], Value]) -> tuple[Value, ...]:
-    """The values of an option that may be repeated and may hold several, separated by commas."""
-    values = []
-    for text in ",".join(texts).split(","):
-        try:
-            values.append(kind(text.strip()))
-        except ValueError:
-            what = "whole numbers" if kind is int else "numbers"
-            raise typer.BadParameter(f"{option} takes {what} separated by commas, got {text.strip()!r}") from None
-    return tuple(values)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"fastweights {__version__}")
-        raise typer.Exit
-
-
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train and compare fast-weight memory layers.")
 DEFAULT = RecallExperiment()
-MIXERS, PAIRS = _several(DEFAULT.mixers), _several(DEFAULT.pairs)
-LEARNING_RATES, SEEDS = _several(DEFAULT.learning_rates), _several(DEFAULT.seeds)
+MIXERS, PAIRS = several(DEFAULT.mixers), several(DEFAULT.pairs)
+LEARNING_RATES, SEEDS = several(DEFAULT.learning_rates), several(DEFAULT.seeds)
 OUTPUT = Path("runs/recall")
 
 
-@app.callback()
-def _fastweights(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None: ...
-
-
-@app.command()
 def recall(
     mixers: Annotated[
         list[str], typer.Option(metavar="NAME,...", help="Memory layers to compare; see --list.")
@@ -120,11 +62,11 @@ def recall(
     if list_mixers:
         console.print(mixers_table())
         return
-    try:
+    with told("the same command continues where it stopped"):
         experiment = RecallExperiment(
-            mixers=_values("--mixers", mixers, str),
+            mixers=values("--mixers", mixers, str),
             task=task,
-            pairs=_values("--pairs", pairs, int),
+            pairs=values("--pairs", pairs, int),
             length=length,
             vocab_size=vocab_size,
             width=width,
@@ -132,8 +74,8 @@ def recall(
             layers=layers,
             steps=steps,
             batch_size=batch_size,
-            learning_rates=_values("--learning-rates", learning_rates, float),
-            seeds=_values("--seeds", seeds, int),
+            learning_rates=values("--learning-rates", learning_rates, float),
+            seeds=values("--seeds", seeds, int),
             test_examples=test_examples,
             device=device,
         )
@@ -145,13 +87,6 @@ def recall(
             checkpoint_seconds=checkpoint_seconds,
             reporter=reporter_for(Console(stderr=True)),
         )
-    except ValueError as error:
-        raise typer.Exit(_fail(str(error), 2)) from None
-    except WorkerError as error:
-        print(error.details, file=sys.stderr, end="")
-        raise typer.Exit(_fail(f"{error}; the same command continues where it stopped", 1)) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(_fail("stopped; the same command continues where it stopped", 130)) from None
     console.print(recall_table(results))
     print(f"Results: {output / 'results.json'}")
     try:

@@ -1,0 +1,53 @@
+"""What the subcommands share: options of several values, and errors as one line with an exit code."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import typer
+
+from ..training import WorkerError
+
+__all__ = ["fail", "several", "told", "values"]
+
+Value = TypeVar("Value")
+
+
+def fail(message: str, code: int) -> int:
+    """Print one line to stderr; returns the exit code."""
+    print(f"fastweights: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+@contextmanager
+def told(continues: str = "") -> Iterator[None]:
+    """Ends the command with one line where the body is given bad input (2), cannot work (1), or is interrupted (130).
+    continues: what to say, if anything, of going on after an interruption."""
+    remedy = f"; {continues}" if continues else ""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.Exit(fail(str(error), 2)) from None
+    except (OSError, WorkerError) as error:
+        print(getattr(error, "details", ""), file=sys.stderr, end="")
+        raise typer.Exit(fail(f"{error}{remedy}", 1)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(fail(f"stopped{remedy}", 130)) from None
+
+
+def several(values: Sequence[object]) -> list[str]:
+    """The default of an option that takes several values, as it would be typed."""
+    return [",".join(map(str, values))]
+
+
+def values(option: str, texts: Sequence[str], kind: Callable[[str], Value]) -> tuple[Value, ...]:
+    """The values of an option that may be repeated and may hold several, separated by commas."""
+    found = []
+    for text in ",".join(texts).split(","):
+        try:
+            found.append(kind(text.strip()))
+        except ValueError:
+            what = "whole numbers" if kind is int else "numbers"
+            raise typer.BadParameter(f"{option} takes {what} separated by commas, got {text.strip()!r}") from None
+    return tuple(found)
