@@ -1,0 +1,1 @@
+"""The parts of the kernel benchmark: cases, peers, accuracy, timing, floors."""
