@@ -1,5 +1,6 @@
-# Two commands for a fresh machine with Python 3.10+ and pip:
+# Commands for a fresh machine with Python 3.10+ and pip:
 #   make recall    trains and compares memory layers on associative recall, results in runs/recall
+#   make lm        trains two small language models on the text of this machine's Python, results in runs/lm
 #   make test      runs the tests
 # Each makes the virtual environment when it is missing. To use a torch of your own:
 #   make recall TORCH="torch==2.9.1"      another version, or the path of a wheel
@@ -13,10 +14,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fastweights-installed
 DEFAULT_TORCH := torch==2.13.0
 
-.PHONY: recall test lint install clean
+.PHONY: recall lm test lint install clean
 
 recall: $(INSTALLED)
 	$(BIN)/fastweights recall $(ARGS)
+
+lm: $(INSTALLED)
+	$(BIN)/fastweights train examples/lm.toml $(ARGS)
 
 # The models and matrices of the tests are tiny: a process a core, each with a single thread.
 test: $(INSTALLED)

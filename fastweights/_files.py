@@ -3,10 +3,13 @@
 import json
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PARTIAL_FILES", "write_bytes", "write_json"]
+__all__ = ["PARTIAL_FILES", "publish_folder", "staged_folder", "write_bytes", "write_json"]
 
 PARTIAL_FILES = ".*.partial"  # glob of what a process killed while writing leaves behind
 
@@ -32,3 +35,29 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON, atomically. NaN and infinity raise ValueError: they are not JSON."""
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+@contextmanager
+def staged_folder(path: Path) -> Iterator[Path]:
+    """A new folder to fill, which becomes `path`, in place of what is there, when the body ends. If it fails, `path` is as it
+    was."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        publish_folder(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def publish_folder(partial: Path, path: Path) -> None:
+    """Make the folder `partial`, once all its files are on the disk, the folder `path`."""
+    for file in partial.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+    old = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    if path.exists():
+        os.replace(path, old)
+    os.replace(partial, path)
+    shutil.rmtree(old, ignore_errors=True)

@@ -10,7 +10,11 @@ import typer
 
 from .._version import __version__
 from ._options import fail
+from .convert import convert
+from .evaluate import evaluate
+from .generate import generate
 from .recall import recall
+from .train import train
 
 __all__ = ["app", "main"]
 
@@ -18,7 +22,7 @@ __all__ = ["app", "main"]
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train and compare fast-weight memory layers.")
-for command in (recall,):
+for command in (recall, train, convert, evaluate, generate):
     app.command()(command)
 
 

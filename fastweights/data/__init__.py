@@ -1,6 +1,5 @@
 """Recall tasks: seeded, identical on every machine, train and test disjoint by construction."""
 
-from .accuracy import labelled_accuracy
 from .copying import Copy
 from .mqar import MQAR, OutOfDistributionMQAR
 from .registry import TASKS, make_task
@@ -17,7 +16,6 @@ __all__ = [
     "OutOfDistributionMQAR",
     "RecallTask",
     "ShuffledMQAR",
-    "labelled_accuracy",
     "make_task",
     "stream",
 ]

@@ -1,5 +1,28 @@
-"""Measuring trained models."""
+"""Measuring trained models: recall of small ones, and perplexity, recall and retrieval of text models by context length."""
 
+from .continuation import continue_text
+from .evaluate import MEASURES, EvaluationSettings, evaluate
+from .loading import load_language_model
+from .needle import NEEDLE_TASKS, NeedleRecall, needle_recall
+from .perplexity import LengthPerplexity, perplexity_by_length
 from .recall import recall_accuracy
+from .symbols import TaskInWords, word_tokens
+from .word_recall import WordRecall, word_recall
 
-__all__ = ["recall_accuracy"]
+__all__ = [
+    "MEASURES",
+    "NEEDLE_TASKS",
+    "EvaluationSettings",
+    "LengthPerplexity",
+    "NeedleRecall",
+    "TaskInWords",
+    "WordRecall",
+    "continue_text",
+    "evaluate",
+    "load_language_model",
+    "needle_recall",
+    "perplexity_by_length",
+    "recall_accuracy",
+    "word_recall",
+    "word_tokens",
+]

@@ -1,14 +1,22 @@
 """Recall accuracy: how many of the queried values a model names right on held-out sequences."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from ..data import IGNORE_INDEX, RecallTask
+from ..data import IGNORE_INDEX, Batch
+from .reading import evaluating
 
 __all__ = ["labelled_logits", "recall_accuracy"]
 
 _TEST_BATCH = 128
+_TEST_TOKENS = 2**16  # tokens of a forward: long sequences go through the model a few at a time
+
+
+class Task(Protocol):
+    """What gives labelled batches: a `RecallTask`, or one in the words of a text model."""
+
+    def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Batch: ...
 
 
 def labelled_logits(model: Any, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,18 +30,15 @@ def labelled_logits(model: Any, input_ids: torch.Tensor, labels: torch.Tensor) -
     return model.lm_head(hidden[asked]), labels[asked]
 
 
-@torch.no_grad()
-def recall_accuracy(
-    model: Any, task: RecallTask, *, seed: int, examples: int, device: str | torch.device = "cpu"
-) -> float:
+def recall_accuracy(model: Any, task: Task, *, seed: int, examples: int, device: str | torch.device = "cpu") -> float:
     """The part, from 0 to 1, of the queries of `examples` test sequences whose most likely token is the right one."""
-    was_training = model.training
-    model.eval()
     right = asked = 0
-    for index, start in enumerate(range(0, examples, _TEST_BATCH)):
-        batch = task.batch("test", seed=seed, index=index, batch_size=min(_TEST_BATCH, examples - start))
-        logits, labels = labelled_logits(model, batch.input_ids.to(device), batch.labels.to(device))
-        right += int((logits.argmax(-1) == labels).sum())
-        asked += labels.numel()
-    model.train(was_training)
+    with evaluating(model):
+        for index, start in enumerate(range(0, examples, _TEST_BATCH)):
+            batch = task.batch("test", seed=seed, index=index, batch_size=min(_TEST_BATCH, examples - start))
+            rows = max(1, _TEST_TOKENS // batch.input_ids.shape[1])
+            for input_ids, labels in zip(batch.input_ids.split(rows), batch.labels.split(rows), strict=True):
+                logits, wanted = labelled_logits(model, input_ids.to(device), labels.to(device))
+                right += int((logits.argmax(-1) == wanted).sum())
+                asked += wanted.numel()
     return right / asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -32,6 +32,11 @@ class LayerCache:
         """How many sequences the cache holds, None while it is empty."""
         tensors = [*self.memory.values(), *self.context.values()]
         return len(tensors[0]) if tensors else None
+
+    def update(self, memory: Mapping[str, Tensor | None], context: Mapping[str, Tensor]) -> None:
+        """Hold these in the place of what is held; a memory that is None does not exist."""
+        self.memory = {name: tensor for name, tensor in memory.items() if tensor is not None}
+        self.context = dict(context)
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace every tensor by what `change` makes of it."""

@@ -18,18 +18,21 @@ class ShortConvolution(OwnInitialValues):
     Args:
         channels: D.
         width: W, number of tokens seen, the present one included.
+        bias: whether a learned number a channel, zero at first, is added.
     """
 
-    def __init__(self, channels: int, width: int = 4) -> None:
+    def __init__(self, channels: int, width: int = 4, bias: bool = False) -> None:
         super().__init__()
         self.width = check_size("width", width)
         self.weight = nn.Parameter(torch.empty(channels, width))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
 
     def initial_values(self) -> dict[str, Tensor]:
         """Uniform in +-1/sqrt(W), as torch's own convolutions."""
         weight = torch.empty_like(self.weight, dtype=torch.float32)
-        return {"weight": weight.uniform_(-(self.width**-0.5), self.width**-0.5)}
+        values = {"weight": weight.uniform_(-(self.width**-0.5), self.width**-0.5)}
+        return values if self.bias is None else {**values, "bias": torch.zeros_like(self.bias)}
 
     def forward(
         self, x_BTD: Tensor, window_NWD: Tensor | None = None, cu_seqlens: Tensor | None = None
@@ -58,7 +61,7 @@ class ShortConvolution(OwnInitialValues):
         return self._convolve(padded[None])[:, row_T - before], padded[rows_NW[1:] - before]
 
     def _convolve(self, x_BTD: Tensor) -> Tensor:
-        return F.conv1d(x_BTD.mT, self.weight[:, None], groups=len(self.weight)).mT
+        return F.conv1d(x_BTD.mT, self.weight[:, None], self.bias, groups=len(self.weight)).mT
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, width={self.width}"

@@ -21,23 +21,29 @@ from .projections import OutputProjection, QKVProjection
 
 __all__ = ["DeltaNet"]
 
-# The gain of a write from beta and m = k.w, the overlap of the key read with the key written.
+# The gain of a write from beta, m = k.w, the overlap of the key read with the key written, and the decay a.
 GAINS = {
-    "beta": lambda beta, m: beta,
-    "longhorn": lambda beta, m: beta / (1 + beta * m),
-    "unit": lambda beta, m: beta / m.clamp_min(1e-6),
-    "damped": lambda beta, m: beta / (1 + m),
+    "beta": lambda beta, m, a: beta,
+    "longhorn": lambda beta, m, a: beta / (1 + beta * m),
+    "fading": lambda beta, m, a: beta / (a + beta * m).clamp_min(1e-6),
+    "unit": lambda beta, m, a: beta / m.clamp_min(1e-6),
+    "damped": lambda beta, m, a: beta / (1 + m),
 }
+# The factors of a write key lie in [1/x, x], [1, x] or [1/x, 1]: powers of x^(1/2) times this power of x in the last two.
+INTERVALS = {"symmetric": 0.0, "amplify": 0.5, "dampen": -0.5}
 
 
 class KeyPreconditioner(OwnInitialValues):
-    """Gates, centre (one number a head, free in sign) and bound that turn keys into write keys."""
+    """Gates, centre (one number a head, free in sign), bound and factor that turn keys into write keys."""
 
     _no_weight_decay = ("center",)
 
-    def __init__(self, hidden_size: int, num_heads: int, tied: bool, bound: float, center: float) -> None:
+    def __init__(
+        self, hidden_size: int, num_heads: int, tied: bool, bound: float, interval: str, center: float
+    ) -> None:
         super().__init__()
-        self.bound = bound
+        self.bound = bound if interval == "symmetric" else bound**0.5
+        self.factor = bound ** INTERVALS[interval]
         self.first_center = check_number("center", center)
         self.gates = PreconditionerGates(hidden_size, num_heads, tied)
         self.center = nn.Parameter(torch.empty(num_heads))
@@ -63,12 +69,14 @@ class DeltaNet(Mixer):
         num_v_heads: value heads G, a multiple of H (each q/k head serves G/H of them); H when None.
         decay: "none", "head" (one number a head, Gated DeltaNet) or "channel" (one a key channel, Kimi Linear).
         gain: factor of the write: "beta" = sigmoid of a projection; or from it and m = k.w "longhorn" = beta/(1 + beta m)
-            (Longhorn), "unit" = beta/m and "damped" = beta/(1 + m) (write keys normalised as in Preconditioned DeltaNet,
-            table 7).
+            (Longhorn), "fading" = beta/(a + beta m) with the decay a of the head, "unit" = beta/m and "damped" =
+            beta/(1 + m): write keys normalised as in Preconditioned DeltaNet, table 7, which finds "beta" best.
         negative_eigenvalues: whether beta reaches 2 instead of 1, so that a write can flip the sign of what it replaces.
         preconditioner: None, or "key": w = k times a power of the bound, see `fastweights.ops.precondition_keys`.
         tie_preconditioner: whether its A decays and gains as the memory does; otherwise it has projections of its own.
-        bound: x in [1, 2]; each factor of the write key lies in [1/x, x].
+        bound: x in [1, 2]; 1 leaves the keys as they are.
+        interval: where the factors of the write key lie: "symmetric" [1/x, x], "amplify" [1, x] or "dampen" [1/x, 1], which the
+            paper's appendix E.3 finds worse.
         center: first value of the learned centre of log A.
         normalize_qk: whether queries and keys are divided by their length; unit keys keep gain "beta" stable.
         conv_size: width of the short convolutions on q, k and v; None leaves them out.
@@ -96,6 +104,7 @@ class DeltaNet(Mixer):
         preconditioner: str | None = None,
         tie_preconditioner: bool = False,
         bound: float = 1.5,
+        interval: str = "symmetric",
         center: float = -0.2,
         normalize_qk: bool = True,
         conv_size: int | None = 4,
@@ -114,12 +123,15 @@ class DeltaNet(Mixer):
         check_flag("negative_eigenvalues", negative_eigenvalues)
         if not 1 <= check_number("bound", bound) <= 2:
             raise ValueError(f"bound must be in [1, 2], beyond which the memory can grow without end, got {bound}")
+        check_choice("interval", interval, tuple(INTERVALS))
+        if gain == "fading" and decay == "channel":
+            raise ValueError("gain must not be 'fading' with decay 'channel': it takes one decay a head")
         if tie_preconditioner and decay == "channel":
             raise ValueError("tie_preconditioner must be False with decay 'channel': A has one decay a head")
-        if negative_eigenvalues and preconditioner and bound > 1:
+        if negative_eigenvalues and preconditioner and bound > 1 and interval != "dampen":
             raise ValueError(
                 f"negative_eigenvalues must be False with a preconditioner of bound {bound}: beta * bound would exceed 2 "
-                "and the memory could grow without end; choose one of the two"
+                "and the memory could grow without end; choose one of the two, or interval 'dampen'"
             )
         self.hidden_size = hidden_size
         self.heads = heads
@@ -135,7 +147,7 @@ class DeltaNet(Mixer):
         elif decay == "channel":
             self.decay = KimiDecay(hidden_size, heads.value_heads, heads.key)
         self.preconditioner = (
-            KeyPreconditioner(hidden_size, heads.value_heads, tie_preconditioner, bound, center)
+            KeyPreconditioner(hidden_size, heads.value_heads, tie_preconditioner, bound, interval, center)
             if preconditioner
             else None
         )
@@ -154,14 +166,15 @@ class DeltaNet(Mixer):
         call["output_final_state"] = cache is not None
 
         if self.preconditioner is None:
-            beta_BTG = self._gain(beta_BTG, k_BTHK, k_BTHK)
+            beta_BTG = self._gain(beta_BTG, k_BTHK, k_BTHK, g)
             o_BTGV, S = delta_rule(q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, initial_state=S, **call)
         else:
             center, bound = self.preconditioner.center, self.preconditioner.bound
             precond_g, precond_beta = self.preconditioner.gates(x_BTD, g, beta_BTG)
+            factor = self.preconditioner.factor
             if self.gain_rule == "beta":
                 o_BTGV, state = preconditioned_delta_rule(
-                    q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, precond_g=precond_g, precond_beta=precond_beta, center=center,
+                    q_BTHK, k_BTHK, v_BTGV, factor * beta_BTG, g, precond_g=precond_g, precond_beta=precond_beta, center=center,
                     bound=bound, initial_state=None if S is None or A is None else (S, A), **call,
                 )  # fmt: skip
                 S, A = state or (None, None)
@@ -169,21 +182,22 @@ class DeltaNet(Mixer):
                 w_BTGK, A = precondition_keys(
                     k_BTHK, precond_g, precond_beta, center, bound=bound, initial_state=A, **call
                 )
-                beta_BTG = self._gain(beta_BTG, k_BTHK, w_BTGK)
+                w_BTGK = factor * w_BTGK
+                beta_BTG = self._gain(beta_BTG, k_BTHK, w_BTGK, g)
                 o_BTGV, S = delta_rule(q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK, initial_state=S, **call)
         if cache is not None:
-            cache.memory = {name: state for name, state in (("S", S), ("A", A)) if state is not None}
-            cache.context = windows
+            cache.update({"S": S, "A": A}, windows)
         return self.output(o_BTGV, x_BTD)
 
-    def _gain(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor) -> Tensor:
+    def _gain(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:
         """The factor of the write. w: write keys [B, T, H or G, K]."""
         if self.gain_rule == "beta":
             return beta_BTG
         if w.shape[2] != k_BTHK.shape[2]:
             k_BTHK = k_BTHK.repeat_interleave(w.shape[2] // k_BTHK.shape[2], 2)
         m = (at_least_float32(k_BTHK) * at_least_float32(w)).sum(-1)
-        return GAINS[self.gain_rule](beta_BTG, m.repeat_interleave(beta_BTG.shape[2] // m.shape[2], 2))
+        m_BTG = m.repeat_interleave(beta_BTG.shape[2] // m.shape[2], 2)
+        return GAINS[self.gain_rule](beta_BTG, m_BTG, 1.0 if g is None else g.exp())
 
     def state_size(self, length: int = 1) -> int:
         channels = self.heads.value + (self.preconditioner is not None)

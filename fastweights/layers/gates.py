@@ -1,14 +1,19 @@
-"""Numbers a head computed from the input: the gain of a write, and the decay and gain of a preconditioner."""
+"""Gains computed from the input: of a write, of a gradient step, of an importance, and of a preconditioner."""
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._checks import check_number, check_positive
 from .decay import HeadDecay
+from .initialization import OwnInitialValues
 from .norms import at_least_float32
 
-__all__ = ["PreconditionerGates", "SigmoidGain"]
+__all__ = ["ImportanceGain", "PreconditionerGates", "SigmoidGain", "StepSize"]
 
 
 class SigmoidGain(nn.Module):
@@ -21,6 +26,50 @@ class SigmoidGain(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.largest * torch.sigmoid(at_least_float32(self.b_proj(x_BTD)))
+
+
+class StepSize(OwnInitialValues):
+    """gamma = rate * sigmoid(b_proj x), [B, T, num_heads] in float32 or better, with a learned positive rate a head."""
+
+    _no_weight_decay = ("log_rate",)
+
+    def __init__(self, hidden_size: int, num_heads: int, rate: float) -> None:
+        super().__init__()
+        self.first_rate = check_positive("rate", rate)
+        self.log_rate = nn.Parameter(torch.empty(num_heads))
+        self.gate = SigmoidGain(hidden_size, num_heads)
+        self.reset_parameters()
+
+    def initial_values(self) -> dict[str, Tensor]:
+        return {"log_rate": torch.full_like(self.log_rate, math.log(self.first_rate))}
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return at_least_float32(self.log_rate).exp() * self.gate(x_BTD)
+
+
+class ImportanceGain(OwnInitialValues):
+    """sigmoid(W2 W1 x) * softplus(b_scale), [B, T, num_heads, channels] in float32 or better: how much a token adds to the
+    importance of what it writes (Palimpsa, section 2.4). W1 has rank hidden_size / 16; b_scale, one number a head, sets
+    how far the memory is from one without metaplasticity, which is b_scale = -inf."""
+
+    _no_weight_decay = ("b_scale",)
+
+    def __init__(self, hidden_size: int, num_heads: int, channels: int, b_scale: float) -> None:
+        super().__init__()
+        self.first_b_scale = check_number("b_scale", b_scale)
+        rank = max(1, hidden_size // 16)
+        self.b_scale = nn.Parameter(torch.empty(num_heads))
+        self.beta_proj = nn.Sequential(
+            nn.Linear(hidden_size, rank, bias=False), nn.Linear(rank, num_heads * channels, bias=False)
+        )
+        self.reset_parameters()
+
+    def initial_values(self) -> dict[str, Tensor]:
+        return {"b_scale": torch.full_like(self.b_scale, self.first_b_scale)}
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        share = torch.sigmoid(at_least_float32(self.beta_proj(x_BTD))).unflatten(2, (len(self.b_scale), -1))
+        return share * F.softplus(at_least_float32(self.b_scale))[:, None]
 
 
 class PreconditionerGates(nn.Module):

@@ -43,7 +43,7 @@ class HeadSizes:
         """Sizes from a layer's options, checked."""
         key = head_width(hidden_size, num_heads, head_dim)
         value = key * check_positive("expand_v", expand_v)
-        if value != int(value):
+        if round(value) < 1 or abs(value - round(value)) > 1e-6:  # 49 * (1 / 49) is not 1
             raise ValueError(f"expand_v must give whole value heads, got {expand_v} * {key} = {value}")
         if max(key, value) > LARGEST_HEAD:
             raise ValueError(
@@ -52,4 +52,4 @@ class HeadSizes:
         num_v_heads = num_heads if num_v_heads is None else check_size("num_v_heads", num_v_heads)
         if num_v_heads % num_heads:
             raise ValueError(f"num_v_heads must be a multiple of num_heads, {num_heads}, got {num_v_heads}")
-        return cls(num_heads, num_v_heads, key, int(value))
+        return cls(num_heads, num_v_heads, key, round(value))

@@ -5,15 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["OwnInitialValues", "ResidualProjection"]
+__all__ = ["OwnInitialValues", "ResidualProjection", "inverse_softplus"]
+
+
+def inverse_softplus(x: Tensor) -> Tensor:
+    """The y with softplus(y) = x > 0."""
+    return x + (-(-x).expm1()).log()
 
 
 class ResidualProjection(nn.Linear):
     """A linear map whose result is added to the residual stream. A model of L layers draws its first weights smaller by
-    sqrt(2 L), so that the stream's variance does not grow with depth (GPT-2)."""
+    sqrt(2 L), so that the stream's variance does not grow with depth (GPT-2). A bias is zero at first."""
 
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features, bias=False)
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        if bias:
+            nn.init.zeros_(self.bias)
 
 
 class OwnInitialValues(nn.Module):

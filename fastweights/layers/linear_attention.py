@@ -130,8 +130,7 @@ class LinearAttention(Mixer):
             k_BTHK = k_BTHK.repeat_interleave(q_BTHK.shape[2] // k_BTHK.shape[2], 2)
         o_BTGV, memory["S"] = linear_attention(q_BTHK, k_BTHK, v_BTGV, g, initial_state=held.memory.get("S"), **call)
         if cache is not None:
-            cache.memory = {name: state for name, state in memory.items() if state is not None}
-            cache.context = windows
+            cache.update(memory, windows)
         return self.output(o_BTGV, x_BTD)
 
     def state_size(self, length: int = 1) -> int:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["RMSNorm", "at_least_float32", "l2_normalize"]
+__all__ = ["GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize"]
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -25,3 +25,22 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class GroupedRMSNorm(RMSNorm):
+    """RMSNorm of equal groups of channels, each by itself, with one weight a channel."""
+
+    def __init__(self, channels: int, groups: int, eps: float) -> None:
+        super().__init__(channels, eps=eps)
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.unflatten(-1, (self.groups, -1))
+        return F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2) * self.weight.to(x.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's LayerNorm, in the dtype of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._checks import check_choice, check_flag, check_positive, check_size
 from .convolution import ShortConvolution
 from .heads import HeadSizes
-from .initialization import ResidualProjection
+from .initialization import OwnInitialValues, ResidualProjection
 from .norms import RMSNorm
 
-__all__ = ["OutputProjection", "QKVProjection"]
+__all__ = ["GATES", "OutputProjection", "QKVProjection", "SharedQKProjection", "ValueSkip"]
 
 ACTIVATIONS = {"silu": F.silu, "none": lambda x: x}
-GATES = {"silu": F.silu, "sigmoid": F.sigmoid}
+GATES = {"silu": F.silu, "sigmoid": F.sigmoid, "gelu": F.gelu}
 
 
 class QKVProjection(nn.Module):
@@ -55,11 +56,59 @@ class QKVProjection(nn.Module):
         return heads[0], heads[1], heads[2], new_windows
 
 
+class SharedQKProjection(nn.Module):
+    """q and k = activation(a convolution each(one projection(x))), v = projection(x): the block of Lattice.
+
+    Args:
+        conv_size: width of the convolutions, which alone tell q from k.
+        activation: after them, "silu" or "none".
+    """
+
+    def __init__(self, hidden_size: int, heads: HeadSizes, conv_size: int, activation: str) -> None:
+        super().__init__()
+        check_choice("activation", activation, tuple(ACTIVATIONS))
+        check_size("conv_size", conv_size)
+        self.activation = activation
+        self.heads = heads
+        channels = heads.key_heads * heads.key
+        self.qk_proj = nn.Linear(hidden_size, channels, bias=False)
+        self.v_proj = nn.Linear(hidden_size, heads.value_heads * heads.value, bias=False)
+        self.q_conv = ShortConvolution(channels, conv_size)
+        self.k_conv = ShortConvolution(channels, conv_size)
+
+    def forward(
+        self, x_BTD: Tensor, windows: Mapping[str, Tensor], cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """q, k [B, T, H, K], v [B, T, G, V], and the window [N, W-1, channels] that both convolutions go on from."""
+        y = self.qk_proj(x_BTD)
+        q, window = self.q_conv(y, windows.get("qk"), cu_seqlens)
+        k, _ = self.k_conv(y, windows.get("qk"), cu_seqlens)
+        q, k = (ACTIVATIONS[self.activation](z).unflatten(2, (-1, self.heads.key)) for z in (q, k))
+        return q, k, self.v_proj(x_BTD).unflatten(2, (-1, self.heads.value)), {"qk": window}
+
+
+class ValueSkip(OwnInitialValues):
+    """o + D v with a number D a head, 1 at first: lets a token's own value past the memory (Mamba-2)."""
+
+    _no_weight_decay = ("D",)
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.D = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def initial_values(self) -> dict[str, Tensor]:
+        return {"D": torch.ones_like(self.D)}
+
+    def forward(self, o_BTGV: Tensor, v_BTGV: Tensor) -> Tensor:
+        return o_BTGV + self.D[:, None].to(v_BTGV.dtype) * v_BTGV
+
+
 class OutputProjection(nn.Module):
     """y = W_o [RMSNorm(o) * gate(x)], the norm taken over each head apart.
 
     Args:
-        gate: None, "silu" or "sigmoid".
+        gate: None, "silu", "sigmoid" or "gelu".
         gate_low_rank: whether the gate's projection goes through one head's width (Kimi Linear) instead of a full matrix.
     """
 

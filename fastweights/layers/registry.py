@@ -9,9 +9,17 @@ from typing import Any
 
 from ._checks import closest
 from .delta_net import DeltaNet
+from .gated_kalmanet import GatedKalmaNet
+from .lattice import Lattice
 from .linear_attention import LinearAttention
+from .mesa import MesaNet
 from .mixer import Mixer
+from .palimpsa_d import PalimpsaD
+from .palimpsa_m import PalimpsaM
+from .rls import RecursiveLeastSquares
 from .softmax_attention import SoftmaxAttention
+from .ttt import TestTimeTraining
+from .vla import VariationalLinearAttention
 
 __all__ = ["MIXERS", "MixerSpec", "build_mixer", "check_mixer"]
 
@@ -39,6 +47,8 @@ class MixerSpec:
 
 MATRIX = "H K V"
 MATRIX_AND_ENERGY = "H K (V + 1)"
+MEAN_AND_IMPORTANCE = "2 H K V"
+MATRIX_AND_GRAM = "H K (V + K)"
 ENERGY = "A = exp(gP) A + betaP k^2"
 KIMI_GATE = {"output_gate": "sigmoid", "gate_low_rank": True}
 PDN = "Preconditioned DeltaNet"
@@ -56,6 +66,14 @@ MIXERS: dict[str, MixerSpec] = {
         summary="linear attention: adds every key-value pair",
         equation="S = S + k v^T",
         source="Katharopoulos et al. 2020, section 3",
+        state=MATRIX,
+    ),
+    "mamba2": MixerSpec(
+        layer=PalimpsaM,
+        options={"metaplasticity": False},
+        summary="Mamba-2: linear attention whose step size sets both decay and write",
+        equation="S = exp(-A dt) S + k (dt v)^T, o = S^T q + D v",
+        source="Dao and Gu 2024 (Mamba-2); Palimpsa, section 2.4",
         state=MATRIX,
     ),
     "gla": MixerSpec(
@@ -144,6 +162,62 @@ MIXERS: dict[str, MixerSpec] = {
         equation="S = S + beta/(1 + beta |k|^2) k (v - S^T k)^T",
         source="Liu et al. 2024 (Longhorn), section 3",
         state=MATRIX,
+    ),
+    "palimpsa-d": MixerSpec(
+        layer=PalimpsaD,
+        summary="Palimpsa on Gated DeltaNet's layout: what many keys have written to is rewritten slowly",
+        equation="M = a M + k (s v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
+        source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
+        state=MEAN_AND_IMPORTANCE,
+    ),
+    "palimpsa-m": MixerSpec(
+        layer=PalimpsaM,
+        summary="Palimpsa on Mamba-2's block: what many keys have written to is rewritten slowly",
+        equation="M = a M + k (dt v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
+        source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
+        state=MEAN_AND_IMPORTANCE,
+    ),
+    "gka": MixerSpec(
+        layer=GatedKalmaNet,
+        summary="Gated KalmaNet: ridge regression on the whole fading past, solved anew for every query",
+        equation="H = a H + k k^T, U = a U + k v^T, o = U^T (m (H + ridge |H| I)^-1 q + (1 - m) q)",
+        source="Gated KalmaNet, section 4",
+        state=MATRIX_AND_GRAM,
+    ),
+    "mesa": MixerSpec(
+        layer=MesaNet,
+        summary="MesaNet: ridge regression on the fading past with a learned ridge a key channel",
+        equation="H = a H + beta k k^T, U = a U + beta k v^T, o = U^T (H + Diag(ridge))^-1 q",
+        source="von Oswald et al. 2025 (MesaNet); Gated KalmaNet, section 3.2",
+        state=MATRIX_AND_GRAM,
+    ),
+    "lattice": MixerSpec(
+        layer=Lattice,
+        summary="Lattice: unit slots that take in only what is orthogonal to what they hold",
+        equation="s_i = unit(d s_i - gamma k_i (I - s_i s_i^T) (S^T k - v))",
+        source="Karami and Mirrokni 2025 (Lattice), sections 3 and 5",
+        state=MATRIX,
+    ),
+    "ttt": MixerSpec(
+        layer=TestTimeTraining,
+        summary="test-time training with normalised answers, Lattice's baseline",
+        equation="z = S^T k, S = S - gamma k ((I - z z^T / |z|^2) (z / |z| - v) / |z|)^T",
+        source="Sun et al. 2024 (TTT); Karami and Mirrokni 2025, eq. 19",
+        state=MATRIX,
+    ),
+    "vla": MixerSpec(
+        layer=VariationalLinearAttention,
+        summary="variational linear attention: writes along directions that a penalty bends",
+        equation="A = (A^-1 + u u^T)^-1, S = S + unit(A k) (v - S^T k)^T, o = S^T q / (z.q)",
+        source="Variational Linear Attention, section 3, Algorithm 1",
+        state="H K (V + K + 1)",
+    ),
+    "rls": MixerSpec(
+        layer=RecursiveLeastSquares,
+        summary="recursive least squares: the exact regression of all values on all keys so far",
+        equation="P = (a P^-1 + beta k k^T)^-1, S = S + beta P k (v - S^T k)^T",
+        source="Preconditioned DeltaNet, Theorem 3.1; Kalman 1960",
+        state=MATRIX_AND_GRAM,
     ),
 }
 

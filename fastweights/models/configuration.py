@@ -21,6 +21,7 @@ TRANSFORMERS_KEYS = {
     "attn_implementation",
     "auto_map",
     "experts_implementation",
+    "gguf_file",
     "model_type",
     "name_or_path",
     "num_labels",

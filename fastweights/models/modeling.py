@@ -41,6 +41,8 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
         elif isinstance(module, ResidualProjection):
             depth_scale = (2 * self.config.num_hidden_layers) ** -0.5
             init.normal_(module.weight, std=self.config.initializer_range * depth_scale)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         else:
             super()._init_weights(module)
 

@@ -72,3 +72,9 @@ def test_labelled_logits_are_the_models_logits_at_the_labels():
     asked = batch.labels != IGNORE_INDEX
     torch.testing.assert_close(logits, model(batch.input_ids).logits[asked])
     assert torch.equal(labels, batch.labels[asked]) and len(labels) == 15
+
+
+def test_long_sequences_go_through_the_model_a_few_at_a_time():
+    oracle, task = Oracle(lambda answers: answers), make_task("mqar-shuffled", pairs=3, length=30_000, vocab_size=16)
+    assert recall_accuracy(oracle, task, seed=0, examples=5) == 1.0
+    assert [len(tokens) for _, _, tokens in oracle.seen] == [2, 2, 1]

@@ -93,6 +93,16 @@ def test_low_precision(layer, x, dtype):
     assert error < (0.06 if dtype == torch.bfloat16 else 0.01)
 
 
+def test_autocast(layer, x):
+    layer, x = layer.float(), x.float()
+    wanted = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = layer(x)
+    (low.float() * torch.randn_like(wanted)).sum().backward()
+    assert (low - wanted).norm() / wanted.norm() < 0.06
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
 def test_bad_input_is_refused(layer, x):
     cache = LayerCache()
     layer(x, cache)

@@ -4,25 +4,13 @@ import pytest
 import torch
 
 import fastweights.layers.delta_net as module
+from fastweights.layers import MIXERS, LinearAttention
 
+from .by_hand import answer, convolved, head_decay, unit
 from .variants import HIDDEN, VARIANTS, build
 
-MEMORY_VARIANTS = [variant for variant, (name, _) in VARIANTS.items() if name != "softmax"]
-
-
-def convolved(layer, name, x):
-    """SiLU of the causal convolution of one projection, for x [T, D] of one sequence."""
-    y = x @ layer.qkv.get_submodule(f"{name}_proj").weight.T
-    if layer.qkv.has_convolution:
-        filters = layer.qkv.get_submodule(f"{name}_conv").weight
-        width = filters.shape[1]
-        padded = torch.cat([y.new_zeros(width - 1, y.shape[1]), y])
-        y = torch.stack([(padded[t : t + width].T * filters).sum(1) for t in range(len(x))])
-    return y / (1 + torch.exp(-y)) if layer.qkv.activation == "silu" else y
-
-
-def head_decay(gate, x):
-    return -gate.A_log.exp() * torch.log(1 + torch.exp(x @ gate.a_proj.weight.T + gate.dt_bias))
+LAYERS = (module.DeltaNet, LinearAttention)
+MEMORY_VARIANTS = [variant for variant, (name, _) in VARIANTS.items() if MIXERS[name].layer in LAYERS]
 
 
 def log_decay(layer, x):
@@ -40,10 +28,6 @@ def log_decay(layer, x):
     first, second = layer.decay.gk_proj
     gate = torch.sigmoid(x @ first.weight.T @ second.weight.T + second.bias)
     return (gate.log() / 16).reshape(len(x), heads.value_heads, heads.key)
-
-
-def unit(x):
-    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def expected(layer, x, options):
@@ -79,19 +63,22 @@ def expected(layer, x, options):
             else:
                 if gates is not None:
                     r = (A + 1e-6).log() - layer.preconditioner.center[h]
-                    wt = options.get("bound", 1.5) ** (-r / (1 + r.abs())) * kt
+                    power = -r / (1 + r.abs())  # from -1 to 1
+                    power = {"symmetric": power, "amplify": (power + 1) / 2, "dampen": (power - 1) / 2}[
+                        options.get("interval", "symmetric")
+                    ]
+                    wt = options.get("bound", 1.5) ** power * kt
                 m = kt @ wt
-                bt = {"beta": bt, "longhorn": bt / (1 + bt * m), "unit": bt / m, "damped": bt / (1 + m)}[
-                    layer.gain_rule
-                ]
+                bt = {
+                    "beta": bt,
+                    "longhorn": bt / (1 + bt * m),
+                    "fading": bt / (g[t, h, 0].exp() + bt * m),
+                    "unit": bt / m,
+                    "damped": bt / (1 + m),
+                }[layer.gain_rule]
                 S = S + bt * torch.outer(wt, vt - kt @ S)
             o[t, h] = qt @ S / heads.key**0.5
-    y = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * layer.output.norm.weight
-    y = y.flatten(1)
-    if layer.output.gate is not None:
-        z = layer.output.g_proj(x)
-        y = y * (z * torch.sigmoid(z) if layer.output.gate == "silu" else torch.sigmoid(z))
-    return y @ layer.output.o_proj.weight.T
+    return answer(layer.output, o, x)
 
 
 @pytest.mark.parametrize("variant", MEMORY_VARIANTS)

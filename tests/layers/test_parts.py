@@ -26,6 +26,15 @@ def test_convolution_of_packed_sequences_with_windows(width, lengths):
         torch.testing.assert_close(after[n], seen[len(seen) - width + 1 :])
 
 
+def test_convolution_adds_its_bias():
+    convolution, x = ShortConvolution(3, 2, bias=True), torch.randn(1, 4, 3)
+    without, bias = convolution(x)[0], torch.tensor([1.0, 2.0, 3.0])
+    assert not convolution.bias.any()
+    convolution.bias.data.copy_(bias)
+    for edges in (None, torch.tensor([0, 4])):
+        torch.testing.assert_close(convolution(x, cu_seqlens=edges)[0], without + bias)
+
+
 def test_first_decays_are_those_of_mamba2():
     torch.manual_seed(0)
     gate = HeadDecay(8, 4000)

@@ -1,13 +1,29 @@
 """The registry of mixers."""
 
 import inspect
+import re
 
 import pytest
 
 from fastweights.layers import MIXERS, DeltaNet, LinearAttention, SoftmaxAttention, build_mixer
 
-MEMORIES = ["linear", "gla", "pla", "pgla", "pmamba2", "deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn"]
-NAMES = ["softmax", *MEMORIES]
+MEMORIES = [
+    "linear",
+    "mamba2",
+    "gla",
+    "pla",
+    "pgla",
+    "pmamba2",
+    "deltanet",
+    "gdn",
+    "kda",
+    "pdn",
+    "pgdn",
+    "pkda",
+    "longhorn",
+]
+PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", "vla", "rls"]
+NAMES = ["softmax", *MEMORIES, *PAPERS]
 
 
 def test_names():
@@ -21,11 +37,8 @@ def test_entries_are_complete_and_agree_with_the_layer(name):
         assert text and "\n" not in text
     assert set(spec.options) <= set(inspect.signature(spec.layer).parameters)
     sizes = {"H": 2, "K": 6, "V": 6, "T": 1}
-    formula = spec.state.split(" after")[0].replace("(V + 1)", "7")
-    product = 1
-    for factor in formula.split():
-        product *= sizes.get(factor) or int(factor)
-    assert build_mixer(name, hidden_size=12, num_heads=2).state_size(length=1) == product
+    formula = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", spec.state.split(" after")[0])
+    assert build_mixer(name, hidden_size=12, num_heads=2).state_size(length=1) == eval(formula, sizes)
 
 
 def test_options_tell_the_mixers_of_a_class_apart():
@@ -62,6 +75,9 @@ def test_given_options_come_over_those_of_the_entry():
         ("gdn", {"gain": "none"}, "gain must be one of 'beta', 'longhorn'"),
         ("gdn", {"preconditioner": "query"}, "preconditioner must be one of None, 'key'"),
         ("pgdn", {"bound": 2.5}, r"bound must be in \[1, 2\].*got 2.5"),
+        ("pgdn", {"interval": "both"}, "interval must be one of 'symmetric', 'amplify', 'dampen'"),
+        ("pgdn", {"negative_eigenvalues": True, "interval": "amplify"}, "negative_eigenvalues must be False"),
+        ("kda", {"gain": "fading"}, "gain must not be 'fading' with decay 'channel'"),
         ("pgdn", {"center": "0"}, "center must be a finite number"),
         ("pgdn", {"negative_eigenvalues": True}, "negative_eigenvalues must be False with a preconditioner"),
         ("pkda", {"tie_preconditioner": True}, "tie_preconditioner must be False with decay 'channel'"),

@@ -23,7 +23,7 @@ def held(cache: FastWeightsCache) -> int:
 
 @pytest.mark.parametrize("mixer", [*MIXERS, "window"])
 def test_200_tokens_after_a_prompt_of_300_equal_the_full_forward(mixer):
-    lm = model([{"name": "softmax", "window": 40}] if mixer == "window" else [mixer])
+    lm = model([{"name": "softmax", "window": 40} if mixer == "window" else mixer], initializer_range=0.1)
     torch.manual_seed(0)
     with torch.no_grad():
         generated = lm.generate(
@@ -39,6 +39,13 @@ def test_200_tokens_after_a_prompt_of_300_equal_the_full_forward(mixer):
     if mixer != "softmax":
         one = lm(tokens(1, 60)).past_key_values
         assert held(generated.past_key_values) == held(one)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_beams_take_their_memory_along(mixer):
+    lm, ids = model([mixer], initializer_range=0.5), tokens(2, 6)
+    options = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6}
+    assert torch.equal(lm.generate(ids, **options), lm.generate(ids, use_cache=False, **options))
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,9 @@ def test_loss_is_the_shifted_cross_entropy():
     torch.testing.assert_close(summed, wanted * (labels[:, 1:] != -100).sum() / 7)
 
 
-def test_packed_batch_has_the_logits_and_loss_of_its_sequences():
-    lm, ids = model(HYBRID), tokens(1, 24)
+@pytest.mark.parametrize("mixer", [*MIXERS, HYBRID])
+def test_packed_batch_has_the_logits_and_loss_of_its_sequences(mixer):
+    lm, ids = model(mixer), tokens(1, 24)
     edges = [0, 4, 15, 24]
     packed = lm(ids, labels=ids, cu_seqlens=torch.tensor(edges))
     alone = [lm(ids[:, a:b], labels=ids[:, a:b]) for a, b in zip(edges, edges[1:], strict=False)]
@@ -70,7 +71,7 @@ def test_packed_batch_has_the_logits_and_loss_of_its_sequences():
     torch.testing.assert_close(packed.loss, wanted)
 
 
-@pytest.mark.parametrize("mixer", ["linear", "pkda", "softmax", HYBRID])
+@pytest.mark.parametrize("mixer", [*MIXERS, HYBRID])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_equals_unpadded(mixer, side):
     lm, ids = model(mixer), tokens(3, 16)

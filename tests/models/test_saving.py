@@ -10,7 +10,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsForCausalLM, FastWeightsModel
 
-from .small import HYBRID, model, tokens
+from ..layers.variants import OPTIONS
+from .small import HYBRID, config, model, tokens
 
 
 def bits(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -81,6 +82,32 @@ def test_missing_parameters_are_initialised_and_the_others_kept(tmp_path):
     filters = after["model.layers.1.mixer.qkv.k_conv.weight"]
     assert filters.std() > 0.1 and filters.abs().max() <= 0.5
     assert 0 < after["model.layers.1.mixer.output.o_proj.weight"].std() < 0.05
+
+
+@pytest.mark.parametrize(
+    "plain, full", [("mamba2", "palimpsa-m"), ({"name": "palimpsa-d", "metaplasticity": False}, "palimpsa-d")]
+)
+def test_a_trained_model_goes_on_with_metaplasticity(tmp_path, plain, full):
+    lm = model(plain)
+    lm.save_pretrained(tmp_path)
+    mixer = {"name": full, "b_scale": -800.0}
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, mixer=mixer, output_loading_info=True)
+    assert info["missing_keys"] and all(".mixer.importance." in key for key in info["missing_keys"])
+    assert torch.equal(loaded.model.layers[0].mixer.importance.b_scale, torch.full((2,), -800.0))
+    torch.testing.assert_close(loaded(tokens()).logits, lm(tokens()).logits)
+
+
+@pytest.mark.parametrize("variant", OPTIONS)
+def test_every_first_value_is_known_to_the_model(variant):
+    """None is left to chance when a checkpoint is loaded: a module knows its own or is one that transformers knows."""
+    name, options = OPTIONS[variant]
+    with torch.device("meta"):
+        empty = FastWeightsForCausalLM(config({"name": name, **options}, hidden_size=24))
+    empty.to_empty(device="cpu")
+    for parameter in empty.parameters():
+        torch.nn.init.constant_(parameter, float("nan"))
+    empty.init_weights()
+    assert [name for name, parameter in empty.named_parameters() if not parameter.isfinite().all()] == []
 
 
 def test_first_values():

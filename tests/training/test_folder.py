@@ -44,7 +44,7 @@ def test_a_new_folder_is_made_and_taken_up_again(tmp_path):
     path = tmp_path / "a" / "b"
     enter(path, small_experiment())
     enter(path, small_experiment())
-    assert json.loads((path / "experiment.json").read_text())["experiment"]["steps"] == 12
+    assert json.loads((path / "experiment.json").read_text())["steps"] == 12
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
@@ -89,7 +89,7 @@ def test_overwrite_deletes_the_other_experiment_and_nothing_else(used):
     enter(used.path, small_experiment(steps=13), overwrite=True)
     left = {path.relative_to(used.path).as_posix() for path in content(used.path)}
     assert left == {"experiment.json", "notes.txt"}
-    assert json.loads((used.path / "experiment.json").read_text())["experiment"]["steps"] == 13
+    assert json.loads((used.path / "experiment.json").read_text())["steps"] == 13
 
 
 def test_a_folder_in_use_is_refused(used):
@@ -107,7 +107,7 @@ def test_damaged_files_are_refused_and_named(used):
     refused(used.path, small_experiment(), f"{run.name}.json is damaged")
     used.result(run).write_text('{"accuracy": 0.5}')
     refused(used.path, small_experiment(), f"{run.name}.json has other fields")
-    (used.path / "experiment.json").write_text("{}")
+    (used.path / "experiment.json").write_text("{")
     refused(used.path, small_experiment(), "experiment.json is damaged")
 
 

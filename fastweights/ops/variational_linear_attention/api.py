@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from .._inverse_gram import apply_inverse_gram
-from .._shared.checks import (
-    check_flag,
-    check_gate,
-    check_number,
-    check_qkv,
-    check_states,
-    check_tokens,
-    values_can_be_read,
-)
-from .._shared.run import compute_dtype
-from .._shared.sequences import Sequences, check_cu_seqlens
-from ..delta_rule import delta_rule
-from ..linear_attention import linear_attention
+from .memory import penalized_memory
 
 __all__ = ["variational_linear_attention"]
 
@@ -75,75 +59,10 @@ def variational_linear_attention(
         ValueError: a shape, dtype, device, option, cu_seqlens or backend that does not fit; the message says which.
         TypeError: an argument of the wrong kind.
     """
-    sizes = check_qkv(q, k, v)
-    check_tokens(k=k, u=u)
-    check_gate("u", u, sizes, v, sizes.key)
-    check_number("ridge", ridge, low=0, open_low=True)
-    check_number("refresh", refresh, low=0)
-    check_number("eps", eps, low=0, open_low=True)
-    check_period(refresh_every)
-    check_flag("output_final_state", output_final_state)
-    sequences = check_cu_seqlens(cu_seqlens, sizes.batch, sizes.time)
-    dtype, lead = compute_dtype(v), (sequences.count, sizes.heads)
-    shapes: dict[str, tuple[int, ...]] = {
-        "S": (*lead, sizes.key, sizes.value),
-        "A": (*lead, sizes.key, sizes.key),
-        "z": (*lead, sizes.key),
-        "count": (sequences.count,),
-    }
-    states = check_states(initial_state, shapes, v, dtype, integers=("count",))
-    count = states["count"]
-    if values_can_be_read(count) and (count < 0).any():
-        raise ValueError(f"initial_state count must be at least 0, got {count.min().item()}; pass a call's final state")
-
-    shared: dict[str, Any] = {"output_final_state": output_final_state, "backend": backend}
-    refreshes = None
-    if refresh_every is not None and refresh > 0:
-        due = (positions(sequences, count) + 1) % refresh_every == 0
-        refreshes = refresh * due.double()[..., None]
-    q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
-    direction = unit(k)
-    y, A = apply_inverse_gram(
-        "variational_linear_attention", u, direction, refresh=refreshes, ridge=ridge, sequences=sequences,
-        shape=shapes["A"], dtype=dtype, initial_state=None if initial_state is None else states["A"], **shared,
+    o, state = penalized_memory(
+        q, k, v, u, ridge=ridge, refresh_every=refresh_every, refresh=refresh, eps=eps,
+        initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
     )  # fmt: skip
-    shared["cu_seqlens"] = cu_seqlens
-    ones = torch.ones_like(values[..., :1])
-    read, S = delta_rule(
-        q, direction, values, ones[..., 0], write_key=unit(y), scale=1.0, initial_state=states["S"],
-        **shared,
-    )  # fmt: skip
-    divisor, z = linear_attention(q, k, ones, scale=1.0, initial_state=states["z"][..., None], **shared)
-    o = (read / divisor.clamp_min(eps)).to(v.dtype)
-    if S is None or A is None or z is None:
+    if state is None:
         return o, None
-    return o, (S, A, z[..., 0], count + lengths(sequences))
-
-
-def check_period(refresh_every: int | None) -> None:
-    if refresh_every is None:
-        return
-    if isinstance(refresh_every, bool) or not isinstance(refresh_every, int):
-        raise TypeError(f"refresh_every must be an integer or None, got {type(refresh_every).__name__}")
-    if refresh_every < 1:
-        raise ValueError(f"refresh_every must be at least 1, got {refresh_every}; pass None for no refresh")
-
-
-def unit(x: Tensor) -> Tensor:
-    """x of length 1 in the last dimension; zero stays zero, with a finite gradient."""
-    square = x.square().sum(-1, keepdim=True)
-    return x / square.masked_fill(square == 0, 1.0).sqrt()
-
-
-def lengths(sequences: Sequences) -> int | Tensor:
-    return sequences.time if sequences.cu_seqlens is None else sequences.cu_seqlens.diff()
-
-
-def positions(sequences: Sequences, count: Tensor) -> Tensor:
-    """[B, T] how many tokens of its sequence came before each token, `count` [N] of them before the call."""
-    token = torch.arange(sequences.time, device=count.device)
-    if sequences.cu_seqlens is None:
-        return count[:, None] + token
-    edges = sequences.cu_seqlens.to(count.device)
-    sequence = torch.searchsorted(edges[1:].contiguous(), token, right=True)
-    return (count[sequence] + token - edges[sequence])[None]
+    return o, (state["S"], state["A"], state["z"], state["count"])

@@ -1,0 +1,109 @@
+"""`fastweights convert`: continue a trained model with another memory."""
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from transformers.utils.logging import disable_progress_bar
+
+from ..conversion import CONVERSIONS, ConversionReport, convert_folder
+from ._options import told
+
+
+def _show_conversions(wanted: bool) -> None:
+    if wanted:
+        for (source, target), conversion in CONVERSIONS.items():
+            print(
+                f"{source} -> {target}\n    new parameters: {conversion.first_values}\n    same logits: {conversion.equality}"
+            )
+        raise typer.Exit
+
+
+def convert(
+    source: Annotated[
+        str, typer.Argument(help="The trained model: a folder, or a name on the Hugging Face hub.", show_default=False)
+    ],
+    to: Annotated[str, typer.Option(metavar="MIXER", help="The new memory layer; see --list.")],
+    output: Annotated[Path, typer.Option(help="Folder for the new model; must not exist or be empty.")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Option of the new layer, such as b_scale=0.5; may be repeated."),
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Text to compare the logits on; random tokens if not given.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="How many random tokens.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of new parameters that start from random values.")] = 0,
+    peak: Annotated[
+        float | None,
+        typer.Option(
+            help="Peak learning rate that the source was trained with, for the run file; the papers' for its size if not given."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps that the run file asks for.")] = 2000,
+    list_conversions: Annotated[
+        bool,
+        typer.Option("--list", callback=_show_conversions, is_eager=True, help="List the conversions and exit."),
+    ] = False,
+) -> None:
+    """Continue a trained model with another memory layer: same weights, first values for what is new.
+
+    Starts from transformers' Mamba-2 checkpoints and from models of fastweights. Shows how far the logits of the two are
+    apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
+    """
+    disable_progress_bar()  # of every file that is read or written
+    with told():
+        report = convert_folder(
+            source,
+            output,
+            to=to,
+            prompt=prompt,
+            tokens=tokens,
+            seed=seed,
+            peak=peak,
+            steps=steps,
+            options=_named_values(option or []),
+        )
+    _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
+
+
+def _named_values(texts: Sequence[str]) -> dict[str, Any]:
+    """Values as JSON writes them; what is not JSON is a string."""
+    named = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ValueError(f"--option takes NAME=VALUE, such as b_scale=0.5, got {text!r}")
+        try:
+            named[name] = json.loads(value)
+        except json.JSONDecodeError:
+            named[name] = value
+    return named
+
+
+def _show(report: ConversionReport, kind: str) -> None:
+    check = report.check
+    for conversion in {id(own): own for own in report.conversions.values()}.values():
+        layers = [index for index, own in report.conversions.items() if own is conversion]
+        count = f"{len(layers)} of {report.layers}"
+        print(f"{conversion.source} -> {conversion.target} in {count} layers: {_ranges(layers)}")
+        print(f"  new parameters: {conversion.first_values}")
+        print(f"  same logits: {conversion.equality}")
+    print(f"{report.parameters:,} parameters, {report.new_parameters:,} of them new")
+    print(f"Largest difference of logits over {check.tokens} {kind} (largest logit {check.largest_logit:.3g}):")
+    print(
+        f"  where they should be equal: {'no such setting' if check.neutral is None else format(check.neutral, '.3g')}"
+    )
+    print(f"  as saved: {check.saved:.3g}")
+    print(f"Saved in {report.output}, with {', '.join(report.tokenizer) or 'no tokenizer, as the source has none'}")
+    print(f"Continue: fastweights train {report.output / 'train.toml'}")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 as "0-2, 5"."""
+    runs = groupby(enumerate(numbers), lambda place: place[1] - place[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(members) for _, members in runs)]
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)

@@ -1,0 +1,46 @@
+"""`fastweights generate`: a model's continuation of a text, as it comes."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._options import told
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model, or of a training run.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue; - reads it from standard input.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Below 1 sampling keeps closer to the likely tokens.")] = 0.8,
+    top_p: Annotated[
+        float, typer.Option(help="Sample among the most likely tokens that together have this probability.")
+    ] = 0.95,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling; a new one each time if not given.")] = None,
+    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+) -> None:
+    """Print a model's continuation of a text, token by token.
+
+    Only the continuation goes to standard output. The prompt may be of any length: it is read in blocks.
+    """
+    with told():
+        from transformers import TextStreamer
+
+        from ..evaluation import continue_text, load_language_model
+
+        text = sys.stdin.read() if prompt == "-" else prompt
+        language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+        continue_text(
+            language_model,
+            tokenizer,
+            text,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            greedy=greedy,
+            seed=seed,
+            streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+        )

@@ -1,0 +1,69 @@
+"""`fastweights train`: train language models on text."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ._options import fail, told
+
+
+def train(
+    run_file: Annotated[Path, typer.Argument(help="The run: a .toml file, or a .py file that defines `run`.")],
+    output: Annotated[str | None, typer.Option(help="Folder for checkpoints, results and the model.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows that a process reads at a time.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of first weights and data order.")] = None,
+    precision: Annotated[str | None, typer.Option(help="no, bf16 or fp16.")] = None,
+    stop_at: Annotated[
+        int | None, typer.Option(help="End after this step with a checkpoint; the same command then goes on.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete an earlier training in the output folder and begin anew.")
+    ] = False,
+) -> None:
+    """Train language models as a run file says: text, tokenizer, model, optimizer.
+
+    The options replace what the file says. An interrupted command continues when it is given again. For several GPUs or
+    machines start it with `torchrun --nproc-per-node N -m fastweights train ...` or accelerate launch.
+    """
+    try:
+        from accelerate import PartialState
+        from transformers.utils.logging import disable_progress_bar
+
+        from ..training.language import NonFiniteLoss, load_run, train_language
+        from ..training.language.plots import save_language_plots
+        from ..training.language.results import results_table
+    except ImportError as error:
+        raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
+
+    disable_progress_bar()  # of every file that is saved; the command has a bar of its own
+    options = {
+        "output": output,
+        "max_steps": max_steps,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "seed": seed,
+        "precision": precision,
+    }
+    with told("the same command continues after the last checkpoint"):
+        run = load_run(run_file, **{name: value for name, value in options.items() if value is not None})
+        try:
+            results = train_language(run, stop_at=stop_at, overwrite=overwrite, console=Console(stderr=True))
+        except NonFiniteLoss as error:
+            raise typer.Exit(fail(str(error), 1)) from None
+    PartialState().destroy_process_group()
+    if results is None:
+        return
+    Console().print(results_table(results))
+    for result in results:
+        if result.continuation is not None:
+            print(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")
+    print("Models: " + ", ".join(result.folder for result in results))
+    try:
+        print("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
+    except ImportError:
+        print("No plots: matplotlib is missing; pip install 'fastweights[viz]'", file=sys.stderr)

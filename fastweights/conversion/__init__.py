@@ -1,0 +1,16 @@
+"""Continue a trained model with a metaplastic or preconditioned memory."""
+
+from .check import LogitsCheck, check_logits
+from .convert import convert
+from .folder import ConversionReport, convert_folder
+from .table import CONVERSIONS, Conversion
+
+__all__ = [
+    "CONVERSIONS",
+    "Conversion",
+    "ConversionReport",
+    "LogitsCheck",
+    "check_logits",
+    "convert",
+    "convert_folder",
+]

@@ -1,0 +1,93 @@
+"""Does a converted model compute what its source does? Both run on the same tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..models import FastWeightsForCausalLM
+from .attributes import set_value
+from .convert import own_config
+from .plan import conversions_between
+from .table import Conversion
+
+__all__ = ["LogitsCheck", "check_logits"]
+
+LARGEST_ROUNDING = 1e-3  # of the largest logit: far above rounding in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsCheck:
+    """How far the logits of a converted model are from those of its source.
+
+    Attributes:
+        tokens: how many tokens were read.
+        largest_logit: of the source, by absolute value: what the differences compare with.
+        neutral: largest difference at the neutral setting, None where there is none.
+        saved: largest difference of the model as it is.
+    """
+
+    tokens: int
+    largest_logit: float
+    neutral: float | None
+    saved: float
+
+    def insist(self) -> None:
+        """Refuse a conversion that does not do what it must.
+
+        Raises:
+            ValueError: logits that are not finite, or differ at the neutral setting by more than rounding.
+        """
+        if not math.isfinite(self.largest_logit + self.saved):
+            raise ValueError("the logits of the source or of its continuation are not finite")
+        if self.neutral is not None and not self.neutral <= LARGEST_ROUNDING * self.largest_logit:
+            raise ValueError(
+                f"the logits must agree at the neutral setting and differ by {self.neutral:.3g}, where the largest is "
+                f"{self.largest_logit:.3g}; leave out options that change what the source computes"
+            )
+
+
+@torch.no_grad()
+def check_logits(source: PreTrainedModel, converted: FastWeightsForCausalLM, tokens_BT: Tensor) -> LogitsCheck:
+    """Run both models on tokens_BT, int64 [B, T]; the converted one at the neutral setting too, if there is one. Both are
+    left as they are."""
+    conversions = conversions_between(own_config(source.config), own_config(converted.config))
+    expected = _logits(source, tokens_BT)
+    neutral = None
+    if all(conversion.neutral is not None for conversion in conversions.values()):
+        with _at_neutral(converted, conversions):
+            neutral = (_logits(converted, tokens_BT) - expected).abs().max().item()
+    return LogitsCheck(
+        tokens=tokens_BT.numel(),
+        largest_logit=expected.abs().max().item(),
+        neutral=neutral,
+        saved=(_logits(converted, tokens_BT) - expected).abs().max().item(),
+    )
+
+
+def _logits(model: PreTrainedModel, tokens_BT: Tensor) -> Tensor:
+    was_training = model.training
+    logits = model.eval()(input_ids=tokens_BT.to(model.device), use_cache=False).logits
+    model.train(was_training)
+    return logits
+
+
+@contextmanager
+def _at_neutral(model: FastWeightsForCausalLM, conversions: Mapping[int, Conversion]) -> Iterator[None]:
+    """The model with its converted layers at their neutral setting; afterwards as it was."""
+    before = []
+    for index, conversion in conversions.items():
+        layer = model.model.layers[index].mixer
+        assert conversion.neutral is not None
+        before += [(layer, name, set_value(layer, name, value)) for name, value in conversion.neutral(layer).items()]
+    try:
+        yield
+    finally:
+        for layer, name, value in before:
+            set_value(layer, name, value)

@@ -1,0 +1,74 @@
+"""Continue a trained model with another memory: same weights, first values for what is new."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ..models import FastWeightsConfig, FastWeightsForCausalLM
+from .attributes import set_value
+from .mamba2 import mamba2_config, mamba2_weights
+from .plan import conversions_between, converted_config
+
+__all__ = ["convert", "own_config"]
+
+
+def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -> FastWeightsForCausalLM:
+    """A copy of `model` whose layers are of the mixer `to`, on the same device and in the same dtype.
+
+    All weights carry over. What the new mixer adds starts from first values; `CONVERSIONS` says which, and at which
+    neutral setting the copy computes what the model does (`check_logits` measures it). As it is returned it computes
+    something else: train it on. Layers of other mixers (attention in a hybrid) stay as they are.
+
+    Args:
+        model: a `FastWeightsForCausalLM`, or a `Mamba2ForCausalLM` of transformers. It is left as it is.
+        to: name of the new mixer.
+        seed: of the first values that are random. torch's own random state is not touched.
+        options: of the new mixer, in place of those that carry over or of its defaults.
+
+    Raises:
+        ValueError: no layer continues as `to`, or an option cannot be carried over or does not fit.
+        TypeError: a model of another kind.
+    """
+    if not isinstance(model, (FastWeightsForCausalLM, Mamba2ForCausalLM)):
+        raise TypeError(
+            f"model must be a FastWeightsForCausalLM or transformers' Mamba2ForCausalLM, got {type(model).__name__}"
+        )
+    before = own_config(model.config)
+    after = converted_config(before, to, options)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # and not the generators of other devices
+        converted = FastWeightsForCausalLM(after)
+    new: tuple[str, ...] = ()
+    for index, conversion in conversions_between(before, after).items():
+        layer = converted.model.layers[index].mixer
+        new += tuple(f"model.layers.{index}.mixer.{prefix}" for prefix in conversion.new)
+        for name, value in conversion.start.items():
+            if name in dict(layer.named_parameters()):
+                set_value(layer, name, value)
+    try:
+        missing, unexpected = converted.load_state_dict(_weights(model), strict=False)
+    except RuntimeError as error:  # torch's word for tensors of another shape
+        raise ValueError(f"the options {options} do not fit the weights of the source: {error}") from None
+    lost = [name for name in missing if not name.startswith(new)] + unexpected
+    if lost:
+        raise ValueError(f"the parameters {', '.join(lost)} of the source have no counterpart in {to!r}")
+    converted.generation_config = copy.deepcopy(model.generation_config)
+    converted.to(model.device, model.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides self
+    return converted.train(model.training)
+
+
+def own_config(config: PreTrainedConfig) -> FastWeightsConfig:
+    """The configuration itself, or that of the same model in this library."""
+    if isinstance(config, Mamba2Config):
+        return mamba2_config(config)
+    assert isinstance(config, FastWeightsConfig)
+    return config
+
+
+def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    return mamba2_weights(model) if isinstance(model, Mamba2ForCausalLM) else model.state_dict()

@@ -1,0 +1,122 @@
+"""From a saved model to a folder with its continuation: model, tokenizer, settings of the training that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+
+from .._files import staged_folder, write_bytes, write_json
+from ..layers._checks import check_positive, check_size
+from ..models import FastWeightsForCausalLM
+from .check import LogitsCheck, check_logits
+from .convert import convert, own_config
+from .plan import conversions_between, converted_config
+from .schedule import run_file, usual_peak
+from .source import copy_tokenizer, load_config, load_model
+from .table import Conversion
+
+__all__ = ["ConversionReport", "convert_folder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionReport:
+    """What was done and found.
+
+    Attributes:
+        conversions: of the layers that were converted, by index.
+        layers: how many the model has.
+        parameters: how many numbers the model has; new_parameters: how many of them the source lacks.
+        check: the logits of both models.
+        tokenizer: names of the files copied.
+        output: where it all lies.
+    """
+
+    conversions: Mapping[int, Conversion]
+    layers: int
+    parameters: int
+    new_parameters: int
+    check: LogitsCheck
+    tokenizer: list[str]
+    output: Path
+
+
+def convert_folder(
+    source: str,
+    output: Path,
+    *,
+    to: str,
+    prompt: str | None = None,
+    tokens: int = 256,
+    seed: int = 0,
+    peak: float | None = None,
+    steps: int = 2000,
+    options: Mapping[str, Any] | None = None,
+) -> ConversionReport:
+    """Convert the model `source` (a folder or a name on the hub) and save it in the folder `output`.
+
+    Weights and logits are worked out in float32 (float64 where the source is stored so) and saved in the dtype that the
+    source is stored in. The output appears when everything is written, or not at all.
+
+    Args:
+        output: must not exist, or be empty.
+        to, seed, options: as for `convert`.
+        prompt: text on which the logits of both models are compared; random tokens when None.
+        tokens: how many of these.
+        peak: highest learning rate of the source's training; the paper's for models of the size when None. The run file
+            that is written beside the model starts from a tenth of it.
+        steps: of the training that this run file describes.
+
+    Raises:
+        ValueError: what `convert` refuses; a source that is missing, damaged or of another architecture; an output that is
+            not empty; logits that differ where they must be equal, or are not finite.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"output must not exist or be an empty folder, and {output} is neither; name another one")
+    check_size("steps", steps)
+    check_size("tokens", tokens)
+    if peak is not None:
+        check_positive("peak", peak)
+    before = own_config(load_config(source))
+    after = converted_config(before, to, options or {})
+    with torch.device("meta"):  # refuses options that do not fit before the weights are read
+        FastWeightsForCausalLM(after)
+    model, stored = load_model(source)
+    converted = convert(model, to=to, seed=seed, **(options or {}))
+    check = check_logits(model, converted, _tokens(source, model, prompt, tokens))
+    check.insist()
+    parameters = converted.num_parameters()
+    with staged_folder(output) as folder:
+        converted.to(stored).save_pretrained(folder)  # type: ignore[arg-type]  # transformers' wrapper hides self
+        tokenizer = copy_tokenizer(source, folder)
+        settings = run_file(output, peak=peak or usual_peak(parameters), steps=steps, tokenizer=bool(tokenizer))
+        write_bytes(folder / "train.toml", settings.encode())
+        write_json(folder / "conversion.json", {"from": source, "to": to, "seed": seed, **asdict(check)})
+    return ConversionReport(
+        conversions=conversions_between(before, after),
+        layers=converted.config.num_hidden_layers,
+        parameters=parameters,
+        new_parameters=parameters - model.num_parameters(),
+        check=check,
+        tokenizer=tokenizer,
+        output=output,
+    )
+
+
+def _tokens(source: str, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:
+    """[1, T] token ids to compare the models on."""
+    if prompt is None:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(model.config.vocab_size, (1, count), generator=generator)
+    try:
+        ids = AutoTokenizer.from_pretrained(source)(prompt, return_tensors="pt").input_ids
+    except Exception as error:  # transformers and the tokenizers library raise errors of many kinds here
+        raise ValueError(f"prompt needs the tokenizer of {source}, which cannot be loaded: {error}") from None
+    if ids.numel() == 0 or ids.max() >= model.config.vocab_size:
+        raise ValueError(f"prompt must give token ids below {model.config.vocab_size}, got {ids.tolist()}")
+    return ids.long()

@@ -1,0 +1,100 @@
+"""What becomes of every layer of a model: which conversion, and which options the new mixer gets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from ..layers import MIXERS
+from ..layers._checks import closest
+from ..models import FastWeightsConfig
+from .table import CONVERSIONS, Conversion
+
+__all__ = ["conversions_between", "converted_config"]
+
+
+def converted_config(config: FastWeightsConfig, to: str, options: Mapping[str, Any]) -> FastWeightsConfig:
+    """The configuration with every layer that continues as `to` changed into it, and the others as they were.
+
+    Raises:
+        ValueError: no layer continues as `to`, or an option cannot be carried over.
+    """
+    layers = config.mixers()
+    found = [_conversion(name, own, to) for name, own in layers]
+    if not any(found):
+        raise ValueError(_no_conversion([name for name, _ in layers], to))
+    entries: list[Any] = []
+    for index, ((name, own), conversion) in enumerate(zip(layers, found, strict=True)):
+        new = own
+        if conversion is not None:
+            try:
+                new = {**_carried(conversion, own), **conversion.options, **options}
+            except ValueError as error:
+                raise ValueError(f"layer {index}: {error}") from None
+            name = to
+        entries.append({"name": name, **new} if new else name)
+    same = all(entry == entries[0] for entry in entries)
+    changed = config.to_dict()
+    for key in ("mixer", "architectures", "transformers_version", "dtype"):
+        changed.pop(key, None)
+    return FastWeightsConfig(**changed, mixer=entries[0] if same else entries)
+
+
+def conversions_between(before: FastWeightsConfig, after: FastWeightsConfig) -> dict[int, Conversion]:
+    """The conversion of every layer that was converted, by index."""
+    conversions = {}
+    for index, (old, new) in enumerate(zip(before.mixers(), after.mixers(), strict=True)):
+        conversion = CONVERSIONS.get((old[0], new[0]))
+        if conversion is not None and (old != new or not conversion.new):
+            conversions[index] = conversion
+    return conversions
+
+
+def _conversion(name: str, options: Mapping[str, Any], to: str) -> Conversion | None:
+    """The conversion of one layer, None where there is none or where it has what the conversion adds."""
+    conversion = CONVERSIONS.get((name, to))
+    if conversion is None or name != to:
+        return conversion
+    present = {**_options(name), **options}
+    return conversion if all(present[key] == value for key, value in conversion.requires.items()) else None
+
+
+def _carried(conversion: Conversion, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The source's options as those of the target, without what the target has by itself."""
+    defaults = _defaults(MIXERS[conversion.source].layer)
+    known = _options(conversion.target)
+    carried = {}
+    for option, value in {**_options(conversion.source), **options}.items():
+        if option in conversion.requires:
+            if value != conversion.requires[option]:
+                raise ValueError(
+                    f"{conversion.source} with {option}={value!r} cannot continue as {conversion.target}: "
+                    f"{option} must be {conversion.requires[option]!r}"
+                )
+        elif option in known:
+            if value != known[option]:
+                carried[option] = value
+        elif value != defaults[option]:
+            raise ValueError(
+                f"{conversion.source} with {option}={value!r} cannot continue as {conversion.target}, which has no such "
+                f"option: {option} must be {defaults[option]!r}"
+            )
+    return carried
+
+
+def _options(name: str) -> dict[str, Any]:
+    """All options of a named mixer and their values."""
+    return {**_defaults(MIXERS[name].layer), **MIXERS[name].options}
+
+
+def _defaults(layer: type) -> dict[str, Any]:
+    parameters = inspect.signature(layer).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def _no_conversion(names: list[str], to: str) -> str:
+    targets = [target for _, target in CONVERSIONS]
+    hint = "" if to in targets else closest(to, targets)
+    pairs = ", ".join(f"{source} -> {target}" for source, target in CONVERSIONS)
+    return f"there is no conversion from {', '.join(dict.fromkeys(names))} to {to!r}{hint}; there are {pairs}"

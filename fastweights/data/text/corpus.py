@@ -1,0 +1,178 @@
+"""What a language model reads: documents of train and held-out text, the same on every machine that has the files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ...layers._checks import check_number, check_positive
+from .files import TextFile, plain_pieces, rows, text_files
+
+__all__ = ["Document", "TextCorpus"]
+
+# Tests are left out of Python's own text: some installations come without them.
+PYTHON_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text, and whether it is kept from training."""
+
+    text: str
+    held_out: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCorpus:
+    """Where text comes from. Without paths and dataset it is what every machine has: the source and documentation of its own
+    Python installation (the standard library without its tests).
+
+    Train and held-out text are split by file, rows of JSON lines, Parquet and datasets by row; which side a file or row is on
+    depends on its name or number alone. The only plain text file of a corpus is cut in two, the end is held out.
+
+    Attributes:
+        paths: files and folders: plain text (any suffix for a file that is named itself, the usual ones in a folder), .jsonl,
+            .parquet, each with .gz too (Parquet has compression of its own).
+        held_out: files and folders of held-out text, all of `paths` or `dataset` then being trained on.
+        held_out_fraction: part of the files or rows that is held out where `held_out` names none.
+        dataset, dataset_config, dataset_split: a dataset of the Hugging Face hub in place of paths; needs the `datasets`
+            library, and the network unless the dataset was fetched before.
+        text_field: where a row has its text.
+        max_megabytes: read no more than about this many million characters (beside those of `held_out`); None for all.
+
+    Raises:
+        ValueError: a value that does not fit.
+    """
+
+    paths: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
+    held_out_fraction: float = 0.05
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    text_field: str = "text"
+    max_megabytes: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("paths", "held_out"):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, str) else value
+            if not isinstance(value, (list, tuple)) or not all(isinstance(path, str) for path in value):
+                raise ValueError(f"{name} must be a list of paths, got {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        if not 0 < check_number("held_out_fraction", self.held_out_fraction) < 1:
+            raise ValueError(f"held_out_fraction must be between 0 and 1, got {self.held_out_fraction}")
+        for name in ("dataset", "dataset_config", "dataset_split", "text_field"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name in ("dataset", "dataset_config")):
+                raise ValueError(f"{name} must be a string, got {value!r}")
+        if self.dataset is not None and self.paths:
+            raise ValueError(f"dataset must be None where paths are given, got {self.dataset!r}; choose one of them")
+        if self.max_megabytes is not None:
+            check_positive("max_megabytes", self.max_megabytes)
+
+    def documents(self) -> Iterator[Document]:
+        """All documents in a fixed order, empty ones left out.
+
+        Raises:
+            ValueError: a path that does not exist, a binary or damaged file, no text, a dataset that cannot be had.
+        """
+        left = float("inf") if self.max_megabytes is None else self.max_megabytes * 1e6
+        for document in self._all():
+            if document.text.strip():
+                yield document
+                if not (self.held_out and document.held_out):
+                    left -= len(document.text)
+            if left <= 0:
+                return
+
+    def _all(self) -> Iterator[Document]:
+        for file in self._held_out_files:
+            yield from (Document(text, True) for _, text in _texts(file, self.text_field))
+        if self.dataset is not None:
+            for number, row in enumerate(self._dataset):
+                yield Document(_row_text(row, self.text_field), self._is_held_out(f"row {number}"))
+        elif len(self._files) == 1 and not self.held_out and not self._files[0].has_rows:
+            yield from _cut(self._files[0], 1 - self.held_out_fraction)
+        else:
+            for file in self._files:
+                for name, text in _texts(file, self.text_field):
+                    yield Document(text, self._is_held_out(name))
+
+    def _is_held_out(self, name: str) -> bool:
+        if self.held_out:
+            return False
+        place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
+        return place < self.held_out_fraction
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the documents may: with the settings, and with the name, size or time of a file."""
+        files = [(file.name, *_stamp(file)) for file in [*self._files, *self._held_out_files]]
+        dataset = None if self.dataset is None else self._dataset._fingerprint
+        settings = [self.held_out_fraction, self.text_field, self.max_megabytes, bool(self.held_out)]
+        return hashlib.sha256(json.dumps([settings, files, dataset]).encode()).hexdigest()
+
+    @cached_property
+    def _files(self) -> list[TextFile]:
+        if self.dataset is not None:
+            return []
+        if self.paths:
+            return text_files(self.paths)
+        return text_files([sysconfig.get_path("stdlib")], PYTHON_SKIPPED)
+
+    @cached_property
+    def _held_out_files(self) -> list[TextFile]:
+        return text_files(self.held_out) if self.held_out else []
+
+    @cached_property
+    def _dataset(self) -> Any:
+        try:
+            import datasets
+        except ImportError:
+            raise ValueError(
+                f"dataset {self.dataset!r} needs the `datasets` library; pip install datasets, or set paths to local files"
+            ) from None
+        try:
+            return datasets.load_dataset(self.dataset, self.dataset_config, split=self.dataset_split)
+        except Exception as error:  # the library raises errors of many kinds for a wrong name and for a missing network
+            raise ValueError(
+                f"dataset {self.dataset!r} (config {self.dataset_config!r}, split {self.dataset_split!r}) cannot be loaded: "
+                f"{error}; check the name and the network, or set paths to local files"
+            ) from None
+
+
+def _texts(file: TextFile, text_field: str) -> Iterator[tuple[str, str]]:
+    """The documents of a file, each with the name that decides on which side of the split it is."""
+    if file.has_rows:
+        for number, text in enumerate(rows(file, text_field)):
+            yield f"{file.name}#{number}", text
+    else:
+        for piece in plain_pieces(file):
+            yield file.name, piece
+
+
+def _cut(file: TextFile, fraction: float) -> Iterator[Document]:
+    """A single file in two, at the line end that follows on `fraction` of its characters."""
+    left = round(fraction * sum(map(len, plain_pieces(file))))
+    for piece in plain_pieces(file):
+        place = 0 if left <= 0 else piece.find("\n", left) + 1 or len(piece)
+        yield Document(piece[:place], False)
+        yield Document(piece[place:], True)
+        left -= len(piece)
+
+
+def _row_text(row: Any, text_field: str) -> str:
+    if not isinstance(row.get(text_field), str):
+        raise ValueError(f"rows of the dataset have no text in {text_field!r} but {', '.join(row)}; set text_field")
+    return row[text_field]
+
+
+def _stamp(file: TextFile) -> tuple[int, int]:
+    status = file.path.stat()
+    return status.st_size, status.st_mtime_ns

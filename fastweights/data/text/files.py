@@ -1,0 +1,159 @@
+"""Text out of local files: plain text, JSON lines and Parquet, compressed with gzip or not."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["PLAIN_SUFFIXES", "TextFile", "plain_pieces", "rows", "text_files"]
+
+# What counts as plain text inside a folder; a file that is named itself may have any suffix.
+PROSE = "txt text md markdown rst org tex html htm"
+SOURCE = "py pyi pyx c h cc cpp hpp cu cuh rs go java kt js ts jl r scala swift rb pl lua hs ml lisp el sh sql cmake"
+PLAIN_SUFFIXES = frozenset(f".{suffix}" for suffix in (PROSE + " " + SOURCE).split())
+ROW_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+PIECE_CHARACTERS = 2**20  # a longer file becomes several documents, so that none has to fit into memory
+SNIFFED_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file of text. `name` is its path relative to the folder it was found in: the same on every machine."""
+
+    path: Path
+    name: str
+    named: bool  # given itself, and not found in a folder
+
+    @property
+    def suffix(self) -> str:
+        """What it is, the gzip suffix left out."""
+        plain = self.path.name.lower().removesuffix(".gz")
+        return Path(plain).suffix
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether each row is a document, and not the whole file."""
+        return self.suffix in ROW_SUFFIXES
+
+    def is_text(self) -> bool:
+        """Whether its first 64 KiB are UTF-8 without NUL bytes."""
+        with opened(self) as file:
+            start = file.read(SNIFFED_BYTES)
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(start)  # a character may be cut at the end
+        except UnicodeDecodeError:
+            return False
+        return b"\0" not in start
+
+
+def text_files(paths: Sequence[str | Path], skipped: frozenset[str] = frozenset()) -> list[TextFile]:
+    """The files given, and those in the folders given, sorted by name. Hidden files, `__pycache__` and folders named in
+    `skipped` are left out, and so are binary files inside folders.
+
+    Raises:
+        ValueError: a path that does not exist, a binary file that is named itself, or no text file at all.
+    """
+    files: list[TextFile] = []
+    binary = 0
+    for given in map(Path, paths):
+        if given.is_dir():
+            found = list(_files_in(given, skipped | {"__pycache__"}))
+            readable = [file for file in found if file.suffix == ".parquet" or file.is_text()]
+            binary += len(found) - len(readable)
+            files += readable
+        elif given.exists():
+            file = TextFile(given, given.name, True)
+            if file.suffix != ".parquet" and not file.is_text():
+                raise ValueError(f"corpus file {given} is binary, or not UTF-8; pass text, JSON lines or Parquet")
+            files.append(file)
+        else:
+            raise ValueError(f"corpus path {given} does not exist; pass files or folders that do")
+    if not files:
+        listed = ", ".join(map(str, paths))
+        raise ValueError(
+            f"corpus {listed} holds no text: {binary} files are binary or not UTF-8, no other has a suffix such as .txt, .md, "
+            ".py, .jsonl or .parquet (or these with .gz); name files of another suffix themselves"
+        )
+    return sorted(files, key=lambda file: file.name)
+
+
+def _files_in(given: Path, skipped: frozenset[str]) -> Iterator[TextFile]:
+    for folder, folders, names in os.walk(given):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped]
+        for path in (Path(folder, name) for name in names if not name.startswith(".")):
+            file = TextFile(path, path.relative_to(given).as_posix(), False)
+            if (file.has_rows or file.suffix in PLAIN_SUFFIXES) and path.is_file():
+                yield file
+
+
+def plain_pieces(file: TextFile) -> Iterator[str]:
+    """A plain text file, whole or in pieces of about a million characters that end with a line. Single bytes that are not
+    UTF-8 become U+FFFD."""
+    with opened(file) as binary:
+        text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace")
+        while piece := text.read(PIECE_CHARACTERS):
+            yield piece + text.readline()
+
+
+def rows(file: TextFile, text_field: str) -> Iterator[str]:
+    """The texts of a file with rows.
+
+    Raises:
+        ValueError: a row without that field, or a damaged file; the message names file and row.
+    """
+    if file.suffix == ".parquet":
+        yield from _parquet_rows(file, text_field)
+        return
+    with opened(file) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield _field(json.loads(line), text_field)
+                except ValueError as error:
+                    raise ValueError(f"corpus file {file.path}, line {number}: {error}") from None
+
+
+def _field(row: Any, text_field: str) -> str:
+    text = row.get(text_field) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        keys = f"the keys {', '.join(row)}" if isinstance(row, dict) else type(row).__name__
+        raise ValueError(f"a row must be an object with text in {text_field!r}, got {keys}; set text_field")
+    return text
+
+
+def _parquet_rows(file: TextFile, text_field: str) -> Iterator[str]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise ValueError(
+            f"corpus file {file.path} needs pyarrow to be read; pip install 'fastweights[train]'"
+        ) from None
+    try:
+        table = parquet.ParquetFile(file.path)
+        if text_field not in table.schema_arrow.names:
+            raise ValueError(
+                f"it has no column {text_field!r} but {', '.join(table.schema_arrow.names)}; set text_field"
+            )
+        for batch in table.iter_batches(columns=[text_field]):
+            yield from (text for text in batch.column(0).to_pylist() if text)
+    except (ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"corpus file {file.path}: {error}") from None
+
+
+@contextmanager
+def opened(file: TextFile) -> Iterator[IO[bytes]]:
+    """Its bytes, decompressed."""
+    try:
+        with gzip.open(file.path) if file.path.name.lower().endswith(".gz") else file.path.open("rb") as stream:
+            yield stream  # type: ignore[misc]  # a GzipFile reads bytes too
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"corpus file {file.path} is a damaged gzip file: {error}") from None

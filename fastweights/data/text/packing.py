@@ -1,0 +1,81 @@
+"""Rows of one length cut from a stream of documents, and rows packed so that no document sees another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .shards import TokenShards
+
+__all__ = ["PackedRows", "ShuffledRows", "pack_rows"]
+
+IGNORED = -100  # the label that transformers' losses leave out
+
+Row = tuple[np.ndarray, np.ndarray]
+
+
+class PackedRows:
+    """A stream of tokens cut into rows of `length` tokens; the last, shorter one is left out.
+
+    Row i is its tokens, int64 [length], and the places in it where a document starts, int64; the row's own start is the first.
+    """
+
+    def __init__(self, shards: TokenShards, length: int) -> None:
+        if len(shards) < length:
+            raise ValueError(
+                f"{shards.split} text must have at least one row of length {length}, got {len(shards)} tokens; "
+                "pass more text, a shorter length or, for held-out text, a larger held_out_fraction"
+            )
+        self.shards, self.length = shards, length
+
+    def __len__(self) -> int:
+        return len(self.shards) // self.length
+
+    def __getitem__(self, row: int) -> Row:
+        begin, end = row * self.length, (row + 1) * self.length
+        inside = np.searchsorted(self.shards.starts, [begin + 1, end])
+        starts = np.asarray(self.shards.starts[slice(*inside)]) - begin
+        return self.shards.tokens(begin, end), np.concatenate([np.zeros(1, np.int64), starts])
+
+
+class ShuffledRows(torch.utils.data.Dataset[Row]):
+    """`count` rows in an order that is a pure function of the seed: every pass over the rows is a permutation of its own.
+
+    Whoever takes step s of a training with n rows a step finds its rows at s n ... (s + 1) n - 1, whatever came before.
+    """
+
+    def __init__(self, rows: PackedRows, *, seed: int, count: int) -> None:
+        self.rows, self.seed, self.count = rows, seed, count
+        self._orders: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Row:
+        run, place = divmod(index, len(self.rows))
+        if run not in self._orders:
+            self._orders = {run: self._order(run)}
+        return self.rows[int(self._orders[run][place])]
+
+    def _order(self, run: int) -> np.ndarray:
+        return np.random.Generator(np.random.Philox(key=[self.seed, run])).permutation(len(self.rows))
+
+
+def pack_rows(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """B rows of T tokens as one packed row, as the model takes it.
+
+    Returns:
+        input_ids: int64 [1, B T].
+        labels: int64 [1, B T], the tokens again, -100 at the first token of every sequence, which follows on nothing.
+        cu_seqlens: int32 [N+1], where sequences (documents, or the parts of them in a row) start and end.
+    """
+    tokens = torch.from_numpy(np.concatenate([ids for ids, _ in rows]))
+    ends = np.cumsum([len(ids) for ids, _ in rows])
+    starts = np.concatenate([starts + end - len(ids) for (ids, starts), end in zip(rows, ends, strict=True)])
+    labels = tokens.clone()
+    labels[torch.from_numpy(starts)] = IGNORED
+    cu_seqlens = torch.from_numpy(np.append(starts, len(tokens)).astype(np.int32))
+    return {"input_ids": tokens[None], "labels": labels[None], "cu_seqlens": cu_seqlens}

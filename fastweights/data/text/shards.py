@@ -1,0 +1,119 @@
+"""Tokens on disk: memory-mapped shards, one stream of documents for each side of the split."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..._files import write_json
+
+__all__ = ["ShardWriter", "TokenShards", "is_whole", "token_dtype", "write_manifest"]
+
+SHARD_TOKENS = 2**27
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+def token_dtype(vocab_size: int) -> str:
+    """The smallest unsigned type that holds every token."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+class ShardWriter:
+    """Appends documents to the shards of one split."""
+
+    def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int = SHARD_TOKENS) -> None:
+        self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
+        self._starts = array("q")  # a number a document, 8 bytes each
+        self._shards: list[int] = []
+
+    def append(self, ids: Sequence[int]) -> None:
+        """One document; one without tokens is none. Shards end with a document, after at least `shard_tokens` tokens."""
+        if not len(ids):
+            return
+        self._starts.append(sum(self._shards))
+        if not self._shards or self._shards[-1] >= self._shard_tokens:
+            self._shards.append(0)
+        with shard_file(self._folder, self._split, len(self._shards) - 1).open("ab") as file:
+            np.asarray(ids, dtype=self._dtype).tofile(file)
+        self._shards[-1] += len(ids)
+
+    def finished(self) -> dict[str, Any]:
+        """Writes where documents start; the split's entry in the manifest."""
+        np.save(starts_file(self._folder, self._split), np.array(self._starts, dtype=np.int64))
+        return {"documents": len(self._starts), "shards": self._shards}
+
+
+def write_manifest(folder: Path, *, dtype: str, splits: dict[str, Any]) -> None:
+    """The last file of a folder of shards: without it there are none."""
+    write_json(folder / MANIFEST, {"format": FORMAT, "dtype": dtype, "splits": splits})
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds all that its manifest names, in the format of this version."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        size = np.dtype(manifest["dtype"]).itemsize
+        return manifest["format"] == FORMAT and all(
+            shard_file(folder, split, number).stat().st_size == tokens * size
+            for split, entry in manifest["splits"].items()
+            for number, tokens in enumerate(entry["shards"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+class TokenShards:
+    """The tokens of one split as one long stream, read from disk where they are asked for.
+
+    Attributes:
+        starts: int64 [documents], the position of every document's first token.
+    """
+
+    def __init__(self, folder: Path, split: str) -> None:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        entry = manifest["splits"][split]
+        self.folder, self.split = folder, split
+        self._dtype, self._sizes = manifest["dtype"], entry["shards"]
+        self._ends = np.cumsum(entry["shards"], dtype=np.int64)
+        self.starts: np.ndarray = np.load(starts_file(folder, split), mmap_mode="r" if entry["documents"] else None)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def tokens(self, start: int, end: int) -> np.ndarray:
+        """int64 [end - start]"""
+        first = int(np.searchsorted(self._ends, start, side="right"))
+        parts = []
+        for number in range(first, len(self._ends)):
+            begin = int(self._ends[number]) - self._sizes[number]
+            if begin >= end:
+                break
+            parts.append(self._shards[number][max(0, start - begin) : end - begin])
+        return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+
+    def document(self, number: int) -> np.ndarray:
+        """int64 [tokens]"""
+        end = self.starts[number + 1] if number + 1 < len(self.starts) else len(self)
+        return self.tokens(int(self.starts[number]), int(end))
+
+    @cached_property
+    def _shards(self) -> list[np.ndarray]:
+        return [
+            np.memmap(shard_file(self.folder, self.split, number), dtype=self._dtype, mode="r")
+            for number in range(len(self._sizes))
+        ]
+
+
+def shard_file(folder: Path, split: str, number: int) -> Path:
+    return folder / f"{split}-{number:05}.bin"
+
+
+def starts_file(folder: Path, split: str) -> Path:
+    return folder / f"{split}-starts.npy"

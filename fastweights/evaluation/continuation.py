@@ -1,0 +1,72 @@
+"""A model's continuation of a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..data._checks import integer
+from ..layers._checks import check_number, check_positive, check_size
+from .reading import evaluating
+from .tokens import prompt_tokens
+
+__all__ = ["continue_text"]
+
+_PREFILL_BLOCK = 512  # tokens of the prompt that are read at a time
+
+
+def continue_text(
+    model: Any,
+    tokenizer: Any,
+    prompt: str,
+    *,
+    max_new_tokens: int = 200,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    greedy: bool = False,
+    seed: int | None = None,
+    streamer: Any = None,
+) -> str:
+    """What the model writes behind `prompt`, up to its end-of-text token or `max_new_tokens`.
+
+    Args:
+        prompt: any text; from an empty one the model begins a text of its own.
+        temperature: logits are divided by it before sampling.
+        top_p: sampling is among the most likely tokens that together have this probability (Holtzman et al. 2020).
+        greedy: take the most likely token each time; temperature, top_p and seed then play no part.
+        seed: of sampling, 0 or more; a new one each time when None.
+        streamer: a transformers streamer (`TextStreamer`), which is given the tokens as they come.
+
+    Raises:
+        ValueError: a number out of its range, or an empty prompt and a tokenizer without a token that starts or ends texts.
+    """
+    check_size("max_new_tokens", max_new_tokens)
+    check_positive("temperature", temperature)
+    if not 0 < check_number("top_p", top_p) <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    if seed is not None:
+        torch.manual_seed(integer("seed", seed, 0))
+    end = tokenizer.eos_token_id
+    tokens = (
+        prompt_tokens(tokenizer, prompt) or [token for token in (tokenizer.bos_token_id, end) if token is not None][:1]
+    )
+    if not tokens:
+        raise ValueError(
+            "prompt must hold at least one token, got none, and the tokenizer has no token that starts a text"
+        )
+    ids = torch.tensor([tokens], device=model.device)
+    sampling = {} if greedy else {"temperature": temperature, "top_p": top_p, "top_k": 0}
+    with evaluating(model):
+        generated = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=not greedy,
+            eos_token_id=model.generation_config.eos_token_id if end is None else end,
+            pad_token_id=end or 0,  # fills up finished sequences of a batch, and there is but one
+            prefill_chunk_size=_PREFILL_BLOCK,
+            streamer=streamer,
+            **sampling,
+        )
+    return tokenizer.decode(generated[0, len(tokens) :], skip_special_tokens=True)

@@ -1,0 +1,140 @@
+"""All measurements of a trained text model, one after another: what `fastweights evaluate` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..data._checks import integer, one_of
+from ..layers._checks import check_number, check_size
+from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, needle_recall
+from .perplexity import perplexity_by_length
+from .windows import check_lengths
+from .word_recall import WORD_TASKS, task_in_words, word_recall
+
+__all__ = ["MEASURES", "EvaluationSettings", "evaluate"]
+
+MEASURES = ("perplexity", *WORD_TASKS, *NEEDLE_TASKS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """What to measure, and how.
+
+    Attributes:
+        measures: names of `MEASURES`.
+        lengths: tokens of context.
+        texts, stretch, batch_size: of `perplexity_by_length`.
+        pairs, symbols: of `word_recall`, the same at every length.
+        recall_examples: sequences of a recall task at a length.
+        needle_examples: texts with a needle at each length and depth.
+        depths: where in the text the needle is, from 0 to 1.
+        seed: of recall tasks and needles.
+        block: tokens read at a time.
+
+    Raises:
+        ValueError: an unknown measure, or a number out of its range.
+    """
+
+    measures: Sequence[str] = ("perplexity",)
+    lengths: Sequence[int] = (512, 1024, 2048, 4096, 8192, 16384)
+    texts: int = 16
+    stretch: int = 256
+    batch_size: int = 1
+    pairs: int = 8
+    symbols: int = 64
+    recall_examples: int = 64
+    needle_examples: int = 4
+    depths: Sequence[float] = DEPTHS
+    seed: int = 0
+    block: int = 512
+
+    def __post_init__(self) -> None:
+        for measure in self.measures:
+            one_of("a measure", measure, MEASURES)
+        check_lengths(self.lengths, 2)
+        for name in (
+            "texts",
+            "stretch",
+            "batch_size",
+            "pairs",
+            "symbols",
+            "recall_examples",
+            "needle_examples",
+            "block",
+        ):
+            check_size(name, getattr(self, name))
+        integer("seed", self.seed, 0)
+        for depth in self.depths:
+            if not 0 <= check_number("depths", depth) <= 1:
+                raise ValueError(f"depths must be from 0, the start of the text, to 1, its end, got {depth}")
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    settings: EvaluationSettings,
+    *,
+    documents: Iterable[Sequence[int]] = (),
+    text: str | None = None,
+) -> Iterator[tuple[str, list[Any]]]:
+    """Measure a model; yields the name of a measure and rows of its results as soon as they are there.
+
+    "perplexity" gives its rows (`LengthPerplexity`) for all lengths at once, a recall task one row (`WordRecall`) a length, a
+    needle task a row (`NeedleRecall`) for each depth of a length.
+
+    Args:
+        documents: token ids for "perplexity", a document each, as the tokenizer gives them.
+        text: what the needles of s-niah-2 and 3 are hidden in; Python's language reference when None.
+
+    Raises:
+        ValueError: as the measures' own functions do, when their turn comes.
+    """
+    lengths = check_lengths(settings.lengths, 2)
+    words = {"pairs": settings.pairs, "symbols": settings.symbols}
+    for measure in settings.measures:
+        if measure in WORD_TASKS:  # what does not fit is told before anything is measured
+            task_in_words(tokenizer, measure, length=lengths[0], **words)
+    for measure in settings.measures:
+        if measure == "perplexity":
+            rows = perplexity_by_length(
+                model,
+                documents,
+                lengths,
+                texts=settings.texts,
+                separator=tokenizer.eos_token_id,
+                stretch=settings.stretch,
+                block=settings.block,
+                batch_size=settings.batch_size,
+            )
+            yield measure, rows
+            continue
+        for length in lengths:
+            if measure in NEEDLE_TASKS:
+                yield measure, _needles(model, tokenizer, measure, length, settings, text)
+            else:
+                examples, seed = settings.recall_examples, settings.seed
+                yield (
+                    measure,
+                    [word_recall(model, tokenizer, measure, length=length, examples=examples, seed=seed, **words)],
+                )
+
+
+def _needles(
+    model: Any, tokenizer: Any, task: str, length: int, settings: EvaluationSettings, text: str | None
+) -> list[NeedleRecall]:
+    return [
+        needle_recall(
+            model,
+            tokenizer,
+            task,
+            length=length,
+            depth=depth,
+            examples=settings.needle_examples,
+            seed=settings.seed,
+            text=text,
+            block=settings.block,
+        )
+        for depth in settings.depths
+    ]

@@ -1,0 +1,108 @@
+"""lm-evaluation-harness (the `eval` extra) on our models. Importing this registers the model "fastweights" with it:
+
+lm_eval.simple_evaluate(model="fastweights", model_args={"pretrained": FOLDER}, tasks=[...])
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lm_eval import simple_evaluate
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from .. import models  # noqa: F401  # makes transformers' Auto classes, which the harness loads by, know our models
+from ..layers._checks import check_size
+
+__all__ = ["FastWeightsLM", "HarnessScore", "evaluate_with_harness"]
+
+
+@register_model("fastweights")
+class FastWeightsLM(HFLM):
+    """loglikelihood, loglikelihood_rolling and generate_until are those of the harness's class for transformers models, which
+    ours are, and so are the arguments. Only max_length differs: a memory has no window, so that longer prompts are kept whole
+    (16,384 tokens; logits of a likelihood cost memory with length, so it stays finite)."""
+
+    _DEFAULT_MAX_LENGTH = 16384
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessScore:
+    """One number of the harness: the value of a task's metric, or its standard error (`acc_stderr`)."""
+
+    task: str
+    metric: str
+    value: float
+
+
+def evaluate_with_harness(
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[str],
+    *,
+    include_path: str | Path | None = None,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    batch_size: int = 1,
+    seed: int = 0,
+) -> list[HarnessScore]:
+    """Scores of a loaded model on tasks of lm-evaluation-harness.
+
+    Args:
+        tasks: names of tasks, groups or tags.
+        include_path: folder of task files (YAML) of your own. If all tasks are found there, the harness's own are not looked
+            through, and with local data nothing needs the network.
+        limit: examples of each task at most.
+        num_fewshot: examples in front of each question; as the task says when None.
+
+    Raises:
+        ValueError: an unknown task, a folder that does not exist, a number out of its range.
+    """
+    for name, value in (("limit", limit), ("batch_size", batch_size)):
+        if value is not None:
+            check_size(name, value)
+    manager = _task_manager(tasks, include_path)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are already loaded
+    results = simple_evaluate(
+        FastWeightsLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
+        tasks=list(tasks),
+        task_manager=manager,
+        limit=limit,
+        num_fewshot=num_fewshot,
+        log_samples=False,
+        bootstrap_iters=1000,
+        random_seed=seed,
+        numpy_random_seed=seed,
+        torch_random_seed=seed,
+        fewshot_random_seed=seed,
+    )
+    assert results is not None  # it is None in the other processes of a distributed run only
+    return [
+        HarnessScore(task=task, metric=metric.removesuffix(",none"), value=float(value))
+        for task, scores in results["results"].items()
+        for metric, value in scores.items()
+        if isinstance(value, float)  # the others are names and counts
+    ]
+
+
+def _task_manager(tasks: Sequence[str], include_path: str | Path | None) -> TaskManager:
+    """A manager that knows all tasks."""
+    if include_path is not None:
+        if not Path(include_path).is_dir():
+            raise ValueError(f"include_path must be a folder with task files, {include_path} is none")
+        own = TaskManager(include_path=str(include_path), include_defaults=False)
+        if all(task in own.all_tasks for task in tasks):
+            return own
+    manager = TaskManager(include_path=None if include_path is None else str(include_path))
+    unknown = [task for task in tasks if task not in manager.all_tasks]
+    if unknown:
+        raise ValueError(
+            f"lm-evaluation-harness knows no task {', '.join(map(repr, unknown))}; `lm_eval ls tasks` lists its own, tasks of "
+            "your own need include_path"
+        )
+    return manager

@@ -1,0 +1,142 @@
+"""Single-needle retrieval: whether a text model finds one sentence again in a long context (RULER's S-NIAH 1 to 3)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..data._checks import integer
+from ..layers._checks import check_number, check_size
+from .needle_text import NEEDLE_TASKS, documentation, needle_prompt
+from .reading import evaluating, hidden_blocks, read
+from .tokens import prompt_tokens
+
+__all__ = ["DEPTHS", "NEEDLE_TASKS", "NeedleRecall", "needle_recall"]
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_MORE_TOKENS = 16  # tokens generated beyond the answer's own number
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleRecall:
+    """What a model finds of needles at one depth of texts of one length.
+
+    Attributes:
+        task, length, depth: name, tokens of prompt and answer together (at most), part of the text before the needle.
+        examples: texts.
+        found: part of them, 0 to 1, in whose greedy continuation the value stands, RULER's score.
+        exact: part of them whose every token of the answer is the most likely one behind the right tokens before it, which is
+            to say that the greedy continuation begins with the answer as the tokenizer writes it.
+        answer_loss: mean of -ln p over the answers' tokens, in nats: tells models apart long before one is right.
+    """
+
+    task: str
+    length: int
+    depth: float
+    examples: int
+    found: float
+    exact: float
+    answer_loss: float
+
+
+def needle_recall(
+    model: Any,
+    tokenizer: Any,
+    task: str,
+    *,
+    length: int,
+    depth: float = 0.5,
+    examples: int = 10,
+    seed: int = 0,
+    text: str | None = None,
+    block: int = 512,
+) -> NeedleRecall:
+    """Ask a model for `examples` needles at `depth` of texts of `length` tokens.
+
+    The tasks are those of RULER (Hsieh et al. 2024, appendix B) in words of our own: s-niah-1 hides a number of seven digits in
+    a few sentences that repeat, s-niah-2 hides one in running text, s-niah-3 a UUID in running text. The prompt ends with the
+    words that stand before the value in the needle, so that a model without instruction tuning can answer. Examples are a
+    function of task, length, depth, seed, text and tokenizer. The prompt is read in blocks through the model's cache.
+
+    Args:
+        model: a `FastWeightsForCausalLM`.
+        tokenizer: its transformers tokenizer.
+        task: "s-niah-1", "s-niah-2" or "s-niah-3".
+        length: tokens of prompt and answer together, at most; a text is filled up word by word.
+        depth: part of the text that stands before the needle, 0 to 1.
+        text: what to hide the needle in, in s-niah-2 and 3; Python's language reference when None.
+        block: tokens to read at a time.
+
+    Raises:
+        ValueError: an argument out of its range, a text without a word, a length that does not hold the question.
+    """
+    check_size("length", length)
+    check_size("examples", examples)
+    check_size("block", block)
+    integer("seed", seed, 0)
+    if not 0 <= check_number("depth", depth) <= 1:
+        raise ValueError(f"depth must be from 0, the start of the text, to 1, its end, got {depth}")
+    words = (documentation() if text is None else text).split()
+    if not words:
+        raise ValueError("text must hold at least one word, got none; pass text to hide the needle in")
+
+    found = exact = tokens = 0
+    loss = 0.0
+    for index in range(examples):
+        prompt, needle = needle_prompt(
+            task,
+            length=length,
+            depth=depth,
+            seed=seed,
+            index=index,
+            words=words,
+            count_tokens=lambda text: len(prompt_tokens(tokenizer, text)),
+        )
+        answer = _answer(model, tokenizer, prompt, needle.value, block)
+        exact += answer.exact
+        found += answer.exact or needle.value.casefold() in answer.continuation.casefold()
+        tokens += len(answer.losses)
+        loss += sum(answer.losses)
+    return NeedleRecall(
+        task=task,
+        length=length,
+        depth=depth,
+        examples=examples,
+        found=found / examples,
+        exact=exact / examples,
+        answer_loss=loss / tokens,
+    )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    losses: Sequence[float]
+    exact: bool
+    continuation: str
+
+
+def _answer(model: Any, tokenizer: Any, prompt: str, value: str, block: int) -> _Answer:
+    """The losses of the right answer's tokens, whether each is the most likely one, and what the model itself says."""
+    whole = prompt_tokens(tokenizer, f"{prompt} {value}")
+    start = len(os.path.commonprefix([whole, prompt_tokens(tokenizer, prompt)]))
+    ids = torch.tensor([whole], device=model.device)
+    with evaluating(model):
+        cache = read(model, ids[:, : start - 1], block)
+        answered = hidden_blocks(model, ids[:, start - 1 : -1], block, cache.copy())
+        logits = torch.cat([model.lm_head(hidden[0]).float() for _, hidden in answered])
+        losses = F.cross_entropy(logits, ids[0, start:], reduction="none").tolist()
+        if torch.equal(logits.argmax(-1), ids[0, start:]):
+            return _Answer(losses, True, "")
+        generated = model.generate(
+            ids[:, :start],
+            past_key_values=cache,
+            max_new_tokens=len(losses) + _MORE_TOKENS,
+            do_sample=False,
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+        )
+    return _Answer(losses, False, tokenizer.decode(generated[0, start:], skip_special_tokens=True))

@@ -1,0 +1,119 @@
+"""The texts of single-needle retrieval: one sentence with a secret in a long text, and a question about it at the end."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from ..data._checks import one_of
+from ..data._draws import Draws
+
+__all__ = ["NEEDLE_TASKS", "Needle", "documentation", "needle_prompt"]
+
+_NOISE = "Rain falls on the roof. A road leads to the sea. The clock is slow. We sit and wait. Soon it is night again."
+_ADJECTIVES = (
+    "amber brave calm dark early fast gentle heavy icy kind late mild narrow old pale quiet red small tall warm"
+)
+_NOUNS = "apple bridge candle door eagle forest garden hammer island lamp mountain needle orchard piano river stone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleTask:
+    """RULER's single-needle tasks: what the needle is hidden in, and what it is."""
+
+    summary: str
+    in_noise: bool
+    value: str
+
+
+NEEDLE_TASKS = {
+    "s-niah-1": NeedleTask(summary="a number in sentences that repeat", in_noise=True, value="number"),
+    "s-niah-2": NeedleTask(summary="a number in text", in_noise=False, value="number"),
+    "s-niah-3": NeedleTask(summary="a UUID in text", in_noise=False, value="UUID"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needle:
+    """The secret `value` of `key`, and the texts around it."""
+
+    what: str
+    key: str
+    value: str
+
+    @classmethod
+    def draw(cls, what: str, draws: Draws) -> Needle:
+        """A key of two words and a value: a number of seven digits or a random UUID (version 4)."""
+        adjective, noun = (words[draws.below(len(words), 1)[0]] for words in (_ADJECTIVES.split(), _NOUNS.split()))
+        if what == "number":
+            value = str(10**6 + draws.below(9 * 10**6, 1)[0])
+        else:
+            value = str(UUID(bytes=draws.below(256, 16).astype("uint8").tobytes(), version=4))
+        return cls(what=what, key=f"the {adjective} {noun}", value=value)
+
+    @property
+    def introduction(self) -> str:
+        return f"A secret {self.what} is hidden in this text. Keep it in mind, you will be asked for it.\n\n"
+
+    @property
+    def sentence(self) -> str:
+        return f"The secret {self.what} of {self.key} is {self.value}."
+
+    @property
+    def question(self) -> str:
+        """The end of the prompt; the answer is the value behind a space."""
+        return f"\n\nWhat is the secret {self.what} of {self.key}? The secret {self.what} of {self.key} is"
+
+
+def needle_prompt(
+    task: str,
+    *,
+    length: int,
+    depth: float,
+    seed: int,
+    index: int,
+    words: Sequence[str],
+    count_tokens: Callable[[str], int],
+) -> tuple[str, Needle]:
+    """A prompt that with its answer has at most `length` tokens and as many of the text's words as fit, and its needle.
+
+    A function of these arguments alone, the same on every machine. The text starts at a random one of `words`, which are
+    repeated when there are too few (in s-niah-1 they are repeated sentences from the start). The needle stands behind the
+    last sentence end in the first `depth` (0 to 1) of the text.
+
+    Raises:
+        ValueError: an unknown task, or a length that does not hold the needle and the question.
+    """
+    one_of("the name of a needle task", task, NEEDLE_TASKS)
+    kind = NEEDLE_TASKS[task]
+    draws = Draws(seed, 2 + list(NEEDLE_TASKS).index(task), index)  # streams 0 and 1 are the recall tasks'
+    needle = Needle.draw(kind.value, draws)
+    words = _NOISE.split() if kind.in_noise else words
+    start = 0 if kind.in_noise else int(draws.below(len(words), 1)[0])
+
+    def prompt(count: int) -> str:
+        text = [words[(start + place) % len(words)] for place in range(count)]
+        place = round(depth * count)
+        while 0 < place < count and not text[place - 1].endswith((".", "!", "?")):
+            place -= 1
+        text.insert(place, needle.sentence)
+        return needle.introduction + " ".join(text) + needle.question
+
+    def tokens(count: int) -> int:
+        return count_tokens(f"{prompt(count)} {needle.value}")
+
+    count = bisect_right(range(length), length, key=tokens) - 1
+    if count < 0:
+        raise ValueError(
+            f"lengths must be at least {tokens(0)} tokens for {task!r}, the needle and the question alone, got {length}"
+        )
+    return prompt(count), needle
+
+
+def documentation() -> str:
+    """Python's language reference as every Python installation has it (the texts behind `help()`): some 700,000 characters."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))

@@ -1,0 +1,131 @@
+"""Perplexity by context length, read in blocks: a context of 100,000 tokens costs the memory of one block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..layers._checks import check_size
+from ..layers.norms import at_least_float32
+from .reading import evaluating, hidden_blocks
+from .windows import check_lengths, text_windows
+
+__all__ = ["LengthPerplexity", "perplexity_by_length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPerplexity:
+    """What a model makes of texts of one length.
+
+    Attributes:
+        length: L, tokens of context and prediction together.
+        loss: mean of -ln p(x_t | x_0 ... x_(t-1)) over the positions t = 1 ... L - 1 of all texts, in nats a token. It is the
+            loss of the full forward on texts cut to L tokens.
+        last_loss: the same over the last `stretch` positions before L alone, where (nearly) all of the context can help. A
+            memory that keeps using a longer context has a last_loss that keeps falling with L.
+        texts: how many texts the means are over, the same ones at every length.
+        joined: how many of these are documents joined to one another because too few were long enough.
+    """
+
+    length: int
+    loss: float
+    last_loss: float
+    texts: int
+    joined: int
+
+    @property
+    def perplexity(self) -> float:
+        """e^loss"""
+        return float(np.exp(self.loss))
+
+    @property
+    def last_perplexity(self) -> float:
+        """e^last_loss"""
+        return float(np.exp(self.last_loss))
+
+
+def perplexity_by_length(
+    model: Any,
+    documents: Iterable[Sequence[int] | np.ndarray | Tensor],
+    lengths: Sequence[int],
+    *,
+    texts: int = 16,
+    separator: int | None = None,
+    stretch: int = 256,
+    block: int = 512,
+    batch_size: int = 1,
+) -> list[LengthPerplexity]:
+    """Perplexity of `model` at each of `lengths`, on the same texts, each read once up to the longest length.
+
+    The texts are the beginnings of documents that have at least max(lengths) tokens. Where these are fewer than `texts`, the
+    other documents are joined, one behind the other, and cut into texts of that length: `joined` counts them, and their
+    context then holds documents that have nothing to do with each other.
+
+    The model reads a text in blocks through its cache, and a block's logits are gone before the next block is read. Memory is
+    that of `batch_size` x `block` tokens whatever the length, and a number a token (softmax layers apart, whose cache grows).
+
+    Args:
+        model: a `FastWeightsForCausalLM`, in any mode; it is left in that mode.
+        documents: token ids of one document each.
+        lengths: tokens, each at least 2.
+        texts: how many texts to read at most.
+        separator: token to put between joined documents (the tokenizer's end of text); None for none.
+        stretch: positions that `last_loss` is the mean over; all of them at lengths up to `stretch`.
+        block: tokens to read at a time. The result does not depend on it but for rounding.
+        batch_size: texts to read side by side.
+
+    Returns:
+        One entry a length, the shortest first.
+
+    Raises:
+        ValueError: lengths below 2, all documents together shorter than the longest length, token ids outside the model's
+            vocabulary, a loss that is not finite.
+    """
+    for name, value in (("texts", texts), ("stretch", stretch), ("block", block), ("batch_size", batch_size)):
+        check_size(name, value)
+    lengths = check_lengths(lengths, 2)
+    windows, joined = text_windows(documents, lengths[-1], count=texts, separator=separator)
+    if windows.min() < 0 or windows.max() >= model.config.vocab_size:
+        raise ValueError(
+            f"documents must hold token ids from 0 to {model.config.vocab_size - 1}, the model's vocabulary, got "
+            f"{int(windows.min())} to {int(windows.max())}; use the tokenizer that the model was trained with"
+        )
+    summed = torch.zeros(
+        lengths[-1], dtype=torch.float64
+    )  # at t, the loss of token t over all texts; nothing predicts token 0
+    with evaluating(model):
+        for rows in windows.split(batch_size):
+            for start, losses in _losses(model, rows.to(model.device), block):
+                summed[start : start + len(losses)] += losses
+    if not summed.isfinite().all():
+        position = int((~summed.isfinite()).nonzero()[0])
+        raise ValueError(f"model must give finite losses, got {summed[position]} for the token at position {position}")
+
+    def mean(first: int, end: int) -> float:
+        return summed[first:end].sum().item() / (end - first) / len(windows)
+
+    return [
+        LengthPerplexity(
+            length=length,
+            loss=mean(1, length),
+            last_loss=mean(max(1, length - stretch), length),
+            texts=len(windows),
+            joined=joined,
+        )
+        for length in lengths
+    ]
+
+
+def _losses(model: Any, ids_BT: Tensor, block: int) -> Iterable[tuple[int, Tensor]]:
+    """Block by block: the position of its first predicted token, and the losses there, summed over the batch."""
+    for start, hidden_BTD in hidden_blocks(model, ids_BT[:, :-1], block):
+        logits = at_least_float32(model.lm_head(hidden_BTD))
+        target_BT = ids_BT[:, start + 1 : start + 1 + hidden_BTD.shape[1]]
+        losses = F.cross_entropy(logits.flatten(0, 1), target_BT.flatten(), reduction="none")
+        yield start + 1, losses.view(target_BT.shape).double().sum(0).cpu()

@@ -1,0 +1,44 @@
+"""Reading long sequences through a model's cache, a block at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models import FastWeightsCache
+
+__all__ = ["evaluating", "hidden_blocks", "read"]
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """In the body, the model is in evaluation mode and no gradients are kept; afterwards it is in the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def hidden_blocks(
+    model: Any, ids_BT: Tensor, block: int, cache: FastWeightsCache | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """The first position and the final hidden states [B, at most block, D] of each block of a sequence, in order.
+
+    cache: what came before the sequence; it is brought up to date.
+    """
+    cache = FastWeightsCache.empty(model.config.num_hidden_layers) if cache is None else cache
+    for start in range(0, ids_BT.shape[1], block):
+        yield start, model.model(ids_BT[:, start : start + block], past_key_values=cache).last_hidden_state
+
+
+def read(model: Any, ids_BT: Tensor, block: int) -> FastWeightsCache:
+    """The cache of a model that has read a sequence."""
+    cache = FastWeightsCache.empty(model.config.num_hidden_layers)
+    for _ in hidden_blocks(model, ids_BT, block, cache):
+        pass
+    return cache

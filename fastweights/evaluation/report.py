@@ -1,0 +1,68 @@
+"""The file that an evaluation leaves: what was measured, of which model, how and where."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .._files import write_json
+from ..training.environment import machine, versions
+from .evaluate import EvaluationSettings
+
+__all__ = ["EvaluationReport"]
+
+FORMAT = 1
+
+
+class EvaluationReport:
+    """Results as they come, saved after each, so that an interruption costs only the measurement it falls into.
+
+    path: of the JSON file, replaced if it exists; its folder is made. None keeps the results in memory alone.
+    model: the model measured; name: what the file calls it; text: where the text came from.
+
+    Attributes:
+        results: rows of every measure so far.
+    """
+
+    def __init__(self, path: Path | None, *, model: Any, name: str, settings: EvaluationSettings, text: str) -> None:
+        self.path = path
+        self.results: dict[str, list[Any]] = {}
+        self._head: dict[str, Any] = {
+            "format": FORMAT,
+            "model": {
+                "name": name,
+                "parameters": model.num_parameters(),
+                "state_size": {length: model.state_size(length) for length in settings.lengths},
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "config": model.config.to_diff_dict(),
+            },
+            "settings": dataclasses.asdict(settings),
+            "text": text,
+            "versions": versions(),
+            "machine": machine(str(model.device)),
+        }
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, measure: str, rows: list[Any]) -> None:
+        """Take in rows of a measure, and save."""
+        self.results.setdefault(measure, []).extend(rows)
+        if measure == "lm-eval":
+            self._head["versions"]["lm-eval"] = version("lm-eval")
+        if self.path is not None:
+            write_json(self.path, {**self._head, "results": self._records()})
+
+    def _records(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            measure: [{**dataclasses.asdict(row), **_derived(row)} for row in rows]
+            for measure, rows in self.results.items()
+        }
+
+
+def _derived(row: Any) -> dict[str, float | None]:
+    """The perplexities, which are properties of a loss; None where they are too large for a number."""
+    found = {name: getattr(row, name) for name in ("perplexity", "last_perplexity") if hasattr(row, name)}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}

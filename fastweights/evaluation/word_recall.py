@@ -1,0 +1,86 @@
+"""Recall of a trained text model: the recall tasks in words of its vocabulary, at any context length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..data import make_task
+from ..data._checks import one_of
+from ..layers._checks import check_size
+from .recall import recall_accuracy
+from .symbols import TaskInWords, word_tokens
+from .tokens import prompt_tokens
+
+__all__ = ["WORD_TASKS", "WordRecall", "task_in_words", "word_recall"]
+
+# The filler of mqar is one word that is never a key: random filler would bind keys again in a long text.
+WORD_TASKS: dict[str, dict[str, object]] = {
+    "mqar": {"random_non_queries": False},
+    "mqar-shuffled": {},
+    "copy": {},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordRecall:
+    """Accuracy of a text model on a recall task put in words.
+
+    Attributes:
+        task, length, pairs, symbols, examples: the task, its tokens, its associations and words, and the sequences measured.
+        accuracy: part of the queries, 0 to 1, whose right word is the most likely one of the whole vocabulary.
+        chance: what guessing among the values shown would give, 1 / pairs.
+    """
+
+    task: str
+    length: int
+    pairs: int
+    symbols: int
+    examples: int
+    accuracy: float
+    chance: float
+
+
+def word_recall(
+    model: Any,
+    tokenizer: Any,
+    task: str,
+    *,
+    length: int | None = None,
+    pairs: int = 8,
+    symbols: int = 64,
+    examples: int = 64,
+    seed: int = 0,
+) -> WordRecall:
+    """Accuracy on test sequences of a task of `fastweights.data` whose symbols are words (`word_tokens`).
+
+    Nothing tells the model what is asked for: it can answer when it has learnt to go on with what followed on a word before.
+    With the same pairs at every length, a longer text is a longer time to keep them.
+
+    Args:
+        task: "mqar" (its filler a single word), "mqar-shuffled" or "copy".
+        length: tokens, without what the tokenizer puts in front of a text; the task's shortest when None.
+        pairs: key-value pairs; in the copy task, tokens to copy.
+        symbols: how many different words there are.
+
+    Raises:
+        ValueError: an unknown task, numbers that the task refuses, a tokenizer with fewer words.
+    """
+    check_size("examples", examples)
+    in_words = task_in_words(tokenizer, task, length=length, pairs=pairs, symbols=symbols)
+    return WordRecall(
+        task=task,
+        length=in_words.task.length,
+        pairs=pairs,
+        symbols=symbols,
+        examples=examples,
+        accuracy=recall_accuracy(model, in_words, seed=seed, examples=examples, device=model.device),
+        chance=1 / pairs,
+    )
+
+
+def task_in_words(tokenizer: Any, task: str, *, length: int | None, pairs: int, symbols: int) -> TaskInWords:
+    """The task that `word_recall` measures."""
+    one_of("the name of a recall task in words", task, WORD_TASKS)
+    made = make_task(task, pairs=pairs, length=length, vocab_size=symbols, **WORD_TASKS[task])
+    return TaskInWords(made, word_tokens(tokenizer, symbols), prompt_tokens(tokenizer, ""))

@@ -1,0 +1,130 @@
+"""What watches a training: its log, TensorBoard, the stop at a step or at a loss that is not finite."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..._files import write_bytes
+
+__all__ = ["NonFiniteLoss", "RunLog", "StopAt", "TensorBoardLog", "loss_curves", "read_log"]
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or the gradient became infinite or NaN. Checkpoints are of steps before."""
+
+
+class RunLog(TrainerCallback):
+    """Appends a JSON line for every point of the loss curves, as soon as it is known. A training that continues first drops
+    the lines after its checkpoint, whose steps it takes again.
+
+    It also stops a training whose loss is not finite. Points are logged before checkpoints are saved, so that none is saved
+    of such a model.
+    """
+
+    def __init__(self, path: Path, *, tokens_a_step: int, fp16: bool) -> None:
+        self._path, self._tokens, self._fp16 = path, tokens_a_step, fp16
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            kept = [point for point in read_log(self._path) if point["step"] <= state.global_step]
+            write_bytes(self._path, "".join(map(_line, kept)).encode())
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        point: dict[str, Any] = {"step": state.global_step, "tokens": state.global_step * self._tokens}
+        if "loss" in logs:
+            self._check(state.global_step, logs)
+            norm = logs.get("grad_norm", 0.0)
+            point["gradient_norm"] = norm if math.isfinite(norm) else None  # fp16 scales down and tries again
+            point |= {"loss": logs["loss"], "learning_rate": logs["learning_rate"]}
+        elif "eval_loss" in logs:
+            point["held_out_loss"] = logs["eval_loss"]
+        else:
+            return
+        if state.is_world_process_zero:
+            with self._path.open("a") as file:
+                file.write(_line(point))
+
+    def _check(self, step: int, logs: dict[str, float]) -> None:
+        for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
+            if not math.isfinite(logs.get(name, 0.0)) and not (name == "grad_norm" and self._fp16):
+                raise NonFiniteLoss(
+                    f"the {what} is {logs[name]} at step {step}; training has stopped, the checkpoints in "
+                    f"{self._path.parent / 'checkpoints'} are of steps before. A smaller learning_rate, a longer warm-up or "
+                    'precision = "bf16" or "no" usually help'
+                )
+
+
+class StopAt(TrainerCallback):
+    """Ends a training with a checkpoint after a step; and has a point logged wherever a checkpoint is saved, so that the loss
+    curve does not depend on where a training was cut."""
+
+    def __init__(self, step: int | None) -> None:
+        self._step = step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step == self._step:
+            control.should_save = control.should_training_stop = True
+        control.should_log = control.should_log or control.should_save
+
+
+class TensorBoardLog(TrainerCallback):
+    """The same points for TensorBoard. Those after the checkpoint that a training continues from are taken back.
+
+    Raises:
+        ValueError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError("tensorboard = true needs tensorboard; pip install 'fastweights[train]'") from None
+        self._open = lambda step: SummaryWriter(str(folder), purge_step=step)
+        self._writer: Any = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            self._writer = self._open(state.global_step + 1)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        if self._writer is not None:
+            for name in ("loss", "grad_norm", "learning_rate", "eval_loss"):
+                if name in logs:
+                    self._writer.add_scalar(name, logs[name], state.global_step)
+            self._writer.flush()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The points of a log; a last line that a kill cut short is left out."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def loss_curves(path: Path) -> dict[str, Any]:
+    """The fields of a result that hold the points of a log."""
+    points = read_log(path)
+    train = [point for point in points if "loss" in point]
+    held_out = [point for point in points if "held_out_loss" in point]
+    return {
+        "loss_steps": [point["step"] for point in train],
+        "losses": [point["loss"] for point in train],
+        "held_out_steps": [point["step"] for point in held_out],
+        "held_out_losses": [point["held_out_loss"] for point in held_out],
+    }
+
+
+def _line(point: dict[str, Any]) -> str:
+    return json.dumps(point, allow_nan=False) + "\n"

@@ -1,0 +1,76 @@
+"""Checkpoints on disk: whole or not there, the older ones kept until a newer one is complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from ...models import FastWeightsConfig
+
+__all__ = ["SaveError", "check_checkpoint", "checkpoint_step", "checkpoints_in", "drop_old", "saving"]
+
+ARCHITECTURE = (
+    *("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "mixer", "intermediate_size"),
+    *("norm_eps", "tie_word_embeddings"),
+)
+
+
+class SaveError(OSError):
+    """A checkpoint or model could not be written; the earlier ones are whole."""
+
+
+def checkpoint_step(checkpoint: Path) -> int:
+    """The step that a checkpoint was made after."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The complete checkpoints of a folder, the latest last."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
+    return sorted(found, key=checkpoint_step)
+
+
+def drop_old(folder: Path, keep: int) -> None:
+    """Delete all checkpoints but the latest `keep`."""
+    for checkpoint in checkpoints_in(folder)[:-keep]:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def check_checkpoint(checkpoint: Path, config: FastWeightsConfig) -> None:
+    """ValueError unless the checkpoint is of a model of this configuration, and has what a training continues from."""
+    remedy = "choose another output folder, or pass overwrite to delete the trainings in this one"
+    try:
+        there = json.loads((checkpoint / "config.json").read_bytes())
+        json.loads((checkpoint / "trainer_state.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"checkpoint {checkpoint} is damaged ({error}); delete it to continue from one before"
+        ) from None
+    here = json.loads(json.dumps(config.to_dict()))
+    differences = [
+        f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
+        for name in ARCHITECTURE
+        if there.get(name) != here.get(name)
+    ]
+    if differences:
+        raise ValueError(f"checkpoint {checkpoint} is of another architecture: {', '.join(differences)}; {remedy}")
+
+
+@contextmanager
+def saving(what: str, partial: Path, folder: Path) -> Iterator[None]:
+    """Turns a failure to write into one clear error; nothing of what was half written remains.
+
+    torch and safetensors have error types of their own for a disk that is full.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        kept = checkpoints_in(folder)
+        state = f"the last checkpoint, {kept[-1]}, is whole" if kept else "there is no earlier checkpoint"
+        raise SaveError(f"{what} could not be saved to {partial.parent}: {error}; {state}") from error

@@ -1,0 +1,86 @@
+"""What a user sees while a model is trained: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+__all__ = ["TrainingProgress"]
+
+LINE_SECONDS = 15.0
+
+
+class TrainingProgress(TrainerCallback):
+    """Shows step, loss, tokens a second and memory on `console`, in the main process. A context manager."""
+
+    def __init__(self, console: Console, *, title: str, tokens_a_step: int, steps: int) -> None:
+        self._console, self._title, self._tokens, self._steps = console, title, tokens_a_step, steps
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=steps, note="")
+        self._line = self._since = time.monotonic()
+        self._step = 0
+        self._training = self._held_out = ""
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._step, self._since = state.global_step, time.monotonic()
+        if state.global_step:
+            self._print(f"continues after step {state.global_step:,}")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._bar.update(self._task, completed=state.global_step)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        now = time.monotonic()
+        if "eval_loss" in logs:
+            self._held_out = f", held-out loss {logs['eval_loss']:.3f}"
+        elif "loss" in logs and state.global_step > self._step:
+            speed = (state.global_step - self._step) * self._tokens / max(now - self._since, 1e-9)
+            self._training = f"loss {logs['loss']:.3f}, {speed:,.0f} tokens/s, {memory():.1f} GB"
+        else:
+            return
+        self._since, self._step = now, state.global_step
+        note = f"{self._training}{self._held_out}"
+        self._bar.update(self._task, note=f"step {state.global_step:,}/{self._steps:,}  {note}")
+        ended = state.global_step == self._steps and "eval_loss" in logs
+        if ended or (not self._console.is_terminal and now - self._line >= LINE_SECONDS):
+            self._print(f"step {state.global_step:,} of {self._steps:,}, {note}")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._since, self._step = time.monotonic(), state.global_step  # saving is not training
+
+    def _print(self, text: str) -> None:
+        self._line = time.monotonic()
+        self._console.print(f"{self._title}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def memory() -> float:
+    """GB: the most that this process has held on its GPU, or what it holds in main memory where it has none."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return psutil.Process().memory_info().rss / 1e9

@@ -1,0 +1,173 @@
+"""What a training of language models is: its whole configuration, frozen, checked when made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ...data.text import TextCorpus, TextTokenizer
+from ...layers._checks import check_choice, check_flag, check_number, check_positive, check_size, closest
+
+__all__ = ["LanguageRun", "from_mapping"]
+
+SIZES = (
+    *("length", "batch_size", "accumulation", "max_steps"),
+    *("log_every", "evaluation_rows", "checkpoint_every", "keep_checkpoints", "context_texts"),
+)
+Made = TypeVar("Made")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageRun:
+    """One training, or one for each of `mixers`, of a causal language model on text.
+
+    A step reads `length * batch_size * accumulation` tokens a process. Data order is a function of seed and step alone, and
+    two processes at batch_size b read the same tokens as one at 2 b.
+
+    Attributes:
+        output: folder for checkpoints, logs, results, plots and the model.
+        model: fields of `FastWeightsConfig`; or {"preset": name} with changes to it; or {"path": folder} of a model to
+            continue from. vocab_size is the tokenizer's where it is not given.
+        mixers: train one model with each of these in every layer, and compare them; () trains `model` as it is.
+        corpus: the text.
+        tokenizer: the tokenizer; with {"path": folder} as model, the one in that folder unless another is given.
+        cache: folder where tokens are kept for later runs.
+        length: tokens of a row; documents are packed into rows and do not see each other.
+        batch_size: rows that a process reads at a time.
+        accumulation: how many times it does so before a step.
+        max_steps: optimizer steps.
+        learning_rate: the peak.
+        warmup_fraction: part of max_steps over which the learning rate rises to its peak.
+        final_fraction: the learning rate at the end, as a part of the peak (cosine decay in between).
+        weight_decay: AdamW's; norms, biases and decay parameters are left out.
+        beta1, beta2: AdamW's.
+        max_gradient_norm: the gradient is scaled down to this norm where it is larger.
+        precision: "no" (float32), "bf16" or "fp16" (on a GPU) mixed precision.
+        gradient_checkpointing: compute activations twice instead of keeping them.
+        fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
+        seed: of first weights and data order.
+        log_every: steps between two points of the loss curve. Each is the mean over the steps in between.
+        evaluate_every: steps between two measurements of the held-out loss, 0 for one at the end.
+        evaluation_rows: at most so many rows of held-out text are read, always the same ones.
+        checkpoint_every: steps between two checkpoints.
+        keep_checkpoints: how many of the latest are kept.
+        context_lengths: held-out perplexity is measured at these at the end; () for none.
+        context_texts: on so many texts.
+        prompt: a text that the trained model continues at the end; "" for none.
+        tensorboard: write a TensorBoard log too.
+
+    Raises:
+        ValueError: a value that does not fit.
+    """
+
+    output: str = "runs/train"
+    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    mixers: tuple[str, ...] = ()
+    corpus: TextCorpus = TextCorpus()
+    tokenizer: TextTokenizer = TextTokenizer()
+    cache: str = "runs/tokens"
+    length: int = 1024
+    batch_size: int = 8
+    accumulation: int = 1
+    max_steps: int = 1000
+    learning_rate: float = 1e-3
+    warmup_fraction: float = 0.05
+    final_fraction: float = 0.1
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    max_gradient_norm: float = 1.0
+    precision: str = "no"
+    gradient_checkpointing: bool = False
+    fsdp: bool = False
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 0
+    evaluation_rows: int = 256
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+    context_lengths: tuple[int, ...] = (512, 1024, 2048, 4096)
+    context_texts: int = 16
+    prompt: str = ""
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            check_size(name, getattr(self, name))
+        for name in ("evaluate_every", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
+        if self.length < 2:
+            raise ValueError(
+                f"length must be at least 2 tokens, of which the first predicts the next, got {self.length}"
+            )
+        for name in ("learning_rate", "max_gradient_norm"):
+            check_positive(name, getattr(self, name))
+        for name in ("warmup_fraction", "final_fraction", "beta1", "beta2"):
+            if not 0 <= check_number(name, getattr(self, name)) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
+        if check_number("weight_decay", self.weight_decay) < 0:
+            raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay!r}")
+        for name in ("gradient_checkpointing", "fsdp", "tensorboard"):
+            check_flag(name, getattr(self, name))
+        check_choice("precision", self.precision, ("no", "bf16", "fp16"))
+        for name in ("output", "cache"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ValueError(f"{name} must be the path of a folder, got {getattr(self, name)!r}")
+        if not isinstance(self.prompt, str):
+            raise ValueError(f"prompt must be a text, got {self.prompt!r}")
+        self._check_model()
+        for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
+            if not isinstance(getattr(self, name), made):
+                got = getattr(self, name)
+                raise ValueError(f"{name} must be a {made.__name__}, a table in a run file, got {got!r}")
+        for name, kind in (("mixers", str), ("context_lengths", int)):
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)) or not all(isinstance(entry, kind) for entry in value):
+                raise ValueError(f"{name} must be a list of {'names' if kind is str else 'numbers'}, got {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        if len(set(self.mixers)) < len(self.mixers):
+            raise ValueError(f"mixers must be different from each other, got {', '.join(self.mixers)}")
+        if any(length < 2 for length in self.context_lengths):
+            raise ValueError(f"context_lengths must be at least 2 tokens each, got {self.context_lengths}")
+
+    def _check_model(self) -> None:
+        if not isinstance(self.model, Mapping) or not all(isinstance(key, str) for key in self.model):
+            raise ValueError(f"model must be a table of FastWeightsConfig fields, preset or path, got {self.model!r}")
+        if "path" in self.model and (len(self.model) > 1 or self.mixers):
+            raise ValueError(
+                "model must have nothing beside path, and mixers must be empty: a trained model's sizes and layers stay as they "
+                f"are, got {', '.join(sorted(self.model))} and mixers {list(self.mixers)}"
+            )
+        if self.mixers and "mixer" in self.model:
+            raise ValueError("model must have no mixer where mixers are given; drop one of the two")
+
+    def models(self) -> list[LanguageRun]:
+        """The run of every single model: itself, or one a mixer, each in a folder of its own within `output`."""
+        if not self.mixers:
+            return [self]
+        return [
+            dataclasses.replace(
+                self, mixers=(), model={**self.model, "mixer": mixer}, output=f"{self.output.rstrip('/')}/{mixer}"
+            )
+            for mixer in self.mixers
+        ]
+
+
+def from_mapping(kind: type[Made], values: Mapping[str, Any], what: str) -> Made:
+    """The dataclass `kind` with `values`, tables inside becoming the dataclasses that their fields are.
+
+    Raises:
+        ValueError: an unknown key (the message names the nearest), or a value that does not fit.
+    """
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{what} has no key {key!r}{closest(key, known)}; it has {', '.join(sorted(known))}")
+    made = dict(values)
+    for key, inner in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
+        if kind is LanguageRun and isinstance(made.get(key), Mapping):
+            made[key] = from_mapping(inner, made[key], f"[{key}] of {what}")
+    return kind(**made)

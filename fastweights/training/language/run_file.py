@@ -1,0 +1,58 @@
+"""Run files: a TOML file whose keys are the fields of a `LanguageRun`, or a Python file that defines `run`."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from .run import LanguageRun, from_mapping
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # the `train` extra brings it
+    import tomli as tomllib
+
+__all__ = ["load_run"]
+
+
+def load_run(path: str | Path, **changes: Any) -> LanguageRun:
+    """The run that a file describes, with `changes` (fields of `LanguageRun`) over it.
+
+    A .toml file has the fields as keys, and the tables [model], [corpus] and [tokenizer]. A .py file is executed; it defines
+    `run`, a `LanguageRun` or a function without arguments that returns one.
+
+    Raises:
+        ValueError: no such file, a file of another kind, bad syntax, an unknown key, a value that does not fit.
+    """
+    file = Path(path)
+    if file.suffix not in (".toml", ".py"):
+        raise ValueError(f"run file must be a .toml or .py file, got {file}")
+    if not file.is_file():
+        raise ValueError(f"run file {file} does not exist; give the path of a .toml or .py file")
+    run = _from_toml(file) if file.suffix == ".toml" else _from_python(file)
+    return dataclasses.replace(run, **changes)
+
+
+def _from_toml(file: Path) -> LanguageRun:
+    try:
+        return from_mapping(LanguageRun, tomllib.loads(file.read_text("utf-8")), str(file))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"run file {file} is not valid TOML: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"run file {file}: {error}") from None
+
+
+def _from_python(file: Path) -> LanguageRun:
+    try:
+        run = runpy.run_path(str(file)).get("run")
+        run = run() if callable(run) else run
+    except Exception as error:
+        raise ValueError(f"run file {file}: {type(error).__name__}: {error}") from error
+    if not isinstance(run, LanguageRun):
+        raise ValueError(
+            f"run file {file} must define `run`, a LanguageRun or a function that returns one, got {type(run).__name__}"
+        )
+    return run

@@ -1,0 +1,157 @@
+"""Trains the models of a run: from text, and from their checkpoints where there are some, to what is measured of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+
+from ..._files import write_json
+from ...data.text import PackedRows, PreparedText, prepare_text
+from ...layers._checks import check_size
+from ...models import FastWeightsConfig, FastWeightsForCausalLM
+from ..environment import machine, versions
+from .callbacks import NonFiniteLoss, RunLog, StopAt, TensorBoardLog, loss_curves
+from .checkpoints import check_checkpoint, checkpoints_in
+from .folder import LanguageFolder, is_main_process, world_size
+from .measure import measure
+from .model import build_model, mixer_name, model_config, model_tokenizer
+from .progress import TrainingProgress
+from .results import LanguageResult, load_result, save_result
+from .run import LanguageRun
+from .trainer import LanguageTrainer
+
+__all__ = ["NonFiniteLoss", "train_language"]
+
+PATIENCE = timedelta(hours=1)  # for the main process, which measures a model while the others wait to train the next
+
+
+def train_language(
+    run: LanguageRun, *, stop_at: int | None = None, overwrite: bool = False, console: Console | None = None
+) -> list[LanguageResult] | None:
+    """Train every model of `run`, and measure it on held-out text.
+
+    Killed at any moment and called again with the same run, it continues after the latest checkpoint with the same data, and
+    on the same machine and number of threads with the same losses. In several processes (torchrun, accelerate launch) every
+    process calls it; `output` and `cache` must then be folders that all of them see.
+
+    Args:
+        stop_at: end after this step with a checkpoint; a later call goes on from there.
+        overwrite: delete an earlier training in the output folder.
+        console: shows progress; None for silence.
+
+    Returns:
+        One result a model, in the main process; None if training has not ended (`stop_at`), or in another process.
+
+    Raises:
+        ValueError: text, tokenizer, model or output folder that cannot be used. Nothing has been trained.
+        NonFiniteLoss: the loss became infinite or NaN. The last checkpoint is of a step before.
+        SaveError: a checkpoint could not be written. The one before is whole.
+    """
+    if stop_at is not None:
+        check_size("stop_at", stop_at)
+    _check_device(run)
+    PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    console = console if console is not None and is_main_process() else Console(quiet=True)
+
+    def report(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    singles = run.models()
+    text = prepare_text(run.corpus, model_tokenizer(singles[0]), run.cache, report)
+    for shards in (text.train, text.held_out):
+        PackedRows(shards, run.length)  # raises where there are not enough tokens
+    configs = [_checked_config(single, text.tokenizer) for single in singles]
+    results = [
+        _train_one(single, config, text, stop_at=stop_at, overwrite=overwrite, console=console)
+        for single, config in zip(singles, configs, strict=True)
+    ]
+    if not is_main_process():
+        return None
+    finished = [result for result in results if result is not None]
+    if len(finished) < len(results):
+        report(f"stopped after step {stop_at}; the same command goes on from there")
+        return None
+    if run.mixers:
+        write_json(Path(run.output, "results.json"), [dataclasses.asdict(result) for result in finished])
+    return finished
+
+
+def _check_device(run: LanguageRun) -> None:
+    """What the hardware has to have for the run; accelerate would fail later, or leave out the sharding without a word."""
+    if run.precision == "fp16" and not torch.cuda.is_available():
+        raise ValueError('precision "fp16" needs a GPU, and there is none; choose "bf16" or "no"')
+    if run.fsdp and (world_size() == 1 or not torch.cuda.is_available()):
+        raise ValueError(
+            f"fsdp needs several processes with a GPU each, got {world_size()} with {torch.cuda.device_count()} GPUs; start them "
+            "with torchrun --nproc-per-node, or set fsdp = false"
+        )
+
+
+def _checked_config(run: LanguageRun, tokenizer: Any) -> FastWeightsConfig:
+    """The configuration of a model that can be built, found out without memory for its weights."""
+    config = model_config(run, tokenizer)
+    with torch.device("meta"):
+        FastWeightsForCausalLM(config)
+    return config
+
+
+def _train_one(
+    run: LanguageRun,
+    config: FastWeightsConfig,
+    text: PreparedText,
+    *,
+    stop_at: int | None,
+    overwrite: bool,
+    console: Console,
+) -> LanguageResult | None:
+    folder = LanguageFolder(Path(run.output))
+    with folder.opened(run, overwrite=overwrite):
+        PartialState().wait_for_everyone()  # so that all see the same folder
+        if folder.result.exists():
+            return load_result(folder.result)
+        latest = checkpoints_in(folder.checkpoints)[-1:]
+        for checkpoint in latest:
+            check_checkpoint(checkpoint, config)
+        began = time.perf_counter()
+        tokens_a_step = run.length * run.batch_size * run.accumulation * world_size()
+        progress = TrainingProgress(console, title=mixer_name(config), tokens_a_step=tokens_a_step, steps=run.max_steps)
+        log = RunLog(folder.log, tokens_a_step=tokens_a_step, fp16=run.precision == "fp16")
+        board = [TensorBoardLog(folder.tensorboard)] if run.tensorboard else []
+        callbacks = [StopAt(stop_at), log, *board, progress]
+        model = build_model(run, config)
+        parameters = model.num_parameters(only_trainable=True)
+        trainer = LanguageTrainer(run, model, text, folder, callbacks)
+        with progress:
+            trainer.train(resume_from_checkpoint=str(latest[0]) if latest else None)
+            if trainer.state.global_step < run.max_steps:
+                return None
+            history = trainer.state.log_history
+            if not any("eval_loss" in point and point["step"] == run.max_steps for point in history):
+                trainer.evaluate()
+        trainer.save_to(folder.model)
+        if not is_main_process():
+            return None
+        result = LanguageResult(
+            name=mixer_name(config),
+            folder=str(folder.model),
+            run=json.loads(json.dumps(dataclasses.asdict(run))),
+            parameters=parameters,
+            state_size=model.state_size(run.length),
+            steps=run.max_steps,
+            tokens=run.max_steps * tokens_a_step,
+            **loss_curves(folder.log),
+            **measure(run, folder.model, text.held_out, trainer.args.device),
+            seconds=time.perf_counter() - began,
+            versions=versions(),
+            machine=machine(str(trainer.args.device)),
+        )
+        save_result(folder.result, result)
+        return result

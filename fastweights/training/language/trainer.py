@@ -1,0 +1,175 @@
+"""transformers' Trainer for packed rows of text: its data order, optimizer, schedule, held-out loss and checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from ..._files import publish_folder
+from ...data.text import PackedRows, PreparedText, pack_rows
+from ...data.text.packing import ShuffledRows
+from ...evaluation.reading import evaluating
+from ..optimizer import weight_decay_groups
+from ..schedule import learning_rate_factor
+from .checkpoints import drop_old, saving
+from .folder import LanguageFolder, world_size
+from .run import LanguageRun
+
+__all__ = ["LanguageTrainer"]
+
+HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
+
+
+class LanguageTrainer(Trainer):
+    """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go."""
+
+    model: Any
+    optimizer: Any
+
+    def __init__(
+        self,
+        run: LanguageRun,
+        model: torch.nn.Module,
+        text: PreparedText,
+        folder: LanguageFolder,
+        callbacks: list[TrainerCallback],
+    ) -> None:
+        self.run, self.folder = run, folder
+        self._staging: Path | None = None
+        rows_a_step = run.batch_size * run.accumulation * world_size()
+        held_out = PackedRows(text.held_out, run.length)
+        self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
+        self.rows = ShuffledRows(PackedRows(text.train, run.length), seed=run.seed, count=run.max_steps * rows_a_step)
+        super().__init__(
+            model,
+            training_arguments(run, folder.checkpoints),
+            data_collator=pack_rows,
+            train_dataset=self.rows,
+            eval_dataset=self.held_out,
+            processing_class=text.tokenizer,
+            callbacks=callbacks,
+        )
+        self.remove_callback(PrinterCallback)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches in the order of the rows: process p of n takes batches p, p + n, p + 2 n."""
+        batches = DataLoader(self.rows, batch_size=self.run.batch_size, collate_fn=pack_rows, drop_last=True)
+        return self.accelerator.prepare(batches)
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            groups = weight_decay_groups(self.model if model is None else model, self.run.weight_decay)
+            betas = (self.run.beta1, self.run.beta2)
+            self.optimizer = torch.optim.AdamW(groups, lr=self.run.learning_rate, betas=betas, fused=True)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
+        if self.lr_scheduler is None:
+            warmup = round(self.run.warmup_fraction * num_training_steps)
+
+            def factor(step: int) -> float:
+                return learning_rate_factor(
+                    step, steps=num_training_steps, warmup_steps=warmup, final=self.run.final_fraction
+                )
+
+            self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, factor)
+        return self.lr_scheduler
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The held-out loss: the mean over all tokens that something predicts, whatever the number of processes."""
+        metrics = {"eval_loss": self._held_out_loss()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _held_out_loss(self) -> float:
+        summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)  # losses, tokens
+        size, processes = self.run.batch_size, self.accelerator.num_processes
+        with evaluating(self.model):
+            for start in range(self.accelerator.process_index * size, len(self.held_out), processes * size):
+                rows = range(start, min(start + size, len(self.held_out)))
+                summed += self._summed_loss(rows)
+            if self.is_fsdp_enabled:  # every process takes part in every forward
+                batches = -(-len(self.held_out) // size)
+                if self.accelerator.process_index >= batches % processes > 0:
+                    self._summed_loss(range(1))
+        total, tokens = self.accelerator.reduce(summed, "sum").tolist()
+        return total / tokens
+
+    def _summed_loss(self, rows: range) -> torch.Tensor:
+        batch = self._prepare_inputs(pack_rows([self.held_out[row] for row in rows]))
+        tokens = (batch["labels"] >= 0).sum().double()
+        loss = self.model(**batch, use_cache=False, logits_to_keep=1).loss
+        return torch.stack([loss.double() * tokens, tokens])
+
+    def save_to(self, path: Path) -> None:
+        """Save the model and its tokenizer as the folder `path`, whole or not at all."""
+        partial = path.with_name(f".{path.name}.partial")
+        with saving("the model", partial, self.folder.checkpoints):
+            self.save_model(str(partial))
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                (partial / "training_args.bin").unlink(missing_ok=True)  # the run file says it all
+                publish_folder(partial, path)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As in transformers, into a folder of another name, which is renamed when all is in it; then old ones go."""
+        step, folder = self.state.global_step, self.folder.checkpoints
+        self._staging = folder / f".{step}.partial"
+        with saving(f"the checkpoint of step {step}", self._staging, folder):
+            if self.args.should_save:
+                shutil.rmtree(self._staging, ignore_errors=True)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                publish_folder(self._staging / f"checkpoint-{step}", folder / f"checkpoint-{step}")
+                self._staging.rmdir()
+                drop_old(folder, self.run.keep_checkpoints)
+        self._staging = None
+        self.accelerator.wait_for_everyone()
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+
+
+def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
+    """The part of a run that transformers and accelerate carry out."""
+    asked: dict[str, Any] = {}
+    if run.fsdp:
+        wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["FastWeightsBlock"]}
+        asked |= {"fsdp": True, "fsdp_config": wrapped}
+    if run.gradient_checkpointing:  # transformers 5.20 has another name for it
+        new_name = hasattr(TrainingArguments, "activation_checkpointing")
+        asked["activation_checkpointing" if new_name else "gradient_checkpointing"] = True
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=run.max_steps,
+        per_device_train_batch_size=run.batch_size,
+        gradient_accumulation_steps=run.accumulation,
+        max_grad_norm=run.max_gradient_norm,
+        bf16=run.precision == "bf16",
+        fp16=run.precision == "fp16",
+        use_cpu=not torch.cuda.is_available(),
+        seed=run.seed,
+        logging_steps=run.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps" if run.evaluate_every else "no",
+        eval_steps=run.evaluate_every or None,
+        save_steps=run.checkpoint_every,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,
+        **asked,
+    )
+    assert arguments.device is not None  # sets the number of GPUs of this process, which is then overruled:
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # transformers would split a packed row over all GPUs that it sees
+    return arguments

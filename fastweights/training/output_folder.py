@@ -1,0 +1,105 @@
+"""An output folder that belongs to one piece of work: held by one process at a time, refused for any other work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from .._files import PARTIAL_FILES, write_json
+
+__all__ = ["OwnedFolder", "as_stored"]
+
+
+class OwnedFolder:
+    """A folder whose file `marker` says what it belongs to.
+
+    Args:
+        path: the folder.
+        marker: name of a JSON file.
+        work: what messages call the work: "experiment", "training".
+        known: names of other files that may be there before the marker is.
+    """
+
+    def __init__(self, path: Path, marker: str, work: str, known: tuple[str, ...] = ()) -> None:
+        self.path, self.marker = path, path / marker
+        self._work, self._known = work, known
+
+    @contextmanager
+    def held_for(
+        self,
+        wanted: Mapping[str, Any],
+        *,
+        clear: Callable[[], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
+        """Hold the folder for the work that `wanted` describes, new or continued; with `clear`, which deletes what there is
+        of earlier work, always new. check: looks at what is continued, and may refuse it.
+
+        Raises:
+            ValueError: the folder cannot be written to, is in use by another process, or holds other files; or, without
+                `clear`, other work or a damaged marker. What it held is then as it was.
+        """
+        self._refuse_other_files()
+        with self._locked():
+            if clear is not None:
+                clear()
+            elif self.marker.exists():
+                self._refuse_other_work(wanted)
+                if check is not None:
+                    check()
+            write_json(self.marker, wanted)
+            yield
+
+    def _refuse_other_files(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"output must be a folder, but {self.path} is a file; choose another output folder")
+        if self.path.is_dir() and not self.marker.exists():
+            names = (entry.name for entry in self.path.iterdir())
+            others = sorted(name for name in names if not name.startswith(".") and name not in self._known)
+            if others:
+                raise ValueError(
+                    f"output must be a new or empty folder or one of an earlier {self._work}, but {self.path} holds "
+                    f"{others[0]!r} and no {self.marker.name}; choose another output folder"
+                )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(self.path / ".lock").acquire(timeout=0)
+        except filelock.Timeout:
+            raise ValueError(f"output {self.path} is in use by another process; wait until it has ended") from None
+        except OSError as error:
+            raise ValueError(
+                f"output must be a folder that can be written to, but {self.path} cannot: {error.strerror}; "
+                "choose another output folder"
+            ) from None
+        with lock:
+            for partial in (*self.path.glob(PARTIAL_FILES), *self.path.glob(f"*/{PARTIAL_FILES}")):
+                shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+            yield
+
+    def _refuse_other_work(self, wanted: Mapping[str, Any]) -> None:
+        remedy = f"choose another output folder, or pass overwrite to delete that {self._work}"
+        try:
+            there = json.loads(self.marker.read_bytes())
+            differences = [
+                f"{name} is {json.dumps(there.get(name))} there and {json.dumps(wanted.get(name))} here"
+                for name in {**wanted, **there}
+                if there.get(name) != wanted.get(name)
+            ]
+        except (ValueError, TypeError, AttributeError):
+            raise ValueError(f"{self.marker} is damaged; {remedy}") from None
+        if differences:
+            raise ValueError(f"output {self.path} holds another {self._work}: {', '.join(differences)}; {remedy}")
+
+
+def as_stored(value: Any) -> Any:
+    """As it comes back from JSON (tuples become lists)."""
+    return json.loads(json.dumps(value))

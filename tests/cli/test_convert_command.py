@@ -1,0 +1,104 @@
+"""`fastweights convert` from outside: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from fastweights.cli import main
+from fastweights.conversion import CONVERSIONS
+
+from ..conversion.small import mamba2, model, tokens
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    model(["gdn", "softmax", "gdn", "gdn"], num_hidden_layers=4).save_pretrained(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def convert(source: object, to: str, output: object, *more: str) -> int:
+    return main(["convert", str(source), "--to", to, "--output", str(output), *more])
+
+
+def number_after(label: str, text: str) -> float:
+    return float(text.split(label)[1].split()[0].rstrip("):"))
+
+
+def test_mamba2_to_palimpsa(tmp_path, capsys):
+    original = mamba2(n_groups=2)
+    original.save_pretrained(tmp_path / "source")
+    output = tmp_path / "runs" / "palimpsa"
+    assert convert(tmp_path / "source", "palimpsa-m", output, "--option", "b_scale=0.5", "--tokens", "64") == 0
+    printed = capsys.readouterr().out
+    assert "mamba2 -> palimpsa-m in 2 of 2 layers: 0-1\n" in printed and "b_scale = -inf" in printed
+    assert "over 64 random tokens" in printed and f"fastweights train {output / 'train.toml'}" in printed
+    assert number_after("where they should be equal:", printed) < 1e-5 * number_after("largest logit", printed)
+    loaded = AutoModelForCausalLM.from_pretrained(output)
+    assert loaded.config.mixers()[0][1]["b_scale"] == 0.5
+    random_tokens = torch.randint(40, (1, 64), generator=torch.Generator().manual_seed(0))
+    difference = (loaded(random_tokens).logits - original(random_tokens).logits).abs().max().item()
+    assert number_after("as saved:", printed) == pytest.approx(difference, rel=0.01)
+
+
+def test_a_hybrid_and_a_pair_without_equality(source, tmp_path, capsys):
+    assert convert(source, "gka", tmp_path / "new", "--option", "solver=exact") == 0
+    printed = capsys.readouterr().out
+    assert "gdn -> gka in 3 of 4 layers: 0, 2-3\n" in printed
+    assert "same logits: nowhere" in printed and "where they should be equal: no such setting" in printed
+    assert number_after("as saved:", printed) > 0
+    mixers = AutoModelForCausalLM.from_pretrained(tmp_path / "new").config.mixers()
+    assert [name for name, _ in mixers] == ["gka", "softmax", "gka", "gka"] and mixers[0][1]["solver"] == "exact"
+
+
+def test_the_list_names_every_pair(capsys):
+    assert main(["convert", "--list"]) == 0
+    printed = capsys.readouterr().out
+    for (before, after), conversion in CONVERSIONS.items():
+        assert f"{before} -> {after}\n" in printed and conversion.equality in printed
+
+
+def test_errors_are_one_line_and_exit_code_2(source, tmp_path, capsys):
+    def refused(arguments: tuple, *words: str) -> None:
+        capsys.readouterr()
+        assert convert(*arguments) == 2
+        captured = capsys.readouterr()
+        (error,) = captured.err.splitlines()
+        assert error.startswith("fastweights: error: ") and all(word in error for word in words), error
+        assert not captured.out and not new.exists()
+
+    new = tmp_path / "new"
+    refused((source, "pgnd", new), "'pgnd'", "did you mean 'pgdn'", "mamba2 -> palimpsa-m", "kda -> pkda")
+    refused((source, "palimpsa-d", new), "no conversion from gdn, softmax", "linear -> palimpsa-d")
+    refused((tmp_path / "nowhere", "pgdn", new), "there is no folder", "nowhere")
+    LlamaConfig().save_pretrained(tmp_path / "llama")
+    refused((tmp_path / "llama", "pgdn", new), "'llama'")
+    model({"name": "gdn", "negative_eigenvalues": True}).save_pretrained(tmp_path / "negative")
+    refused((tmp_path / "negative", "gka", new), "layer 0", "negative_eigenvalues must be False")
+    refused((source, "pgdn", new, "--option", "bound"), "NAME=VALUE", "'bound'")
+    refused((source, "pgdn", new, "--option", "bound=big"), "bound must be a finite number", "'big'")
+    refused((source, "pgdn", new, "--tokens", "0"), "tokens must be a positive whole number")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").touch()
+    refused((source, "pgdn", tmp_path / "full"), "must not exist or be an empty folder")
+    assert main(["convert", str(source), "--to", "pgdn"]) == 2
+    assert "--output" in capsys.readouterr().err
+
+
+def test_a_disk_error_is_one_line_and_exit_code_1(source, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fastweights.conversion.folder.write_bytes", full)
+    assert convert(source, "pgdn", tmp_path / "new") == 1
+    assert capsys.readouterr().err.splitlines()[-1].endswith("No space left on device")
+    assert [file.name for file in tmp_path.iterdir()] == ["source"]
+
+
+def test_same_arguments_same_model(source, tmp_path):
+    assert convert(source, "pgdn", tmp_path / "a") == convert(source, "pgdn", tmp_path / "b") == 0
+    first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in "ab")
+    assert torch.equal(first(tokens()).logits, second(tokens()).logits)

@@ -1,0 +1,112 @@
+"""`fastweights evaluate` from outside: table, file, plot, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastweights.cli import main
+from tests.evaluation.small import TEXT, save
+
+QUICK = "--lengths 300,260 --pairs 2 --symbols 16 --recall-examples 2 --needle-examples 1 --depths 0.5"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "lm_eval"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a training run with a small model in it, and a file with text."""
+    save(tmp_path / "run" / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "run"
+
+
+def command(run, options):
+    return ["evaluate", str(run), *QUICK.split(), "--text", str(run.parent / "text.txt"), *options.split()]
+
+
+def test_tables_file_and_plot(run, capsys):
+    assert main(command(run, "--on perplexity,mqar,s-niah-2")) == 0
+    printed = capsys.readouterr().out
+    for word in ("Perplexity by context length", "300", "mqar", "s-niah-2", "evaluation.json", "perplexity.png"):
+        assert word in printed
+    saved = json.loads((run / "evaluation.json").read_text())
+    assert {name: len(rows) for name, rows in saved["results"].items()} == {"perplexity": 2, "mqar": 2, "s-niah-2": 2}
+    assert saved["settings"]["lengths"] == [300, 260] and saved["text"] == str(run.parent / "text.txt")
+    assert f"{saved['results']['perplexity'][0]['perplexity']:,.2f}" in printed
+    plot = (run / "evaluation-perplexity.png").read_bytes()
+    assert plot.startswith(b"\x89PNG\r\n\x1a\n") and len(plot) > 10_000
+
+
+def test_output_goes_where_it_is_wanted_and_replaces_what_is_there(run, capsys):
+    output = run.parent / "out" / "small.json"
+    for options in ("--on copy", "--on mqar-shuffled"):
+        assert main([*command(run, options), "--output", str(output)]) == 0
+    assert list(json.loads(output.read_text())["results"]) == ["mqar-shuffled"]
+    assert not (run / "evaluation.json").exists() and not list(output.parent.glob("*.png"))
+
+
+def test_the_harness_alone_with_tasks_of_a_folder(run, capsys, monkeypatch):
+    pytest.importorskip("lm_eval", reason="lm-evaluation-harness is missing: pip install 'fastweights[eval]'")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    assert main(command(run, f"--lm-eval facts_choice,facts_answer --limit 2 --include-path {EXAMPLES}")) == 0
+    printed = capsys.readouterr().out
+    assert "facts_choice" in printed and "exact_match" in printed and "Perplexity" not in printed
+    saved = json.loads((run / "evaluation.json").read_text())
+    assert list(saved["results"]) == ["lm-eval"] and saved["versions"]["lm-eval"]
+
+
+def test_without_matplotlib_there_is_no_plot_and_all_the_rest(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(command(run, "")) == 0
+    printed = capsys.readouterr()
+    assert "Perplexity" in printed.out and "fastweights[viz]" in printed.err and (run / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("--on perplexty", ["perplexty", "did you mean 'perplexity'"]),
+        ("--lengths 100000", ["at least 100000 tokens", "shorter lengths"]),
+        ("--lengths 12,x", ["--lengths", "'x'"]),
+        ("--on s-niah-1 --lengths 20", ["lengths must be at least", "s-niah-1"]),
+        ("--on mqar --symbols 390", ["symbols must be at most"]),
+        ("--on mqar --pairs 500", ["length must be at least 2000"]),
+        ("--text nowhere.txt", ["nowhere.txt does not exist"]),
+        ("--depths 2", ["depths", "2"]),
+        ("--dtype int4", ["dtype", "int4"]),
+        ("--device abacus", ["device", "abacus"]),
+        ("--include-path nowhere --lm-eval facts", ["include_path", "nowhere"]),
+        ("--block 0", ["block"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_input_is_one_line(run, capsys, options, words):
+    if "--lm-eval" in options:
+        pytest.importorskip("lm_eval")
+    before = sorted(run.rglob("*"))
+    assert main(command(run, options)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fastweights: error: ") and error.count("\n") == 1, error
+    assert all(word in error for word in words), error
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_folder_without_a_model(tmp_path, capsys):
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "holds no model" in capsys.readouterr().err
+
+
+def test_without_the_harness_its_extra_is_named(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "fastweights.evaluation.harness", raising=False)
+    assert main(command(run, "--lm-eval facts")) == 2
+    assert "pip install 'fastweights[eval]'" in capsys.readouterr().err
+
+
+def test_a_failure_to_save_is_told(run, capsys):
+    output = run.parent / "text.txt" / "out.json"
+    assert main([*command(run, ""), "--output", str(output)]) == 1
+    assert capsys.readouterr().err.startswith("fastweights: error: ")

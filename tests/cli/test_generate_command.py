@@ -1,0 +1,79 @@
+"""`fastweights generate` from outside: what it prints and when."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from fastweights.cli import main
+from fastweights.evaluation import continue_text
+from tests.evaluation.small import model, save, tokenizer
+
+WANTED = continue_text(model(), tokenizer(), "The import", max_new_tokens=12, greedy=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    save(folder / "model")
+    return folder
+
+
+def generate(run, *options):
+    return main(["generate", str(run), *options])
+
+
+@pytest.mark.parametrize("folder", ["", "model"])
+def test_only_the_continuation_is_printed(run, folder, capsys):
+    assert generate(run / folder, "The import", "--max-new-tokens", "12", "--greedy") == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{WANTED}\n" and printed.err == ""
+
+
+def test_the_prompt_may_come_from_standard_input(run, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("The import"))
+    assert generate(run, "-", "--max-new-tokens", "12", "--greedy") == 0
+    assert capsys.readouterr().out == f"{WANTED}\n"
+
+
+def test_text_is_printed_while_it_is_written(run, capsys, monkeypatch):
+    pieces = []
+    monkeypatch.setattr("transformers.TextStreamer.on_finalized_text", lambda self, text, **_: pieces.append(text))
+    assert generate(run, "The import", "--max-new-tokens", "12", "--greedy") == 0
+    assert "".join(pieces) == WANTED and len(pieces) > 3
+
+
+def test_a_seed_gives_the_same_sample(run, capsys):
+    texts = []
+    for seed in ("3", "3", "4"):
+        assert generate(run, "The", "--max-new-tokens", "12", "--seed", seed, "--temperature", "1.2") == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["The", "--top-p", "0"], ["top_p must be above 0"]),
+        (["The", "--temperature", "-1"], ["temperature must be positive"]),
+        (["The", "--max-new-tokens", "0"], ["max_new_tokens"]),
+        (["The", "--device", "abacus"], ["device", "abacus"]),
+        ([], ["PROMPT"]),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line(run, capsys, options, words):
+    assert generate(run, *options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fastweights: error: ") and error.count("\n") == 1
+    assert all(word in error for word in words), error
+
+
+def test_a_folder_that_holds_another_model_or_none(tmp_path, capsys):
+    assert generate(tmp_path / "none", "The") == 2
+    assert "MODEL must be a folder" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert generate(tmp_path, "The") == 2
+    assert "of type 'fastweights', got 'gpt2'" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""`fastweights train`: options over a run file, results on stdout, errors in one line."""
+
+import pytest
+
+from fastweights.cli import main
+from fastweights.training.language import callbacks
+
+RUN = """
+length = 32
+batch_size = 2
+max_steps = 4
+log_every = 1
+evaluation_rows = 4
+context_lengths = [16, 64]
+mixers = ["linear", "gdn"]
+cache = "cache"
+prompt = "A line"
+output = "out"
+[model]
+hidden_size = 16
+num_hidden_layers = 1
+num_heads = 2
+[tokenizer]
+vocab_size = 300
+[corpus]
+paths = ["text.txt"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "text.txt").write_text("".join(f"A line of text, number {number}.\n" for number in range(600)))
+    return tmp_path
+
+
+def test_trains_stops_and_goes_on(folder, capsys):
+    assert main(["train", "run.toml", "--max-steps", "5", "--output", "other", "--stop-at", "2"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "" and "stopped after step 2" in printed.err
+    assert main(["train", "run.toml", "--max-steps", "5", "--output", "other"]) == 0
+    printed = capsys.readouterr()
+    assert "Held-out perplexity after 320 tokens" in printed.out and "linear" in printed.out
+    assert "gdn continues 'A line' with:\n" in printed.out
+    assert "Models: other/linear/model, other/gdn/model" in printed.out
+    assert "gdn: continues after step 2" in printed.err and "tokens/s" in printed.err and "GB" in printed.err
+    assert (folder / "other" / "perplexity.png").exists() and not (folder / "out").exists()
+    assert main(["train", "run.toml", "--max-steps", "6", "--output", "other"]) == 2
+    assert "max_steps is 5 there and 6 here" in capsys.readouterr().err
+    assert main(["train", "run.toml", "--max-steps", "6", "--output", "other", "--overwrite"]) == 0
+
+
+def test_errors_are_one_line(folder, capsys, monkeypatch):
+    def printed_line(code, *options):
+        assert main(["train", *options]) == code
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        error = printed.err.splitlines()[-1]
+        assert error.startswith("fastweights: error: ") and "Traceback" not in printed.err
+        return error
+
+    assert "none.toml does not exist" in printed_line(2, "none.toml")
+    assert "learning_rate must be positive" in printed_line(2, "run.toml", "--learning-rate", "-1")
+    assert "No such option" in printed_line(2, "run.toml", "--max-step", "3")
+
+    def fail(error):
+        def on_step_end(*args, **kwargs):
+            raise error
+
+        monkeypatch.setattr(callbacks.StopAt, "on_step_end", on_step_end)
+
+    fail(callbacks.NonFiniteLoss("the loss is nan at step 1"))
+    assert "the loss is nan at step 1" in printed_line(1, "run.toml")
+    fail(OSError(28, "No space left on device"))
+    assert "No space left on device; the same command continues" in printed_line(1, "run.toml")
+    fail(KeyboardInterrupt())
+    assert "stopped; the same command continues after the last checkpoint" in printed_line(130, "run.toml")

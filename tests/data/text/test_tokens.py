@@ -1,0 +1,154 @@
+"""Tokenizers, shards on disk, and rows packed from them."""
+
+import numpy as np
+import pytest
+import torch
+
+from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, pack_rows, prepare_text, shards
+from fastweights.data.text.packing import ShuffledRows
+from fastweights.data.text.tokenizer import fingerprint
+
+TEXTS = [f"The {word} says: naïve café ✓ {number}\n" * 3 for number, word in enumerate(["cat", "dog", "cow"] * 8)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return TextTokenizer(vocab_size=300).train(TEXTS)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(TEXTS):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text, "utf-8")
+    return TextCorpus(paths=(str(tmp_path / "texts"),), held_out_fraction=0.25)
+
+
+def stream(folder, documents, dtype="uint16", shard_tokens=7):
+    """Shards of the documents given, all of one split."""
+    folder.mkdir()
+    writer = shards.ShardWriter(folder, "train", dtype, shard_tokens)
+    for document in documents:
+        writer.append(document)
+    shards.write_manifest(folder, dtype=dtype, splits={"train": writer.finished()})
+    return TokenShards(folder, "train")
+
+
+def test_a_trained_tokenizer_writes_every_string(tokenizer, tmp_path):
+    for text in (*TEXTS, "日本\t\0\x7f 🙂 <b>  two  spaces\r\n"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer) == 300 and tokenizer.eos_token_id == tokenizer.pad_token_id == 0
+    assert fingerprint(TextTokenizer(vocab_size=300).train(TEXTS)) == fingerprint(tokenizer)
+    assert fingerprint(TextTokenizer(vocab_size=299).train(TEXTS)) != fingerprint(tokenizer)
+    tokenizer.save_pretrained(tmp_path)
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        loaded = TextTokenizer(path=str(path)).load()
+        assert fingerprint(loaded) == fingerprint(tokenizer)
+
+
+def test_tokenizers_that_cannot_be_used(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        TextTokenizer(path=str(tmp_path / "none")).load()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        with pytest.raises(ValueError, match="holds no Hugging Face tokenizer"):
+            TextTokenizer(path=str(path)).load()
+    with pytest.raises(ValueError, match="vocab_size must be at least 257"):
+        TextTokenizer(vocab_size=256)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_shards_give_back_the_stream(tmp_path, dtype):
+    documents = [[65535, 2, 3], [], [4], [5] * 20, [6, 7, 8, 9], [10]]
+    tokens = stream(tmp_path / "tokens", documents, dtype)
+    joined = np.concatenate([np.array(d, dtype=np.int64) for d in documents])
+    assert len(list((tmp_path / "tokens").glob("*.bin"))) == 2
+    assert len(tokens) == len(joined) == 29
+    for start in range(29):
+        for end in range(start, 30):
+            assert tokens.tokens(start, end).tolist() == joined[start:end].tolist()
+    assert [tokens.document(n).tolist() for n in range(len(tokens.starts))] == [d for d in documents if d]
+
+
+def test_the_smallest_type_is_taken():
+    assert [shards.token_dtype(size) for size in (257, 65536, 65537)] == ["uint16", "uint16", "uint32"]
+
+
+def test_rows_know_where_documents_start(tmp_path):
+    rows = PackedRows(stream(tmp_path / "tokens", [[1, 2, 3], [4, 5, 6, 7, 8], [9, 10], [11, 12]]), length=4)
+    assert len(rows) == 3
+    assert [row[0].tolist() for row in map(rows.__getitem__, range(3))] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+    assert [row[1].tolist() for row in map(rows.__getitem__, range(3))] == [[0, 3], [0], [0, 2]]
+    packed = pack_rows([rows[0], rows[2]])
+    assert packed["input_ids"].tolist() == [[1, 2, 3, 4, 9, 10, 11, 12]]
+    assert packed["labels"].tolist() == [[-100, 2, 3, -100, -100, 10, -100, 12]]
+    assert packed["cu_seqlens"].tolist() == [0, 3, 4, 6, 8] and packed["cu_seqlens"].dtype == torch.int32
+    with pytest.raises(ValueError, match="at least one row of length 13, got 12 tokens"):
+        PackedRows(rows.shards, 13)
+
+
+def test_the_packed_loss_is_that_of_the_documents_by_themselves(tmp_path):
+    from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+
+    torch.manual_seed(0)
+    config = FastWeightsConfig(vocab_size=32, hidden_size=16, num_hidden_layers=2, num_heads=2, mixer="pgdn")
+    model = FastWeightsForCausalLM(config)
+    documents = [torch.randint(32, (n,)).tolist() for n in (9, 5, 12, 6)]
+    rows = PackedRows(stream(tmp_path / "tokens", documents), length=16)
+    loss = model(**pack_rows([rows[0], rows[1]])).loss
+    pieces = [documents[0], documents[1], documents[2][:2], documents[2][2:], documents[3]]
+    ids = [torch.tensor([piece]) for piece in pieces]
+    alone = sum(model(input_ids=i, labels=i).loss * (i.shape[1] - 1) for i in ids)
+    torch.testing.assert_close(loss, alone / sum(i.shape[1] - 1 for i in ids))
+
+
+def test_the_order_is_a_function_of_seed_and_index(tmp_path):
+    rows = PackedRows(stream(tmp_path / "tokens", [list(range(100, 140))]), length=4)
+    order = [int(row[0][0]) for row in map(ShuffledRows(rows, seed=3, count=25).__getitem__, range(25))]
+    assert sorted(order[:10]) == sorted(order[10:20]) == list(range(100, 140, 4))
+    assert order[:10] != order[10:20]
+    again = ShuffledRows(rows, seed=3, count=25)
+    assert [int(again[index][0][0]) for index in reversed(range(25))] == order[::-1]
+    assert [int(row[0][0]) for row in map(ShuffledRows(rows, seed=4, count=10).__getitem__, range(10))] != order[:10]
+
+
+def test_prepared_once_and_found_again(corpus, tmp_path):
+    told = []
+    first = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", told.append)
+    assert len(told) == 2
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    again = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", told.append)
+    assert len(told) == 2
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    for prepared in (first, again):
+        written = [prepared.tokenizer.decode(prepared.train.document(n)) for n in range(len(prepared.train.starts))]
+        wanted = [d.text + "<|endoftext|>" for d in corpus.documents() if not d.held_out]
+        assert written == wanted
+        assert len(prepared.held_out.starts) == len(TEXTS) - len(wanted) > 0
+    prepare_text(corpus, TextTokenizer(vocab_size=301), tmp_path / "cache", told.append)
+    assert len(told) == 4
+
+
+def test_a_damaged_cache_is_made_anew(corpus, tmp_path):
+    first = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")
+    file = next(first.train.folder.glob("train-*.bin"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-2])
+    prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")
+    assert file.read_bytes() == whole
+
+
+def test_a_failure_leaves_nothing_in_the_cache(corpus, tmp_path, monkeypatch):
+    def full(self, ids):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards.ShardWriter, "append", full)
+    with pytest.raises(OSError, match="No space left"):
+        prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")
+    assert not [path for path in (tmp_path / "cache").iterdir() if "tokens-" in path.name and path.is_dir()]
+
+
+def test_an_empty_corpus(tmp_path):
+    (tmp_path / "a.txt").write_text(" \n")
+    with pytest.raises(ValueError, match="corpus must hold text"):
+        prepare_text(TextCorpus(paths=(str(tmp_path),)), TextTokenizer(), tmp_path / "cache")

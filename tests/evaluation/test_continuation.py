@@ -1,0 +1,67 @@
+"""A continuation is what generate() gives, from any prompt."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastweights.evaluation import continue_text
+
+from .small import model, tokenizer
+
+WORDS = tokenizer()
+
+
+def test_greedy_is_the_models_most_likely_continuation():
+    lm = model().train()
+    ids = WORDS("The import statement", return_tensors="pt").input_ids
+    wanted = []
+    with torch.no_grad():
+        for _ in range(6):
+            wanted.append(
+                lm.eval()(torch.cat([ids, torch.tensor([wanted], dtype=torch.long)], 1)).logits[0, -1].argmax()
+            )
+    text = continue_text(lm.train(), WORDS, "The import statement", max_new_tokens=6, greedy=True)
+    assert text == WORDS.decode(wanted) and lm.training
+
+
+def test_samples_are_those_of_the_seed():
+    texts = [continue_text(model(), WORDS, "The", max_new_tokens=12, seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    narrow = continue_text(model(), WORDS, "The", max_new_tokens=12, seed=1, top_p=1e-6)
+    assert narrow == continue_text(model(), WORDS, "The", max_new_tokens=12, greedy=True)
+
+
+def test_it_stops_at_the_end_of_text():
+    lm = model()
+    with torch.no_grad():
+        lm.lm_head.weight.zero_()  # all tokens equally likely: the first, the end of text, is taken
+    assert continue_text(lm, WORDS, "The", greedy=True) == ""
+
+
+@pytest.mark.parametrize("prompt", ["", "<|end|>"])
+def test_an_empty_prompt_begins_a_text(prompt):
+    with torch.no_grad():
+        first = model()(torch.tensor([[0]])).logits[0, -1].argmax()
+    assert continue_text(model(), WORDS, prompt, max_new_tokens=1, greedy=True) == WORDS.decode(first)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+        ({"seed": -1}, "seed must be from 0"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ValueError, match=message):
+        continue_text(model(), WORDS, "The", **options)
+
+
+def test_a_tokenizer_without_a_start_needs_a_prompt():
+    words = tokenizer()
+    words.eos_token = None
+    with pytest.raises(ValueError, match="prompt must hold at least one token"):
+        continue_text(model(), words, "")

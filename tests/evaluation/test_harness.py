@@ -1,0 +1,98 @@
+"""lm-evaluation-harness on the tasks of examples/, without a network. It comes with the `eval` extra."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from .small import model, save, tokenizer
+
+pytest.importorskip("lm_eval", reason="lm-evaluation-harness is missing: pip install 'fastweights[eval]'")
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "lm_eval"
+WORDS = tokenizer()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offline():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_DATASETS_OFFLINE", "1")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+def total_log_likelihood(lm, context, continuation):
+    whole, start = WORDS(context + continuation).input_ids, len(WORDS(context).input_ids)
+    ids = torch.tensor([whole])
+    with torch.no_grad():
+        log_probs = F.log_softmax(lm(ids).logits[0], -1)
+    return sum(log_probs[place - 1, token].item() for place, token in enumerate(whole) if place >= start)
+
+
+def test_all_three_kinds_of_tasks():
+    from fastweights.evaluation.harness import evaluate_with_harness
+
+    scores = evaluate_with_harness(
+        model(["gdn", "softmax"]),
+        WORDS,
+        ["facts_choice", "facts_answer", "facts_text"],
+        include_path=EXAMPLES,
+        batch_size=3,
+    )
+    found = {(score.task, score.metric): score.value for score in scores}
+    assert {"acc", "exact_match", "bits_per_byte"} <= {metric for _, metric in found}
+    assert 0 <= found["facts_choice", "acc"] <= 1 and found["facts_text", "bits_per_byte"] > 0
+
+
+def test_likelihoods_and_continuations_are_the_models_own():
+    from lm_eval.api.instance import Instance
+
+    import fastweights.evaluation.harness as harness
+
+    def ask(kind, arguments):
+        requests = [
+            Instance(request_type=kind, doc={}, arguments=each, idx=n, metadata=(None, n, 1))
+            for n, each in enumerate(arguments)
+        ]
+        return getattr(wrapped, kind)(requests)
+
+    lm = model(["gdn", "softmax"])
+    wrapped = harness.FastWeightsLM(pretrained=lm, tokenizer=WORDS, batch_size=2)
+    pairs = [("The import", " statement"), ("A much longer context of a", " list"), ("So", " it is")]
+    for (value, _), pair in zip(ask("loglikelihood", pairs), pairs, strict=True):
+        assert value == pytest.approx(total_log_likelihood(lm, *pair), rel=1e-4)
+    (rolling,) = ask("loglikelihood_rolling", [("The import statement",)])
+    assert rolling == pytest.approx(total_log_likelihood(lm, "<|end|>", "The import statement"), rel=1e-4)
+    prompts = ["The import", "A much longer context of a"]  # padded on the left, read together
+    answers = ask("generate_until", [(prompt, {"until": ["\n\n\n"], "max_gen_toks": 5}) for prompt in prompts])
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([WORDS(prompt).input_ids])
+        alone = lm.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=0, pad_token_id=0)
+        assert answer == WORDS.decode(alone[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_the_model_is_registered(tmp_path):
+    from lm_eval.api.registry import get_model
+
+    import fastweights.evaluation.harness as harness
+
+    wrapped = get_model("fastweights")(pretrained=str(save(tmp_path / "model")), device="cpu")
+    assert isinstance(wrapped, harness.FastWeightsLM)
+    assert wrapped.max_length == 16384 and wrapped.model.config.model_type == "fastweights"
+
+
+@pytest.mark.parametrize(
+    "tasks, folder, message",
+    [
+        (["facts_choice", "fatcs"], EXAMPLES, "knows no task 'fatcs'; .* need include_path"),
+        (["facts_choice"], EXAMPLES / "none", "include_path must be a folder with task files"),
+    ],
+)
+def test_bad_input(tasks, folder, message):
+    from fastweights.evaluation.harness import evaluate_with_harness
+
+    with pytest.raises(ValueError, match=message):
+        evaluate_with_harness(model(), WORDS, tasks, include_path=folder)

@@ -1,0 +1,59 @@
+"""The parts around a memory, written out again from the layers' own weights for x [T, D] of one sequence."""
+
+import torch
+
+
+def silu(x):
+    return x / (1 + torch.exp(-x))
+
+
+def unit(x):
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def filtered(y, convolution):
+    """y [T, channels] through a causal convolution with zeros in front."""
+    filters = convolution.weight
+    width = filters.shape[1]
+    padded = torch.cat([y.new_zeros(width - 1, y.shape[1]), y])
+    return torch.stack([(padded[t : t + width].T * filters).sum(1) for t in range(len(y))])
+
+
+def convolved(layer, name, x):
+    """SiLU of the causal convolution of one projection, for x [T, D] of one sequence."""
+    y = x @ layer.qkv.get_submodule(f"{name}_proj").weight.T
+    if layer.qkv.has_convolution:
+        y = filtered(y, layer.qkv.get_submodule(f"{name}_conv"))
+    return silu(y) if layer.qkv.activation == "silu" else y
+
+
+def head_decay(gate, x):
+    return -gate.A_log.exp() * torch.log(1 + torch.exp(x @ gate.a_proj.weight.T + gate.dt_bias))
+
+
+def heads(layer, x):
+    """q, k and v [T, G, channels] of a layer with a projection each, those of q and k repeated for the value heads."""
+    q, k, v = (convolved(layer, name, x).unflatten(1, (-1, layer.qkv.widths[name])) for name in "qkv")
+    repeat = v.shape[1] // q.shape[1]
+    return q.repeat_interleave(repeat, 1), k.repeat_interleave(repeat, 1), v
+
+
+def decay(layer, x):
+    """exp(g) [T, G] of a layer with a decay a head, or none."""
+    heads = layer.heads.value_heads
+    return x.new_ones(len(x), heads) if layer.decay is None else head_decay(layer.decay, x).exp()
+
+
+def gate(gain, x):
+    """Sigmoid of a projection [T, G], 1 where there is none."""
+    return 1.0 if gain is None else torch.sigmoid(x @ gain.b_proj.weight.T)
+
+
+def answer(output, o, x):
+    """The layer's output [T, D] for what its heads read, o [T, G, V]."""
+    y = (o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * output.norm.weight).flatten(1)
+    if output.gate is not None:
+        z = output.g_proj(x)
+        normal = torch.erf(z / 2**0.5) / 2 + 0.5
+        y = y * {"silu": silu(z), "sigmoid": torch.sigmoid(z), "gelu": z * normal}[output.gate]
+    return y @ output.o_proj.weight.T

@@ -1,0 +1,92 @@
+"""Gated KalmaNet against a loop that solves every regression with a matrix solver."""
+
+import pytest
+import torch
+
+from fastweights.layers import LayerCache, build_mixer
+
+from .by_hand import answer, decay, gate, heads, unit
+from .variants import HIDDEN, VARIANTS, build
+
+
+def expected(layer, x, options):
+    q, k, v = heads(layer, x)
+    q, k = unit(q) / layer.heads.key**0.5, unit(k)
+    a = decay(layer, x)
+    beta = torch.as_tensor(gate(layer.gain, x)).expand(a.shape)[..., None]
+    mix = torch.as_tensor(gate(layer.mix, x)).expand(a.shape)
+    k, v = k * beta, v * beta
+    ridge = options.get("ridge", 0.02)
+    o = torch.zeros_like(v)
+    for h in range(v.shape[1]):
+        basis = torch.eye(k.shape[2], dtype=x.dtype)
+        if layer.sketch is not None:
+            basis = layer.sketch.basis[h // (v.shape[1] // layer.heads.key_heads)]
+        H, U = x.new_zeros(k.shape[2], k.shape[2]), x.new_zeros(k.shape[2], v.shape[2])
+        for t in range(len(x)):
+            H = a[t, h] * H + torch.outer(k[t, h], k[t, h])
+            U = a[t, h] * U + torch.outer(k[t, h], v[t, h])
+            system = basis.T @ H @ basis
+            size = ridge * system.norm() if options.get("adaptive_ridge", True) else ridge
+            solution = torch.linalg.solve(system + size * torch.eye(len(system), dtype=x.dtype), basis.T @ q[t, h])
+            o[t, h] = (mix[t, h] * (basis @ solution) + (1 - mix[t, h]) * q[t, h]) @ U
+    return answer(layer.output, o, x)
+
+
+@pytest.mark.parametrize("variant", [name for name, (mixer, _) in VARIANTS.items() if mixer == "gka"])
+def test_layer_computes_its_formula(variant):
+    torch.manual_seed(0)
+    layer = build(variant).double()
+    layer.iterations = 100  # converged
+    options = VARIANTS[variant][1]
+    with torch.no_grad():
+        x = torch.randn(1, 15, HIDDEN, dtype=torch.float64)
+        torch.testing.assert_close(layer(x)[0], expected(layer, x[0], options), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"adaptive_ridge": False, "solver": "conjugate_gradient"}], ids=str)
+def test_a_sketch_of_all_dimensions_changes_nothing(options):
+    torch.manual_seed(0)
+    layer = build_mixer("gka", hidden_size=16, num_heads=2, sketch=8, iterations=100, **options).double()
+    layer.sketch.basis.data = torch.linalg.qr(layer.sketch.basis.data)[0]  # float32 was not quite orthonormal
+    whole = build_mixer("gka", hidden_size=16, num_heads=2, iterations=100, **options).double()
+    whole.load_state_dict({name: x for name, x in layer.state_dict().items() if name != "sketch.basis"})
+    x = torch.randn(1, 20, 16, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), whole(x), rtol=1e-8, atol=1e-10)
+
+
+def test_the_sketch_begins_orthonormal_and_shrinks_the_state():
+    layer = build_mixer("gka", hidden_size=16, num_heads=2, sketch=3)
+    torch.testing.assert_close(layer.sketch.basis.mT @ layer.sketch.basis, torch.eye(3).expand(2, 3, 3))
+    assert layer.state_size() == 2 * (3 * 3 + 8 * 8)
+    alone = build_mixer("gka", hidden_size=16, num_heads=2, sketch=3, alpha_connection=False)
+    assert alone.state_size() == 2 * (3 * 3 + 3 * 8)
+    cache = LayerCache()
+    alone(torch.randn(1, 4, 16), cache)
+    assert cache.memory["H"].shape == (1, 2, 3, 3) and cache.memory["U"].shape == (1, 2, 3, 8)
+
+
+def test_names_of_gated_deltanet():
+    """The same names, so that a trained Gated DeltaNet loads and goes on."""
+    gdn = build_mixer("gdn", hidden_size=16, num_heads=2, output_gate="silu")
+    loaded = build_mixer("gka", hidden_size=16, num_heads=2).load_state_dict(gdn.state_dict(), strict=False)
+    assert not loaded.unexpected_keys and loaded.missing_keys == ["mix.b_proj.weight"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"adaptive_ridge": False}, "solver must be 'conjugate_gradient' with adaptive_ridge False, got 'chebyshev'"),
+        ({"adaptive_ridge": False, "solver": "exact"}, "solver must be 'conjugate_gradient' .* got 'exact'"),
+        ({"solver": "jacobi"}, "solver must be one of 'chebyshev', 'conjugate_gradient', 'exact', got 'jacobi'"),
+        ({"sketch": 5}, "sketch must be at most head_dim, 4, got 5"),
+        ({"sketch": 0}, "sketch must be a positive whole number, got 0"),
+        ({"ridge": 0}, "ridge must be positive"),
+        ({"iterations": 0}, "iterations must be a positive whole number"),
+        ({"decay": "channel"}, "decay must be one of 'none', 'head'"),
+        ({"alpha_connection": 1}, "alpha_connection must be True or False"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_mixer("gka", hidden_size=16, num_heads=4, **options)

@@ -1,0 +1,121 @@
+"""Lattice and its baseline against loops over their slots and steps."""
+
+import pytest
+import torch
+
+from fastweights.layers import LayerCache, build_mixer
+
+from .by_hand import answer, decay, filtered, gate, silu, unit
+from .variants import HIDDEN, VARIANTS, build
+
+
+def blocks(layer, x, options):
+    """q, k, v [T, G, channels] and gamma [T, G]."""
+    sizes = layer.heads
+    y = x @ layer.qkv.qk_proj.weight.T
+    q, k = (silu(filtered(y, c)).unflatten(1, (-1, sizes.key)) for c in (layer.qkv.q_conv, layer.qkv.k_conv))
+    q, k = (unit(z).repeat_interleave(sizes.value_heads // sizes.key_heads, 1) for z in (q, k))
+    v = (x @ layer.qkv.v_proj.weight.T).unflatten(1, (-1, sizes.value))
+    v = unit(v) if options.get("normalize_v", True) else v
+    return q, k, v, layer.step.log_rate.exp() * gate(layer.step.gate, x)
+
+
+def across(S, h):
+    """h without its part along each row of S."""
+    phi = S / S.norm(dim=1, keepdim=True)
+    return h - phi * (phi @ h)[:, None]
+
+
+def slots(layer, x, options):
+    q, k, v, gamma = blocks(layer, x, options)
+    d, o = decay(layer, x), torch.zeros_like(v)
+    for head in range(v.shape[1]):
+        S = torch.eye(k.shape[2], v.shape[2], dtype=x.dtype)
+        if k.shape[2] > v.shape[2]:
+            S = layer._first_slots(1, x)[0, head]
+        for t in range(len(x)):
+            phi = S / S.norm(dim=1, keepdim=True)
+            kt, vt = k[t, head], v[t, head]
+            h, c = {
+                "decode": (phi.T @ kt - vt, kt),
+                "encode": (vt, phi @ vt - kt),
+                "similarity": (-vt, kt),
+            }[options.get("objective", "decode")]
+            S = d[t, head] * S - gamma[t, head] * c[:, None] * across(S, h) / S.norm(dim=1, keepdim=True)
+            S = S.sign() * (S.abs() - gamma[t, head] * options.get("l1", 0.0)).clamp_min(0)
+            S = S / S.norm(dim=1, keepdim=True) if options.get("normalize", True) else S
+            o[t, head] = q[t, head] @ S
+    return answer(layer.output, o, x)
+
+
+def directions(layer, x, options):
+    q, k, v, gamma = blocks(layer, x, options)
+    o = torch.zeros_like(v)
+    for head in range(v.shape[1]):
+        S = x.new_zeros(k.shape[2], v.shape[2])
+        for t in range(len(x)):
+            z = k[t, head] @ S
+            error = z - v[t, head]  # of a memory that answers nothing
+            if z.norm() > 1e-6:
+                error = z / z.norm() - v[t, head]
+                error = (error - z * (z @ error) / z.square().sum()) / z.norm()
+            S = S - gamma[t, head] * torch.outer(k[t, head], error)
+            o[t, head] = q[t, head] @ S
+    return answer(layer.output, o, x)
+
+
+@pytest.mark.parametrize("variant", [name for name, (mixer, _) in VARIANTS.items() if mixer in ("lattice", "ttt")])
+def test_layer_computes_its_formula(variant):
+    torch.manual_seed(0)
+    layer = build(variant).double()
+    name, options = VARIANTS[variant]
+    with torch.no_grad():
+        layer.step.log_rate -= torch.rand_like(layer.step.log_rate)  # tells heads apart
+        x = torch.randn(1, 11, HIDDEN, dtype=torch.float64)
+        wanted = (slots if name == "lattice" else directions)(layer, x[0], options)
+        torch.testing.assert_close(layer(x)[0], wanted, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("slots, channels", [(8, 4), (5, 4), (256, 3), (9, 1)])
+def test_more_slots_than_channels_begin_as_different_unit_rows(slots, channels):
+    layer = build_mixer("lattice", hidden_size=channels, num_heads=1, slots=slots)
+    rows = layer._first_slots(3, torch.zeros(1, dtype=torch.float64))
+    assert rows.shape == (3, 1, slots, channels) and torch.equal(rows, layer._first_slots(3, rows))
+    torch.testing.assert_close(rows.norm(dim=-1), torch.ones(3, 1, slots, dtype=torch.float64))
+    if channels > 1:
+        overlap = (rows[0, 0] @ rows[0, 0].T).fill_diagonal_(0)
+        assert overlap.abs().max() < 1
+    assert layer.state_size() == slots * channels
+
+
+def test_only_the_convolutions_tell_queries_from_keys():
+    layer = build_mixer("lattice", hidden_size=16, num_heads=2)
+    assert layer.qkv.qk_proj.weight.shape == (16, 16) and layer.qkv.q_conv.weight.shape == (16, 4)
+    cache = LayerCache()
+    layer(torch.randn(1, 5, 16), cache)
+    assert {name: x.shape for name, x in cache.context.items()} == {"qk": (1, 3, 16)}
+
+
+def test_first_rate():
+    layer = build_mixer("ttt", hidden_size=16, num_heads=2, rate=0.3)
+    torch.testing.assert_close(layer.step(torch.zeros(1, 1, 16)), torch.full((1, 1, 2), 0.15))
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("lattice", {"objective": "encoding"}, "objective must be one of 'decode', 'encode', 'similarity'"),
+        ("lattice", {"slots": 257}, "slots must be at most 256, got 257"),
+        ("lattice", {"slots": 0}, "slots must be a positive whole number"),
+        ("lattice", {"l1": -0.1}, "l1 must be at least 0, got -0.1"),
+        ("lattice", {"normalize": 1}, "normalize must be True or False"),
+        ("lattice", {"decay": "channel"}, "decay must be one of 'none', 'head'"),
+        ("lattice", {"rate": 0}, "rate must be positive"),
+        ("lattice", {"conv_size": None}, "conv_size must be a positive whole number"),
+        ("ttt", {"rate": -1.0}, "rate must be positive"),
+        ("ttt", {"normalize_v": 0}, "normalize_v must be True or False"),
+    ],
+)
+def test_bad_options_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_mixer(name, hidden_size=16, num_heads=4, **options)

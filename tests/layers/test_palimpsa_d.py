@@ -1,0 +1,92 @@
+"""Palimpsa-D against a loop over its two recurrences, and its limits."""
+
+import pytest
+import torch
+
+from fastweights.layers import build_mixer
+
+from .by_hand import answer, decay, gate, heads, unit
+from .variants import HIDDEN, VARIANTS, build
+
+
+def expected(layer, x, options):
+    q, k, v = heads(layer, x)
+    q, k = unit(q), unit(k)
+    a, s = decay(layer, x), torch.as_tensor(gate(layer.gain, x)).expand(v.shape[:2])
+    beta = torch.zeros_like(v)
+    if layer.importance is not None:
+        first, second = layer.importance.beta_proj
+        share = torch.sigmoid(x @ first.weight.T @ second.weight.T).reshape(v.shape)
+        beta = share * torch.log(1 + layer.importance.b_scale.exp())[:, None] * s[..., None]
+    o = torch.zeros_like(v)
+    for h in range(v.shape[1]):
+        M = J = x.new_zeros(k.shape[2], v.shape[2])
+        for t in range(len(x)):
+            M = a[t, h] * M + torch.outer(k[t, h], s[t, h] * v[t, h])
+            J = a[t, h] * J + torch.outer(k[t, h] ** 2, beta[t, h])
+            o[t, h] = q[t, h] @ (M / (J + options.get("prior", 1.0))) / k.shape[2] ** 0.5
+    if options.get("residual", True):
+        o = o + layer.skip.D[:, None] * v
+    return answer(layer.output, o, x)
+
+
+@pytest.mark.parametrize("variant", [variant for variant, (name, _) in VARIANTS.items() if name == "palimpsa-d"])
+def test_layer_computes_its_formula(variant):
+    torch.manual_seed(0)
+    layer = build(variant).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():  # tells heads apart
+            if parameter.ndim == 1:
+                parameter += torch.rand_like(parameter)
+        x = torch.randn(1, 11, HIDDEN, dtype=torch.float64)
+        wanted = expected(layer, x[0], VARIANTS[variant][1])
+        torch.testing.assert_close(layer(x)[0], wanted, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("gain", [None, "beta"])
+def test_without_importance_it_is_linear_attention(gain):
+    """The same names, so that a trained linear attention loads and goes on as Palimpsa."""
+    torch.manual_seed(0)
+    linear = build_mixer("linear", hidden_size=HIDDEN, num_heads=2, decay="head", gain=gain, output_gate="silu")
+    layer = build_mixer(
+        "palimpsa-d", hidden_size=HIDDEN, num_heads=2, gain=gain, residual=False, b_scale=-800.0
+    ).double()
+    loaded = layer.load_state_dict(linear.double().state_dict(), strict=False)
+    assert not loaded.unexpected_keys and all(key.startswith("importance.") for key in loaded.missing_keys)
+    x = torch.randn(2, 21, HIDDEN, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), linear(x), rtol=1e-12, atol=1e-14)
+    torch.nn.init.zeros_(layer.importance.b_scale)
+    assert (layer(x) - linear(x)).abs().max() > 1e-3
+
+
+def test_parameters_without_metaplasticity():
+    plain = build_mixer("palimpsa-d", hidden_size=HIDDEN, num_heads=2, metaplasticity=False)
+    full = build_mixer("palimpsa-d", hidden_size=HIDDEN, num_heads=2)
+    more = set(dict(full.named_parameters())) - set(dict(plain.named_parameters()))
+    assert more == {"importance.b_scale", "importance.beta_proj.0.weight", "importance.beta_proj.1.weight"}
+    assert full.importance.beta_proj[0].weight.shape == (HIDDEN // 16, HIDDEN)
+    assert torch.equal(full.importance.b_scale, torch.ones(2)) and torch.equal(full.skip.D, torch.ones(2))
+    assert plain.state_size() * 2 == full.state_size()
+
+
+def test_long_memory():
+    layer = build_mixer("palimpsa-d", hidden_size=HIDDEN, num_heads=4, long_memory=True)
+    torch.testing.assert_close(layer.decay.A_log.exp(), torch.tensor([0.01, 0.06, 0.11, 0.16]))
+    step = torch.nn.functional.softplus(layer.decay.dt_bias)
+    torch.testing.assert_close(step, torch.logspace(-3, -1, 4))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"prior": 0}, "prior must be positive, got 0"),
+        ({"b_scale": "1"}, "b_scale must be a finite number"),
+        ({"metaplasticity": 1}, "metaplasticity must be True or False"),
+        ({"residual": None}, "residual must be True or False"),
+        ({"long_memory": "yes"}, "long_memory must be True or False"),
+        ({"gain": "dt"}, "gain must be one of None, 'beta'"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_mixer("palimpsa-d", hidden_size=16, num_heads=4, **options)

@@ -1,0 +1,31 @@
+"""Trains a run file sharded over processes without GPUs: to a step, and on from its checkpoint.
+
+accelerate shards (FSDP2) on accelerators only. torch itself can on the CPU, over gloo; so accelerate's state is told here that
+it is to. What is tested is the part that is ours: optimizer groups, held-out loss, checkpoints and the saved model.
+"""
+
+import sys
+
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+
+from fastweights.training.language import load_run, train, train_language
+
+initialize = AcceleratorState.__init__
+
+
+def initialize_sharded(self, *args, fsdp_plugin=None, **options):
+    initialize(self, *args, fsdp_plugin=fsdp_plugin, **options)
+    if fsdp_plugin is not None:
+        self.fsdp_plugin = fsdp_plugin
+        self.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+
+if __name__ == "__main__":
+    AcceleratorState.__init__ = initialize_sharded
+    train._check_device = lambda run: None  # which refuses exactly this
+    run = load_run(sys.argv[1])
+    assert train_language(run, stop_at=int(sys.argv[2])) is None
+    train_language(run)
+    PartialState().destroy_process_group()

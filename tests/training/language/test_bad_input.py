@@ -1,0 +1,116 @@
+"""What cannot work is refused, with a remedy, before anything is trained."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from fastweights.data.text import TextCorpus, TextTokenizer
+from fastweights.training.language import train_language
+
+from .small import small_run
+
+MODEL = {"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def trained(prepared, tmp_path_factory):
+    run = small_run(prepared, output=str(tmp_path_factory.mktemp("trained") / "out"), max_steps=2, context_lengths=())
+    return train_language(run)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"preset": "pgdn-340"}}, "unknown preset 'pgdn-340' .did you mean 'pgdn-340m'"),
+        ({"model": {"hiden_size": 16}}, "no key 'hiden_size' .did you mean 'hidden_size'"),
+        ({"model": {**MODEL, "mixer": "gdm"}}, "unknown mixer 'gdm'"),
+        ({"model": {**MODEL, "num_heads": 3}}, "num_heads"),
+        ({"model": MODEL, "mixers": ["gdn", "pdgn"]}, "unknown mixer 'pdgn' .did you mean 'pdn'"),
+        ({"model": {**MODEL, "vocab_size": 299}}, "tokenizer has 300 and vocab_size is 299"),
+        ({"model": {"path": "nowhere"}}, "nowhere must be a folder with a model's config.json"),
+        ({"precision": "fp16"}, 'precision "fp16" needs a GPU'),
+        ({"length": 100_000}, "train text must have at least one row of length 100000"),
+    ],
+)
+def test_runs_that_cannot_work(make_run, changes, words):
+    run = make_run(**changes)
+    with pytest.raises(ValueError, match=words):
+        train_language(run)
+    assert not Path(run.output).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [("missing", None, "does not exist"), ("a.txt", b"\0\1", "binary"), ("a.txt", b"", "corpus must hold text")],
+)
+def test_text_that_cannot_be_read(make_run, tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    run = make_run(corpus=TextCorpus(paths=(str(tmp_path / name),)), cache=str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match=words):
+        train_language(run)
+    assert not Path(run.output).exists()
+
+
+def test_another_tokenizer_than_the_models(make_run, trained):
+    run = make_run(model={"path": trained.folder}, tokenizer=TextTokenizer(vocab_size=290))
+    with pytest.raises(ValueError, match="its 290 tokens are not the model's 300; leave .tokenizer. out"):
+        train_language(run)
+
+
+def test_a_model_of_another_architecture(make_run, tmp_path):
+    LlamaConfig().save_pretrained(tmp_path / "llama")
+    with pytest.raises(ValueError, match="another architecture, 'llama'"):
+        train_language(make_run(model={"path": str(tmp_path / "llama")}))
+
+
+def test_a_checkpoint_of_another_architecture(make_run):
+    """Whether the folder still says which training it is of, or the checkpoint was put there."""
+    run, wider = make_run(), make_run(model={**MODEL, "hidden_size": 32})
+    train_language(run, stop_at=3)
+    checkpoint = Path(run.output, "checkpoints/checkpoint-3")
+    before = {path: path.read_bytes() for path in checkpoint.iterdir()}
+    with pytest.raises(ValueError, match='holds another training: model is .*"hidden_size": 16.*hidden_size": 32'):
+        train_language(wider)
+    for file in ("run.json", "log.jsonl"):
+        Path(run.output, file).unlink()
+    with pytest.raises(
+        ValueError, match="checkpoint-3 is of another architecture: hidden_size is 16 there and 32 here"
+    ):
+        train_language(wider)
+    assert {path: path.read_bytes() for path in checkpoint.iterdir()} == before
+    assert len(train_language(wider, overwrite=True)[0].losses) == 8
+
+
+def test_a_damaged_checkpoint(make_run):
+    run = make_run()
+    train_language(run, stop_at=4)
+    Path(run.output, "checkpoints/checkpoint-4/trainer_state.json").unlink()
+    with pytest.raises(ValueError, match="checkpoint-4 is damaged .*delete it to continue from one before"):
+        train_language(run)
+
+
+def test_output_folders(make_run, tmp_path):
+    run = make_run()
+    Path(run.output).mkdir()
+    Path(run.output, "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match="holds 'thesis.tex' and no run.json"):
+        train_language(run)
+    Path(run.output, "thesis.tex").unlink()
+    train_language(run, stop_at=1)
+    other = dataclasses.replace(run, seed=1, learning_rate=0.5)
+    with pytest.raises(ValueError, match="learning_rate is 0.01 there and 0.5 here, seed is 0 there and 1 here"):
+        train_language(other)
+    assert json.loads(Path(run.output, "run.json").read_text())["seed"] == 0
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        train_language(make_run("file"))
+
+
+def test_tensorboard_is_optional(make_run, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="tensorboard = true needs tensorboard"):
+        train_language(make_run(tensorboard=True))

@@ -1,0 +1,147 @@
+"""Killed at any step, a training continues with the same losses; and no failure to write costs a checkpoint."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastweights.training.language import NonFiniteLoss, callbacks, train_language, trainer
+from fastweights.training.language.checkpoints import SaveError
+
+from .small import log, losses
+
+
+class Killed(BaseException):
+    """Not an error that anything may handle."""
+
+
+def names(run):
+    return sorted(path.name for path in Path(run.output, "checkpoints").iterdir())
+
+
+@pytest.fixture
+def killed_at(monkeypatch):
+    """Makes the training die after the step given, once its checkpoint, if it has one, is written."""
+
+    def arrange(step):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == step:
+                raise Killed
+
+        monkeypatch.setattr(callbacks.StopAt, "on_step_begin", on_step_begin)
+
+    return arrange
+
+
+def test_killed_at_any_step(make_run, killed_at):
+    whole = make_run("whole", log_every=2)
+    expected = train_language(whole)[0]
+    cut = make_run("cut", log_every=2)
+    for step in (1, 2, 3, 4, 5, 6, 7):
+        killed_at(step)
+        with pytest.raises(Killed):
+            train_language(cut)
+    killed_at(None)
+    result = train_language(cut)[0]
+    assert log(cut) == log(whole)
+    assert result.losses == expected.losses and result.held_out_losses == expected.held_out_losses
+    assert result.perplexities == expected.perplexities
+    state, wanted = (torch.load(Path(run.output, "checkpoints/checkpoint-8/optimizer.pt")) for run in (cut, whole))
+    for key, moments in wanted["state"].items():
+        assert all(torch.equal(state["state"][key][name], value) for name, value in moments.items())
+
+
+def test_a_killed_process(make_run, tmp_path):
+    """SIGKILL, from outside, in the middle of a step; the log may even end in half a line."""
+    whole = make_run("whole", max_steps=40, checkpoint_every=6, evaluate_every=0)
+    train_language(whole)
+    cut = make_run("cut", max_steps=40, checkpoint_every=6, evaluate_every=0)
+    script = (
+        f"import torch; torch.set_num_threads(1)\nfrom pathlib import Path\nfrom {__package__}.small import small_run\n"
+    )
+    script += "from fastweights.training.language import train_language\n"
+    script += f"run = small_run(Path({str(Path(cut.cache).parent)!r}), output={cut.output!r}, max_steps=40, "
+    script += "checkpoint_every=6, evaluate_every=0)\ntrain_language(run)"
+    process = subprocess.Popen([sys.executable, "-c", script])
+    until = time.monotonic() + 60
+    while not Path(cut.output, "checkpoints/checkpoint-6").exists() or len(losses(cut)) < 8:
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    with Path(cut.output, "log.jsonl").open("a") as file:
+        file.write('{"step": 99, "lo')
+    train_language(cut)
+    assert log(cut) == log(whole) and len(losses(cut)) == 40
+
+
+def test_stopped_on_purpose(make_run):
+    whole, cut = make_run("whole"), make_run("cut")
+    train_language(whole)
+    assert train_language(cut, stop_at=4) is None
+    assert names(cut) == ["checkpoint-3", "checkpoint-4"] and len(losses(cut)) == 4
+    train_language(cut)
+    assert log(cut) == log(whole)
+    assert names(cut) == ["checkpoint-6", "checkpoint-8"]
+
+
+DISK_FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+TORCH_SAYS = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+WRITERS = {
+    "weights": (trainer.Trainer, "_save", DISK_FULL),
+    "optimizer": (trainer.Trainer, "_save_optimizer_and_scheduler", TORCH_SAYS),
+    "flush": (trainer, "publish_folder", DISK_FULL),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_costs_no_checkpoint(make_run, monkeypatch, writer):
+    run = make_run(keep_checkpoints=1)
+    owner, name, error = WRITERS[writer]
+    write, calls = getattr(owner, name), []
+
+    def full_at_the_second_call(*args, **kwargs):
+        calls.append(args)
+        if writer != "flush" or len(calls) == 1:
+            write(*args, **kwargs)
+        if len(calls) == 2:
+            raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, full_at_the_second_call)
+        with pytest.raises(SaveError, match="checkpoint of step 6 could not be saved.*checkpoint-3, is whole"):
+            train_language(run)
+    assert names(run) == ["checkpoint-3"]
+    train_language(run)
+    whole = make_run("whole")
+    train_language(whole)
+    assert log(run) == log(whole)
+    assert names(run) == ["checkpoint-8"]
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_loss_that_is_not_finite(make_run, monkeypatch, what):
+    run = make_run()
+    compute_loss = trainer.LanguageTrainer.compute_loss
+
+    def spoiled(self, model, inputs, **kwargs):
+        loss = compute_loss(self, model, inputs, **kwargs)
+        if self.state.global_step != 5:
+            return loss
+        return loss * float("nan") if what == "loss" else loss + (model.lm_head.weight[0, 0] * 0).sqrt()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.LanguageTrainer, "compute_loss", spoiled)
+        with pytest.raises(NonFiniteLoss, match=f"the {what} is nan at step 6.*learning_rate"):
+            train_language(run)
+    assert names(run) == ["checkpoint-3"]
+    whole = make_run("whole")
+    train_language(run)
+    train_language(whole)
+    assert log(run) == log(whole)

@@ -1,0 +1,106 @@
+"""Run files: what they say is what is run, and what they misspell is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from fastweights.data.text import TextCorpus, TextTokenizer
+from fastweights.training.language import LanguageRun, load_run
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
+
+TOML = """
+output = "runs/a"
+mixers = ["gdn", "pgdn"]
+learning_rate = 1e-3
+context_lengths = [128, 256]
+[model]
+hidden_size = 64
+[corpus]
+paths = "texts"
+[tokenizer]
+vocab_size = 512
+"""
+
+RUN = LanguageRun(
+    output="runs/a",
+    mixers=("gdn", "pgdn"),
+    learning_rate=1e-3,
+    context_lengths=(128, 256),
+    model={"hidden_size": 64},
+    corpus=TextCorpus(paths=("texts",)),
+    tokenizer=TextTokenizer(vocab_size=512),
+)
+
+PYTHON = """
+from fastweights.data.text import TextCorpus, TextTokenizer
+from fastweights.training.language import LanguageRun
+"""
+
+
+def write(folder, name, content):
+    (folder / name).write_text(content)
+    return folder / name
+
+
+def test_toml(tmp_path):
+    file = write(tmp_path, "run.toml", TOML)
+    assert load_run(file) == RUN
+    assert load_run(file, output="b", seed=3) == LanguageRun(**{**vars(RUN), "output": "b", "seed": 3})
+
+
+@pytest.mark.parametrize("form", ["run = {run}", "def run():\n    return {run}"])
+def test_python(tmp_path, form):
+    file = write(tmp_path, "run.py", PYTHON + form.format(run=RUN))
+    assert load_run(str(file)) == RUN
+
+
+def test_one_run_a_mixer():
+    first, second = RUN.models()
+    assert (first.output, first.mixers, first.model) == ("runs/a/gdn", (), {"hidden_size": 64, "mixer": "gdn"})
+    assert second.model["mixer"] == "pgdn" and second.models() == [second]
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_examples_can_be_read(file):
+    assert load_run(file).max_steps > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("run.yaml", "", "must be a .toml or .py file"),
+        ("run.toml", None, "run.toml does not exist"),
+        ("run.toml", "a = ", "not valid TOML"),
+        ("run.toml", "learning_rat = 1", "no key 'learning_rat' .did you mean 'learning_rate'"),
+        ("run.toml", "[corpus]\npath = 'a'", "no key 'path' .did you mean 'paths'"),
+        ("run.toml", "[tokenizer]\nvocab = 3", "has no key 'vocab'"),
+        ("run.toml", "max_steps = 0", "run.toml: max_steps must be a positive whole number, got 0"),
+        ("run.toml", "max_steps = 'ten'", "max_steps must be a positive whole number"),
+        ("run.toml", "corpus = 3", "corpus must be a TextCorpus, a table in a run file, got 3"),
+        ("run.toml", "model = 'gdn-340m'", "model must be a table"),
+        ("run.toml", "mixers = ['gdn', 'gdn']", "mixers must be different"),
+        ("run.toml", "mixers = ['gdn']\n[model]\nmixer = 'kda'", "model must have no mixer where mixers are given"),
+        ("run.toml", "mixers = ['gdn']\n[model]\npath = 'a'", "model must have nothing beside path"),
+        ("run.toml", "precision = 'bf8'", "precision must be one of 'no', 'bf16', 'fp16'"),
+        ("run.toml", "warmup_fraction = 2", "warmup_fraction must be from 0 to 1"),
+        ("run.toml", "length = 1", "length must be at least 2"),
+        ("run.toml", "seed = -1", "seed must be a whole number of at least 0"),
+        ("run.toml", "fsdp = 1", "fsdp must be True or False"),
+        ("run.toml", "output = ''", "output must be the path of a folder"),
+        ("run.toml", "context_lengths = [1]", "context_lengths must be at least 2"),
+        ("run.toml", "context_lengths = 512", "context_lengths must be a list of numbers"),
+        ("run.py", "x = 1", "must define `run`"),
+        ("run.py", "run = 3", "must define `run`.*got int"),
+        ("run.py", "raise KeyError('a')", "run.py: KeyError: 'a'"),
+    ],
+)
+def test_bad_run_files(tmp_path, name, content, words):
+    file = tmp_path / name if content is None else write(tmp_path, name, content)
+    with pytest.raises(ValueError, match=words):
+        load_run(file)
+
+
+def test_an_unknown_change():
+    with pytest.raises(TypeError):
+        LanguageRun(outputs="a")
