@@ -1,0 +1,83 @@
+"""Training of a language model on several GPUs: the same losses as on one with the batch of all of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs"),
+    pytest.mark.xdist_group("several GPUs"),
+]
+ROOT = Path(__file__).parents[2]
+RUN = """
+output = "{output}"
+cache = "{cache}"
+precision = "{precision}"
+fsdp = {fsdp}
+batch_size = {batch_size}
+length = 256
+max_steps = 30
+learning_rate = 2e-3
+log_every = 5
+evaluation_rows = 16
+checkpoint_every = 15
+context_lengths = []
+[model]
+hidden_size = 128
+num_hidden_layers = 3
+num_heads = 2
+mixer = ["gdn", "softmax", "gka"]
+tie_word_embeddings = true
+[tokenizer]
+vocab_size = 1024
+[corpus]
+max_megabytes = 1
+"""
+
+
+def train(folder: Path, name: str, gpus: int, *options: str, precision: str = "no", fsdp: bool = False) -> list[float]:
+    """The losses of a run of a batch of 8 rows in all, in one process a GPU."""
+    file = folder / f"{name}.toml"
+    fields = {"precision": precision, "fsdp": str(fsdp).lower(), "batch_size": 8 // gpus}
+    file.write_text(RUN.format(output=folder / name, cache=folder / "tokens", **fields))
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+    command = [sys.executable, *launch, "-m", "fastweights", "train", str(file), *options]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    points = map(json.loads, (folder / name / "log.jsonl").read_text().splitlines())
+    return [point.get("loss", point.get("held_out_loss")) for point in points]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("several")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> torch.Tensor:
+    return torch.tensor(train(folder, "alone", 1))
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["copied", "sharded"])
+def test_two_gpus_are_one_with_twice_the_batch(folder: Path, alone: torch.Tensor, fsdp: bool) -> None:
+    name = f"two-{fsdp}"
+    train(folder, name, 2, "--stop-at", "20", fsdp=fsdp)
+    torch.testing.assert_close(torch.tensor(train(folder, name, 2, fsdp=fsdp)), alone, rtol=1e-3, atol=0)
+
+
+def test_sharded_bfloat16(folder: Path, alone: torch.Tensor) -> None:
+    losses = train(folder, "bf16", 2, precision="bf16", fsdp=True)
+    torch.testing.assert_close(torch.tensor(losses), alone, rtol=2e-2, atol=0)
+
+
+def test_half_precision(folder: Path, alone: torch.Tensor) -> None:
+    """The loss scale begins too large, and the first steps are skipped."""
+    losses = train(folder, "fp16", 1, precision="fp16")
+    assert losses[-1] < losses[0] - 0.5
