@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Rectangle"]
+__all__ = ["Rectangle", "by_length"]
+
+
+def by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Packed sequences in groups of about the same length (up to twice the shortest), so that a rectangle of a group is mostly
+    full: the places of its tokens in the row [tokens], and its own cu_seqlens."""
+    lengths = cu_seqlens.diff()
+    group_N = lengths.clamp_min(1).double().log2().ceil()
+    group_T = group_N.repeat_interleave(lengths)
+    for group in group_N[lengths > 0].unique():
+        yield (group_T == group).nonzero()[:, 0], F.pad(lengths[group_N == group].cumsum(0), (1, 0))
 
 
 class Rectangle:

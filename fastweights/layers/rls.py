@@ -35,8 +35,8 @@ class RecursiveLeastSquares(Mixer):
         expand_v: value channels V = expand_v * K.
         num_v_heads: value heads G, a multiple of H (each q/k head serves G/H of them); H when None.
         decay: "none", or "head" (one number a head): old tokens count less. P then grows where no key comes (wind-up) and
-            outgrows float32: the memory is computed and kept in float64. Where decays stay near 1/2 that is not enough
-            beyond 8 channels or so: decoding token by token then drifts from the full forward.
+            outgrows float32: the memory is computed and kept in float64, and the first decays are long (A from 0.01 to 0.16).
+            Where training shortens them below about 1 - 1/K, decoding token by token drifts from the full forward.
         gain: "beta" (weight of a token, the sigmoid of a projection, one number a head) or None (beta 1).
         ridge: weight of the prior that the memory is zero, positive.
         normalize_qk: whether queries and keys are divided by their length.
@@ -81,7 +81,7 @@ class RecursiveLeastSquares(Mixer):
         self.normalize_qk = check_flag("normalize_qk", normalize_qk)
         self.backend = backend
         self.qkv = QKVProjection(hidden_size, heads, conv_size, activation)
-        self.decay = HeadDecay(hidden_size, heads.value_heads) if decay == "head" else None
+        self.decay = HeadDecay(hidden_size, heads.value_heads, long_memory=True) if decay == "head" else None
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if gain else None
         self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps)
 

@@ -12,7 +12,7 @@ from .heads import head_width
 from .initialization import ResidualProjection
 from .mixer import Mixer
 from .norms import RMSNorm
-from .packing import Rectangle
+from .packing import Rectangle, by_length
 from .rotary import rotate
 
 __all__ = ["SoftmaxAttention"]
@@ -85,11 +85,21 @@ class SoftmaxAttention(Mixer):
             # rotations by the place in the row: only distances within a sequence matter
             q_BTHK, k_BTHK = self._rotate(q_BTHK, k_BTHK, None)
             o_BTHK = document_attention(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), self.window)
+        elif cache is not None:
+            o_BTHK = self._attend_packed(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), cache)
         else:
-            rectangle = Rectangle(cu_seqlens.to(x_BTD.device))
-            q, k, v = (rectangle.lay_out(y) for y in (q_BTHK, k_BTHK, v_BTHK))
-            o_BTHK = rectangle.pack(self._attend(q, k, v, rectangle.lengths, cache))
+            o_BTHK = torch.zeros_like(q_BTHK)
+            for token, edges in by_length(cu_seqlens.to(x_BTD.device)):
+                q, k, v = (y[:, token] for y in (q_BTHK, k_BTHK, v_BTHK))
+                o_BTHK = o_BTHK.index_copy(1, token, self._attend_packed(q, k, v, edges, None))
         return self.o_proj(o_BTHK.flatten(2))
+
+    def _attend_packed(
+        self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, cache: LayerCache | None
+    ) -> Tensor:
+        rectangle = Rectangle(cu_seqlens)
+        q, k, v = (rectangle.lay_out(y) for y in (q_1THK, k_1THK, v_1THK))
+        return rectangle.pack(self._attend(q, k, v, rectangle.lengths, cache))
 
     def _rotate(self, q_NTHK: Tensor, k_NTHK: Tensor, seen_N: Tensor | None) -> tuple[Tensor, Tensor]:
         """Queries and keys turned by their positions, which follow on the tokens seen."""

@@ -8,6 +8,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from ..ops._shared.checks import values_can_be_read
 from .cache import FastWeightsCache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
@@ -53,7 +54,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
 
         Args:
             labels: int64 [B, T], the input ids; the model shifts them, so that each token predicts the next one. -100 is left
-                out, and so is the first token of every packed sequence, which follows on nothing.
+                out, and so is the first token of every packed or padded sequence, which follows on nothing.
             logits_to_keep: how many of the last positions get logits (0: all), or the positions as a tensor [P]. None is 0,
                 or no logits at all as said above.
             output_attentions: only False: a memory has no attention weights.
@@ -80,7 +81,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         hidden_BTD = outputs.last_hidden_state
         loss = logits = None
         if labels is not None:
+            check_labels(labels, hidden_BTD.shape[0], hidden_BTD.shape[1], self.config.vocab_size)
             labels = labels if cu_seqlens is None else without_first_tokens(labels, cu_seqlens)
+            labels = labels if attention_mask is None else without_padding(labels, attention_mask)
             if self._can_chunk_loss():
                 loss = causal_lm_loss(hidden_BTD, self.lm_head.weight, labels, num_items_in_batch)
             else:
@@ -115,9 +118,32 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
 
 
 def kept_positions(logits_to_keep: int | Tensor | None) -> slice | Tensor:
-    return logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-(logits_to_keep or 0), None)
+    if isinstance(logits_to_keep, Tensor):
+        return logits_to_keep
+    if logits_to_keep is not None and logits_to_keep < 0:
+        raise ValueError(
+            f"logits_to_keep must be 0 (all), a number of last positions or a tensor, got {logits_to_keep}"
+        )
+    return slice(-(logits_to_keep or 0), None)
+
+
+def check_labels(labels: Tensor, batch: int, time: int, vocab_size: int) -> None:
+    """On a GPU a label outside the vocabulary is torch's to find: looking at the numbers would wait for the device."""
+    if list(labels.shape) != [batch, time]:
+        raise ValueError(f"labels must have the shape of the input, [{batch}, {time}], got {list(labels.shape)}")
+    if values_can_be_read(labels) and ((labels >= vocab_size) | ((labels < 0) & (labels != IGNORED))).any():
+        raise ValueError(
+            f"labels must be from 0 to {vocab_size - 1}, or {IGNORED} where there is none, got {int(labels.min())} to "
+            f"{int(labels.max())}; use the tokenizer that the model was made for"
+        )
 
 
 def without_first_tokens(labels_1T: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Labels with -100 at the first token of every packed sequence. (A sequence may be empty and start at T.)"""
     return F.pad(labels_1T, (0, 1)).index_fill(1, cu_seqlens.long().to(labels_1T.device), IGNORED)[:, :-1]
+
+
+def without_padding(labels_BT: Tensor, attention_mask: Tensor) -> Tensor:
+    """Labels with -100 at padding, and at tokens right behind it."""
+    tokens = attention_mask[:, attention_mask.shape[1] - labels_BT.shape[1] :].to(labels_BT.device) != 0
+    return labels_BT.masked_fill(~(tokens & F.pad(tokens[:, :-1], (1, 0), value=True)), IGNORED)

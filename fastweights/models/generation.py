@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
@@ -20,6 +21,20 @@ class CachedGenerationMixin(GenerationMixin):
     """
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class
+
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers. A cache in past_key_values goes on: the prompt holds what it has read and at least one token
+        more, or only what is new, with an attention_mask of both."""
+        prompt, cache, mask = (kwargs.get(name) for name in ("input_ids", "past_key_values", "attention_mask"))
+        prompt = inputs if prompt is None else prompt
+        if isinstance(cache, FastWeightsCache) and prompt is not None:
+            length = (prompt if mask is None else mask).shape[1]
+            if cache.columns >= length:
+                raise ValueError(
+                    f"past_key_values has read {cache.columns} tokens and the prompt has {length}: pass the whole prompt, with "
+                    "what the cache has read in front and at least one token more"
+                )
+        return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
 
     def _prepare_cache_for_generation(
         self,
@@ -40,7 +55,14 @@ class CachedGenerationMixin(GenerationMixin):
                 f"{type(self).__name__} cannot be the assistant of assisted decoding: rejected tokens would have to be "
                 "taken out of its memory again"
             )
-        if model_kwargs.get("past_key_values") is not None:
+        cache = model_kwargs.get("past_key_values")
+        if isinstance(cache, FastWeightsCache):  # another kind is refused by the model
+            expected = batch_size * max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
+            if cache.batch_size not in (-1, expected):
+                raise ValueError(
+                    f"past_key_values must hold {expected} sequences, one a prompt and beam, got {cache.batch_size}; call its "
+                    "batch_repeat_interleave with the number of beams or returned sequences first"
+                )
             model_kwargs["past_key_values"]._is_user_defined = True  # generate() asks whether the cache outlives it
-        elif generation_config.use_cache is not False:
+        elif cache is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = FastWeightsCache.empty(self.config.num_hidden_layers)

@@ -59,7 +59,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         for hidden, target in zip(hidden_TD.split(chunk), target_T.split(chunk), strict=True):
             logits = at_least_float32(hidden.to(dtype) @ weight.mT)
             log_sums.append(logits.logsumexp(1))
-            loss = log_sums[-1] - logits.gather(1, target.clamp_min(0)[:, None])[:, 0]
+            loss = log_sums[-1] - logits.gather(1, target.masked_fill(target == IGNORED, 0)[:, None])[:, 0]
             totals.append(loss.masked_fill(target == IGNORED, 0).sum())
         ctx.chunk, ctx.dtype = chunk, dtype
         ctx.save_for_backward(hidden_TD, weight_VD, target_T, torch.cat(log_sums))
@@ -77,7 +77,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
             hidden = hidden.to(ctx.dtype)
             logits = at_least_float32(hidden @ weight.mT)
             error = logits.sub_(log_sum[:, None]).exp_()  # softmax, then minus one at the target
-            error.scatter_add_(1, target.clamp_min(0)[:, None], error.new_full((len(error), 1), -1))
+            error.scatter_add_(
+                1, target.masked_fill(target == IGNORED, 0)[:, None], error.new_full((len(error), 1), -1)
+            )
             error = error.mul_(gradient).masked_fill_(target[:, None] == IGNORED, 0).to(ctx.dtype)
             hidden_gradients.append((error @ weight).to(hidden_TD.dtype))
             if weight_gradient is not None:

@@ -37,9 +37,9 @@ class Padding:
 
     def pack(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] -> [1, tokens, D]"""
-        return x_BTD[self.tokens][None]
+        return x_BTD[self.tokens.to(x_BTD.device)][None]
 
     def unpack(self, x_1TD: Tensor) -> Tensor:
         """[1, tokens, D] -> [B, T, D], zero at padding"""
         x_BTD = x_1TD.new_zeros(*self.tokens.shape, x_1TD.shape[2])
-        return x_BTD.masked_scatter(self.tokens[..., None], x_1TD)
+        return x_BTD.masked_scatter(self.tokens.to(x_BTD.device)[..., None], x_1TD)

@@ -38,7 +38,7 @@ tie_word_embeddings = true
 [tokenizer]
 vocab_size = 1024
 [corpus]
-max_megabytes = 1
+max_megabytes = 4
 """
 
 

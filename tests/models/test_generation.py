@@ -102,6 +102,15 @@ def test_generation_goes_on_from_a_cache(ids_given):
         assert past.get_seq_length() == 25
 
 
+def test_a_cache_that_does_not_fit_the_prompt_is_refused():
+    lm, ids = model("gdn"), tokens(2, 12)
+    cache = lm(ids).past_key_values
+    with pytest.raises(ValueError, match="has read 12 tokens and the prompt has 12: pass the whole prompt"):
+        lm.generate(ids, past_key_values=cache, max_new_tokens=2, do_sample=False)
+    with pytest.raises(ValueError, match="must hold 4 sequences, one a prompt and beam, got 2"):
+        lm.generate(torch.cat([ids, ids[:, :1]], 1), past_key_values=cache, max_new_tokens=2, num_beams=2)
+
+
 def test_embeddings_as_the_prompt():
     lm, ids = model(MIXED), tokens(2, 9)
     wanted = lm.generate(ids, max_new_tokens=5, do_sample=False)[:, 9:]

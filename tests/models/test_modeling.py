@@ -91,6 +91,25 @@ def test_padded_equals_unpadded(mixer, side):
     assert all(state.shape == (3, 16, 16) for state in padded.hidden_states)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_padding_is_not_learned(chunked):
+    lm, ids = model(chunked_loss=chunked), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :4], mask[1, 9:] = 0, 0
+    losses = [
+        lm(ids[n : n + 1, place], labels=ids[n : n + 1, place]).loss
+        for n, place in enumerate((slice(4, 12), slice(0, 9)))
+    ]
+    padded = lm(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+    torch.testing.assert_close(padded, (7 * losses[0] + 8 * losses[1]) / 15)
+
+
+@pytest.mark.parametrize("labels", [torch.full((2, 5), -1), torch.full((2, 5), VOCABULARY), torch.zeros(2, 4).long()])
+def test_labels_that_do_not_fit_are_refused(labels):
+    with pytest.raises(ValueError, match="labels must"):
+        model()(tokens(2, 5), labels=labels)
+
+
 def test_outputs():
     lm, ids = model(HYBRID), tokens()
     outputs = lm(ids, output_hidden_states=True)
@@ -105,9 +124,11 @@ def test_outputs():
     torch.testing.assert_close(lm(ids, return_dict=False)[0], outputs.logits)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_changes_no_gradient(reentrant):
-    lm, ids = model(HYBRID).train(), tokens()
+@pytest.mark.parametrize(
+    ("mixer", "reentrant"), [*((mixer, False) for mixer in MIXERS), (HYBRID, False), (HYBRID, True)]
+)
+def test_gradient_checkpointing_changes_no_gradient(mixer, reentrant):
+    lm, ids = model(mixer).train(), tokens()
     gradients = []
     for checkpointed in (False, True):
         if checkpointed:

@@ -6,6 +6,8 @@ import peft
 import pytest
 import torch
 
+from fastweights.layers import MIXERS
+
 from .small import HYBRID, model, tokens
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -28,6 +30,17 @@ def test_only_the_adapters_learn(targets):
     assert all("lora_" in name for name in learning)
     layers = lm.base_model.model.model.layers
     assert len(learning) >= 2 * len(PROJECTIONS) * len(layers)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_mixer_takes_adapters_and_gives_them_back(mixer):
+    lm = model(mixer).double().train()
+    adapters = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear", init_lora_weights=False)
+    lm, ids = peft.get_peft_model(lm, adapters), tokens()
+    lm(input_ids=ids, labels=ids).loss.backward()
+    assert all(p.grad.abs().sum() > 0 for p in lm.parameters() if p.requires_grad)
+    wanted = lm.eval()(input_ids=ids).logits
+    torch.testing.assert_close(lm.merge_and_unload()(ids).logits, wanted, rtol=1e-6, atol=1e-8)
 
 
 def test_merged_and_reloaded_say_the_same(tmp_path):
