@@ -12,6 +12,7 @@ their errors are reported too. Writes benchmarks/results/kernels-<device>.json.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -112,8 +113,6 @@ def cold_start(name: str, sizes: Sizes, dtype: torch.dtype, backend: str) -> dic
         run = partial(
             subprocess.run, [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
         )
-        import os
-
         seconds = [float(run(env={**os.environ, **environment}).stdout) for _ in range(2)]
     return {"empty_cache_s": seconds[0], "warm_cache_s": seconds[1]}
 
