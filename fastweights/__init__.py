@@ -7,14 +7,13 @@ The rules are functions in `fastweights.ops`, the layers around them in `fastwei
 from importlib import import_module
 from types import ModuleType
 
-from . import ops
 from ._version import __version__
 
 __all__ = ["__version__", "analysis", "data", "evaluation", "layers", "models", "ops", "training"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Load the other packages when they are first used: transformers takes seconds to import, the ops do not need it."""
+    """Load the packages when they are first used: torch and transformers take seconds to import."""
     if name in __all__:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,15 @@
 """The command `fastweights`: options in, library calls, tables out. One file a subcommand, no logic of its own.
 
 Bad input ends with one line on stderr and exit code 2, a failure while working with exit code 1, Ctrl-C with 130.
+torch and what builds on it are imported by the subcommands when they run: help is shown without.
 """
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .._version import __version__
 from ._options import fail
@@ -21,7 +24,29 @@ __all__ = ["app", "main"]
 # What typer raises for wrong options; it has no public name.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train and compare fast-weight memory layers.")
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C where a subcommand says nothing of it, as in its imports; typer itself would end without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(fail("stopped", 130)) from None
+
+
+class _Stoppable(TyperGroup):
+    def make_context(self, *arguments: Any, **extra: Any) -> Any:
+        with _stoppable():
+            return super().make_context(*arguments, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _stoppable():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=_Stoppable, add_completion=False, no_args_is_help=True, help="Train and compare fast-weight memory layers."
+)
 for command in (recall, train, convert, evaluate, generate):
     app.command()(command)
 

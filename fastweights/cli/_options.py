@@ -7,9 +7,7 @@ from typing import TypeVar
 
 import typer
 
-from ..training import WorkerError
-
-__all__ = ["fail", "several", "told", "values"]
+__all__ = ["fail", "told", "values"]
 
 Value = TypeVar("Value")
 
@@ -29,16 +27,10 @@ def told(continues: str = "") -> Iterator[None]:
         yield
     except ValueError as error:
         raise typer.Exit(fail(str(error), 2)) from None
-    except (OSError, WorkerError) as error:
-        print(getattr(error, "details", ""), file=sys.stderr, end="")
+    except OSError as error:
         raise typer.Exit(fail(f"{error}{remedy}", 1)) from None
     except KeyboardInterrupt:
         raise typer.Exit(fail(f"stopped{remedy}", 130)) from None
-
-
-def several(values: Sequence[object]) -> list[str]:
-    """The default of an option that takes several values, as it would be typed."""
-    return [",".join(map(str, values))]
 
 
 def values(option: str, texts: Sequence[str], kind: Callable[[str], Value]) -> tuple[Value, ...]:

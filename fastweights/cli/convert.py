@@ -4,17 +4,20 @@ import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from transformers.utils.logging import disable_progress_bar
 
-from ..conversion import CONVERSIONS, ConversionReport, convert_folder
 from ._options import told
+
+if TYPE_CHECKING:
+    from ..conversion import ConversionReport
 
 
 def _show_conversions(wanted: bool) -> None:
     if wanted:
+        from ..conversion import CONVERSIONS
+
         for (source, target), conversion in CONVERSIONS.items():
             print(
                 f"{source} -> {target}\n    new parameters: {conversion.first_values}\n    same logits: {conversion.equality}"
@@ -24,7 +27,11 @@ def _show_conversions(wanted: bool) -> None:
 
 def convert(
     source: Annotated[
-        str, typer.Argument(help="The trained model: a folder, or a name on the Hugging Face hub.", show_default=False)
+        str,
+        typer.Argument(
+            help="The trained model: its folder, that of its training run, or a name on the Hugging Face hub.",
+            show_default=False,
+        ),
     ],
     to: Annotated[str, typer.Option(metavar="MIXER", help="The new memory layer; see --list.")],
     output: Annotated[Path, typer.Option(help="Folder for the new model; must not exist or be empty.")],
@@ -40,7 +47,8 @@ def convert(
     peak: Annotated[
         float | None,
         typer.Option(
-            help="Peak learning rate that the source was trained with, for the run file; the papers' for its size if not given."
+            help="Peak learning rate that the source was trained with, for the run file; if not given that of its run.json, "
+            "else the papers' for its size."
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps that the run file asks for.")] = 2000,
@@ -54,8 +62,12 @@ def convert(
     Starts from transformers' Mamba-2 checkpoints and from models of fastweights. Shows how far the logits of the two are
     apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
     """
-    disable_progress_bar()  # of every file that is read or written
     with told():
+        from transformers.utils.logging import disable_progress_bar
+
+        from ..conversion import convert_folder
+
+        disable_progress_bar()  # of every file that is read or written
         report = convert_folder(
             source,
             output,
@@ -84,7 +96,7 @@ def _named_values(texts: Sequence[str]) -> dict[str, Any]:
     return named
 
 
-def _show(report: ConversionReport, kind: str) -> None:
+def _show(report: "ConversionReport", kind: str) -> None:
     check = report.check
     for conversion in {id(own): own for own in report.conversions.values()}.values():
         layers = [index for index, own in report.conversions.items() if own is conversion]
@@ -98,8 +110,11 @@ def _show(report: ConversionReport, kind: str) -> None:
         f"  where they should be equal: {'no such setting' if check.neutral is None else format(check.neutral, '.3g')}"
     )
     print(f"  as saved: {check.saved:.3g}")
+    run_file = report.output / "train.toml"
     print(f"Saved in {report.output}, with {', '.join(report.tokenizer) or 'no tokenizer, as the source has none'}")
-    print(f"Continue: fastweights train {report.output / 'train.toml'}")
+    if not report.tokenizer:
+        print(f"Before training, name the tokenizer of the source under [tokenizer] in {run_file}")
+    print(f"Continue: fastweights train {run_file}")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -1,62 +1,58 @@
 """`fastweights evaluate`: what a trained text model can do, by context length."""
 
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ..evaluation.evaluate import MEASURES, EvaluationSettings
-from ._options import several, told, values
+from ._options import told, values
 
-DEFAULT = EvaluationSettings()
-LENGTHS, DEPTHS = several(DEFAULT.lengths), several(DEFAULT.depths)
+# Measures and defaults are those of EvaluationSettings (a test compares them), written out so that help comes without torch.
+MEASURES = "perplexity, mqar, mqar-shuffled, copy, s-niah-1, s-niah-2, s-niah-3"
+LENGTHS, DEPTHS = ["512,1024,2048,4096,8192,16384"], ["0.0,0.25,0.5,0.75,1.0"]
 
 
 def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model, or of a training run.")],
     on: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME,...", help=f"What to measure: {', '.join(MEASURES)}; perplexity if not given."),
+        typer.Option(metavar="NAME,...", help=f"What to measure: {MEASURES}; perplexity if not given."),
     ] = None,
     lengths: Annotated[list[str], typer.Option(metavar="N,...", help="Context lengths in tokens.")] = LENGTHS,
     text: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="PATH",
-            help="File or folder with held-out text, may be repeated; by default the part of the Python installation's "
-            "source that `fastweights train` holds out.",
+            help="File or folder with held-out text, may be repeated; by default what the training in MODEL's folder held "
+            "out. Where there is none, part of the Python installation's source, which MODEL may have been trained on.",
         ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Where results go; evaluation.json in MODEL if not given.")
     ] = None,
-    texts: Annotated[int, typer.Option(help="Texts that perplexity is measured on, at most.")] = DEFAULT.texts,
+    texts: Annotated[int, typer.Option(help="Texts that perplexity is measured on, at most.")] = 16,
     stretch: Annotated[
         int, typer.Option(help="Tokens before a length that the perplexity of the last tokens is over.")
-    ] = DEFAULT.stretch,
-    pairs: Annotated[
-        int, typer.Option(help="Pairs (or tokens to copy) of the recall tasks, at every length.")
-    ] = DEFAULT.pairs,
-    symbols: Annotated[int, typer.Option(help="Words that the recall tasks are made of.")] = DEFAULT.symbols,
-    recall_examples: Annotated[
-        int, typer.Option(help="Sequences of a recall task at a length.")
-    ] = DEFAULT.recall_examples,
-    needle_examples: Annotated[
-        int, typer.Option(help="Texts with a needle at a length and depth.")
-    ] = DEFAULT.needle_examples,
+    ] = 256,
+    pairs: Annotated[int, typer.Option(help="Pairs (or tokens to copy) of the recall tasks, at every length.")] = 8,
+    symbols: Annotated[int, typer.Option(help="Words that the recall tasks are made of.")] = 64,
+    recall_examples: Annotated[int, typer.Option(help="Sequences of a recall task at a length.")] = 64,
+    needle_examples: Annotated[int, typer.Option(help="Texts with a needle at a length and depth.")] = 4,
     depths: Annotated[
         list[str], typer.Option(metavar="X,...", help="Where in the text the needle is, 0 to 1.")
     ] = DEPTHS,
-    seed: Annotated[int, typer.Option(help="Seed of recall tasks and needles.")] = DEFAULT.seed,
-    block: Annotated[int, typer.Option(help="Tokens read at a time; memory goes with it.")] = DEFAULT.block,
-    batch_size: Annotated[int, typer.Option(help="Texts read side by side.")] = DEFAULT.batch_size,
+    seed: Annotated[int, typer.Option(help="Seed of recall tasks and needles.")] = 0,
+    block: Annotated[int, typer.Option(help="Tokens read at a time; memory goes with it.")] = 512,
+    batch_size: Annotated[int, typer.Option(help="Texts read side by side.")] = 1,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
     lm_eval: Annotated[
         list[str] | None,
-        typer.Option(metavar="TASK,...", help="Tasks of lm-evaluation-harness (pip install 'fastweights[eval]')."),
+        typer.Option(metavar="TASK,...", help="Tasks of lm-evaluation-harness (pip install 'fastweights\\[eval]')."),
     ] = None,
     include_path: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder with lm-evaluation-harness tasks of your own.")
@@ -66,18 +62,20 @@ def evaluate(
 ) -> None:
     """Measure a trained text model: perplexity by context length, recall, retrieval of needles, lm-evaluation-harness.
 
-    Texts are read in blocks, so that memory does not grow with the context length. Results are saved as they come; a file that
-    is there is replaced.
+    Texts are read in blocks, so that memory does not grow with the context length (only softmax attention keeps all of it).
+    Results are saved as they come; a file that is there is replaced.
     """
     with told():
         from ..analysis.evaluation_tables import evaluation_tables
         from ..evaluation import load_language_model
+        from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
+        from ..evaluation.memory import within_memory
         from ..evaluation.report import EvaluationReport
         from ..evaluation.text import HeldOutText
 
         settings = EvaluationSettings(
-            measures=() if lm_eval and not on else values("--on", on or DEFAULT.measures, str),
+            measures=() if lm_eval and not on else values("--on", on or ["perplexity"], str),
             lengths=values("--lengths", lengths, int),
             texts=texts,
             stretch=stretch,
@@ -90,42 +88,51 @@ def evaluate(
             seed=seed,
             block=block,
         )
-        harness = _harness() if lm_eval is not None else None
-        language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-        held_out = HeldOutText(text or ())
+        tasks = values("--lm-eval", lm_eval, str) if lm_eval else ()
+        harness = _harness(tasks, include_path=include_path, limit=limit, num_fewshot=num_fewshot)
         output = model / "evaluation.json" if output is None else output
-        report = EvaluationReport(output, model=language_model, name=str(model), settings=settings, text=held_out.name)
-        if harness is not None:
-            scores = harness(
-                language_model,
-                tokenizer,
-                values("--lm-eval", lm_eval or (), str),
-                include_path=include_path,
-                limit=limit,
-                num_fewshot=num_fewshot,
-                batch_size=batch_size,
-                seed=seed,
+        with within_memory("a smaller --block or --batch-size, or --dtype bfloat16,"):
+            language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+            held_out = HeldOutText(text or (), model)
+            documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
+            haystack = held_out.haystack()
+            measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
+            report = EvaluationReport(
+                output, model=language_model, name=str(model), settings=settings, text=held_out.name
             )
-            report.add("lm-eval", scores)
-        documents, haystack = held_out.documents(tokenizer), held_out.haystack()
-        with Console(stderr=True).status("Measuring") as status:
-            for measure, rows in measurements(language_model, tokenizer, settings, documents=documents, text=haystack):
-                report.add(measure, rows)
-                status.update(f"Measuring; done: {measure} at {rows[-1].length:,} tokens")
-    console = Console()
-    for table in evaluation_tables(report.results):
-        console.print(table)
-    print(f"Results: {output}")
+            try:
+                if harness is not None:
+                    report.add("lm-eval", harness(language_model, tokenizer, tasks, batch_size=batch_size, seed=seed))
+                with Console(stderr=True).status("Measuring") as status:
+                    for measure, rows in measured:
+                        report.add(measure, rows)
+                        status.update(f"Measuring; done: {measure} at {rows[-1].length:,} tokens")
+            finally:  # what was measured before an error is shown too
+                console = Console()
+                for table in evaluation_tables(report.results):
+                    console.print(table)
+                if "perplexity" in report.results:
+                    print(f"Text: {held_out.name}")
+                if report.results:
+                    print(f"Results: {output}")
     if "perplexity" in report.results:
         _plot(report.results["perplexity"], model.resolve().name, output.with_name(f"{output.stem}-perplexity.png"))
 
 
-def _harness() -> Any:
+def _harness(tasks: Sequence[str], **options: Any) -> Any:
+    """lm-evaluation-harness with the options that are its own; None without tasks."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if not tasks and given:
+        raise ValueError(f"{', '.join(given)} must go with --lm-eval, which is not given; add it or leave them out")
+    if not tasks:
+        return None
+    if not all(tasks):
+        raise ValueError("--lm-eval must be names of tasks separated by commas, got an empty one")
     try:
         from ..evaluation.harness import evaluate_with_harness
     except ImportError:
         raise ValueError("--lm-eval needs lm-evaluation-harness; pip install 'fastweights[eval]'") from None
-    return evaluate_with_harness
+    return partial(evaluate_with_harness, **options)
 
 
 def _plot(rows: Any, name: str, path: Path) -> None:

@@ -30,17 +30,19 @@ def generate(
         from transformers import TextStreamer
 
         from ..evaluation import continue_text, load_language_model
+        from ..evaluation.memory import within_memory
 
         text = sys.stdin.read() if prompt == "-" else prompt
-        language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-        continue_text(
-            language_model,
-            tokenizer,
-            text,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            greedy=greedy,
-            seed=seed,
-            streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
-        )
+        with within_memory("--dtype bfloat16"):
+            language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+            continue_text(
+                language_model,
+                tokenizer,
+                text,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                greedy=greedy,
+                seed=seed,
+                streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+            )

@@ -7,33 +7,29 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..analysis import mixers_table, recall_table, save_plots
-from ..data import TASKS
-from ..training import RecallExperiment, run_recall
-from ..training.progress import reporter_for
-from ._options import several, told, values
+from ._options import fail, told, values
 
-DEFAULT = RecallExperiment()
-MIXERS, PAIRS = several(DEFAULT.mixers), several(DEFAULT.pairs)
-LEARNING_RATES, SEEDS = several(DEFAULT.learning_rates), several(DEFAULT.seeds)
-OUTPUT = Path("runs/recall")
+# Tasks and defaults are those of RecallExperiment (a test compares them), written out so that help comes without torch.
+TASKS = "mqar, mqar-shuffled, copy, mqar-ood"
+MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,16"]
+LEARNING_RATES, SEEDS = ["0.005,0.01"], ["0"]
 
 
 def recall(
     mixers: Annotated[
         list[str], typer.Option(metavar="NAME,...", help="Memory layers to compare; see --list.")
     ] = MIXERS,
-    task: Annotated[str, typer.Option(help=f"Recall task: {', '.join(TASKS)}.")] = DEFAULT.task,
+    task: Annotated[str, typer.Option(help=f"Recall task: {TASKS}.")] = "mqar-shuffled",
     pairs: Annotated[
         list[str], typer.Option(metavar="N,...", help="Difficulties: key-value pairs in a sequence.")
     ] = PAIRS,
     length: Annotated[int | None, typer.Option(help="Tokens in a sequence; the task's shortest if not given.")] = None,
-    vocab_size: Annotated[int, typer.Option(help="Number of different tokens.")] = DEFAULT.vocab_size,
-    width: Annotated[int, typer.Option(help="Width of the model.")] = DEFAULT.width,
-    heads: Annotated[int, typer.Option(help="Heads of a mixer; a head has width / heads channels.")] = DEFAULT.heads,
-    layers: Annotated[int, typer.Option(help="Number of blocks.")] = DEFAULT.layers,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of a run.")] = DEFAULT.steps,
-    batch_size: Annotated[int, typer.Option(help="Sequences in a step.")] = DEFAULT.batch_size,
+    vocab_size: Annotated[int, typer.Option(help="Number of different tokens.")] = 64,
+    width: Annotated[int, typer.Option(help="Width of the model.")] = 32,
+    heads: Annotated[int, typer.Option(help="Heads of a mixer; a head has width / heads channels.")] = 4,
+    layers: Annotated[int, typer.Option(help="Number of blocks.")] = 1,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of a run.")] = 800,
+    batch_size: Annotated[int, typer.Option(help="Sequences in a step.")] = 32,
     learning_rates: Annotated[
         list[str],
         typer.Option(metavar="X,...", help="Grid of peak learning rates; the best is reported, all are recorded."),
@@ -41,9 +37,9 @@ def recall(
     seeds: Annotated[
         list[str], typer.Option(metavar="N,...", help="Seeds of parameters and data; the spread is reported.")
     ] = SEEDS,
-    test_examples: Annotated[int, typer.Option(help="Held-out sequences to test on.")] = DEFAULT.test_examples,
-    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = DEFAULT.device,
-    output: Annotated[Path, typer.Option(help="Folder for results, plots and checkpoints.")] = OUTPUT,
+    test_examples: Annotated[int, typer.Option(help="Held-out sequences to test on.")] = 1024,
+    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
+    output: Annotated[Path, typer.Option(help="Folder for results, plots and checkpoints.")] = Path("runs/recall"),
     workers: Annotated[
         int | None, typer.Option(help="Processes, each on one core; by default one a core, one on a GPU.")
     ] = None,
@@ -58,11 +54,15 @@ def recall(
     Results go to the output folder: results.json, plots, one file a run. An interrupted command continues when it is given
     again, with the same numbers in the end.
     """
-    console = Console()
-    if list_mixers:
-        console.print(mixers_table())
-        return
-    with told("the same command continues where it stopped"):
+    continues = f"the same command{' without --overwrite' * overwrite} continues where it stopped"
+    with told(continues):
+        from ..analysis import mixers_table, recall_table, save_plots
+        from ..training import RecallExperiment, WorkerError, run_recall
+        from ..training.progress import reporter_for
+
+        if list_mixers:
+            Console().print(mixers_table())
+            return
         experiment = RecallExperiment(
             mixers=values("--mixers", mixers, str),
             task=task,
@@ -79,15 +79,19 @@ def recall(
             test_examples=test_examples,
             device=device,
         )
-        results = run_recall(
-            experiment,
-            output,
-            workers=workers,
-            overwrite=overwrite,
-            checkpoint_seconds=checkpoint_seconds,
-            reporter=reporter_for(Console(stderr=True)),
-        )
-    console.print(recall_table(results))
+        try:
+            results = run_recall(
+                experiment,
+                output,
+                workers=workers,
+                overwrite=overwrite,
+                checkpoint_seconds=checkpoint_seconds,
+                reporter=reporter_for(Console(stderr=True)),
+            )
+        except WorkerError as error:
+            print(error.details, file=sys.stderr, end="")
+            raise typer.Exit(fail(f"{error}; {continues}", 1)) from None
+    Console().print(recall_table(results))
     print(f"Results: {output / 'results.json'}")
     try:
         print("Plots: " + ", ".join(str(path) for path in save_plots(results, output)))

@@ -49,7 +49,8 @@ def train(
         "seed": seed,
         "precision": precision,
     }
-    with told("the same command continues after the last checkpoint"):
+    command = "the same command without --overwrite" if overwrite else "the same command"
+    with told(f"{command} continues after the last checkpoint"):
         run = load_run(run_file, **{name: value for name, value in options.items() if value is not None})
         try:
             results = train_language(run, stop_at=stop_at, overwrite=overwrite, console=Console(stderr=True))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from ..data._checks import integer
 from ..models import FastWeightsConfig, FastWeightsForCausalLM
 from .attributes import set_value
 from .mamba2 import mamba2_config, mamba2_weights
 from .plan import conversions_between, converted_config
 
-__all__ = ["convert", "own_config"]
+__all__ = ["convert", "fitting_config", "own_config"]
 
 
 def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -> FastWeightsForCausalLM:
@@ -39,7 +41,8 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
             f"model must be a FastWeightsForCausalLM or transformers' Mamba2ForCausalLM, got {type(model).__name__}"
         )
     before = own_config(model.config)
-    after = converted_config(before, to, options)
+    after = fitting_config(before, to, options)
+    integer("seed", seed, 0)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # and not the generators of other devices
         converted = FastWeightsForCausalLM(after)
@@ -50,16 +53,31 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
         for name, value in conversion.start.items():
             if name in dict(layer.named_parameters()):
                 set_value(layer, name, value)
-    try:
-        missing, unexpected = converted.load_state_dict(_weights(model), strict=False)
-    except RuntimeError as error:  # torch's word for tensors of another shape
-        raise ValueError(f"the options {options} do not fit the weights of the source: {error}") from None
+    missing, unexpected = converted.load_state_dict(_weights(model), strict=False)
     lost = [name for name in missing if not name.startswith(new)] + unexpected
     if lost:
         raise ValueError(f"the parameters {', '.join(lost)} of the source have no counterpart in {to!r}")
     converted.generation_config = copy.deepcopy(model.generation_config)
     converted.to(model.device, model.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides self
     return converted.train(model.training)
+
+
+def fitting_config(before: FastWeightsConfig, to: str, options: Mapping[str, Any]) -> FastWeightsConfig:
+    """`converted_config`, known to take the weights that it shares with the source.
+
+    Raises:
+        ValueError: an option that is wrong in itself, or asks for weights of another shape.
+    """
+    after = converted_config(before, to, options)
+    with torch.device("meta"):  # shapes only
+        there, here = (FastWeightsForCausalLM(config).state_dict() for config in (before, after))
+    for name, weight in there.items():
+        if name in here and weight.shape != here[name].shape:
+            raise ValueError(
+                f"the weights of the source do not fit {', '.join(f'{option}={value}' for option, value in options.items())}: "
+                f"{name} is {list(weight.shape)} and would be {list(here[name].shape)}; leave out options that change sizes"
+            )
+    return after
 
 
 def own_config(config: PreTrainedConfig) -> FastWeightsConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,13 +13,13 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from .._files import staged_folder, write_bytes, write_json
+from ..data._checks import integer
 from ..layers._checks import check_positive, check_size
-from ..models import FastWeightsForCausalLM
 from .check import LogitsCheck, check_logits
-from .convert import convert, own_config
-from .plan import conversions_between, converted_config
-from .schedule import run_file, usual_peak
-from .source import copy_tokenizer, load_config, load_model
+from .convert import convert, fitting_config, own_config
+from .plan import conversions_between
+from .schedule import run_file, trained_peak
+from .source import copy_tokenizer, load_config, load_model, model_folder
 from .table import Conversion
 
 __all__ = ["ConversionReport", "convert_folder"]
@@ -58,7 +59,7 @@ def convert_folder(
     steps: int = 2000,
     options: Mapping[str, Any] | None = None,
 ) -> ConversionReport:
-    """Convert the model `source` (a folder or a name on the hub) and save it in the folder `output`.
+    """Convert the model `source` (its folder, that of its training run, or a name on the hub) and save it in the folder `output`.
 
     Weights and logits are worked out in float32 (float64 where the source is stored so) and saved in the dtype that the
     source is stored in. The output appears when everything is written, or not at all.
@@ -68,33 +69,38 @@ def convert_folder(
         to, seed, options: as for `convert`.
         prompt: text on which the logits of both models are compared; random tokens when None.
         tokens: how many of these.
-        peak: highest learning rate of the source's training; the paper's for models of the size when None. The run file
-            that is written beside the model starts from a tenth of it.
+        peak: highest learning rate of the source's training; when None that of the run.json beside the source, else the
+            paper's for models of the size. The run file that is written beside the model starts from a tenth of it.
         steps: of the training that this run file describes.
 
     Raises:
         ValueError: what `convert` refuses; a source that is missing, damaged or of another architecture; an output that is
-            not empty; logits that differ where they must be equal, or are not finite.
+            not empty or cannot be made; logits that differ where they must be equal, or are not finite.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ValueError(f"output must not exist or be an empty folder, and {output} is neither; name another one")
+    _check_output(output)
     check_size("steps", steps)
     check_size("tokens", tokens)
+    integer("seed", seed, 0)
     if peak is not None:
         check_positive("peak", peak)
-    before = own_config(load_config(source))
-    after = converted_config(before, to, options or {})
-    with torch.device("meta"):  # refuses options that do not fit before the weights are read
-        FastWeightsForCausalLM(after)
-    model, stored = load_model(source)
+    folder_of_source = model_folder(source)
+    before = own_config(load_config(folder_of_source))
+    after = fitting_config(before, to, options or {})
+    model, stored = load_model(folder_of_source)
     converted = convert(model, to=to, seed=seed, **(options or {}))
-    check = check_logits(model, converted, _tokens(source, model, prompt, tokens))
+    check = check_logits(model, converted, _tokens(folder_of_source, model, prompt, tokens))
     check.insist()
     parameters = converted.num_parameters()
     with staged_folder(output) as folder:
         converted.to(stored).save_pretrained(folder)  # type: ignore[arg-type]  # transformers' wrapper hides self
-        tokenizer = copy_tokenizer(source, folder)
-        settings = run_file(output, peak=peak or usual_peak(parameters), steps=steps, tokenizer=bool(tokenizer))
+        tokenizer = copy_tokenizer(folder_of_source, folder)
+        settings = run_file(
+            output,
+            peak=trained_peak(folder_of_source) if peak is None else peak,
+            parameters=parameters,
+            steps=steps,
+            tokenizer=bool(tokenizer),
+        )
         write_bytes(folder / "train.toml", settings.encode())
         write_json(folder / "conversion.json", {"from": source, "to": to, "seed": seed, **asdict(check)})
     return ConversionReport(
@@ -106,6 +112,25 @@ def convert_folder(
         tokenizer=tokenizer,
         output=output,
     )
+
+
+def _check_output(output: Path) -> None:
+    """Refused before the work, which may take long, and not after it."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"output must not exist or be an empty folder, and {output} is neither; name another one")
+    above = output.absolute().parent
+    while not os.path.lexists(above):
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"output {output} must be in a folder that can be written to, and {above} is none; name another place"
+        )
+    try:
+        str(output.resolve()).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"output must have a name in UTF-8 for the run file, got {str(output)!r}; name another"
+        ) from None
 
 
 def _tokens(source: str, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:

@@ -20,6 +20,8 @@ def converted_config(config: FastWeightsConfig, to: str, options: Mapping[str, A
     Raises:
         ValueError: no layer continues as `to`, or an option cannot be carried over.
     """
+    if "name" in options:
+        raise ValueError(f"{to} has no option 'name'; the mixer is named by `to`")
     layers = config.mixers()
     found = [_conversion(name, own, to) for name, own in layers]
     if not any(found):

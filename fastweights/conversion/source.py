@@ -14,9 +14,10 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from ..evaluation.loading import has_tokenizer
 from ..models import FastWeightsConfig
 
-__all__ = ["copy_tokenizer", "load_config", "load_model"]
+__all__ = ["copy_tokenizer", "load_config", "load_model", "model_folder"]
 
 ARCHITECTURES = (FastWeightsConfig.model_type, Mamba2Config.model_type)
 TOKENIZER_FILES = (
@@ -34,6 +35,13 @@ TOKENIZER_FILES = (
 )
 
 
+def model_folder(source: str) -> str:
+    """`source`, or its folder model/ where it is the folder of a training run."""
+    inside = Path(source, "model")
+    is_run = not Path(source, "config.json").is_file() and (inside / "config.json").is_file()
+    return str(inside) if is_run else source
+
+
 def load_config(source: str) -> FastWeightsConfig | Mamba2Config:
     """The configuration of `source`.
 
@@ -45,9 +53,14 @@ def load_config(source: str) -> FastWeightsConfig | Mamba2Config:
             f"SOURCE must be a folder or a name on the Hugging Face hub (owner/name), and there is no folder {source}"
         )
     if Path(source).is_dir() and not Path(source, "config.json").is_file():
-        raise ValueError(f"{source} must hold a model in transformers' format, and there is no config.json in it")
+        raise ValueError(
+            f"{source} must hold a model in transformers' format, and there is no config.json in it nor in its folder model/"
+        )
     with _loading(source):
-        found = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+        try:
+            found = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+        except (AttributeError, TypeError):  # transformers takes any JSON for an object
+            raise ValueError("config.json must be a JSON object with a model_type, and it is none") from None
         if found in ARCHITECTURES:
             return AutoConfig.from_pretrained(source)
     raise ValueError(
@@ -75,14 +88,14 @@ def load_model(source: str) -> tuple[PreTrainedModel, torch.dtype]:
 
 
 def copy_tokenizer(source: str, folder: Path) -> list[str]:
-    """Copy the tokenizer files of `source` into the folder; returns their names."""
+    """Copy the tokenizer files of `source` into the folder; returns their names, none where they make no tokenizer."""
     copied = []
     for name in TOKENIZER_FILES:
         path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
         if path is not None:
             shutil.copyfile(path, folder / name)
             copied.append(name)
-    return copied
+    return copied if has_tokenizer(folder) else []
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..data._checks import integer
 from ..layers._checks import check_number, check_positive, check_size
@@ -39,14 +40,11 @@ def continue_text(
         streamer: a transformers streamer (`TextStreamer`), which is given the tokens as they come.
 
     Raises:
-        ValueError: a number out of its range, or an empty prompt and a tokenizer without a token that starts or ends texts.
+        ValueError: a number out of its range, an empty prompt and a tokenizer without a token that starts or ends texts, or a
+            model whose logits are not finite.
     """
     check_size("max_new_tokens", max_new_tokens)
-    check_positive("temperature", temperature)
-    if not 0 < check_number("top_p", top_p) <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
-    if seed is not None:
-        torch.manual_seed(integer("seed", seed, 0))
+    sampling = {} if greedy else _sampling(temperature, top_p, seed)
     end = tokenizer.eos_token_id
     tokens = (
         prompt_tokens(tokenizer, prompt) or [token for token in (tokenizer.bos_token_id, end) if token is not None][:1]
@@ -56,17 +54,35 @@ def continue_text(
             "prompt must hold at least one token, got none, and the tokenizer has no token that starts a text"
         )
     ids = torch.tensor([tokens], device=model.device)
-    sampling = {} if greedy else {"temperature": temperature, "top_p": top_p, "top_k": 0}
     with evaluating(model):
         generated = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,
             do_sample=not greedy,
+            num_beams=1,
             eos_token_id=model.generation_config.eos_token_id if end is None else end,
             pad_token_id=end or 0,  # fills up finished sequences of a batch, and there is but one
             prefill_chunk_size=_PREFILL_BLOCK,
+            logits_processor=[_finite],
             streamer=streamer,
             **sampling,
         )
     return tokenizer.decode(generated[0, len(tokens) :], skip_special_tokens=True)
+
+
+def _sampling(temperature: float, top_p: float, seed: int | None) -> dict[str, float]:
+    """The checked arguments of sampling, for generate()."""
+    check_positive("temperature", temperature)
+    if not 0 < check_number("top_p", top_p) <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    if seed is not None:
+        torch.manual_seed(integer("seed", seed, 0))
+    return {"temperature": temperature, "top_p": top_p, "top_k": 0}
+
+
+def _finite(ids_BT: Tensor, logits_BV: Tensor) -> Tensor:
+    """Changes nothing; NaN and infinite logits would be sampled from with an error that says nothing of the model."""
+    if not logits_BV.amax().isfinite():  # -inf alone is what a forbidden token has
+        raise ValueError("model must give finite logits, got NaN or infinite ones; its weights are damaged")
+    return logits_BV

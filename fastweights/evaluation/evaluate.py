@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..data._checks import integer, one_of
 from ..layers._checks import check_number, check_size
-from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, needle_recall
+from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
 from .windows import check_lengths
 from .word_recall import WORD_TASKS, task_in_words, word_recall
@@ -34,7 +35,7 @@ class EvaluationSettings:
         block: tokens read at a time.
 
     Raises:
-        ValueError: an unknown measure, or a number out of its range.
+        ValueError: an unknown measure or one twice, or a number out of its range.
     """
 
     measures: Sequence[str] = ("perplexity",)
@@ -66,6 +67,8 @@ class EvaluationSettings:
         ):
             check_size(name, getattr(self, name))
         integer("seed", self.seed, 0)
+        if len(set(self.measures)) < len(self.measures):
+            raise ValueError(f"measures must be different from each other, got {', '.join(self.measures)}")
         for depth in self.depths:
             if not 0 <= check_number("depths", depth) <= 1:
                 raise ValueError(f"depths must be from 0, the start of the text, to 1, its end, got {depth}")
@@ -89,13 +92,23 @@ def evaluate(
         text: what the needles of s-niah-2 and 3 are hidden in; Python's language reference when None.
 
     Raises:
-        ValueError: as the measures' own functions do, when their turn comes.
+        ValueError: lengths, pairs or symbols that do not fit a recall or needle task, at once, before anything is measured;
+            the rest as the measures' own functions do, when their turn comes.
     """
     lengths = check_lengths(settings.lengths, 2)
-    words = {"pairs": settings.pairs, "symbols": settings.symbols}
-    for measure in settings.measures:
-        if measure in WORD_TASKS:  # what does not fit is told before anything is measured
-            task_in_words(tokenizer, measure, length=lengths[0], **words)
+    _check_fit(tokenizer, settings, lengths[0])
+    return _measurements(model, tokenizer, settings, lengths, documents, text)
+
+
+def _measurements(
+    model: Any,
+    tokenizer: Any,
+    settings: EvaluationSettings,
+    lengths: Sequence[int],
+    documents: Iterable[Sequence[int]],
+    text: str | None,
+) -> Iterator[tuple[str, list[Any]]]:
+    """`evaluate` of settings that fit."""
     for measure in settings.measures:
         if measure == "perplexity":
             rows = perplexity_by_length(
@@ -114,11 +127,30 @@ def evaluate(
             if measure in NEEDLE_TASKS:
                 yield measure, _needles(model, tokenizer, measure, length, settings, text)
             else:
-                examples, seed = settings.recall_examples, settings.seed
-                yield (
+                row = word_recall(
+                    model,
+                    tokenizer,
                     measure,
-                    [word_recall(model, tokenizer, measure, length=length, examples=examples, seed=seed, **words)],
+                    length=length,
+                    pairs=settings.pairs,
+                    symbols=settings.symbols,
+                    examples=settings.recall_examples,
+                    seed=settings.seed,
+                    block=settings.block,
                 )
+                yield measure, [row]
+
+
+def _check_fit(tokenizer: Any, settings: EvaluationSettings, shortest: int) -> None:
+    """ValueError unless all recall and needle tasks fit into the shortest length."""
+    for measure in settings.measures:
+        if measure in NEEDLE_TASKS:
+            check_needles(tokenizer, measure, length=shortest, examples=settings.needle_examples, seed=settings.seed)
+        elif measure in WORD_TASKS:
+            try:
+                task_in_words(tokenizer, measure, length=shortest, pairs=settings.pairs, symbols=settings.symbols)
+            except ValueError as error:  # of a task, which has one length
+                raise ValueError(re.sub(r"\blength\b", "lengths", str(error))) from None
 
 
 def _needles(

@@ -6,6 +6,7 @@ lm_eval.simple_evaluate(model="fastweights", model_args={"pretrained": FOLDER}, 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from .. import models  # noqa: F401  # makes transformers' Auto classes, which the harness loads by, know our models
+from ..data._checks import integer
 from ..layers._checks import check_size
 
 __all__ = ["FastWeightsLM", "HarnessScore", "evaluate_with_harness"]
@@ -61,11 +63,15 @@ def evaluate_with_harness(
         num_fewshot: examples in front of each question; as the task says when None.
 
     Raises:
-        ValueError: an unknown task, a folder that does not exist, a number out of its range.
+        ValueError: an unknown task, a folder that does not exist, a number out of its range, a score that is not finite.
     """
     for name, value in (("limit", limit), ("batch_size", batch_size)):
         if value is not None:
             check_size(name, value)
+    if num_fewshot is not None:
+        integer("num_fewshot", num_fewshot, 0)
+    if not all(tasks):
+        raise ValueError("tasks must be names of tasks, got an empty one")
     manager = _task_manager(tasks, include_path)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are already loaded
     results = simple_evaluate(
@@ -82,12 +88,16 @@ def evaluate_with_harness(
         fewshot_random_seed=seed,
     )
     assert results is not None  # it is None in the other processes of a distributed run only
-    return [
+    scores = [
         HarnessScore(task=task, metric=metric.removesuffix(",none"), value=float(value))
         for task, scores in results["results"].items()
         for metric, value in scores.items()
         if isinstance(value, float)  # the others are names and counts
     ]
+    for score in scores:
+        if not math.isfinite(score.value):
+            raise ValueError(f"model must give finite scores, got {score.value} for {score.metric} of {score.task}")
+    return scores
 
 
 def _task_manager(tasks: Sequence[str], include_path: str | Path | None) -> TaskManager:

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["load_language_model"]
+from ..data.text.tokenizer import vocabulary_size
+
+__all__ = ["has_tokenizer", "load_config", "load_language_model", "load_tokenizer", "load_weights", "model_folder"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -27,39 +29,27 @@ def load_language_model(path: str | Path, *, device: str = "cpu", dtype: str | N
         ValueError: no such folder, no model or tokenizer in it, a model of another architecture, weights that are damaged or
             not those of the configuration, a tokenizer with more tokens than the model, a device that is not there.
     """
-    from transformers import AutoTokenizer
-
-    from ..models import FastWeightsForCausalLM
-
-    folder = _model_folder(Path(path))
+    folder = model_folder(path)
+    if not has_tokenizer(folder):
+        raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
     _check_device(device)
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
-    with _quietly():  # what it would warn of is refused below
-        try:
-            loaded: Any = FastWeightsForCausalLM.from_pretrained(
-                folder, dtype=dtype or "auto", local_files_only=True, output_loading_info=True
-            )
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # of safetensors, tokenizers and transformers, which have no common kind
-            raise ValueError(f"the model in {folder} cannot be loaded: {error}") from error
-    model, report = loaded
-    for kind, keys in report.items():
-        if keys:
-            raise ValueError(f"the weights in {folder} are not those of its config.json, {kind}: {_some(keys)}")
-    if len(tokenizer) > model.config.vocab_size:
+    model, tokenizer = load_weights(folder, dtype), load_tokenizer(folder)
+    if vocabulary_size(tokenizer) > model.config.vocab_size:
         raise ValueError(
             f"the tokenizer in {folder} must have at most the model's {model.config.vocab_size:,} tokens, "
-            f"got {len(tokenizer):,}; put the tokenizer there that the model was trained with"
+            f"got {vocabulary_size(tokenizer):,}; put the tokenizer there that the model was trained with"
         )
     return model.eval().to(device), tokenizer
 
 
-def _model_folder(path: Path) -> Path:
-    """The folder that holds config.json, checked to hold a model of ours and a tokenizer."""
+def model_folder(path: str | Path, argument: str = "MODEL") -> Path:
+    """The folder, `path` or model/ in it, that holds config.json, checked to be of a model of ours."""
+    path = Path(path)
     if not path.is_dir():
         raise ValueError(
-            f"MODEL must be a folder with a saved model, {path} is none; a training run writes one to model/"
+            f"{argument} must be a folder with a saved model, {path} is none; a training run writes one to model/"
         )
     folder = path if (path / "config.json").is_file() else path / "model"
     if not (folder / "config.json").is_file():
@@ -73,9 +63,55 @@ def _model_folder(path: Path) -> Path:
             f"{folder} must hold a model of type 'fastweights', got {model_type!r}; `fastweights convert` makes one "
             "from some other architectures"
         )
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
     return folder
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer is saved beside the model."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def load_config(folder: Path) -> Any:
+    """The configuration in a `model_folder`; ValueError if it does not fit."""
+    from ..models import FastWeightsConfig
+
+    with _loading(f"the model in {folder}"):
+        return FastWeightsConfig.from_pretrained(folder, local_files_only=True)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a `model_folder`; ValueError if it is damaged."""
+    from transformers import AutoTokenizer
+
+    files = " and ".join(name for name in _TOKENIZER_FILES if (folder / name).is_file())
+    with _loading(f"the tokenizer in {folder} ({files})"):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def load_weights(folder: Path, dtype: str | None = None) -> Any:
+    """The model in a `model_folder`; ValueError unless its weights are whole and exactly those of its configuration."""
+    from ..models import FastWeightsForCausalLM
+
+    with _loading(f"the model in {folder}"):
+        loaded: Any = FastWeightsForCausalLM.from_pretrained(
+            folder, dtype=dtype or "auto", local_files_only=True, output_loading_info=True
+        )
+    model, report = loaded
+    for kind, keys in report.items():
+        if keys:
+            raise ValueError(f"the weights in {folder} are not those of its config.json, {kind}: {_some(keys)}")
+    return model
+
+
+@contextmanager
+def _loading(what: str) -> Iterator[None]:
+    """Errors of transformers, tokenizers and safetensors, which have no common kind, as one; its warnings are refused later."""
+    with _quietly():
+        try:
+            yield
+        except Exception as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise ValueError(f"{what} cannot be loaded: {reason}") from error
 
 
 @contextmanager
@@ -96,7 +132,7 @@ def _quietly() -> Iterator[None]:
 
 def _check_device(device: str) -> None:
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # the device "meta" keeps no numbers
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device must be a torch device that this machine has, got {device!r}: {error}") from None
 

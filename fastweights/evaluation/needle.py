@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch.nn.functional as F
 
 from ..data._checks import integer
 from ..layers._checks import check_number, check_size
-from .needle_text import NEEDLE_TASKS, documentation, needle_prompt
+from .needle_text import NEEDLE_TASKS, documentation, needle_of, needle_prompt
 from .reading import evaluating, hidden_blocks, read
 from .tokens import prompt_tokens
 
-__all__ = ["DEPTHS", "NEEDLE_TASKS", "NeedleRecall", "needle_recall"]
+__all__ = ["DEPTHS", "NEEDLE_TASKS", "NeedleRecall", "check_needles", "needle_recall"]
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MORE_TOKENS = 16  # tokens generated beyond the answer's own number
@@ -73,7 +74,8 @@ def needle_recall(
         block: tokens to read at a time.
 
     Raises:
-        ValueError: an argument out of its range, a text without a word, a length that does not hold the question.
+        ValueError: an argument out of its range, a text without a word, a length that does not hold the question, a model
+            whose losses are not finite.
     """
     check_size("length", length)
     check_size("examples", examples)
@@ -95,7 +97,7 @@ def needle_recall(
             seed=seed,
             index=index,
             words=words,
-            count_tokens=lambda text: len(prompt_tokens(tokenizer, text)),
+            count_tokens=_token_counter(tokenizer),
         )
         answer = _answer(model, tokenizer, prompt, needle.value, block)
         exact += answer.exact
@@ -111,6 +113,16 @@ def needle_recall(
         exact=exact / examples,
         answer_loss=loss / tokens,
     )
+
+
+def check_needles(tokenizer: Any, task: str, *, length: int, examples: int, seed: int) -> None:
+    """ValueError unless each of these needles fits with its question into `length` tokens."""
+    for index in range(examples):
+        needle_of(task, length=length, seed=seed, index=index, count_tokens=_token_counter(tokenizer))
+
+
+def _token_counter(tokenizer: Any) -> Callable[[str], int]:
+    return lambda text: len(prompt_tokens(tokenizer, text))
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,8 @@ def _answer(model: Any, tokenizer: Any, prompt: str, value: str, block: int) -> 
         answered = hidden_blocks(model, ids[:, start - 1 : -1], block, cache.copy())
         logits = torch.cat([model.lm_head(hidden[0]).float() for _, hidden in answered])
         losses = F.cross_entropy(logits, ids[0, start:], reduction="none").tolist()
+        if not all(map(math.isfinite, losses)):
+            raise ValueError("model must give finite losses, got NaN or infinite ones; its weights are damaged")
         if torch.equal(logits.argmax(-1), ids[0, start:]):
             return _Answer(losses, True, "")
         generated = model.generate(
@@ -137,6 +151,7 @@ def _answer(model: Any, tokenizer: Any, prompt: str, value: str, block: int) -> 
             past_key_values=cache,
             max_new_tokens=len(losses) + _MORE_TOKENS,
             do_sample=False,
+            num_beams=1,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         )
     return _Answer(losses, False, tokenizer.decode(generated[0, start:], skip_special_tokens=True))

@@ -10,7 +10,7 @@ from uuid import UUID
 from ..data._checks import one_of
 from ..data._draws import Draws
 
-__all__ = ["NEEDLE_TASKS", "Needle", "documentation", "needle_prompt"]
+__all__ = ["NEEDLE_TASKS", "Needle", "documentation", "needle_of", "needle_prompt"]
 
 _NOISE = "Rain falls on the roof. A road leads to the sea. The clock is slow. We sit and wait. Soon it is night again."
 _ADJECTIVES = (
@@ -66,6 +66,29 @@ class Needle:
         """The end of the prompt; the answer is the value behind a space."""
         return f"\n\nWhat is the secret {self.what} of {self.key}? The secret {self.what} of {self.key} is"
 
+    def prompt(self, text: Sequence[str]) -> str:
+        """The whole prompt; `text` are words, the needle's sentence among them."""
+        return self.introduction + " ".join(text) + self.question
+
+
+def needle_of(
+    task: str, *, length: int, seed: int, index: int, count_tokens: Callable[[str], int]
+) -> tuple[Needle, Draws]:
+    """The needle of an example, and the draws for the text around it.
+
+    Raises:
+        ValueError: an unknown task, or a length that does not hold the needle, the question and the answer.
+    """
+    one_of("the name of a needle task", task, NEEDLE_TASKS)
+    draws = Draws(seed, 2 + list(NEEDLE_TASKS).index(task), index)  # streams 0 and 1 are the recall tasks'
+    needle = Needle.draw(NEEDLE_TASKS[task].value, draws)
+    shortest = count_tokens(f"{needle.prompt([needle.sentence])} {needle.value}")
+    if shortest > length:
+        raise ValueError(
+            f"lengths must be at least {shortest} tokens for {task!r}, the needle and the question alone, got {length}"
+        )
+    return needle, draws
+
 
 def needle_prompt(
     task: str,
@@ -86,12 +109,10 @@ def needle_prompt(
     Raises:
         ValueError: an unknown task, or a length that does not hold the needle and the question.
     """
-    one_of("the name of a needle task", task, NEEDLE_TASKS)
-    kind = NEEDLE_TASKS[task]
-    draws = Draws(seed, 2 + list(NEEDLE_TASKS).index(task), index)  # streams 0 and 1 are the recall tasks'
-    needle = Needle.draw(kind.value, draws)
-    words = _NOISE.split() if kind.in_noise else words
-    start = 0 if kind.in_noise else int(draws.below(len(words), 1)[0])
+    needle, draws = needle_of(task, length=length, seed=seed, index=index, count_tokens=count_tokens)
+    in_noise = NEEDLE_TASKS[task].in_noise
+    words = _NOISE.split() if in_noise else words
+    start = 0 if in_noise else int(draws.below(len(words), 1)[0])
 
     def prompt(count: int) -> str:
         text = [words[(start + place) % len(words)] for place in range(count)]
@@ -99,17 +120,12 @@ def needle_prompt(
         while 0 < place < count and not text[place - 1].endswith((".", "!", "?")):
             place -= 1
         text.insert(place, needle.sentence)
-        return needle.introduction + " ".join(text) + needle.question
+        return needle.prompt(text)
 
     def tokens(count: int) -> int:
         return count_tokens(f"{prompt(count)} {needle.value}")
 
-    count = bisect_right(range(length), length, key=tokens) - 1
-    if count < 0:
-        raise ValueError(
-            f"lengths must be at least {tokens(0)} tokens for {task!r}, the needle and the question alone, got {length}"
-        )
-    return prompt(count), needle
+    return prompt(bisect_right(range(length), length, key=tokens) - 1), needle
 
 
 def documentation() -> str:

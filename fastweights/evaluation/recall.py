@@ -1,16 +1,17 @@
 """Recall accuracy: how many of the queried values a model names right on held-out sequences."""
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 
 from ..data import IGNORE_INDEX, Batch
-from .reading import evaluating
+from .reading import evaluating, hidden_blocks
 
 __all__ = ["labelled_logits", "recall_accuracy"]
 
 _TEST_BATCH = 128
-_TEST_TOKENS = 2**16  # tokens of a forward: long sequences go through the model a few at a time
+_TEST_TOKENS = 2**16  # of the sequences read side by side: long ones go through the model a few at a time
 
 
 class Task(Protocol):
@@ -26,19 +27,46 @@ def labelled_logits(model: Any, input_ids: torch.Tensor, labels: torch.Tensor) -
     large. input_ids and labels are [B, T]; the label stands at the position that predicts it (no shift).
     """
     asked = labels != IGNORE_INDEX
-    hidden = model.model(input_ids).last_hidden_state
+    hidden = model.model(input_ids, use_cache=False).last_hidden_state
     return model.lm_head(hidden[asked]), labels[asked]
 
 
-def recall_accuracy(model: Any, task: Task, *, seed: int, examples: int, device: str | torch.device = "cpu") -> float:
-    """The part, from 0 to 1, of the queries of `examples` test sequences whose most likely token is the right one."""
+def recall_accuracy(
+    model: Any,
+    task: Task,
+    *,
+    seed: int,
+    examples: int,
+    device: str | torch.device = "cpu",
+    block: int = 512,
+    finite: bool = False,
+) -> float:
+    """The part, from 0 to 1, of the queries of `examples` test sequences whose most likely token is the right one.
+
+    block: tokens to read at a time. finite: logits that are not finite are refused (ValueError) and not counted as wrong.
+    """
     right = asked = 0
     with evaluating(model):
         for index, start in enumerate(range(0, examples, _TEST_BATCH)):
             batch = task.batch("test", seed=seed, index=index, batch_size=min(_TEST_BATCH, examples - start))
             rows = max(1, _TEST_TOKENS // batch.input_ids.shape[1])
             for input_ids, labels in zip(batch.input_ids.split(rows), batch.labels.split(rows), strict=True):
-                logits, wanted = labelled_logits(model, input_ids.to(device), labels.to(device))
-                right += int((logits.argmax(-1) == wanted).sum())
-                asked += wanted.numel()
+                for logits, wanted in _labelled_blocks(model, input_ids.to(device), labels.to(device), block):
+                    if finite and not logits.isfinite().all():
+                        raise ValueError(
+                            "model must give finite logits, got NaN or infinite ones; its weights are damaged"
+                        )
+                    right += int((logits.argmax(-1) == wanted).sum())
+                    asked += wanted.numel()
     return right / asked
+
+
+def _labelled_blocks(
+    model: Any, input_ids: torch.Tensor, labels: torch.Tensor, block: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """`labelled_logits` of the blocks of a sequence that have labels; nothing of a block is kept but the model's cache."""
+    for start, hidden in hidden_blocks(model, input_ids, block):
+        here = labels[:, start : start + block]
+        asked = here != IGNORE_INDEX
+        if asked.any():
+            yield model.lm_head(hidden[asked]), here[asked]

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from .._files import write_json
@@ -25,6 +26,9 @@ class EvaluationReport:
 
     Attributes:
         results: rows of every measure so far.
+
+    Raises:
+        ValueError: `path` is a folder, or cannot be written to.
     """
 
     def __init__(self, path: Path | None, *, model: Any, name: str, settings: EvaluationSettings, text: str) -> None:
@@ -45,7 +49,7 @@ class EvaluationReport:
             "machine": machine(str(model.device)),
         }
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _check_writable(path)
 
     def add(self, measure: str, rows: list[Any]) -> None:
         """Take in rows of a measure, and save."""
@@ -60,6 +64,19 @@ class EvaluationReport:
             measure: [{**dataclasses.asdict(row), **_derived(row)} for row in rows]
             for measure, rows in self.results.items()
         }
+
+
+def _check_writable(path: Path) -> None:
+    """Makes the file's folder, and tries to write to it."""
+    if path.is_dir():
+        raise ValueError(f"output must be a file, but {path} is a folder; choose a name for a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ValueError(
+            f"output must be a file that can be written, but {path} cannot: {error.strerror}; choose another place"
+        ) from None
 
 
 def _derived(row: Any) -> dict[str, float | None]:

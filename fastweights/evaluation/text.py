@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +13,51 @@ from ..data.text.corpus import TextCorpus
 __all__ = ["HeldOutText"]
 
 _HAYSTACK_CHARACTERS = 5_000_000  # a longer text is hidden in from its start only
+_UNKNOWN = (
+    "held-out part of the Python installation's source and documentation; nothing says what the model was trained on, it may "
+    "be this"
+)
 
 
 class HeldOutText:
-    """Documents of files and folders (see `TextCorpus` for their formats), all of them; without paths, the documents of the
-    Python installation that training on the default corpus keeps held out.
+    """Documents of files and folders (see `TextCorpus` for their formats), all of them. Without paths, those that the training
+    of the model in the folder `model` kept held out; where the folder says nothing of a training, the documents of the Python
+    installation that training on the default corpus keeps held out, which this model may have been trained on.
 
     Attributes:
         name: what a report calls it.
+
+    Raises:
+        ValueError: the run.json of the training is damaged.
     """
 
-    def __init__(self, paths: Sequence[str | Path]) -> None:
+    def __init__(self, paths: Sequence[str | Path], model: Path | None = None) -> None:
         self._paths = tuple(map(str, paths))
-        self._corpus = TextCorpus(paths=self._paths)
-        self.name = ", ".join(self._paths) or "held-out part of the Python installation's source and documentation"
+        run = None if model is None or self._paths else _run_file(model)
+        if run is not None:
+            self._corpus, self.name = _of_training(run)
+        else:
+            self._corpus = TextCorpus(paths=self._paths)
+            self.name = ", ".join(self._paths) or _UNKNOWN
 
     def documents(self, tokenizer: Any) -> Iterator[list[int]]:
         """Token ids, a document each, read as they are asked for.
 
         Raises:
-            ValueError: a path that does not exist, or files without text.
+            ValueError: a path that does not exist, or files without text; at once, before any document is asked for.
         """
-        for document in self._corpus.documents():
-            if self._paths or document.held_out:
-                yield tokenizer(document.text, verbose=False).input_ids
+        texts = (document.text for document in self._corpus.documents() if self._paths or document.held_out)
+        try:
+            first = list(islice(texts, 1))
+        except ValueError as error:
+            raise error if self._paths else ValueError(f"{self.name}: {error}; or pass --text") from None
+        return (tokenizer(text, verbose=False).input_ids for text in chain(first, texts))
 
     def haystack(self) -> str | None:
-        """Text to hide needles in; None without paths, for which the needle tasks have a text of their own.
+        """Text to hide needles in; None without paths: the needle tasks have a text of their own.
 
         Raises:
-            ValueError: as `documents`.
+            ValueError: a path that does not exist, or files without text.
         """
         if not self._paths:
             return None
@@ -51,3 +68,27 @@ class HeldOutText:
             if left <= 0:
                 break
         return "\n\n".join(texts)
+
+
+def _run_file(model: Path) -> Path | None:
+    """run.json of the training whose folder, trained model or checkpoint this is."""
+    folder = model.resolve()
+    places = [folder]
+    if folder.name == "model":
+        places.append(folder.parent)
+    if folder.parent.name == "checkpoints":
+        places.append(folder.parent.parent)
+    return next((place / "run.json" for place in places if (place / "run.json").is_file()), None)
+
+
+def _of_training(run: Path) -> tuple[TextCorpus, str]:
+    """The corpus of a training, and what to call its held-out text."""
+    try:
+        settings = json.loads(run.read_text("utf-8"))
+        corpus, continued = TextCorpus(**settings["corpus"]), "path" in settings["model"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{run} must say what text the model was trained on, but it is damaged: {error}; pass --text"
+        ) from None
+    doubt = "; the model that this training continued may have been trained on it" if continued else ""
+    return corpus, f"held-out text of the training in {run.parent}{doubt}"

@@ -51,6 +51,7 @@ def word_recall(
     symbols: int = 64,
     examples: int = 64,
     seed: int = 0,
+    block: int = 512,
 ) -> WordRecall:
     """Accuracy on test sequences of a task of `fastweights.data` whose symbols are words (`word_tokens`).
 
@@ -62,19 +63,25 @@ def word_recall(
         length: tokens, without what the tokenizer puts in front of a text; the task's shortest when None.
         pairs: key-value pairs; in the copy task, tokens to copy.
         symbols: how many different words there are.
+        block: tokens to read at a time.
 
     Raises:
-        ValueError: an unknown task, numbers that the task refuses, a tokenizer with fewer words.
+        ValueError: an unknown task, numbers that the task refuses, a tokenizer with fewer words, a model whose logits are not
+            finite.
     """
     check_size("examples", examples)
+    check_size("block", block)
     in_words = task_in_words(tokenizer, task, length=length, pairs=pairs, symbols=symbols)
+    accuracy = recall_accuracy(
+        model, in_words, seed=seed, examples=examples, device=model.device, block=block, finite=True
+    )
     return WordRecall(
         task=task,
         length=in_words.task.length,
         pairs=pairs,
         symbols=symbols,
         examples=examples,
-        accuracy=recall_accuracy(model, in_words, seed=seed, examples=examples, device=model.device),
+        accuracy=accuracy,
         chance=1 / pairs,
     )
 
@@ -82,5 +89,8 @@ def word_recall(
 def task_in_words(tokenizer: Any, task: str, *, length: int | None, pairs: int, symbols: int) -> TaskInWords:
     """The task that `word_recall` measures."""
     one_of("the name of a recall task in words", task, WORD_TASKS)
-    made = make_task(task, pairs=pairs, length=length, vocab_size=symbols, **WORD_TASKS[task])
+    try:
+        made = make_task(task, pairs=pairs, length=length, vocab_size=symbols, **WORD_TASKS[task])
+    except ValueError as error:
+        raise ValueError(str(error).replace("vocab_size", "symbols")) from None
     return TaskInWords(made, word_tokens(tokenizer, symbols), prompt_tokens(tokenizer, ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,12 @@ class OwnedFolder:
     def __init__(self, path: Path, marker: str, work: str, known: tuple[str, ...] = ()) -> None:
         self.path, self.marker = path, path / marker
         self._work, self._known = work, known
+
+    def check(self, wanted: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Refuse early, on what is known of the work so far, what `held_for` would refuse later. Nothing is written."""
+        self._refuse_other_files()
+        if self.marker.exists() and not overwrite:
+            self._refuse_other_work(wanted, wanted)
 
     @contextmanager
     def held_for(
@@ -85,13 +91,13 @@ class OwnedFolder:
                 shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
             yield
 
-    def _refuse_other_work(self, wanted: Mapping[str, Any]) -> None:
+    def _refuse_other_work(self, wanted: Mapping[str, Any], compared: Iterable[str] | None = None) -> None:
         remedy = f"choose another output folder, or pass overwrite to delete that {self._work}"
         try:
             there = json.loads(self.marker.read_bytes())
             differences = [
                 f"{name} is {json.dumps(there.get(name))} there and {json.dumps(wanted.get(name))} here"
-                for name in {**wanted, **there}
+                for name in ({**wanted, **there} if compared is None else compared)
                 if there.get(name) != wanted.get(name)
             ]
         except (ValueError, TypeError, AttributeError):

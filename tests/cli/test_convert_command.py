@@ -35,6 +35,7 @@ def test_mamba2_to_palimpsa(tmp_path, capsys):
     assert convert(tmp_path / "source", "palimpsa-m", output, "--option", "b_scale=0.5", "--tokens", "64") == 0
     printed = capsys.readouterr().out
     assert "mamba2 -> palimpsa-m in 2 of 2 layers: 0-1\n" in printed and "b_scale = -inf" in printed
+    assert f"name the tokenizer of the source under [tokenizer] in {output / 'train.toml'}" in printed
     assert "over 64 random tokens" in printed and f"fastweights train {output / 'train.toml'}" in printed
     assert number_after("where they should be equal:", printed) < 1e-5 * number_after("largest logit", printed)
     loaded = AutoModelForCausalLM.from_pretrained(output)
@@ -80,6 +81,10 @@ def test_errors_are_one_line_and_exit_code_2(source, tmp_path, capsys):
     refused((tmp_path / "negative", "gka", new), "layer 0", "negative_eigenvalues must be False")
     refused((source, "pgdn", new, "--option", "bound"), "NAME=VALUE", "'bound'")
     refused((source, "pgdn", new, "--option", "bound=big"), "bound must be a finite number", "'big'")
+    refused((source, "pgdn", new, "--option", "name=gka"), "no option 'name'")
+    refused((source, "pgdn", new, "--option", "head_dim=7"), "do not fit head_dim=7")
+    refused((source, "pgdn", new, "--seed", "-1"), "seed must be from 0")
+    refused((source, "pgdn", source / "config.json" / "new"), "config.json is none")
     refused((source, "pgdn", new, "--tokens", "0"), "tokens must be a positive whole number")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").touch()

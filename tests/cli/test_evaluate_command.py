@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastweights.cli import main
 from tests.evaluation.small import TEXT, save
@@ -73,7 +74,14 @@ def test_without_matplotlib_there_is_no_plot_and_all_the_rest(run, capsys, monke
         ("--lengths 12,x", ["--lengths", "'x'"]),
         ("--on s-niah-1 --lengths 20", ["lengths must be at least", "s-niah-1"]),
         ("--on mqar --symbols 390", ["symbols must be at most"]),
-        ("--on mqar --pairs 500", ["length must be at least 2000"]),
+        ("--on mqar --pairs 500", ["lengths must be at least 2000"]),
+        ("--on mqar --symbols 1", ["symbols must be at least 6"]),
+        ("--on perplexity,s-niah-1 --lengths 20,300", ["lengths must be at least", "s-niah-1"]),
+        ("--on perplexity,perplexity", ["measures must be different"]),
+        ("--output .", ["output must be a file"]),
+        ("--device meta", ["device", "meta"]),
+        ("--limit 2 --num-fewshot 1", ["--limit, --num-fewshot must go with --lm-eval"]),
+        ("--lm-eval facts,", ["--lm-eval", "empty"]),
         ("--text nowhere.txt", ["nowhere.txt does not exist"]),
         ("--depths 2", ["depths", "2"]),
         ("--dtype int4", ["dtype", "int4"]),
@@ -108,5 +116,31 @@ def test_without_the_harness_its_extra_is_named(run, capsys, monkeypatch):
 
 def test_a_failure_to_save_is_told(run, capsys):
     output = run.parent / "text.txt" / "out.json"
-    assert main([*command(run, ""), "--output", str(output)]) == 1
-    assert capsys.readouterr().err.startswith("fastweights: error: ")
+    assert main([*command(run, ""), "--output", str(output)]) == 2
+    assert capsys.readouterr().err.startswith("fastweights: error: output must be")
+
+
+def test_what_was_measured_before_an_error_is_shown(run, capsys):
+    assert main(command(run, "--on mqar,perplexity --lengths 260,100000")) == 2
+    printed = capsys.readouterr()
+    assert "mqar" in printed.out and "Results:" in printed.out and "at least 100000 tokens" in printed.err
+
+
+def test_a_full_device_is_one_line(run, capsys, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. More")
+
+    monkeypatch.setattr("fastweights.evaluation.load_language_model", full)
+    assert main(command(run, "")) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_text_of_ones_own_it_is_said_what_was_measured(run, capsys):
+    words = ["evaluate", str(run), *QUICK.split()]
+    assert main(words) == 0
+    assert "it may be this" in " ".join(capsys.readouterr().out.split())
+    corpus = {"paths": [str(run.parent / "text.txt")], "held_out_fraction": 0.5}
+    (run / "run.json").write_text(json.dumps({"corpus": corpus, "model": {}}))
+    assert main(words) == 0
+    assert f"Text: held-out text of the training in {run}\n" in capsys.readouterr().out
+    assert json.loads((run / "evaluation.json").read_text())["text"] == f"held-out text of the training in {run}"

@@ -6,6 +6,7 @@ import io
 import json
 
 import pytest
+import torch
 
 from fastweights.cli import main
 from fastweights.evaluation import continue_text
@@ -60,6 +61,7 @@ def test_a_seed_gives_the_same_sample(run, capsys):
         (["The", "--temperature", "-1"], ["temperature must be positive"]),
         (["The", "--max-new-tokens", "0"], ["max_new_tokens"]),
         (["The", "--device", "abacus"], ["device", "abacus"]),
+        (["The", "--device", "meta"], ["device", "meta"]),
         ([], ["PROMPT"]),
     ],
     ids=str,
@@ -77,3 +79,12 @@ def test_a_folder_that_holds_another_model_or_none(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert generate(tmp_path, "The") == 2
     assert "of type 'fastweights', got 'gpt2'" in capsys.readouterr().err
+
+
+def test_a_full_device_is_one_line(run, capsys, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. More")
+
+    monkeypatch.setattr("fastweights.evaluation.continue_text", full)
+    assert generate(run, "The") == 1
+    assert capsys.readouterr().err.count("\n") == 1

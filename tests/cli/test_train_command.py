@@ -75,4 +75,6 @@ def test_errors_are_one_line(folder, capsys, monkeypatch):
     fail(OSError(28, "No space left on device"))
     assert "No space left on device; the same command continues" in printed_line(1, "run.toml")
     fail(KeyboardInterrupt())
+    anew = "stopped; the same command without --overwrite continues after the last checkpoint"
+    assert anew in printed_line(130, "run.toml", "--overwrite")
     assert "stopped; the same command continues after the last checkpoint" in printed_line(130, "run.toml")

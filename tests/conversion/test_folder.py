@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from fastweights.conversion import convert, convert_folder, folder
-from fastweights.conversion.schedule import usual_peak
+from fastweights.conversion.schedule import run_file, usual_peak
 from fastweights.training.language import load_run
 
 from .small import VOCABULARY, mamba2, model, tokens
@@ -98,6 +98,38 @@ def test_without_a_tokenizer_the_run_file_says_so(tmp_path):
     assert load_run(tmp_path / "new" / "train.toml").learning_rate == 0.0003
 
 
+def test_only_files_that_make_a_tokenizer_count(source, tmp_path):
+    (Path(source) / "tokenizer_config.json").unlink()
+    report = convert_folder(source, tmp_path / "new", to="pgdn", prompt="a b c and so on")
+    assert report.tokenizer == ["tokenizer.json"] and report.check.tokens == 6
+    (Path(source) / "tokenizer.json").rename(Path(source) / "added_tokens.json")
+    assert convert_folder(source, tmp_path / "newer", to="pgdn").tokenizer == []
+    assert "[tokenizer]" in (tmp_path / "newer" / "train.toml").read_text()
+
+
+def test_a_run_folder_is_a_source_and_tells_its_peak(source, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    Path(source).rename(run / "model")
+    (run / "run.json").write_text('{"learning_rate": 0.002}')
+    for index, (place, options, peak) in enumerate(
+        [(run, {}, 0.002), (run / "model", {}, 0.002), (run, {"peak": 0.1}, 0.1)]
+    ):
+        report = convert_folder(str(place), tmp_path / str(index), to="pgdn", prompt="a b", **options)
+        assert report.tokenizer
+        assert load_run(tmp_path / str(index) / "train.toml").learning_rate == pytest.approx(peak / 10)
+    (run / "run.json").write_text("[]")
+    convert_folder(str(run), tmp_path / "3", to="pgdn")
+    assert load_run(tmp_path / "3" / "train.toml").learning_rate == pytest.approx(usual_peak(1) / 10)
+
+
+@pytest.mark.parametrize("name", ["\U0001f9e0", 'quo"te\\', "line\nbreak", "del\x7f"])
+def test_a_run_file_for_any_name(tmp_path, name):
+    written = run_file(tmp_path / name, peak=None, parameters=1, steps=10, tokenizer=False)
+    (tmp_path / "train.toml").write_bytes(written.encode())
+    assert load_run(tmp_path / "train.toml").model == {"path": str(tmp_path / name)}
+
+
 def test_the_papers_peaks():
     assert usual_peak(170_000_000) == 3e-3 and usual_peak(760_000_000) == 1.25e-3
 
@@ -168,8 +200,9 @@ def test_missing_and_damaged_sources(source, tmp_path):
     refused(source, "cannot be loaded")
     (Path(source) / "model.safetensors").unlink()
     refused(source, "cannot be loaded", "model.safetensors")
-    (Path(source) / "config.json").write_text("{")
-    refused(source, "cannot be loaded")
+    for damaged in ("{", "[]", "3"):
+        (Path(source) / "config.json").write_text(damaged)
+        refused(source, "cannot be loaded", "config.json")
     assert not (tmp_path / "new").exists()
 
 
@@ -187,6 +220,26 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(source, tmp_path, 
         convert_folder(source, tmp_path / "new", to="palimpsa-m")
     with pytest.raises(ValueError, match="bound must be in"):
         convert_folder(source, tmp_path / "new", to="pgdn", options={"bound": 3})
+    with pytest.raises(ValueError, match="no option 'name'"):
+        convert_folder(source, tmp_path / "new", to="pgdn", options={"name": "gka"})
+    with pytest.raises(ValueError) as error:
+        convert_folder(source, tmp_path / "new", to="pgdn", options={"head_dim": 7})
+    assert "do not fit head_dim=7: model" in str(error.value) and len(str(error.value)) < 200
+    with pytest.raises(ValueError, match="seed must be from 0"):
+        convert_folder(source, tmp_path / "new", to="pgdn", seed=10**30)
+
+
+def test_an_output_that_cannot_be_made_is_refused_before_weights_are_read(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "load_model", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="must be in a folder that can be written to, and .*file is none"):
+        convert_folder(source, tmp_path / "file" / "below" / "new", to="pgdn")
+    with pytest.raises(ValueError, match="UTF-8"):
+        convert_folder(source, tmp_path / "new\udcff", to="pgdn")
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(ValueError, match="must be in a folder that can be written to"):
+        convert_folder(source, tmp_path / "new", to="pgdn")
+    assert files(tmp_path) == ["file", "source"]
 
 
 @pytest.mark.parametrize("option", [{"tokens": 0}, {"steps": 0}, {"peak": -1.0}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import TextStreamer
 
 from fastweights.evaluation import continue_text
 
@@ -58,6 +59,28 @@ def test_an_empty_prompt_begins_a_text(prompt):
 def test_bad_input(options, message):
     with pytest.raises(ValueError, match=message):
         continue_text(model(), WORDS, "The", **options)
+
+
+def test_greedy_has_no_use_for_the_settings_of_sampling():
+    wanted = continue_text(model(), WORDS, "The", max_new_tokens=6, greedy=True)
+    assert continue_text(model(), WORDS, "The", max_new_tokens=6, greedy=True, temperature=0.0, top_p=0.0) == wanted
+
+
+def test_beams_that_the_model_folder_asks_for_play_no_part():
+    lm = model()
+    lm.generation_config.num_beams = 4
+    streamer = TextStreamer(WORDS)
+    text = continue_text(lm, WORDS, "The", max_new_tokens=6, greedy=True, streamer=streamer)
+    assert text == continue_text(model(), WORDS, "The", max_new_tokens=6, greedy=True)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_model_with_damaged_weights_is_refused(greedy):
+    lm = model()
+    with torch.no_grad():
+        lm.lm_head.weight[3] = float("nan")
+    with pytest.raises(ValueError, match="model must give finite logits"):
+        continue_text(lm, WORDS, "The", greedy=greedy)
 
 
 def test_a_tokenizer_without_a_start_needs_a_prompt():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from fastweights.data import make_task
+from fastweights.data.text import TextCorpus
 from fastweights.evaluation import (
     MEASURES,
     EvaluationSettings,
@@ -17,8 +19,11 @@ from fastweights.evaluation import (
     recall_accuracy,
     word_tokens,
 )
+from fastweights.evaluation.memory import within_memory
 from fastweights.evaluation.report import EvaluationReport
 from fastweights.evaluation.text import HeldOutText
+from fastweights.training.language import LanguageRun
+from fastweights.training.language.folder import _identity
 
 from .small import TEXT, model, tokenizer
 
@@ -62,18 +67,21 @@ def test_the_numbers_are_those_of_the_functions(results):
 
 def test_what_does_not_fit_is_told_before_anything_is_measured():
     for change, message in (
-        ({"pairs": 90}, "length must be at least 360 for 90 pairs of task 'mqar'"),
+        ({"pairs": 90}, "^lengths must be at least 360 for 90 pairs of task 'mqar'.*; raise lengths or lower pairs"),
         ({"symbols": 399}, "symbols must be at most"),
+        ({"symbols": 1}, "^symbols must be at least 6 for 2 pairs of task 'mqar', got 1; raise symbols or lower pairs"),
+        ({"lengths": (30, 330), "measures": ("perplexity", "s-niah-1")}, "lengths must be at least .* for 's-niah-1'"),
     ):
         settings = EvaluationSettings(**{**vars(SETTINGS), **change})
         with pytest.raises(ValueError, match=message):
-            next(evaluate(model(), WORDS, settings, documents=DOCUMENTS))
+            evaluate(None, WORDS, settings, documents=DOCUMENTS)
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"measures": ["perplexty"]}, "a measure must be one of perplexity, .* did you mean 'perplexity'"),
+        ({"measures": ["copy", "copy"]}, "measures must be different from each other, got copy, copy"),
         ({"lengths": []}, "at least one length"),
         ({"lengths": [0]}, "lengths must be"),
         ({"pairs": 0}, "pairs must be"),
@@ -108,6 +116,69 @@ def test_text_is_that_of_the_files_or_what_training_holds_out(tmp_path):
     assert [WORDS.decode(ids) for ids in text.documents(WORDS)] == ["text of a", "text of b"]
     assert text.haystack() == "text of a\n\ntext of b" and text.name == str(tmp_path)
     default = HeldOutText([])
-    assert default.haystack() is None and "held-out" in default.name
+    assert default.haystack() is None and "held-out" in default.name and "it may be this" in default.name
     first, second = (next(default.documents(WORDS)) for _ in range(2))
     assert first == second and len(first) > 10
+
+
+def trained(folder, corpus, **model):
+    """A folder with the run.json of a training."""
+    folder.mkdir(exist_ok=True)
+    (folder / "run.json").write_text(json.dumps(_identity(LanguageRun(corpus=corpus, model=model))))
+    return folder
+
+
+def texts(held_out):
+    return [WORDS.decode(ids) for ids in held_out.documents(WORDS)]
+
+
+def test_a_training_is_measured_on_the_text_that_it_held_out(tmp_path):
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    own = TextCorpus(paths=(str(tmp_path),), held_out_fraction=0.5)
+    run = trained(tmp_path / "run", own)
+    wanted = [document.text for document in own.documents() if document.held_out]
+    assert 0 < len(wanted) < 12
+    for model_folder in (run, run / "model", run / "checkpoints" / "checkpoint-5"):
+        held_out = HeldOutText([], model_folder)
+        assert texts(held_out) == wanted
+        assert held_out.haystack() is None and held_out.name == f"held-out text of the training in {run}"
+    assert texts(HeldOutText([tmp_path / "3.txt"], run)) == ["text 3"]
+    named = TextCorpus(paths=(str(tmp_path / "1.txt"),), held_out=(str(tmp_path / "2.txt"),))
+    held_out = HeldOutText((), trained(run, named, path="elsewhere"))
+    assert texts(held_out) == ["text 2"] and "may have been trained on it" in held_out.name
+
+
+def test_a_folder_that_tells_nothing_of_a_training_or_what_cannot_be_used(tmp_path):
+    assert HeldOutText([], tmp_path).name == HeldOutText([], tmp_path / "model").name == HeldOutText([]).name
+    run = trained(tmp_path / "run", TextCorpus(paths=("nowhere",)))
+    with pytest.raises(ValueError, match="held-out text of the training in .* nowhere does not exist.* --text"):
+        HeldOutText([], run / "model").documents(WORDS)
+    for content in ("{", "[]", "{}", '{"corpus": {"paths": 3}, "model": {}}', '{"corpus": {"x": 3}, "model": {}}'):
+        (run / "run.json").write_text(content)
+        with pytest.raises(ValueError, match="run.json must say what text .*; pass --text"):
+            HeldOutText([], run)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_model_with_damaged_weights_has_no_result(measure):
+    lm = model()
+    with torch.no_grad():
+        lm.lm_head.weight[3] = float("nan")
+    settings = EvaluationSettings(**{**vars(SETTINGS), "measures": (measure,), "lengths": (260,)})
+    with pytest.raises(ValueError, match="model must give finite"):
+        next(evaluate(lm, WORDS, settings, documents=DOCUMENTS))
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").touch()
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "report.json", "cannot: ")):
+        with pytest.raises(ValueError, match=f"output must be a file.*{message}"):
+            EvaluationReport(path, model=model(), name="small", settings=SETTINGS, text="")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_device_is_told_with_what_helps():
+    wanted = r"memory is full; a smaller --block needs less\. CUDA out .* 2\.00 GiB$"
+    with pytest.raises(OSError, match=wanted), within_memory("a smaller --block"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total. See also")

@@ -89,6 +89,7 @@ def test_the_model_is_registered(tmp_path):
     [
         (["facts_choice", "fatcs"], EXAMPLES, "knows no task 'fatcs'; .* need include_path"),
         (["facts_choice"], EXAMPLES / "none", "include_path must be a folder with task files"),
+        (["facts_choice", ""], EXAMPLES, "tasks must be names of tasks, got an empty one"),
     ],
 )
 def test_bad_input(tasks, folder, message):
@@ -96,3 +97,10 @@ def test_bad_input(tasks, folder, message):
 
     with pytest.raises(ValueError, match=message):
         evaluate_with_harness(model(), WORDS, tasks, include_path=folder)
+
+
+def test_a_number_of_examples_below_zero_is_refused():
+    from fastweights.evaluation.harness import evaluate_with_harness
+
+    with pytest.raises(ValueError, match="num_fewshot must be from 0"):
+        evaluate_with_harness(model(), WORDS, ["facts_choice"], include_path=EXAMPLES, num_fewshot=-2)

@@ -46,7 +46,11 @@ def cut(path):
         (lambda folder: break_config(folder, hidden_size=24), "model"),
         (lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded.*model.safetensors"),
         (lambda folder: cut(folder / "model.safetensors"), "cannot be loaded"),
-        (lambda folder: cut(folder / "tokenizer.json"), "cannot be loaded"),
+        (lambda folder: cut(folder / "tokenizer.json"), r"the tokenizer in .*\(tokenizer.json .* cannot be loaded"),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text("{}"),
+            r"\(tokenizer.json .* cannot be loaded.* is missing",
+        ),
         (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "holds no tokenizer; save it there"),
         (lambda folder: model(vocabulary=300).save_pretrained(folder), "at most the model's 300 tokens, got 400"),
     ],
@@ -65,5 +69,7 @@ def test_arguments(tmp_path):
     folder = save(tmp_path / "model")
     with pytest.raises(ValueError, match="device must be a torch device that this machine has, got 'abacus'"):
         load_language_model(folder, device="abacus")
+    with pytest.raises(ValueError, match="device must be a torch device that this machine has, got 'meta'"):
+        load_language_model(folder, device="meta")
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got 'int8'"):
         load_language_model(folder, dtype="int8")

@@ -20,13 +20,18 @@ class Oracle(torch.nn.Module):
         super().__init__()
         self.spoil = spoil
         self.lm_head = torch.nn.Identity()
-        self.seen = []
+        self.config = SimpleNamespace(num_hidden_layers=0)
+        self.seen, self.blocks = [], []
 
-    def model(self, input_ids):
-        keys, values = input_ids[:, 0:6:2], input_ids[:, 1:6:2]
+    def model(self, input_ids, past_key_values):
+        if past_key_values.columns == 0:  # a new sequence; its first block holds the pairs
+            past_key_values.pairs = input_ids[:, 0:6:2], input_ids[:, 1:6:2]
+            self.seen.append((self.training, torch.is_grad_enabled(), input_ids))
+        past_key_values.columns += input_ids.shape[1]
+        self.blocks.append(input_ids.shape[1])
+        keys, values = past_key_values.pairs
         same = input_ids[:, :, None] == keys[:, None]
         answers = (same * values[:, None]).sum(-1)
-        self.seen.append((self.training, torch.is_grad_enabled(), input_ids))
         return SimpleNamespace(last_hidden_state=torch.nn.functional.one_hot(self.spoil(answers), 16).float())
 
 
@@ -78,3 +83,23 @@ def test_long_sequences_go_through_the_model_a_few_at_a_time():
     oracle, task = Oracle(lambda answers: answers), make_task("mqar-shuffled", pairs=3, length=30_000, vocab_size=16)
     assert recall_accuracy(oracle, task, seed=0, examples=5) == 1.0
     assert [len(tokens) for _, _, tokens in oracle.seen] == [2, 2, 1]
+    assert max(oracle.blocks) == 512 and sum(oracle.blocks) == 3 * 30_000
+
+
+@pytest.mark.parametrize("task", ["mqar", "mqar-shuffled", "copy"])
+def test_accuracy_does_not_depend_on_the_block(task):
+    torch.manual_seed(0)
+    lm = FastWeightsForCausalLM(
+        FastWeightsConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1, num_heads=2, mixer="gdn")
+    )
+    made = make_task(task, pairs=3, length=40, vocab_size=16)
+    blocks = [recall_accuracy(lm, made, seed=0, examples=100, block=block) for block in (512, 40, 7, 1)]
+    assert 0 < blocks[0] < 1 and blocks == [blocks[0]] * 4
+
+
+def test_logits_that_are_not_finite_are_refused_where_that_is_asked_for():
+    oracle = Oracle(lambda answers: answers)
+    oracle.lm_head = torch.nn.Threshold(0.5, float("nan"))  # NaN for all but the answer
+    assert recall_accuracy(oracle, TASK, seed=0, examples=4) < 1
+    with pytest.raises(ValueError, match="model must give finite logits"):
+        recall_accuracy(oracle, TASK, seed=0, examples=4, finite=True)

@@ -11,12 +11,13 @@ from functools import cached_property
 from typing import Any
 
 from ...layers._checks import check_number, check_positive
-from .files import TextFile, plain_pieces, rows, text_files
+from .files import TextFile, field_text, plain_pieces, rows, text_files
 
 __all__ = ["Document", "TextCorpus"]
 
 # Tests are left out of Python's own text: some installations come without them.
 PYTHON_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+LONGEST_DOCUMENT = 2**21  # characters; a longer row becomes several documents, as a long file does
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class TextCorpus:
     Attributes:
         paths: files and folders: plain text (any suffix for a file that is named itself, the usual ones in a folder), .jsonl,
             .parquet, each with .gz too (Parquet has compression of its own).
-        held_out: files and folders of held-out text, all of `paths` or `dataset` then being trained on.
+        held_out: files and folders of held-out text, all else in `paths` or `dataset` then being trained on.
+        excluded: folders inside those of `paths` and `held_out` that are left out.
         held_out_fraction: part of the files or rows that is held out where `held_out` names none.
         dataset, dataset_config, dataset_split: a dataset of the Hugging Face hub in place of paths; needs the `datasets`
             library, and the network unless the dataset was fetched before.
@@ -51,6 +53,7 @@ class TextCorpus:
 
     paths: tuple[str, ...] = ()
     held_out: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     held_out_fraction: float = 0.05
     dataset: str | None = None
     dataset_config: str | None = None
@@ -59,11 +62,11 @@ class TextCorpus:
     max_megabytes: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("paths", "held_out"):
+        for name in ("paths", "held_out", "excluded"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str) else value
-            if not isinstance(value, (list, tuple)) or not all(isinstance(path, str) for path in value):
-                raise ValueError(f"{name} must be a list of paths, got {value!r}")
+            if not isinstance(value, (list, tuple)) or not all(isinstance(path, str) and path for path in value):
+                raise ValueError(f"{name} must be a list of paths, none of them empty, got {value!r}")
             object.__setattr__(self, name, tuple(value))
         if not 0 < check_number("held_out_fraction", self.held_out_fraction) < 1:
             raise ValueError(f"held_out_fraction must be between 0 and 1, got {self.held_out_fraction}")
@@ -82,25 +85,32 @@ class TextCorpus:
         Raises:
             ValueError: a path that does not exist, a binary or damaged file, no text, a dataset that cannot be had.
         """
-        left = float("inf") if self.max_megabytes is None else self.max_megabytes * 1e6
+        left = self._characters
         for document in self._all():
-            if document.text.strip():
-                yield document
-                if not (self.held_out and document.held_out):
-                    left -= len(document.text)
-            if left <= 0:
-                return
+            for start in range(0, len(document.text), LONGEST_DOCUMENT):
+                text = document.text[start : start + LONGEST_DOCUMENT]
+                if text.strip():
+                    yield Document(text, document.held_out)
+                    if not (self.held_out and document.held_out):
+                        left -= len(text)
+                if left <= 0:
+                    return
+
+    @property
+    def _characters(self) -> float:
+        return float("inf") if self.max_megabytes is None else self.max_megabytes * 1e6
 
     def _all(self) -> Iterator[Document]:
         for file in self._held_out_files:
             yield from (Document(text, True) for _, text in _texts(file, self.text_field))
+        files = self._files
         if self.dataset is not None:
             for number, row in enumerate(self._dataset):
                 yield Document(_row_text(row, self.text_field), self._is_held_out(f"row {number}"))
-        elif len(self._files) == 1 and not self.held_out and not self._files[0].has_rows:
-            yield from _cut(self._files[0], 1 - self.held_out_fraction)
+        elif len(files) == 1 and not self.held_out and not files[0].has_rows:
+            yield from _cut(files[0], 1 - self.held_out_fraction, self._characters)
         else:
-            for file in self._files:
+            for file in files:
                 for name, text in _texts(file, self.text_field):
                     yield Document(text, self._is_held_out(name))
 
@@ -112,23 +122,37 @@ class TextCorpus:
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the documents may: with the settings, and with the name, size or time of a file."""
+        """Changes whenever the documents may: with the settings, and with the name, place, size or time of a file."""
         files = [(file.name, *_stamp(file)) for file in [*self._files, *self._held_out_files]]
         dataset = None if self.dataset is None else self._dataset._fingerprint
         settings = [self.held_out_fraction, self.text_field, self.max_megabytes, bool(self.held_out)]
         return hashlib.sha256(json.dumps([settings, files, dataset]).encode()).hexdigest()
 
-    @cached_property
+    @property
+    def unreadable_files(self) -> int:
+        """How many files of the folders are left out as they are binary or not UTF-8."""
+        return self._found[1] + self._found_held_out[1]
+
+    @property
     def _files(self) -> list[TextFile]:
-        if self.dataset is not None:
-            return []
-        if self.paths:
-            return text_files(self.paths)
-        return text_files([sysconfig.get_path("stdlib")], PYTHON_SKIPPED)
+        held_out = {file.path.resolve() for file in self._held_out_files}
+        return [file for file in self._found[0] if file.path.resolve() not in held_out]
+
+    @property
+    def _held_out_files(self) -> list[TextFile]:
+        return self._found_held_out[0]
 
     @cached_property
-    def _held_out_files(self) -> list[TextFile]:
-        return text_files(self.held_out) if self.held_out else []
+    def _found(self) -> tuple[list[TextFile], int]:
+        if self.dataset is not None:
+            return [], 0
+        if self.paths:
+            return text_files(self.paths, excluded=self.excluded)
+        return text_files([sysconfig.get_path("stdlib")], skipped=PYTHON_SKIPPED)
+
+    @cached_property
+    def _found_held_out(self) -> tuple[list[TextFile], int]:
+        return text_files(self.held_out, excluded=self.excluded) if self.held_out else ([], 0)
 
     @cached_property
     def _dataset(self) -> Any:
@@ -157,22 +181,27 @@ def _texts(file: TextFile, text_field: str) -> Iterator[tuple[str, str]]:
             yield file.name, piece
 
 
-def _cut(file: TextFile, fraction: float) -> Iterator[Document]:
-    """A single file in two, at the line end that follows on `fraction` of its characters."""
-    left = round(fraction * sum(map(len, plain_pieces(file))))
+def _cut(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
+    """The first `most` characters of a single file in two: behind `fraction` of them, at the next line end if it is near."""
+    left = int(min(most, sum(map(len, plain_pieces(file)))))
+    train = round(fraction * left)
     for piece in plain_pieces(file):
-        place = 0 if left <= 0 else piece.find("\n", left) + 1 or len(piece)
+        piece = piece[:left]
+        near = (train + len(piece)) // 2
+        place = 0 if train <= 0 else piece.find("\n", train, near) + 1 or train
         yield Document(piece[:place], False)
         yield Document(piece[place:], True)
         left -= len(piece)
+        train -= len(piece)
 
 
 def _row_text(row: Any, text_field: str) -> str:
-    if not isinstance(row.get(text_field), str):
-        raise ValueError(f"rows of the dataset have no text in {text_field!r} but {', '.join(row)}; set text_field")
-    return row[text_field]
+    try:
+        return field_text(row, text_field)
+    except ValueError as error:
+        raise ValueError(f"dataset: {error}") from None
 
 
-def _stamp(file: TextFile) -> tuple[int, int]:
+def _stamp(file: TextFile) -> tuple[str, int, int]:
     status = file.path.stat()
-    return status.st_size, status.st_mtime_ns
+    return str(file.path.resolve()), status.st_size, status.st_mtime_ns

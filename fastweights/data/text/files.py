@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["PLAIN_SUFFIXES", "TextFile", "plain_pieces", "rows", "text_files"]
+__all__ = ["PLAIN_SUFFIXES", "TextFile", "field_text", "plain_pieces", "rows", "text_files"]
 
 # What counts as plain text inside a folder; a file that is named itself may have any suffix.
 PROSE = "txt text md markdown rst org tex html htm"
@@ -55,18 +55,21 @@ class TextFile:
         return b"\0" not in start
 
 
-def text_files(paths: Sequence[str | Path], skipped: frozenset[str] = frozenset()) -> list[TextFile]:
-    """The files given, and those in the folders given, sorted by name. Hidden files, `__pycache__` and folders named in
-    `skipped` are left out, and so are binary files inside folders.
+def text_files(
+    paths: Sequence[str | Path], *, skipped: frozenset[str] = frozenset(), excluded: Sequence[str | Path] = ()
+) -> tuple[list[TextFile], int]:
+    """The files given, and those in the folders given, each once, sorted by name; and how many files of folders are left out as
+    they are binary or not UTF-8. Hidden files, `__pycache__`, folders of a name in `skipped` and the folders `excluded` are not
+    looked at.
 
     Raises:
-        ValueError: a path that does not exist, a binary file that is named itself, or no text file at all.
+        ValueError: a path that does not exist, a binary or JSON file that is named itself, or no text file at all.
     """
     files: list[TextFile] = []
     binary = 0
     for given in map(Path, paths):
         if given.is_dir():
-            found = list(_files_in(given, skipped | {"__pycache__"}))
+            found = list(_files_in(given, skipped | {"__pycache__"}, {Path(path).resolve() for path in excluded}))
             readable = [file for file in found if file.suffix == ".parquet" or file.is_text()]
             binary += len(found) - len(readable)
             files += readable
@@ -74,6 +77,8 @@ def text_files(paths: Sequence[str | Path], skipped: frozenset[str] = frozenset(
             file = TextFile(given, given.name, True)
             if file.suffix != ".parquet" and not file.is_text():
                 raise ValueError(f"corpus file {given} is binary, or not UTF-8; pass text, JSON lines or Parquet")
+            if file.suffix == ".json":
+                raise ValueError(f"corpus file {given} must have a row a line, as JSON lines; write it so, as .jsonl")
             files.append(file)
         else:
             raise ValueError(f"corpus path {given} does not exist; pass files or folders that do")
@@ -83,12 +88,17 @@ def text_files(paths: Sequence[str | Path], skipped: frozenset[str] = frozenset(
             f"corpus {listed} holds no text: {binary} files are binary or not UTF-8, no other has a suffix such as .txt, .md, "
             ".py, .jsonl or .parquet (or these with .gz); name files of another suffix themselves"
         )
-    return sorted(files, key=lambda file: file.name)
+    once = {file.path.resolve(): file for file in reversed(files)}
+    return sorted(once.values(), key=lambda file: file.name), binary
 
 
-def _files_in(given: Path, skipped: frozenset[str]) -> Iterator[TextFile]:
+def _files_in(given: Path, skipped: frozenset[str], excluded: set[Path]) -> Iterator[TextFile]:
     for folder, folders, names in os.walk(given):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped]
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and name not in skipped and Path(folder, name).resolve() not in excluded
+        ]
         for path in (Path(folder, name) for name in names if not name.startswith(".")):
             file = TextFile(path, path.relative_to(given).as_posix(), False)
             if (file.has_rows or file.suffix in PLAIN_SUFFIXES) and path.is_file():
@@ -96,12 +106,12 @@ def _files_in(given: Path, skipped: frozenset[str]) -> Iterator[TextFile]:
 
 
 def plain_pieces(file: TextFile) -> Iterator[str]:
-    """A plain text file, whole or in pieces of about a million characters that end with a line. Single bytes that are not
-    UTF-8 become U+FFFD."""
+    """A plain text file, whole or in pieces of a million characters and what is left of the line, up to a million more. Single
+    bytes that are not UTF-8 become U+FFFD."""
     with opened(file) as binary:
         text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace")
         while piece := text.read(PIECE_CHARACTERS):
-            yield piece + text.readline()
+            yield piece + text.readline(PIECE_CHARACTERS)
 
 
 def rows(file: TextFile, text_field: str) -> Iterator[str]:
@@ -117,17 +127,24 @@ def rows(file: TextFile, text_field: str) -> Iterator[str]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    yield _field(json.loads(line), text_field)
-                except ValueError as error:
+                    yield field_text(json.loads(line), text_field)
+                except (ValueError, RecursionError) as error:
                     raise ValueError(f"corpus file {file.path}, line {number}: {error}") from None
 
 
-def _field(row: Any, text_field: str) -> str:
-    text = row.get(text_field) if isinstance(row, dict) else None
-    if not isinstance(text, str):
+def field_text(row: Any, text_field: str) -> str:
+    """The text of a row, "" where it is null; ValueError for anything else."""
+    if not isinstance(row, dict) or text_field not in row:
         keys = f"the keys {', '.join(row)}" if isinstance(row, dict) else type(row).__name__
         raise ValueError(f"a row must be an object with text in {text_field!r}, got {keys}; set text_field")
-    return text
+    text = row[text_field]
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{text_field!r} must be text, got {type(text).__name__}; set text_field")
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{text_field!r} must be text that UTF-8 can write, but {error}; correct the row") from None
+    return text or ""
 
 
 def _parquet_rows(file: TextFile, text_field: str) -> Iterator[str]:
@@ -144,7 +161,7 @@ def _parquet_rows(file: TextFile, text_field: str) -> Iterator[str]:
                 f"it has no column {text_field!r} but {', '.join(table.schema_arrow.names)}; set text_field"
             )
         for batch in table.iter_batches(columns=[text_field]):
-            yield from (text for text in batch.column(0).to_pylist() if text)
+            yield from (field_text(row, text_field) for row in batch.to_pylist())
     except (ArrowException, OSError, ValueError) as error:
         raise ValueError(f"corpus file {file.path}: {error}") from None
 

@@ -27,7 +27,7 @@ class PackedRows:
         if len(shards) < length:
             raise ValueError(
                 f"{shards.split} text must have at least one row of length {length}, got {len(shards)} tokens; "
-                "pass more text, a shorter length or, for held-out text, a larger held_out_fraction"
+                "pass more text, a shorter length or, for held-out text, a larger held_out_fraction or files in held_out"
             )
         self.shards, self.length = shards, length
 

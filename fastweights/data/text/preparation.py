@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from ..._files import staged_folder
+from ..._files import PARTIAL_FILES, staged_folder
 from .corpus import TextCorpus
-from .shards import ShardWriter, TokenShards, is_whole, token_dtype, write_manifest
-from .tokenizer import TextTokenizer, fingerprint
+from .shards import ShardWriter, TokenShards, is_whole, text_hash, token_dtype, write_manifest
+from .tokenizer import TextTokenizer, fingerprint, vocabulary_size
 
 __all__ = ["PreparedText", "prepare_text"]
 
@@ -23,11 +25,16 @@ BATCH_CHARACTERS = 2**22  # text that is tokenized at a time
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A tokenizer, and the tokens of train and held-out text."""
+    """A tokenizer, and the tokens of train and held-out text.
+
+    Attributes:
+        fingerprints: of the documents (`corpus_text`) and of the tokenizer (`tokenizer_content`), by content alone.
+    """
 
     tokenizer: Any
     train: TokenShards
     held_out: TokenShards
+    fingerprints: dict[str, str]
 
 
 def prepare_text(
@@ -49,20 +56,29 @@ def prepare_text(
         OSError: the cache cannot be written to, or the disk is full.
     """
     folder = Path(cache)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cache must be a folder that can be written to, but {cache} cannot: {error.strerror}; choose another folder"
+        ) from None
     loaded = tokenizer.load() if tokenizer.path is not None else _trained(corpus, tokenizer, folder, report)
-    tokens = folder / f"tokens-{_key(corpus.fingerprint, fingerprint(loaded))}"
-    with filelock.FileLock(tokens.with_name(f".{tokens.name}.lock")):
+    content = fingerprint(loaded)
+    tokens = folder / f"tokens-{_key(corpus.fingerprint, content)}"
+    with _alone(tokens):
         if not is_whole(tokens):
             with staged_folder(tokens) as staged:
                 _tokenize(corpus, loaded, staged)
+            if corpus.unreadable_files:
+                report(f"left out {corpus.unreadable_files:,} files of the corpus: binary, or not UTF-8")
             report(f"tokenized the corpus: {len(TokenShards(tokens, 'train')):,} tokens of train text in {tokens}")
-    return PreparedText(loaded, TokenShards(tokens, "train"), TokenShards(tokens, "held_out"))
+    fingerprints = {"corpus_text": text_hash(tokens), "tokenizer_content": content}
+    return PreparedText(loaded, TokenShards(tokens, "train"), TokenShards(tokens, "held_out"), fingerprints)
 
 
 def _trained(corpus: TextCorpus, settings: TextTokenizer, folder: Path, report: Callable[[str], None]) -> Any:
     path = folder / f"tokenizer-{_key(corpus.fingerprint, repr(settings))}"
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+    with _alone(path):
         if not path.exists():
             texts = (document.text for document in corpus.documents() if not document.held_out)
             trained = settings.train(texts)
@@ -72,20 +88,36 @@ def _trained(corpus: TextCorpus, settings: TextTokenizer, folder: Path, report: 
     return TextTokenizer(path=str(path)).load()  # as a later run loads it
 
 
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time makes `path`; what a killed one left of it goes."""
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        for partial in path.parent.glob(f".{path.name}{PARTIAL_FILES}"):
+            shutil.rmtree(partial)
+        yield
+
+
 def _tokenize(corpus: TextCorpus, tokenizer: Any, folder: Path) -> None:
-    dtype = token_dtype(len(tokenizer))
+    dtype = token_dtype(vocabulary_size(tokenizer))
     writers = {split: ShardWriter(folder, split, dtype) for split in ("train", "held_out")}
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    documents = corpus.documents()
+    documents, read = corpus.documents(), hashlib.sha256()
     while batch := _batch(documents):
-        texts = [document.text for document in batch]
-        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        encoded = tokenizer(
+            [document.text for document in batch],
+            add_special_tokens=False,
+            split_special_tokens=True,  # a document that writes the name of one means the name
+            return_attention_mask=False,
+            verbose=False,
+        )["input_ids"]
         for document, ids in zip(batch, encoded, strict=True):
-            writers["held_out" if document.held_out else "train"].append([*ids, *end])
+            split = "held_out" if document.held_out else "train"
+            writers[split].append([*ids, *end])
+            read.update(f"{split} {len(document.text)} {document.text}".encode())
     entries = {split: writer.finished() for split, writer in writers.items()}
     if not any(entry["documents"] for entry in entries.values()):
         raise ValueError("corpus must hold text, but all its files are empty; pass others")
-    write_manifest(folder, dtype=dtype, splits=entries)
+    write_manifest(folder, dtype=dtype, splits=entries, text=read.hexdigest())
 
 
 def _batch(documents: Any) -> list[Any]:

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..._files import write_json
 
-__all__ = ["ShardWriter", "TokenShards", "is_whole", "token_dtype", "write_manifest"]
+__all__ = ["ShardWriter", "TokenShards", "is_whole", "text_hash", "token_dtype", "write_manifest"]
 
 SHARD_TOKENS = 2**27
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 
 def token_dtype(vocab_size: int) -> str:
@@ -50,9 +50,14 @@ class ShardWriter:
         return {"documents": len(self._starts), "shards": self._shards}
 
 
-def write_manifest(folder: Path, *, dtype: str, splits: dict[str, Any]) -> None:
-    """The last file of a folder of shards: without it there are none."""
-    write_json(folder / MANIFEST, {"format": FORMAT, "dtype": dtype, "splits": splits})
+def write_manifest(folder: Path, *, dtype: str, splits: dict[str, Any], text: str) -> None:
+    """The last file of a folder of shards: without it there are none. text: hash of the documents."""
+    write_json(folder / MANIFEST, {"format": FORMAT, "dtype": dtype, "splits": splits, "text": text})
+
+
+def text_hash(folder: Path) -> str:
+    """Hash of the documents whose tokens the folder holds."""
+    return json.loads((folder / MANIFEST).read_bytes())["text"]
 
 
 def is_whole(folder: Path) -> bool:

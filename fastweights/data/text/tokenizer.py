@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 from ...layers._checks import check_positive, check_size
 
-__all__ = ["END_OF_TEXT", "TextTokenizer"]
+__all__ = ["END_OF_TEXT", "TextTokenizer", "fingerprint", "vocabulary_size"]
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
+LONGEST_RUN = 4096
+LONG_RUN = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,8 @@ class TextTokenizer:
             raise ValueError(
                 f"tokenizer path {path} does not exist; pass a tokenizer.json or the folder of a tokenizer"
             )
+        if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
+            path = path.parent  # which says what the special tokens are
         try:
             if path.is_dir():
                 return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
@@ -90,11 +95,18 @@ class TextTokenizer:
 
 
 def _first(texts: Iterable[str], characters: float) -> Iterator[str]:
+    """The first of the texts; those with a run without end in pieces, as the time to learn one grows with its square."""
     for text in texts:
-        yield text
+        length = LONGEST_RUN if LONG_RUN.search(text) else len(text)
+        yield from (text[start : start + length] for start in range(0, len(text), length or 1))
         characters -= len(text)
         if characters <= 0:
             return
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """How many entries a model needs: ids may have holes, so that there are more than tokens."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def fingerprint(tokenizer: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..._files import write_bytes
+from .checkpoints import checkpoints_in
 
 __all__ = ["NonFiniteLoss", "RunLog", "StopAt", "TensorBoardLog", "loss_curves", "read_log"]
 
@@ -56,10 +57,12 @@ class RunLog(TrainerCallback):
     def _check(self, step: int, logs: dict[str, float]) -> None:
         for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
             if not math.isfinite(logs.get(name, 0.0)) and not (name == "grad_norm" and self._fp16):
+                kept = checkpoints_in(self._path.parent / "checkpoints")
+                begin = f", with path = {str(kept[-1])!r}, the last checkpoint, in [model]" if kept else ""
                 raise NonFiniteLoss(
-                    f"the {what} is {logs[name]} at step {step}; training has stopped, the checkpoints in "
-                    f"{self._path.parent / 'checkpoints'} are of steps before. A smaller learning_rate, a longer warm-up or "
-                    'precision = "bf16" or "no" usually help'
+                    f"the {what} is {logs[name]} at step {step}; training has stopped"
+                    f"{'' if kept else ' before its first checkpoint'}. A smaller learning_rate, a longer warm-up or "
+                    f'precision = "bf16" or "no" usually help: train so in another output folder{begin}'
                 )
 
 
@@ -109,8 +112,18 @@ class TensorBoardLog(TrainerCallback):
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The points of a log; a last line that a kill cut short is left out."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    points = []
+    for number, line in enumerate(lines, 1):
+        if line.endswith(b"\n"):
+            try:
+                points.append(json.loads(line))
+                int(points[-1]["step"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(
+                    f"log {path} is damaged in line {number} ({error}); delete that line to go on without its point"
+                ) from None
+    return points
 
 
 def loss_curves(path: Path) -> dict[str, Any]:

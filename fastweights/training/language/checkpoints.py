@@ -7,12 +7,17 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 from safetensors import SafetensorError
+from transformers import TrainerState
 
 from ...models import FastWeightsConfig
 
-__all__ = ["SaveError", "check_checkpoint", "checkpoint_step", "checkpoints_in", "drop_old", "saving"]
+__all__ = ["SaveError", "check_checkpoint", "checkpoint_step", "checkpoints_in", "drop_old", "loading", "saving"]
+
+# What a training continues from, with the names that FSDP gives it; transformers would go on without some of it.
+PARTS = (("model*.safetensors", "pytorch_model_fsdp*"), ("optimizer*",), ("scheduler.pt",), ("rng_state*.pth",))
 
 ARCHITECTURE = (
     *("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "mixer", "intermediate_size"),
@@ -44,13 +49,12 @@ def drop_old(folder: Path, keep: int) -> None:
 def check_checkpoint(checkpoint: Path, config: FastWeightsConfig) -> None:
     """ValueError unless the checkpoint is of a model of this configuration, and has what a training continues from."""
     remedy = "choose another output folder, or pass overwrite to delete the trainings in this one"
-    try:
-        there = json.loads((checkpoint / "config.json").read_bytes())
-        json.loads((checkpoint / "trainer_state.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"checkpoint {checkpoint} is damaged ({error}); delete it to continue from one before"
-        ) from None
+    with loading(checkpoint):
+        there = dict(json.loads((checkpoint / "config.json").read_bytes()))
+        TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        for names in PARTS:
+            if not any(found for name in names for found in checkpoint.glob(name)):
+                raise FileNotFoundError(f"it has no {' or '.join(names)}")
     here = json.loads(json.dumps(config.to_dict()))
     differences = [
         f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
@@ -59,6 +63,19 @@ def check_checkpoint(checkpoint: Path, config: FastWeightsConfig) -> None:
     ]
     if differences:
         raise ValueError(f"checkpoint {checkpoint} is of another architecture: {', '.join(differences)}; {remedy}")
+
+
+@contextmanager
+def loading(checkpoint: str | Path) -> Iterator[None]:
+    """Turns a failure to read into one clear error: torch, pickle, safetensors and transformers have no common kind."""
+    try:
+        yield
+    except Exception as error:
+        # torch follows up its word for a damaged file with advice to trust it
+        why = type(error).__name__ if isinstance(error, UnpicklingError) else error
+        raise ValueError(
+            f"checkpoint {checkpoint} is damaged ({why}); delete it to continue from one before"
+        ) from error
 
 
 @contextmanager

@@ -6,17 +6,22 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
+
+from ...data.text import PreparedText
 from ..output_folder import OwnedFolder, as_stored
+from .plots import PLOT_FILES
 from .run import LanguageRun
 
-__all__ = ["LanguageFolder", "is_main_process", "world_size"]
+__all__ = ["MEASURED", "LanguageFolder", "from_main_process", "is_main_process", "world_size"]
 
-# What a run may change when it is continued: the numbers do not depend on it.
-FREE = ("output", "cache", "keep_checkpoints", "context_lengths", "context_texts", "prompt", "tensorboard")
+# What a run may change when it is continued: the training does not depend on it. What is measured at its end may.
+MEASURED = ("context_lengths", "context_texts", "prompt")
+FREE = ("output", "cache", "keep_checkpoints", "tensorboard", *MEASURED)
 
 
 def world_size() -> int:
@@ -29,10 +34,15 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-class LanguageFolder:
-    """A folder that holds one training and nothing else.
+def from_main_process(value: Any) -> Any:
+    """What the main process has as `value`, in every process."""
+    return broadcast_object_list([value])[0]
 
-    run.json                 the configuration that the numbers depend on
+
+class LanguageFolder:
+    """A folder that holds one training, or those of several mixers and their results.json, and nothing else.
+
+    run.json                 the configuration, and hashes of text and tokenizer, that the numbers depend on
     log.jsonl                a line for every point of the loss curve and of the held-out loss
     checkpoints/checkpoint-N where a training that was cut continues
     tensorboard/             the same points for TensorBoard, where it is asked for
@@ -47,28 +57,39 @@ class LanguageFolder:
         self.tensorboard = path / "tensorboard"
         self.model = path / "model"
         self.result = path / "result.json"
+        self.results = path / "results.json"
         # Checkpoints are checked for themselves before they are continued from.
         self._owned = OwnedFolder(path, "run.json", "training", known=("checkpoints",))
 
+    def check(self, run: LanguageRun, *, overwrite: bool) -> None:
+        """ValueError where `opened` would refuse the folder whatever the text is. Nothing is written."""
+        self._owned.check(_identity(run), overwrite=overwrite)
+
     @contextmanager
-    def opened(self, run: LanguageRun, *, overwrite: bool) -> Iterator[None]:
-        """Hold the folder for `run`, new or continued. Only the main process writes.
+    def opened(self, run: LanguageRun, text: PreparedText, *, overwrite: bool) -> Iterator[None]:
+        """Hold the folder for `run` on `text`, new or continued. Only the main process writes; all see what it has done.
 
         Raises:
             ValueError: the folder cannot be written to, is in use, or holds other files; or, without `overwrite`, another
-                training. What it held is then as it was.
+                training. What it held is then as it was. Every process raises what the main one does.
         """
-        if not is_main_process():
-            yield
-            return
-        with self._owned.held_for(_identity(run), clear=self._clear if overwrite else None):
-            self.checkpoints.mkdir(exist_ok=True)
+        refusal = None
+        with ExitStack() as held:
+            if is_main_process():
+                wanted = {**_identity(run), **text.fingerprints}
+                try:
+                    held.enter_context(self._owned.held_for(wanted, clear=self._clear if overwrite else None))
+                except ValueError as error:
+                    refusal = str(error)
+            refusal = from_main_process(refusal)
+            if refusal is not None:
+                raise ValueError(refusal)
             yield
 
     def _clear(self) -> None:
         for folder in (self.checkpoints, self.tensorboard, self.model):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.log, self.result, *self.path.glob("*.png")):
+        for file in (self.log, self.result, self.results, *(self.path / name for name in PLOT_FILES)):
             file.unlink(missing_ok=True)
 
 

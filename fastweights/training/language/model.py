@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer
 
 from ...data.text import TextTokenizer
+from ...data.text.tokenizer import vocabulary_size
+from ...evaluation.loading import has_tokenizer, load_config, load_tokenizer, load_weights, model_folder
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, preset
 from .run import LanguageRun
 
@@ -16,15 +17,24 @@ __all__ = ["build_model", "mixer_name", "model_config", "model_tokenizer"]
 
 
 def model_tokenizer(run: LanguageRun) -> TextTokenizer:
-    """The tokenizer that the run asks for; where it continues a model and asks for none, the model's own."""
-    path = run.model.get("path")
-    if path is not None and run.tokenizer == TextTokenizer() and _tokenizer_in(path) is not None:
-        return TextTokenizer(path=path)
-    return run.tokenizer
+    """The tokenizer that the run asks for; where it continues a model and asks for none, the model's own.
+
+    Raises:
+        ValueError: the run continues a model that has no tokenizer, and names none.
+    """
+    if "path" not in run.model or run.tokenizer.path is not None:
+        return run.tokenizer
+    folder = _folder(run)
+    if not has_tokenizer(folder):
+        raise ValueError(
+            f"tokenizer path must name the tokenizer that the model in {folder} was trained with, as there is none beside the "
+            "model; set path in [tokenizer]"
+        )
+    return TextTokenizer(path=str(folder)) if run.tokenizer == TextTokenizer() else run.tokenizer
 
 
-def model_config(run: LanguageRun, tokenizer: Any) -> FastWeightsConfig:
-    """The configuration of the run's model.
+def model_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
+    """The configuration of the run's model. It has the tokens of the tokenizer, where there is one already.
 
     Raises:
         ValueError: a preset that does not exist, fields that do not fit, a folder without a model of this library, or a
@@ -32,30 +42,26 @@ def model_config(run: LanguageRun, tokenizer: Any) -> FastWeightsConfig:
     """
     fields = dict(run.model)
     if "path" in fields:
-        config = _config_in(str(fields["path"]))
-        own = _tokenizer_in(str(fields["path"]))
-        if own is not None and own.get_vocab() != tokenizer.get_vocab():
-            raise ValueError(
-                f"tokenizer must be the one that the model in {fields['path']} was trained with, but its {len(tokenizer)} tokens "
-                f"are not the model's {len(own)}; leave [tokenizer] out to use the model's own"
-            )
+        config = load_config(_folder(run))
     else:
-        special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        fields = {"vocab_size": len(tokenizer), **special, **fields}
+        if tokenizer is not None:
+            special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+            fields = {"vocab_size": vocabulary_size(tokenizer), **special, **fields}
         name = fields.pop("preset", None)
         config = FastWeightsConfig(**fields) if name is None else preset(name, **fields)
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(
-            f"model must have an entry for every token, but the tokenizer has {len(tokenizer)} and vocab_size is "
-            f"{config.vocab_size}; use the model's tokenizer, or leave vocab_size out"
-        )
+    if tokenizer is not None:
+        _check_tokenizer(run, config, tokenizer)
     return config
 
 
 def build_model(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCausalLM:
-    """The model to train, with the weights of the folder it continues from, or first weights from the run's seed."""
+    """The model to train, with the weights of the folder it continues from, or first weights from the run's seed.
+
+    Raises:
+        ValueError: the folder's weights are damaged, or not those of its configuration.
+    """
     if "path" in run.model:
-        return FastWeightsForCausalLM.from_pretrained(run.model["path"], config=config, dtype=torch.float32)
+        return load_weights(_folder(run), "float32")
     torch.manual_seed(run.seed)
     return FastWeightsForCausalLM(config)
 
@@ -66,22 +72,20 @@ def mixer_name(config: FastWeightsConfig) -> str:
     return names.pop() if len(names) == 1 else "hybrid"
 
 
-def _config_in(path: str) -> FastWeightsConfig:
-    if not Path(path, "config.json").is_file():
-        raise ValueError(f"model path {path} must be a folder with a model's config.json, but there is none")
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-    except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"model path {path} cannot be loaded: {error}") from None
-    if not isinstance(config, FastWeightsConfig):
+def _folder(run: LanguageRun) -> Path:
+    return model_folder(str(run.model["path"]), "model path")
+
+
+def _check_tokenizer(run: LanguageRun, config: FastWeightsConfig, tokenizer: Any) -> None:
+    if "path" in run.model and has_tokenizer(_folder(run)):
+        own = load_tokenizer(_folder(run))
+        if own.get_vocab() != tokenizer.get_vocab():
+            raise ValueError(
+                f"tokenizer must be the one that the model in {run.model['path']} was trained with, but its {len(tokenizer)} "
+                f"tokens are not the model's {len(own)}; leave [tokenizer] out to use the model's own"
+            )
+    if vocabulary_size(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"model path {path} holds a model of another architecture, {config.model_type!r}; only models of type "
-            f"{FastWeightsConfig.model_type!r} can be continued"
+            f"model must have an entry for every token, but the tokenizer has {vocabulary_size(tokenizer)} and vocab_size is "
+            f"{config.vocab_size}; use the model's tokenizer, or leave vocab_size out"
         )
-    return config
-
-
-def _tokenizer_in(path: str) -> Any:
-    if not Path(path, "tokenizer_config.json").is_file():
-        return None
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["loss_plot", "perplexity_plot", "save_language_plots"]
+__all__ = ["PLOT_FILES", "loss_plot", "perplexity_plot", "save_language_plots"]
+
+PLOT_FILES = ("loss.png", "perplexity.png")
 
 
 def save_language_plots(results: Sequence[LanguageResult], folder: Path) -> list[Path]:
@@ -28,14 +30,15 @@ def save_language_plots(results: Sequence[LanguageResult], folder: Path) -> list
     Raises:
         ImportError: matplotlib is not installed.
     """
-    figures = {"loss.png": loss_plot(results)}
+    figures = [loss_plot(results)]
     if all(result.perplexities for result in results):
-        figures["perplexity.png"] = perplexity_plot(results)
-    for name, figure in figures.items():
+        figures.append(perplexity_plot(results))
+    names = PLOT_FILES[: len(figures)]
+    for name, figure in zip(names, figures, strict=True):
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=150)
         write_bytes(folder / name, buffer.getvalue())
-    return [folder / name for name in figures]
+    return [folder / name for name in names]
 
 
 def loss_plot(results: Sequence[LanguageResult]) -> Figure:

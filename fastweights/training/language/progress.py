@@ -58,14 +58,14 @@ class TrainingProgress(TrainerCallback):
     ) -> None:
         now = time.monotonic()
         if "eval_loss" in logs:
-            self._held_out = f", held-out loss {logs['eval_loss']:.3f}"
+            self._held_out = f"held-out loss {logs['eval_loss']:.3f}"
         elif "loss" in logs and state.global_step > self._step:
             speed = (state.global_step - self._step) * self._tokens / max(now - self._since, 1e-9)
             self._training = f"loss {logs['loss']:.3f}, {speed:,.0f} tokens/s, {memory():.1f} GB"
         else:
             return
         self._since, self._step = now, state.global_step
-        note = f"{self._training}{self._held_out}"
+        note = ", ".join(filter(None, (self._training, self._held_out)))
         self._bar.update(self._task, note=f"step {state.global_step:,}/{self._steps:,}  {note}")
         ended = state.global_step == self._steps and "eval_loss" in logs
         if ended or (not self._console.is_terminal and now - self._line >= LINE_SECONDS):

@@ -27,11 +27,11 @@ class LanguageRun:
 
     Attributes:
         output: folder for checkpoints, logs, results, plots and the model.
-        model: fields of `FastWeightsConfig`; or {"preset": name} with changes to it; or {"path": folder} of a model to
-            continue from. vocab_size is the tokenizer's where it is not given.
+        model: fields of `FastWeightsConfig`; or {"preset": name} with changes to it; or {"path": folder} of a model or
+            a training to continue from. vocab_size is the tokenizer's where it is not given.
         mixers: train one model with each of these in every layer, and compare them; () trains `model` as it is.
-        corpus: the text.
-        tokenizer: the tokenizer; with {"path": folder} as model, the one in that folder unless another is given.
+        corpus: the text; what is in the folders output and cache is none of it.
+        tokenizer: the tokenizer; with {"path": folder} as model, the one in that folder, or its path where there is none.
         cache: folder where tokens are kept for later runs.
         length: tokens of a row; documents are packed into rows and do not see each other.
         batch_size: rows that a process reads at a time.
@@ -99,6 +99,8 @@ class LanguageRun:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
+        if self.seed >= 2**32:
+            raise ValueError(f"seed must be less than 2**32, got {self.seed}")
         if self.length < 2:
             raise ValueError(
                 f"length must be at least 2 tokens, of which the first predicts the next, got {self.length}"
@@ -108,6 +110,8 @@ class LanguageRun:
         for name in ("warmup_fraction", "final_fraction", "beta1", "beta2"):
             if not 0 <= check_number(name, getattr(self, name)) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
+            if name.startswith("beta") and getattr(self, name) == 1:
+                raise ValueError(f"{name} must be less than 1, got {getattr(self, name)!r}")
         if check_number("weight_decay", self.weight_decay) < 0:
             raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay!r}")
         for name in ("gradient_checkpointing", "fsdp", "tensorboard"):

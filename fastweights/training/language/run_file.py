@@ -49,7 +49,7 @@ def _from_python(file: Path) -> LanguageRun:
     try:
         run = runpy.run_path(str(file)).get("run")
         run = run() if callable(run) else run
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"run file {file}: {type(error).__name__}: {error}") from error
     if not isinstance(run, LanguageRun):
         raise ValueError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from ...data.text import PackedRows, PreparedText, prepare_text
 from ...layers._checks import check_size
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ..environment import machine, versions
+from ..output_folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, TensorBoardLog, loss_curves
 from .checkpoints import check_checkpoint, checkpoints_in
-from .folder import LanguageFolder, is_main_process, world_size
+from .folder import MEASURED, LanguageFolder, from_main_process, is_main_process, world_size
 from .measure import measure
 from .model import build_model, mixer_name, model_config, model_tokenizer
 from .progress import TrainingProgress
@@ -65,23 +67,31 @@ def train_language(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     singles = run.models()
-    text = prepare_text(run.corpus, model_tokenizer(singles[0]), run.cache, report)
+    for single in singles:
+        _checked_config(single)
+    for part in (run, *singles):
+        LanguageFolder(Path(part.output)).check(part, overwrite=overwrite)
+    corpus = dataclasses.replace(run.corpus, excluded=(*run.corpus.excluded, run.output, run.cache))
+    text = prepare_text(corpus, model_tokenizer(singles[0]), run.cache, report)
     for shards in (text.train, text.held_out):
         PackedRows(shards, run.length)  # raises where there are not enough tokens
     configs = [_checked_config(single, text.tokenizer) for single in singles]
-    results = [
-        _train_one(single, config, text, stop_at=stop_at, overwrite=overwrite, console=console)
-        for single, config in zip(singles, configs, strict=True)
-    ]
-    if not is_main_process():
-        return None
-    finished = [result for result in results if result is not None]
-    if len(finished) < len(results):
-        report(f"stopped after step {stop_at}; the same command goes on from there")
-        return None
-    if run.mixers:
-        write_json(Path(run.output, "results.json"), [dataclasses.asdict(result) for result in finished])
-    return finished
+    folder = LanguageFolder(Path(run.output))
+    with folder.opened(run, text, overwrite=overwrite) if run.mixers else nullcontext():
+        results = [
+            _train_one(single, config, text, stop_at=stop_at, overwrite=overwrite, report=report, console=console)
+            for single, config in zip(singles, configs, strict=True)
+        ]
+        if not is_main_process():
+            return None
+        finished = [result for result in results if result is not None]
+        if len(finished) < len(results):
+            command = "the same command without --overwrite" if overwrite else "the same command"
+            report(f"stopped after step {stop_at}; {command} goes on from there")
+            return None
+        if run.mixers:
+            write_json(folder.results, [dataclasses.asdict(result) for result in finished])
+        return finished
 
 
 def _check_device(run: LanguageRun) -> None:
@@ -95,7 +105,7 @@ def _check_device(run: LanguageRun) -> None:
         )
 
 
-def _checked_config(run: LanguageRun, tokenizer: Any) -> FastWeightsConfig:
+def _checked_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
     """The configuration of a model that can be built, found out without memory for its weights."""
     config = model_config(run, tokenizer)
     with torch.device("meta"):
@@ -110,13 +120,14 @@ def _train_one(
     *,
     stop_at: int | None,
     overwrite: bool,
+    report: Callable[[str], None],
     console: Console,
 ) -> LanguageResult | None:
     folder = LanguageFolder(Path(run.output))
-    with folder.opened(run, overwrite=overwrite):
-        PartialState().wait_for_everyone()  # so that all see the same folder
-        if folder.result.exists():
-            return load_result(folder.result)
+    model = build_model(run, config)
+    with folder.opened(run, text, overwrite=overwrite):
+        if from_main_process(folder.result.exists()):
+            return _finished(run, folder, text, report) if is_main_process() else None
         latest = checkpoints_in(folder.checkpoints)[-1:]
         for checkpoint in latest:
             check_checkpoint(checkpoint, config)
@@ -126,15 +137,13 @@ def _train_one(
         log = RunLog(folder.log, tokens_a_step=tokens_a_step, fp16=run.precision == "fp16")
         board = [TensorBoardLog(folder.tensorboard)] if run.tensorboard else []
         callbacks = [StopAt(stop_at), log, *board, progress]
-        model = build_model(run, config)
         parameters = model.num_parameters(only_trainable=True)
         trainer = LanguageTrainer(run, model, text, folder, callbacks)
         with progress:
             trainer.train(resume_from_checkpoint=str(latest[0]) if latest else None)
             if trainer.state.global_step < run.max_steps:
                 return None
-            history = trainer.state.log_history
-            if not any("eval_loss" in point and point["step"] == run.max_steps for point in history):
+            if not from_main_process(run.max_steps in loss_curves(folder.log)["held_out_steps"]):
                 trainer.evaluate()
         trainer.save_to(folder.model)
         if not is_main_process():
@@ -142,7 +151,7 @@ def _train_one(
         result = LanguageResult(
             name=mixer_name(config),
             folder=str(folder.model),
-            run=json.loads(json.dumps(dataclasses.asdict(run))),
+            run=as_stored(dataclasses.asdict(run)),
             parameters=parameters,
             state_size=model.state_size(run.length),
             steps=run.max_steps,
@@ -155,3 +164,18 @@ def _train_one(
         )
         save_result(folder.result, result)
         return result
+
+
+def _finished(
+    run: LanguageRun, folder: LanguageFolder, text: PreparedText, report: Callable[[str], None]
+) -> LanguageResult:
+    """The result of a training that has ended; measured anew, of the saved model, where the run now measures other things."""
+    result = load_result(folder.result)
+    wanted = {name: as_stored(getattr(run, name)) for name in MEASURED}
+    same = wanted.items() <= result.run.items()
+    report(f"{result.name}: finished earlier, not trained again" + ("" if same else "; measured as this run asks"))
+    if not same:
+        measured = measure(run, folder.model, text.held_out, PartialState().device)
+        result = dataclasses.replace(result, run={**result.run, **wanted}, **measured)
+        save_result(folder.result, result)
+    return result

@@ -17,7 +17,7 @@ from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
 from ..optimizer import weight_decay_groups
 from ..schedule import learning_rate_factor
-from .checkpoints import drop_old, saving
+from .checkpoints import drop_old, loading, saving
 from .folder import LanguageFolder, world_size
 from .run import LanguageRun
 
@@ -134,6 +134,18 @@ class LanguageTrainer(Trainer):
                 drop_old(folder, self.run.keep_checkpoints)
         self._staging = None
         self.accelerator.wait_for_everyone()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with loading(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with loading(str(checkpoint)):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with loading(str(checkpoint)):
+            super()._load_rng_state(checkpoint)
 
     def _get_output_dir(self, trial: Any) -> str:
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import shutil
 import sys
 import types
 
@@ -21,7 +22,7 @@ def test_every_kind_of_file(tmp_path):
 
     (tmp_path / "a.txt").write_text("plain\r\nnaïve ✓", "utf-8")
     (tmp_path / "b.md.gz").write_bytes(gzip.compress(b"# packed"))
-    (tmp_path / "c.jsonl").write_text('{"text": "one"}\n\n{"text": "two", "id": 3}\n')
+    (tmp_path / "c.jsonl").write_text('{"text": "one"}\n\n{"text": null}\n{"text": "two", "id": 3}\n')
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"text": "three"}\n'))
     parquet.write_table(pa.table({"text": ["four", None, "five"], "n": [1, 2, 3]}), tmp_path / "e.parquet")
     (tmp_path / "f").mkdir()
@@ -74,6 +75,26 @@ def test_the_only_plain_file_is_cut_at_a_line(tmp_path):
     assert train.endswith("\n") and held_out.startswith("line") and 850 < len(train.splitlines()) < 950
 
 
+@pytest.mark.parametrize(
+    ("text", "limit", "train"),
+    [("word " * 200, None, 900), ("word " * 200 + "\n", 0.0005, 450), ("word\n" * 200, 0.0005, 450)],
+)
+def test_the_only_plain_file_is_cut_within_what_is_read_of_it(tmp_path, text, limit, train):
+    (tmp_path / "only.txt").write_text(text)
+    corpus = TextCorpus(paths=(str(tmp_path / "only.txt"),), held_out_fraction=0.1, max_megabytes=limit)
+    (first,), (second,) = texts(corpus, held_out=False), texts(corpus, held_out=True)
+    assert first + second == text[: 500 if limit else None] and abs(len(first) - train) <= 5
+
+
+def test_a_long_line_or_row_becomes_several_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastweights.data.text.files.PIECE_CHARACTERS", 50)
+    monkeypatch.setattr("fastweights.data.text.corpus.LONGEST_DOCUMENT", 100)
+    (tmp_path / "a.txt").write_text("x" * 950)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "y" * 950}))
+    found = texts(TextCorpus(paths=(str(tmp_path),)))
+    assert "".join(found) == "x" * 950 + "y" * 950 and max(map(len, found)) == 100
+
+
 def test_a_long_file_becomes_documents_of_one_side(tmp_path, monkeypatch):
     monkeypatch.setattr("fastweights.data.text.files.PIECE_CHARACTERS", 100)
     long = "".join(f"word {number}\n" for number in range(100))
@@ -95,6 +116,22 @@ def test_held_out_files_of_their_own_and_a_limit(tmp_path):
     assert len(texts(corpus, held_out=False)) == 4
 
 
+def test_held_out_files_are_not_trained_on_and_no_file_is_read_twice(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    paths = (str(tmp_path), str(tmp_path / "a.txt"), f"{tmp_path}/../{tmp_path.name}")
+    corpus = TextCorpus(paths=paths, held_out=(str(tmp_path / "b.txt"),))
+    assert texts(corpus, held_out=True) == ["b"] and texts(corpus, held_out=False) == ["a", "c"]
+
+
+def test_folders_that_are_excluded(tmp_path):
+    for name in ("a.txt", "out/log.jsonl", "out/deep/b.txt", "kept/out/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    corpus = TextCorpus(paths=(str(tmp_path),), excluded=(f"{tmp_path}/kept/../out",))
+    assert texts(corpus) == ["a.txt", "kept/out/c.txt"]
+
+
 def test_by_default_it_is_python_itself():
     corpus, again = TextCorpus(max_megabytes=0.2), TextCorpus(max_megabytes=0.2)
     found = texts(corpus)
@@ -107,6 +144,9 @@ def test_the_fingerprint_follows_the_files(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("one")
     before = TextCorpus(paths=(str(file),)).fingerprint
+    (tmp_path / "copy").mkdir()
+    copy = shutil.copy2(file, tmp_path / "copy")  # of the same name, size and time
+    assert TextCorpus(paths=(str(copy),)).fingerprint != before
     file.write_text("other")
     assert TextCorpus(paths=(str(file),)).fingerprint != before
 
@@ -125,7 +165,7 @@ def test_a_dataset_where_the_library_is(monkeypatch):
     assert len(texts(corpus)) == 50 and 5 < len(texts(corpus, held_out=True)) < 28
     assert asked == [(("some/set", None), {"split": "validation"})]
     assert len(corpus.fingerprint) == 64
-    with pytest.raises(ValueError, match="no text in 'text' but body"):
+    with pytest.raises(ValueError, match="dataset: a row must be an object with text in 'text', got the keys body"):
         texts(TextCorpus(dataset="some/set"))
 
     def offline(*args, **options):
@@ -153,6 +193,14 @@ def test_a_dataset_needs_the_library(monkeypatch):
         ("broken.jsonl", b'{"text": "a"}\n{"text"\n', "broken.jsonl, line 2"),
         ("list.jsonl", b"[1]\n", "line 1: a row must be an object with text in 'text', got list"),
         ("other.jsonl", b'{"body": "a"}\n', "line 1: .*got the keys body; set text_field"),
+        ("number.jsonl", b'{"text": 3}\n', "line 1: 'text' must be text, got int; set text_field"),
+        ("array.json", b'[{"text": "a"}]', "array.json must have a row a line, as JSON lines"),
+        ("deep.jsonl", b"[" * 100_000, "deep.jsonl, line 1: "),
+        (
+            "half.jsonl",
+            b'{"text": "a"}\n{"text": "\\ud800"}',
+            "half.jsonl, line 2: 'text' must be text that UTF-8 can write",
+        ),
         ("broken.parquet", b"PAR1 no", "broken.parquet"),
     ],
 )
@@ -161,6 +209,16 @@ def test_bad_files(tmp_path, name, content, words):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=words):
         texts(TextCorpus(paths=(str(tmp_path / name),)))
+
+
+@pytest.mark.parametrize("column", [[1, 2], [b"a", b"b"]])
+def test_columns_that_are_not_text(tmp_path, column):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="a.parquet: 'text' must be text, got (int|bytes); set text_field"):
+        texts(TextCorpus(paths=(str(tmp_path),)))
 
 
 def test_a_folder_without_text(tmp_path):
@@ -174,6 +232,7 @@ def test_a_folder_without_text(tmp_path):
     ("settings", "words"),
     [
         ({"paths": 3}, "paths must be a list of paths"),
+        ({"paths": [""]}, "paths must be a list of paths, none of them empty"),
         ({"held_out_fraction": 1}, "held_out_fraction must be between 0 and 1"),
         ({"dataset": "a", "paths": ("b",)}, "choose one of them"),
         ({"max_megabytes": 0}, "max_megabytes must be positive"),

@@ -1,12 +1,14 @@
 """Tokenizers, shards on disk, and rows packed from them."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, pack_rows, prepare_text, shards
 from fastweights.data.text.packing import ShuffledRows
-from fastweights.data.text.tokenizer import fingerprint
+from fastweights.data.text.tokenizer import fingerprint, vocabulary_size
 
 TEXTS = [f"The {word} says: naïve café ✓ {number}\n" * 3 for number, word in enumerate(["cat", "dog", "cow"] * 8)]
 
@@ -30,7 +32,7 @@ def stream(folder, documents, dtype="uint16", shard_tokens=7):
     writer = shards.ShardWriter(folder, "train", dtype, shard_tokens)
     for document in documents:
         writer.append(document)
-    shards.write_manifest(folder, dtype=dtype, splits={"train": writer.finished()})
+    shards.write_manifest(folder, dtype=dtype, splits={"train": writer.finished()}, text="")
     return TokenShards(folder, "train")
 
 
@@ -44,6 +46,28 @@ def test_a_trained_tokenizer_writes_every_string(tokenizer, tmp_path):
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         loaded = TextTokenizer(path=str(path)).load()
         assert fingerprint(loaded) == fingerprint(tokenizer)
+
+
+def test_a_tokenizer_learns_from_a_word_without_end():
+    assert len(TextTokenizer(vocab_size=260).train(["x" * 300_000])) == 260
+
+
+def test_the_special_tokens_are_those_beside_the_file(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token": "A", "bos_token": "B"}))
+    loaded = TextTokenizer(path=str(tmp_path / "tokenizer.json")).load()
+    assert (loaded.eos_token, loaded.bos_token, loaded.pad_token) == ("A", "B", "<|endoftext|>")
+
+
+def test_ids_may_have_holes(corpus, tmp_path):
+    from tokenizers import Tokenizer, models
+
+    words = {"[UNK]": 0, "The": 70_000}
+    Tokenizer(models.WordLevel(words, unk_token="[UNK]")).save(str(tmp_path / "holes.json"))
+    prepared = prepare_text(corpus, TextTokenizer(path=str(tmp_path / "holes.json")), tmp_path / "cache")
+    assert vocabulary_size(prepared.tokenizer) == 70_001 > len(prepared.tokenizer)
+    assert prepared.train._dtype == "uint32"
 
 
 def test_tokenizers_that_cannot_be_used(tmp_path):
@@ -114,11 +138,12 @@ def test_the_order_is_a_function_of_seed_and_index(tmp_path):
 
 def test_prepared_once_and_found_again(corpus, tmp_path):
     told = []
+    (tmp_path / "texts" / "latin.txt").write_bytes("naïve".encode("latin-1"))
     first = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", told.append)
-    assert len(told) == 2
+    assert len(told) == 3 and told[1] == "left out 1 files of the corpus: binary, or not UTF-8"
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     again = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", told.append)
-    assert len(told) == 2
+    assert len(told) == 3
     assert {path: path.stat().st_mtime_ns for path in files} == files
     for prepared in (first, again):
         written = [prepared.tokenizer.decode(prepared.train.document(n)) for n in range(len(prepared.train.starts))]
@@ -126,7 +151,44 @@ def test_prepared_once_and_found_again(corpus, tmp_path):
         assert written == wanted
         assert len(prepared.held_out.starts) == len(TEXTS) - len(wanted) > 0
     prepare_text(corpus, TextTokenizer(vocab_size=301), tmp_path / "cache", told.append)
-    assert len(told) == 4
+    assert len(told) == 6
+
+
+def test_the_name_of_a_special_token_is_text(tmp_path):
+    (tmp_path / "a.txt").write_text("one <|endoftext|> two\n" * 50)
+    prepared = prepare_text(
+        TextCorpus(paths=(str(tmp_path / "a.txt"),)), TextTokenizer(vocab_size=300), tmp_path / "cache"
+    )
+    ids = prepared.train.document(0).tolist()
+    assert ids.count(prepared.tokenizer.eos_token_id) == 1 and ids[-1] == prepared.tokenizer.eos_token_id
+    assert prepared.tokenizer.decode(ids[:-1]).startswith("one <|endoftext|> two\n")
+
+
+def test_fingerprints_follow_the_content(corpus, tmp_path):
+    def fingerprints(size=300):
+        return prepare_text(TextCorpus(paths=corpus.paths), TextTokenizer(vocab_size=size), tmp_path / "c").fingerprints
+
+    first, file = fingerprints(), tmp_path / "texts" / "0.txt"
+    file.touch()
+    assert fingerprints() == first
+    assert fingerprints(301) == {**first, "tokenizer_content": fingerprints(301)["tokenizer_content"]} != first
+    file.write_text(file.read_text()[::-1])
+    assert fingerprints()["corpus_text"] != first["corpus_text"]
+
+
+def test_what_a_killed_tokenization_left_is_removed(corpus, tmp_path):
+    tokens = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache").train.folder
+    left, other = (tmp_path / "cache" / f".{name}.0badcafe.partial" for name in (tokens.name, "tokens-of-another"))
+    for folder in (left, other):
+        folder.mkdir()
+    prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")
+    assert other.exists() and not left.exists()
+
+
+def test_a_cache_that_cannot_be_a_folder(corpus, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cache must be a folder that can be written to.*choose another"):
+        prepare_text(corpus, TextTokenizer(), tmp_path / "file")
 
 
 def test_a_damaged_cache_is_made_anew(corpus, tmp_path):

@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig
 
 from fastweights.data.text import TextCorpus, TextTokenizer
-from fastweights.training.language import train_language
+from fastweights.training.language import train, train_language
+from fastweights.training.language.model import model_tokenizer
 
 from .small import small_run
 
@@ -30,7 +32,7 @@ def trained(prepared, tmp_path_factory):
         ({"model": {**MODEL, "num_heads": 3}}, "num_heads"),
         ({"model": MODEL, "mixers": ["gdn", "pdgn"]}, "unknown mixer 'pdgn' .did you mean 'pdn'"),
         ({"model": {**MODEL, "vocab_size": 299}}, "tokenizer has 300 and vocab_size is 299"),
-        ({"model": {"path": "nowhere"}}, "nowhere must be a folder with a model's config.json"),
+        ({"model": {"path": "nowhere"}}, "model path must be a folder with a saved model, nowhere is none"),
         ({"precision": "fp16"}, 'precision "fp16" needs a GPU'),
         ({"length": 100_000}, "train text must have at least one row of length 100000"),
     ],
@@ -61,9 +63,69 @@ def test_another_tokenizer_than_the_models(make_run, trained):
         train_language(run)
 
 
+def test_a_model_without_a_tokenizer_needs_one(make_run, trained, tmp_path):
+    folder = shutil.copytree(trained.folder, tmp_path / "copy")
+    (folder / "tokenizer_config.json").unlink()
+    run = make_run(model={"path": str(folder)}, tokenizer=TextTokenizer())
+    assert model_tokenizer(run) == TextTokenizer(path=str(folder))  # tokenizer.json is there
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="tokenizer path must name the tokenizer.*set path in .tokenizer."):
+        train_language(run)
+    path = str(Path(trained.folder, "tokenizer.json"))
+    assert train_language(dataclasses.replace(run, tokenizer=TextTokenizer(path=path)), stop_at=1) is None
+
+
+@pytest.mark.parametrize("harm", ["missing", "damaged", "lacking", "other shapes"])
+def test_weights_that_are_not_the_models(make_run, trained, tmp_path, harm):
+    folder = shutil.copytree(trained.folder, tmp_path / "run" / "model")
+    weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    if harm == "missing":
+        weights.unlink()
+    elif harm == "damaged":
+        weights.write_bytes(weights.read_bytes()[:-9])
+    else:
+        change = {"num_hidden_layers": 2} if harm == "lacking" else {"hidden_size": 32}
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+    run = make_run(model={"path": str(tmp_path / "run")}, tokenizer=TextTokenizer())
+    with pytest.raises(ValueError, match="the (model|weights) in .*model (cannot be loaded|are not those)"):
+        train_language(run)
+    assert not Path(run.output).exists()
+
+
+def test_what_is_known_at_once_is_refused_at_once(make_run, monkeypatch):
+    """Before text is read or tokenized."""
+    run, taken = make_run(), make_run("taken")
+    Path(taken.output).mkdir()
+    Path(taken.output, "thesis.tex").write_text("")
+    train_language(run, stop_at=1)
+    monkeypatch.setattr(train, "prepare_text", None)
+    for changes, words in (
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"output": taken.output}, "holds 'thesis.tex'"),
+        ({"output": taken.output, "mixers": ("gdn",), "model": MODEL}, "holds 'thesis.tex'"),
+        ({"model": {"path": "nowhere"}}, "nowhere is none"),
+        ({"model": {"preset": "none"}}, "unknown preset"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            train_language(dataclasses.replace(run, **changes))
+
+
+def test_the_folder_of_several_mixers_is_theirs(make_run):
+    run = make_run(model=MODEL, mixers=("linear", "gdn"), max_steps=1, context_lengths=())
+    train_language(run)
+    Path(run.output, "notes.png").write_text("mine")
+    before = Path(run.output, "results.json").read_bytes()
+    other = dataclasses.replace(run, mixers=("linear", "kda"))
+    with pytest.raises(ValueError, match='mixers is .*"gdn". there and .*"kda". here'):
+        train_language(other)
+    assert Path(run.output, "results.json").read_bytes() == before
+    train_language(other, overwrite=True)
+    assert Path(run.output, "notes.png").exists()
+
+
 def test_a_model_of_another_architecture(make_run, tmp_path):
     LlamaConfig().save_pretrained(tmp_path / "llama")
-    with pytest.raises(ValueError, match="another architecture, 'llama'"):
+    with pytest.raises(ValueError, match="llama must hold a model of type 'fastweights', got 'llama'"):
         train_language(make_run(model={"path": str(tmp_path / "llama")}))
 
 
@@ -88,9 +150,18 @@ def test_a_checkpoint_of_another_architecture(make_run):
 def test_a_damaged_checkpoint(make_run):
     run = make_run()
     train_language(run, stop_at=4)
-    Path(run.output, "checkpoints/checkpoint-4/trainer_state.json").unlink()
-    with pytest.raises(ValueError, match="checkpoint-4 is damaged .*delete it to continue from one before"):
-        train_language(run)
+    checkpoint = Path(run.output, "checkpoints/checkpoint-4")
+    whole = Path(shutil.copytree(checkpoint, run.output + "-whole"))
+    for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        for content in (None, (whole / name).read_bytes()[:50], b"[]"):
+            (checkpoint / name).unlink()
+            if content is not None:
+                (checkpoint / name).write_bytes(content)
+            with pytest.raises(ValueError, match="(?s)checkpoint-4 is damaged .*delete it to continue from one before"):
+                train_language(run)
+            shutil.copy(whole / name, checkpoint / name)
+    shutil.rmtree(checkpoint)
+    assert len(train_language(run)[0].losses) == 8
 
 
 def test_output_folders(make_run, tmp_path):

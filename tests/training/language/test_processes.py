@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -42,7 +43,7 @@ held_out_fraction = 0.2
 """
 
 
-def torchrun(*command):
+def torchrun(*command, succeeds=True):
     """Standard error of a command in two processes."""
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)],
@@ -56,7 +57,7 @@ def torchrun(*command):
     finally:
         process.terminate()  # torchrun then ends its processes
         process.wait()
-    assert process.returncode == 0, errors
+    assert (process.returncode == 0) == succeeds, errors
     return errors
 
 
@@ -85,6 +86,14 @@ def test_two_processes_are_one_with_twice_the_batch(run_file, alone):
     result = train_language(load_run(run_file, batch_size=2))[0]  # one process goes on with what two have begun
     assert_same_losses(result, alone)
     assert log(load_run(run_file))[-1]["tokens"] == alone.tokens
+
+
+def test_every_process_is_told_of_a_folder_that_is_refused(run_file, tmp_path):
+    (tmp_path / "out").mkdir()
+    with filelock.FileLock(tmp_path / "out" / ".lock"):
+        errors = torchrun("-m", "fastweights", "train", run_file, succeeds=False)
+    assert errors.count("fastweights: error: output") == 2
+    assert "is in use by another process" in errors and "gloo" not in errors.lower()
 
 
 def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone):

@@ -1,6 +1,8 @@
 """Killed at any step, a training continues with the same losses; and no failure to write costs a checkpoint."""
 
+import dataclasses
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -10,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from fastweights.training.language import NonFiniteLoss, callbacks, train_language, trainer
+from fastweights.data.text import TextTokenizer
+from fastweights.training.language import NonFiniteLoss, callbacks, train, train_language, trainer
 from fastweights.training.language.checkpoints import SaveError
 
-from .small import log, losses
+from .small import log, losses, small_run, write_texts
 
 
 class Killed(BaseException):
@@ -91,6 +95,70 @@ def test_stopped_on_purpose(make_run):
     assert names(cut) == ["checkpoint-6", "checkpoint-8"]
 
 
+def test_other_text_or_another_tokenizer_is_another_training(tmp_path):
+    run = small_run(tmp_path)
+    first = dataclasses.replace(run, tokenizer=TextTokenizer(path=str(tmp_path / "tokenizer")))
+    for size in (300, 290):
+        if size == 290:
+            train_language(first, stop_at=3)
+        texts = [document.text for document in run.corpus.documents()]
+        TextTokenizer(vocab_size=size).train(texts).save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(ValueError, match='another training: tokenizer_content is ".*" there and ".*" here; choose'):
+        train_language(first)
+    train_language(run, stop_at=3, overwrite=True)
+    texts = sorted((tmp_path / "texts").iterdir())
+    for file in texts:
+        file.touch()
+    assert train_language(run, stop_at=4) is None
+    texts[0].write_text("other words\n" * 20)
+    run = dataclasses.replace(run, corpus=dataclasses.replace(run.corpus))
+    with pytest.raises(ValueError, match='another training: corpus_text is ".*" there and ".*" here'):
+        train_language(run)
+
+
+def test_output_and_cache_inside_the_corpus(tmp_path):
+    write_texts(tmp_path / "texts")
+    run = small_run(tmp_path, output=str(tmp_path / "texts/out"), cache=str(tmp_path / "texts/cache"), max_steps=4)
+    assert train_language(run, stop_at=2) is None
+    assert len(train_language(run)[0].losses) == 4
+
+
+def test_killed_behind_the_last_step(make_run, monkeypatch):
+    """The held-out loss at the end is measured once."""
+    run = make_run(evaluate_every=0, log_every=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.LanguageTrainer, "save_to", lambda *args: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            train_language(run)
+    console = Console(file=io.StringIO(), width=150)
+    assert train_language(run, console=console)[0].held_out_steps == [8]
+    assert [point["step"] for point in log(run) if "held_out_loss" in point] == [8]
+    assert ", ," not in console.file.getvalue()
+
+
+def test_a_damaged_log(make_run):
+    run = make_run()
+    train_language(run, stop_at=4)
+    path = Path(run.output, "log.jsonl")
+    whole = path.read_text()
+    for line in ("{\n", "[]\n", "{}\n"):
+        path.write_text(line + whole)
+        with pytest.raises(ValueError, match="log.jsonl is damaged in line 1 .*delete that line"):
+            train_language(run)
+
+
+def test_a_finished_training_is_measured_as_asked(make_run):
+    run = make_run(prompt="the cat", context_lengths=(16,))
+    first, console = train_language(run)[0], Console(file=io.StringIO(), width=150)
+    assert train_language(run, console=console) == [first]
+    assert console.file.getvalue() == "gdn: finished earlier, not trained again\n"
+    other = dataclasses.replace(run, prompt="rivers", context_lengths=(16, 32), context_texts=1)
+    result = train_language(other)[0]
+    assert [entry["length"] for entry in result.perplexities] == [16, 32] and result.run["prompt"] == "rivers"
+    assert result.continuation != first.continuation and result.losses == first.losses
+    assert train_language(other) == [result]
+
+
 DISK_FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 TORCH_SAYS = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
 WRITERS = {
@@ -125,6 +193,26 @@ def test_a_full_disk_costs_no_checkpoint(make_run, monkeypatch, writer):
     assert names(run) == ["checkpoint-8"]
 
 
+@pytest.mark.parametrize("writer", [(trainer, "publish_folder"), (train, "save_result")], ids=["model", "result"])
+def test_a_full_disk_at_the_end_costs_no_step(make_run, monkeypatch, writer):
+    run = make_run(checkpoint_every=8, max_steps=8, evaluate_every=0)
+    owner, name = writer
+    write = getattr(owner, name)
+
+    def full(*args):
+        if name == "publish_folder" and args[1].name != "model":
+            return write(*args)
+        raise DISK_FULL
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, full)
+        with pytest.raises(OSError, match="No space left on device"):
+            train_language(run)
+    before = log(run)
+    assert not Path(run.output, "result.json").exists() and names(run) == ["checkpoint-8"]
+    assert train_language(run)[0].losses == losses(run) and log(run) == before
+
+
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_loss_that_is_not_finite(make_run, monkeypatch, what):
     run = make_run()
@@ -138,7 +226,8 @@ def test_a_loss_that_is_not_finite(make_run, monkeypatch, what):
 
     with monkeypatch.context() as patched:
         patched.setattr(trainer.LanguageTrainer, "compute_loss", spoiled)
-        with pytest.raises(NonFiniteLoss, match=f"the {what} is nan at step 6.*learning_rate"):
+        words = f"the {what} is nan at step 6.*learning_rate.*another output folder, with path = .*checkpoint-3"
+        with pytest.raises(NonFiniteLoss, match=words):
             train_language(run)
     assert names(run) == ["checkpoint-3"]
     whole = make_run("whole")

@@ -85,6 +85,8 @@ def test_examples_can_be_read(file):
         ("run.toml", "precision = 'bf8'", "precision must be one of 'no', 'bf16', 'fp16'"),
         ("run.toml", "warmup_fraction = 2", "warmup_fraction must be from 0 to 1"),
         ("run.toml", "length = 1", "length must be at least 2"),
+        ("run.toml", "beta1 = 1", "beta1 must be less than 1, got 1"),
+        ("run.toml", "seed = 4294967296", "seed must be less than 2..32, got 4294967296"),
         ("run.toml", "seed = -1", "seed must be a whole number of at least 0"),
         ("run.toml", "fsdp = 1", "fsdp must be True or False"),
         ("run.toml", "output = ''", "output must be the path of a folder"),
@@ -92,6 +94,7 @@ def test_examples_can_be_read(file):
         ("run.toml", "context_lengths = 512", "context_lengths must be a list of numbers"),
         ("run.py", "x = 1", "must define `run`"),
         ("run.py", "run = 3", "must define `run`.*got int"),
+        ("run.py", "raise SystemExit(3)", "run.py: SystemExit: 3"),
         ("run.py", "raise KeyError('a')", "run.py: KeyError: 'a'"),
     ],
 )
