@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from fastweights.data.text import TextCorpus, TextTokenizer
@@ -33,7 +34,11 @@ def trained(prepared, tmp_path_factory):
         ({"model": MODEL, "mixers": ["gdn", "pdgn"]}, "unknown mixer 'pdgn' .did you mean 'pdn'"),
         ({"model": {**MODEL, "vocab_size": 299}}, "tokenizer has 300 and vocab_size is 299"),
         ({"model": {"path": "nowhere"}}, "model path must be a folder with a saved model, nowhere is none"),
-        ({"precision": "fp16"}, 'precision "fp16" needs a GPU'),
+        pytest.param(
+            {"precision": "fp16"},
+            'precision "fp16" needs a GPU',
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         ({"length": 100_000}, "train text must have at least one row of length 100000"),
     ],
 )
