@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._files import write_bytes
 from ..layers import MIXERS
-from .plot_style import mixer_style
+from .plot_style import length_axis, mixer_style, plain_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,9 +23,7 @@ def save_perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]], path:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    buffer = io.BytesIO()
-    perplexity_plot(models).savefig(buffer, format="png", dpi=150)
-    write_bytes(path, buffer.getvalue())
+    save_figure(perplexity_plot(models), path)
 
 
 def perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
@@ -48,16 +44,11 @@ def perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
         look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linewidth": 1.2}
         axes.plot(lengths, [row.perplexity for row in rows], label=name, **look)
         axes.plot(lengths, [row.last_perplexity for row in rows], linestyle="--", markerfacecolor="white", **look)
-    ticks = sorted({row.length for rows in models.values() for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.set_xticks([], minor=True)
+    length_axis(axes, sorted({row.length for rows in models.values() for row in rows}))
     axes.set_xlabel("context length, tokens")
     axes.set_ylabel("perplexity on held-out text")
     axes.set_title("Perplexity by context length", fontsize=13, fontweight="bold", loc="left")
-    axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes)
     meaning = Line2D([], [], color="#555555", linestyle="--", label="the last tokens\nbefore the length")
     handles = [*axes.get_legend_handles_labels()[0], meaning]
     figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False, labelspacing=0.7)

@@ -1,11 +1,21 @@
-"""How mixers look in plots: one colour and marker each, the same in every plot of every experiment."""
+"""How plots look: one colour and marker a mixer, the same in every plot of every experiment, plain axes, PNG files."""
 
+from __future__ import annotations
+
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from .._files import write_bytes
 from ..layers import MIXERS
 
-__all__ = ["MixerStyle", "mixer_style", "spread"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["MixerStyle", "length_axis", "mixer_style", "plain_axes", "save_figure", "spread"]
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers, with a wine red for their yellow (too pale on white).
 # Colours repeat after 8 mixers and markers after 13, so that no two of the first 104 share both.
@@ -35,3 +45,24 @@ def spread(values: Sequence[float], step: float) -> list[float]:
         before, equal = list(values[:place]).count(value), list(values).count(value)
         factors.append((1 + step) ** (before - (equal - 1) / 2))
     return factors
+
+
+def plain_axes(axes: Axes) -> None:
+    """Pale grid lines behind what is drawn, no frame at the top and the right."""
+    axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
+    """A logarithmic x axis with a tick at each of `lengths`, in tokens."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.set_xticks([], minor=True)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG file, atomically."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    write_bytes(path, buffer.getvalue())

@@ -5,14 +5,12 @@ matplotlib (the `viz` extra) is imported when a plot is drawn. Figures are made 
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._files import write_bytes
-from .plot_style import mixer_style, spread
+from .plot_style import mixer_style, plain_axes, save_figure, spread
 from .results import RecallResult
 from .summary import RecallSummary, best_results, chance_level, summarize
 from .titles import describe_experiment
@@ -39,13 +37,9 @@ def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    written = []
     for name, draw in _PLOTS.items():
-        buffer = io.BytesIO()
-        draw(results).savefig(buffer, format="png", dpi=150)
-        write_bytes(folder / name, buffer.getvalue())
-        written.append(folder / name)
-    return written
+        save_figure(draw(results), folder / name)
+    return [folder / name for name in _PLOTS]
 
 
 def accuracy_by_pairs(results: Sequence[RecallResult]) -> Figure:
@@ -186,9 +180,7 @@ def _finished(figure: Figure, panels: Sequence[Axes], mixers: Sequence[str], *, 
         place = axes.get_subplotspec()
         if place is not None and not place.is_first_col():
             axes.set_ylabel("")
-        axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain_axes(axes)
     looks = {mixer: mixer_style(mixer) for mixer in mixers}
     entries = [
         Line2D([], [], color=look.colour, marker=look.marker, markersize=7, linewidth=1.2, label=mixer)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from ..evaluation.loading import has_tokenizer
+from ..evaluation.loading import has_tokenizer, saved_in
 from ..models import FastWeightsConfig
 
 __all__ = ["copy_tokenizer", "load_config", "load_model", "model_folder"]
@@ -36,10 +36,8 @@ TOKENIZER_FILES = (
 
 
 def model_folder(source: str) -> str:
-    """`source`, or its folder model/ where it is the folder of a training run."""
-    inside = Path(source, "model")
-    is_run = not Path(source, "config.json").is_file() and (inside / "config.json").is_file()
-    return str(inside) if is_run else source
+    """`source`, which may be no folder but a name on the hub, or its folder model/ where it is that of a training run."""
+    return str(saved_in(Path(source))) if Path(source).is_dir() else source
 
 
 def load_config(source: str) -> FastWeightsConfig | Mamba2Config:

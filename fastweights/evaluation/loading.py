@@ -12,7 +12,15 @@ import torch
 
 from ..data.text.tokenizer import vocabulary_size
 
-__all__ = ["has_tokenizer", "load_config", "load_language_model", "load_tokenizer", "load_weights", "model_folder"]
+__all__ = [
+    "has_tokenizer",
+    "load_config",
+    "load_language_model",
+    "load_tokenizer",
+    "load_weights",
+    "model_folder",
+    "saved_in",
+]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -51,7 +59,7 @@ def model_folder(path: str | Path, argument: str = "MODEL") -> Path:
         raise ValueError(
             f"{argument} must be a folder with a saved model, {path} is none; a training run writes one to model/"
         )
-    folder = path if (path / "config.json").is_file() else path / "model"
+    folder = saved_in(path)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{path} holds no model: there is no config.json in it nor in its folder model/")
     try:
@@ -64,6 +72,13 @@ def model_folder(path: str | Path, argument: str = "MODEL") -> Path:
             "from some other architectures"
         )
     return folder
+
+
+def saved_in(path: Path) -> Path:
+    """`path`, or its folder model/ where that alone holds a model: the folder of a training run does."""
+    inside = path / "model"
+    is_run = not (path / "config.json").is_file() and (inside / "config.json").is_file()
+    return inside if is_run else path
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from ..analysis.results import RecallResult
 from .experiment import RecallRun
 
-__all__ = ["BarReporter", "LineReporter", "Reporter", "Silent", "reporter_for"]
+__all__ = ["BarReporter", "LineReporter", "Reporter", "Silent", "progress_bars", "reporter_for"]
 
 _LINE_SECONDS = 30.0
 
@@ -76,15 +76,7 @@ class BarReporter(Silent):
     """A bar for the whole experiment and one for each worker."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-        )
+        self._progress = progress_bars(console)
         self._all = self._progress.add_task("all runs", note="")
         self._bars: dict[int, TaskID] = {}
         self._ended = self._total = 0
@@ -121,6 +113,20 @@ class BarReporter(Silent):
     def _show_all(self) -> None:
         work = self._ended_work + sum(self._current_work.values())
         self._progress.update(self._all, completed=work, note=f"{self._ended} of {self._total} runs")
+
+
+def progress_bars(console: Console) -> Progress:
+    """Bars with description, a note (a field of every task), time taken and time left; nothing where there is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def reporter_for(console: Console) -> Reporter:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import TrainerState
 
 from ...models import FastWeightsConfig
+from ..output_folder import as_stored
 
 __all__ = ["SaveError", "check_checkpoint", "checkpoint_step", "checkpoints_in", "drop_old", "loading", "saving"]
 
@@ -55,7 +56,7 @@ def check_checkpoint(checkpoint: Path, config: FastWeightsConfig) -> None:
         for names in PARTS:
             if not any(found for name in names for found in checkpoint.glob(name)):
                 raise FileNotFoundError(f"it has no {' or '.join(names)}")
-    here = json.loads(json.dumps(config.to_dict()))
+    here = as_stored(config.to_dict())
     differences = [
         f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
         for name in ARCHITECTURE

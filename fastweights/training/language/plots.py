@@ -5,14 +5,12 @@ matplotlib (the `viz` extra) is imported when a plot is drawn. Figures are made 
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..._files import write_bytes
-from ...analysis.plot_style import mixer_style
+from ...analysis.plot_style import length_axis, mixer_style, plain_axes, save_figure
 from .results import LanguageResult
 
 if TYPE_CHECKING:
@@ -35,9 +33,7 @@ def save_language_plots(results: Sequence[LanguageResult], folder: Path) -> list
         figures.append(perplexity_plot(results))
     names = PLOT_FILES[: len(figures)]
     for name, figure in zip(names, figures, strict=True):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=150)
-        write_bytes(folder / name, buffer.getvalue())
+        save_figure(figure, folder / name)
     return [folder / name for name in names]
 
 
@@ -71,9 +67,7 @@ def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
         for key, line, label in (("loss", "-", result.name), ("last_loss", "--", f"{result.name}, last 256 tokens")):
             values = [math.exp(entry[key]) for entry in result.perplexities]
             axes.plot(lengths, values, line, color=style.colour, marker=style.marker, markersize=6, label=label)
-    axes.set_xscale("log", base=2)
-    lengths = sorted({entry["length"] for result in results for entry in result.perplexities})
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    length_axis(axes, sorted({entry["length"] for result in results for entry in result.perplexities}))
     trained = results[0].run["length"]
     axes.axvline(trained, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label=f"trained at {trained:,}")
     axes.set_xlabel("tokens of context and prediction")
@@ -93,9 +87,7 @@ def _panel(title: str, results: Sequence[LanguageResult]) -> tuple[Figure, Axes]
 
 
 def _finished(figure: Figure, axes: Axes) -> Figure:
-    axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain_axes(axes)
     axes.legend(fontsize=9, frameon=False)
     return figure
 

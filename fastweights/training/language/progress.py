@@ -8,8 +8,9 @@ from typing import Any
 import psutil
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..progress import progress_bars
 
 __all__ = ["TrainingProgress"]
 
@@ -21,16 +22,7 @@ class TrainingProgress(TrainerCallback):
 
     def __init__(self, console: Console, *, title: str, tokens_a_step: int, steps: int) -> None:
         self._console, self._title, self._tokens, self._steps = console, title, tokens_a_step, steps
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._bar = progress_bars(console)
         self._task = self._bar.add_task(title, total=steps, note="")
         self._line = self._since = time.monotonic()
         self._step = 0
