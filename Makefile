@@ -1,7 +1,7 @@
 # Commands for a fresh machine with Python 3.10+ and pip:
 #   make recall    trains and compares memory layers on associative recall, results in runs/recall
 #   make lm        trains two small language models on the text of this machine's Python, results in runs/lm
-#   make test      runs the tests
+#   make test      runs the tests, the kernels' own in Triton's interpreter
 # Each makes the virtual environment when it is missing. To use a torch of your own:
 #   make recall TORCH="torch==2.9.1"      another version, or the path of a wheel
 #   make recall VENV=path/to/environment  an environment that exists; a torch found in it is kept
@@ -13,6 +13,8 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fastweights-installed
 DEFAULT_TORCH := torch==2.13.0
+# For a torch that comes without: the tests run the kernels in its interpreter, and compile them for GPUs.
+DEFAULT_TRITON := triton==3.6.0; sys_platform == "linux" and platform_machine == "x86_64"
 
 .PHONY: recall lm test lint install clean
 
@@ -22,9 +24,13 @@ recall: $(INSTALLED)
 lm: $(INSTALLED)
 	$(BIN)/fastweights train examples/lm.toml $(ARGS)
 
-# The models and matrices of the tests are tiny: a process a core, each with a single thread.
+# The models and matrices of the tests are tiny: a process a core, each with a single thread. The second run has the kernels
+# in Triton's interpreter, which replaces its compiler for a whole process; ARGS may leave it without tests (code 5).
+PYTEST := $(BIN)/python -m pytest -n auto -q
+test: export OMP_NUM_THREADS := 1
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q $(ARGS)
+	$(PYTEST) $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) -m "kernels and not gpu" $(ARGS)$(if $(ARGS), || test $$? -eq 5)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -39,6 +45,7 @@ ifdef TORCH
 else
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q "$(DEFAULT_TORCH)"
 endif
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install -q '$(DEFAULT_TRITON)'
 	$(BIN)/python -m pip install -q -e ".[dev]"
 	@touch $@
 

@@ -1,21 +1,31 @@
 """The judge of the GPU kernels: correctness first, then time, memory and the distance from the floor, beside the peers.
 
-    python benchmarks/kernels.py                                  every op at the default sizes, in bfloat16
+    python benchmarks/kernels.py --check                          correctness alone, every length, shape, dtype, packed
+    python benchmarks/kernels.py                                  time every op at the default sizes, in bfloat16
     python benchmarks/kernels.py --only gdn,pgdn --sizes 4,2048,8,128,128 --backend torch
-    python benchmarks/kernels.py --cold gdn                       first forward + backward from an empty kernel cache
+    python benchmarks/kernels.py --decode                         one token for 64 sequences, and nothing else
+    python benchmarks/kernels.py --warm-peers 16                  before timing, compile the peers' kernels in 16 processes
+    python benchmarks/performance.py                              docs/performance.md from the result files
 
-An op whose values or gradients exceed the error budgets against float64 gets no time. Times are medians of interleaved calls:
-`eager` as called, `graph` as a replayed CUDA graph, which is device time alone. Peers are timed where they are installed and
-their errors are reported too. Writes benchmarks/results/kernels-<device>.json.
+An op whose values or gradients, with initial and final states too, exceed the error budgets against float64, or twice the error
+of a PyTorch twin of the same precision, gets no time. Times are medians of interleaved calls: `eager` as called, `graph` as a
+replayed CUDA graph, which is device time alone. Peers are timed where they are installed (flash-linear-attention 0.6) and their
+errors are reported too.
+
+Result files, written after every op and continued by the next run of the same commit (so a run may be split with --only):
+kernel-checks-<device>.json, kernels-<device>.json and peer-tuning-<device>.json in --results.
+
+The peers tune themselves at their first call: 150 to 365 s an op from an empty cache, the most of it compiling. --warm-peers
+compiles side by side; the choices are then timed in this process alone and kept in peer-tuning-<device>.json, which makes the
+next machine compile only what was chosen. FLA_CACHE_RESULTS and TRITON_CACHE_AUTOTUNING, which make Triton keep choices in
+TRITON_CACHE_DIR, are set by this program; the peers' own FLA_CONFIG_DIR and FLA_CACHE_MODE are not needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,137 +33,152 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, write_json
-from judge.accuracy import errors, outputs, over_budget
-from judge.cases import CASES, Case, Sizes
-from judge.peers import peers
-from judge.timing import Ceilings, as_graph, interleaved, peak_megabytes
-from torch import Tensor
+from judge import tuning
+from judge.cases import CASES, Sizes
+from judge.checks import check_all, combinations, worst
+from judge.cold import cold_start
+from judge.decoding import SIZES as DECODING
+from judge.decoding import judge_decoding
+from judge.measuring import judge
+from judge.peers import is_installed
+from judge.records import RESULTS, Record
+from judge.timing import Ceilings
 
-RESULTS = Path(__file__).parent / "results"
 SIZES = ("4,2048,8,128,128", "1,8192,16,128,128", "1,32768,8,128,128")
-Call = Callable[[Mapping[str, Tensor]], Tensor]
+MORE_SIZES = ("8,2048,16,96,192",)
 
 
-def forward(call: Call, inputs: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        call(inputs)
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
-def forward_backward(call: Call, inputs: Mapping[str, Tensor], do: Tensor) -> None:
-    torch.autograd.grad(call(inputs), list(inputs.values()), do, allow_unused=True)
+def check(names: list[str], arguments: argparse.Namespace, device: str, suffix: str) -> bool:
+    """Prints a line for every combination that fails, and the worst errors by op."""
+    started, seed = time.time(), arguments.seed if arguments.seed is not None else int(time.time()) % 2**31
+    record = Record(arguments.results, f"kernel-checks-{suffix}.json", {"device": device, "backend": arguments.backend})
+    chosen = [what for what in combinations() if arguments.combination in str(what)]
+    print(f"{len(chosen)} combinations of {len(names)} ops, seed {seed}", flush=True)
+    rows: dict[str, Any] = {}
+    for key, row in check_all(names, arguments.device, arguments.backend, seed, arguments.jobs, chosen):
+        rows[key] = row
+        record.add_row(key, {"failures": [], **row, "seed": seed})
+        if row["failures"]:
+            print(f"FAILED {key}: {'; '.join(row['failures'])}", flush=True)
+    record.add(worst=worst(record.rows))
+    for op, precisions in worst(rows).items():
+        for precision, errors in precisions.items():
+            print(f"worst {op:12s} {precision:5s} {'  '.join(f'{n} {e:.1e}' for n, e in errors.items())}")
+    failed = sum(bool(row["failures"]) for row in rows.values())
+    print(f"{len(rows) - failed} passed, {failed} failed, {time.time() - started:.0f} s; written to {record.path}")
+    return failed == 0
 
 
-def check(case: Case, calls: Mapping[str, Call], sizes: Sizes, dtype: torch.dtype) -> dict[str, dict[str, float]]:
-    """Errors of every call against our chunkwise form in float64, on inputs of their own."""
-    inputs = case.draw(sizes, dtype, "cuda", seed=torch.seed() % 2**31)
-    do = torch.randn_like(inputs["v"])
-    exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
-    wanted = outputs(lambda x: case.ours(x, backend="torch")[0], exact, do.double())
-    return {name: errors(outputs(call, inputs, do), wanted) for name, call in calls.items() if name != "sdpa"}
-
-
-def judge(
-    name: str, sizes: Sizes, dtype: torch.dtype, backend: str, repeats: int, ceilings: Ceilings
-) -> dict[str, Any]:
-    case = CASES[name]
-    calls: dict[str, Call] = {"ours": lambda x: case.ours(x, backend=backend)[0], **peers(name)}
-    found = check(case, calls, sizes, dtype)
-    refused = over_budget(found["ours"], dtype)
-    if refused:
-        return {"errors": found, "refused": refused}
-    inputs = case.draw(sizes, dtype, "cuda", seed=0)
-    do = torch.randn_like(inputs["v"])
-    row: dict[str, Any] = {"errors": found}
-    for stage in ("forward", "forward_backward"):
-        backward = stage == "forward_backward"
-        works = {
-            who: partial(forward_backward, call, inputs, do) if backward else partial(forward, call, inputs)
-            for who, call in calls.items()
-        }
-        floor = max(case.bytes(inputs, backward) / ceilings.bandwidth, case.operations(sizes, backward) / ceilings.rate)
-        row[stage] = {
-            "floor_ms": 1e3 * floor,
-            "eager": interleaved(works, repeats),
-            "graph": interleaved({who: as_graph(work) for who, work in works.items()}, repeats),
-            "peak_mb": {who: peak_megabytes(work) for who, work in works.items()},
-        }
-    return row
-
-
-def show(name: str, sizes: Sizes, row: Mapping[str, Any]) -> None:
+def show(key: str, row: Mapping[str, Any]) -> None:
     if "refused" in row:
-        print(f"{name:12s} {sizes!s:24s} no time: {'; '.join(row['refused'])}", flush=True)
-        return
-    for stage in ("forward", "forward_backward"):
+        print(f"{key:30s} no time: {'; '.join(row['refused'])}", flush=True)
+    for who, why in row.get("failed", {}).items():
+        print(f"{key:30s} {who} does not run: {why}", flush=True)
+    for stage in ("forward", "forward_backward", "decode"):
+        if stage not in row:
+            continue
         part = row[stage]
-        cells = [
-            f"{who} {part['graph'][who].median:.3f} (eager {part['eager'][who].median:.2f}, {part['peak_mb'][who]:.0f} MB)"
-            for who in part["graph"]
-        ]
-        reached = part["floor_ms"] / part["graph"]["ours"].median
-        print(
-            f"{name:12s} {sizes!s:24s} {stage:16s} floor {part['floor_ms']:.3f} ({reached:.0%})  {'  '.join(cells)}",
-            flush=True,
-        )
+        cells = []
+        for who in part["graph"]:
+            memory = f", {part['peak_mb'][who]:.0f} MB" if "peak_mb" in part else ""
+            cells.append(f"{who} {part['graph'][who][0]:.3f} (eager {part['eager'][who][0]:.2f}{memory})")
+        ours = part["graph"]["ours"][0]
+        beside = ""
+        if "fla" in part["graph"]:
+            beside = f"  ours/fla {ours / part['graph']['fla'][0]:.2f}"
+            if "peak_mb" in part:
+                beside += f", memory {part['peak_mb']['ours'] / part['peak_mb']['fla']:.2f}"
+        reached = f"floor {part['floor_ms']:.3f} ({part['floor_ms'] / ours:.0%})"
+        print(f"{key:30s} {stage:16s} {reached}{beside}  {'  '.join(cells)}", flush=True)
 
 
-def cold_start(name: str, sizes: Sizes, dtype: torch.dtype, backend: str) -> dict[str, float]:
-    """Seconds of the first forward + backward in a new process: with an empty kernel cache, then with the one it left."""
-    program = (
-        "import sys, time, torch; sys.path.insert(0, sys.argv[1]); from judge.cases import CASES, Sizes\n"
-        "case, sizes = CASES[sys.argv[2]], Sizes(*map(int, sys.argv[3].split(',')))\n"
-        "inputs = case.draw(sizes, getattr(torch, sys.argv[4]), 'cuda', 0); torch.cuda.synchronize(); start = time.time()\n"
-        "o, _ = case.ours(inputs, backend=sys.argv[5]); torch.autograd.grad(o.sum(), list(inputs.values()))\n"
-        "torch.cuda.synchronize(); print(time.time() - start)"
-    )
-    arguments = [str(Path(__file__).parent), name, ",".join(map(str, sizes)), str(dtype).split(".")[1], backend]
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {"TRITON_CACHE_DIR": folder}
-        run = partial(
-            subprocess.run, [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
-        )
-        seconds = [float(run(env={**os.environ, **environment}).stdout) for _ in range(2)]
-    return {"empty_cache_s": seconds[0], "warm_cache_s": seconds[1]}
+def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix: str) -> None:
+    started, dtype = time.time(), getattr(torch, arguments.dtype)
+    with_peers = not arguments.no_peers
+    choices = arguments.results / f"peer-tuning-{suffix}.json"
+    sizes = [Sizes.read(text) for text in arguments.sizes or SIZES]
+    if with_peers and is_installed():
+        for path in (RESULTS / choices.name, choices):
+            tuning.load_choices(path)
+        tuning.time_shortly()
+        if arguments.warm_peers and not arguments.decode:
+            tuning.warm_peers(names, sizes, arguments.dtype, arguments.warm_peers)
+            print(f"peers' kernels compiled after {time.time() - started:.0f} s", flush=True)
+    ceilings = Ceilings.measure()
+    print(f"{device}: copy {ceilings.bandwidth / 1e12:.2f} TB/s, bf16 product {ceilings.rate / 1e12:.0f} TFLOP/s")
+    head = {
+        "device": device, "dtype": arguments.dtype, "backend": arguments.backend, "triton": version("triton"),
+        "fla": version("fla-core"), "ceilings": ceilings._asdict(),
+    }  # fmt: skip
+    record = Record(arguments.results, f"kernels-{suffix}.json", head)
+
+    def add(key: str, work: Callable[[], dict[str, Any]]) -> None:
+        try:
+            row = work()
+        except Exception as error:  # the other ops are worth measuring
+            row = {"refused": [f"{type(error).__name__}: {str(error)[:300]}"]}
+        record.rows.pop(key, None)
+        record.add_row(key, row)
+        show(key, row)
+        torch.cuda.empty_cache()
+        if with_peers and is_installed():
+            tuning.save_choices(choices)
+
+    shared = (dtype, arguments.backend, arguments.repeats, ceilings, with_peers)
+    for name in names:
+        for shape in [] if arguments.decode else sizes:
+            key = f"{name} {shape}"
+            add(key, partial(judge, name, shape, *shared))
+            if arguments.cold:
+                cold = cold_start(name, shape, arguments.dtype, arguments.backend)
+                record.add_row(key, {"cold_start": cold})
+                print(
+                    f"{key:30s} first call {cold['empty_cache_s']:.1f} s, kernels cached {cold['warm_cache_s']:.1f} s"
+                )
+        add(f"{name} decode {DECODING}", partial(judge_decoding, name, *shared))
+    print(f"written to {record.path} after {time.time() - started:.0f} s")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(CASES), help=f"ops, of {', '.join(CASES)}")
+    parser.add_argument("--check", action="store_true", help="correctness alone, without times and peers")
+    parser.add_argument("--combination", default="", help="with --check: only those whose printed name holds this text")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 16), help="processes of --check")
+    parser.add_argument("--seed", type=int, help="of --check; another one each time if not given")
     parser.add_argument(
-        "--sizes", action="append", help=f"B,T,H,K,V; may be repeated; {' and '.join(SIZES)} if not given"
-    )
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+        "--sizes", action="append", help=f"B,T,H,K,V; may be repeated; {' and '.join(SIZES)} if not given; also of interest: "
+        f"{' and '.join(MORE_SIZES)}",
+    )  # fmt: skip
+    parser.add_argument("--decode", action="store_true", help="time single-token decode alone")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="of the times")
     parser.add_argument("--backend", default="auto", help="of our ops")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--cold", action="store_true", help="also the first call from an empty kernel cache")
-    parser.add_argument("--output", type=Path, default=None)
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--warm-peers", type=int, default=0, metavar="N", help="compile the peers first, N at a time")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result files")
+    parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.only.split(",")) - set(CASES))
+    names = arguments.only.split(",")
+    unknown = sorted(set(names) - set(CASES))
     if unknown:
         parser.error(f"--only names {', '.join(unknown)}; choose from {', '.join(CASES)}")
-    if not torch.cuda.is_available():
+    if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("the kernels are judged on a CUDA device, and this machine has none")
-    dtype = getattr(torch, arguments.dtype)
-    ceilings = Ceilings.measure()
-    device = torch.cuda.get_device_name()
-    print(f"{device}: copy {ceilings.bandwidth / 1e12:.2f} TB/s, bf16 product {ceilings.rate / 1e12:.0f} TFLOP/s")
-    started, rows = time.time(), {}
-    for name in arguments.only.split(","):
-        for text in arguments.sizes or SIZES:
-            sizes = Sizes(*map(int, text.split(",")))
-            row = judge(name, sizes, dtype, arguments.backend, arguments.repeats, ceilings)
-            if arguments.cold:
-                row["cold_start"] = cold_start(name, sizes, dtype, arguments.backend)
-            rows[f"{name} {text}"] = row
-            show(name, sizes, row)
-    output = arguments.output or RESULTS / f"kernels-{device.replace(' ', '-').lower()}.json"
-    content = {
-        **describe(), "device": device, "dtype": arguments.dtype, "backend": arguments.backend,
-        "ceilings": ceilings._asdict(), "rows": rows,
-    }  # fmt: skip
-    write_json(output, content)
-    print(f"written to {output} after {time.time() - started:.0f} s")
+    tuning.keep_choices()
+    device = torch.cuda.get_device_name() if arguments.device == "cuda" else arguments.device
+    suffix = device.replace(" ", "-").lower()
+    if arguments.check:
+        raise SystemExit(0 if check(names, arguments, device, suffix) else 1)
+    measure(names, arguments, device, suffix)
 
 
 if __name__ == "__main__":

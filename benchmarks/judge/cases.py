@@ -1,7 +1,7 @@
 """The ops that are judged: fresh random inputs, our call, and what the computation costs at least.
 
-Sizes: B batch, T time, H heads, K key channels, V value channels. Costs are those of docs/rules.md (multiply-adds a token and
-head of the chunkwise form, chunks of 64), the backward counted as twice the forward.
+Sizes: B batch, T time, H heads, K key channels, V value channels, HV value heads. Costs are those of docs/rules.md
+(multiply-adds a token and head of the chunkwise form, chunks of 64), the backward counted as twice the forward.
 """
 
 from __future__ import annotations
@@ -20,33 +20,60 @@ CHUNK = 64
 
 
 class Sizes(NamedTuple):
+    """HV is H where it is not given."""
+
     B: int
     T: int
     H: int
     K: int
     V: int
+    HV: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> Sizes:
+        return cls(*map(int, text.split(",")))
+
+    @property
+    def heads(self) -> int:
+        return self.HV or self.H
 
     def __str__(self) -> str:
-        return "({},{},{},{},{})".format(*self)
+        return ",".join(map(str, self if self.HV else self[:5]))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One op in one form. inputs: kind of every tensor by argument name; constants: other arguments; macs: multiply-adds a
-    token and head."""
+    """One op in one form. inputs: kind of every tensor by argument name; states: shape of every state after [N, heads];
+    constants: other arguments; macs: multiply-adds a token and head."""
 
     op: Callable[..., tuple[Tensor, Any]]
     inputs: Mapping[str, str]
     macs: Callable[[int, int], float]
+    states: Mapping[str, str] = field(default_factory=lambda: {"S": "KV"})
     constants: Mapping[str, Any] = field(default_factory=dict)
 
     def draw(self, sizes: Sizes, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:
         generator = torch.Generator(device).manual_seed(seed)
-        kinds = {name: KINDS[kind] for name, kind in self.inputs.items()}
-        return {name: kind(sizes, dtype, device, generator).requires_grad_() for name, kind in kinds.items()}
+        drawn: dict[str, Tensor] = {}
+        for name, kind in self.inputs.items():
+            drawn[name] = KINDS[kind](Draw(sizes, dtype, device, generator, drawn))
+        return {name: x.requires_grad_() for name, x in drawn.items()}
+
+    def draw_states(self, sizes: Sizes, count: int, device: str, seed: int) -> dict[str, Tensor]:
+        """Initial states of `count` sequences: normal numbers, or where the state is a sum of squares what those look like."""
+        generator = torch.Generator(device).manual_seed(seed)
+        states = {}
+        for name, shape in self.states.items():
+            x = torch.randn(count, sizes.heads, *(getattr(sizes, d) for d in shape), device=device, generator=generator)
+            if shape == "K":
+                x = x.square() * 4 / sizes.K
+            elif shape == "KK":
+                x = x @ x.mT / sizes.K
+            states[name] = x.requires_grad_()
+        return states
 
     def ours(self, inputs: Mapping[str, Tensor], backend: str = "auto", **more: Any) -> tuple[Tensor, Any]:
-        return self.op(**inputs, **self.constants, backend=backend, **more)
+        return self.op(**inputs, **{**self.constants, **more}, backend=backend)
 
     def bytes(self, inputs: Mapping[str, Tensor], backward: bool) -> int:
         """Every input read and the output written once; with the backward also dO, the inputs again and their gradients."""
@@ -55,42 +82,54 @@ class Case:
         return 3 * read + 2 * o if backward else read + o
 
     def operations(self, sizes: Sizes, backward: bool) -> float:
-        forward = 2 * self.macs(sizes.K, sizes.V) * sizes.B * sizes.T * sizes.H
+        forward = 2 * self.macs(sizes.K, sizes.V) * sizes.B * sizes.T * sizes.heads
         return 3 * forward if backward else forward
 
 
-def _normal(*shape: int, dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, device=device, generator=generator).to(dtype)
+class Draw(NamedTuple):
+    """What a kind of input is drawn from."""
+
+    sizes: Sizes
+    dtype: torch.dtype
+    device: str
+    generator: torch.Generator
+    drawn: Mapping[str, Tensor]
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(self.sizes.B, self.sizes.T, *shape, device=self.device, generator=self.generator)
+
+    def key(self) -> Tensor:
+        return F.normalize(self.normal(self.sizes.H, self.sizes.K), dim=-1).to(self.dtype)
+
+    def write_key(self) -> Tensor:
+        """Near the key: an unrelated one would make the memory diverge."""
+        k = self.drawn["k"].detach()
+        return (k * torch.exp(0.4 * self.normal(self.sizes.H, self.sizes.K).tanh())).to(self.dtype)
+
+    def value(self) -> Tensor:
+        return self.normal(self.sizes.heads, self.sizes.V).to(self.dtype)
+
+    def gain(self) -> Tensor:
+        return self.normal(self.sizes.heads).sigmoid()
+
+    def decay(self) -> Tensor:
+        """Half-lives from a few to hundreds of tokens."""
+        return F.logsigmoid(self.normal(self.sizes.heads) + 2) / 8
+
+    def channel_decay(self) -> Tensor:
+        return F.logsigmoid(self.normal(self.sizes.heads, self.sizes.K) + 2) / 8
+
+    def center(self) -> Tensor:
+        return torch.full((self.sizes.heads,), -0.2, device=self.device)
+
+    def ridge(self) -> Tensor:
+        shape = (self.sizes.heads, self.sizes.K)
+        return 0.25 + F.softplus(torch.randn(shape, device=self.device, generator=self.generator))
 
 
-def _key(s: Sizes, dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
-    x = torch.randn(s.B, s.T, s.H, s.K, device=device, generator=generator)
-    return F.normalize(x, dim=-1).to(dtype)
-
-
-def _value(s: Sizes, dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
-    return _normal(s.B, s.T, s.H, s.V, dtype=dtype, device=device, generator=generator)
-
-
-def _gain(s: Sizes, dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
-    return _normal(s.B, s.T, s.H, dtype=torch.float32, device=device, generator=generator).sigmoid()
-
-
-def _decay(s: Sizes, dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
-    """Half-lives from a few to hundreds of tokens."""
-    return F.logsigmoid(_normal(s.B, s.T, s.H, dtype=torch.float32, device=device, generator=generator) + 2) / 8
-
-
-def _channel_decay(s: Sizes, dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
-    return F.logsigmoid(_normal(s.B, s.T, s.H, s.K, dtype=torch.float32, device=device, generator=generator) + 2) / 8
-
-
-def _center(s: Sizes, dtype: torch.dtype, device: str, generator: torch.Generator) -> Tensor:
-    return torch.full((s.H,), -0.2, device=device)
-
-
-KINDS = {
-    "key": _key, "value": _value, "gain": _gain, "decay": _decay, "channel decay": _channel_decay, "center": _center,
+KINDS: dict[str, Callable[[Draw], Tensor]] = {
+    "key": Draw.key, "write key": Draw.write_key, "value": Draw.value, "gain": Draw.gain, "decay": Draw.decay,
+    "channel decay": Draw.channel_decay, "center": Draw.center, "ridge": Draw.ridge,
 }  # fmt: skip
 READ = {"q": "key", "k": "key", "v": "value"}
 PRECONDITIONER = {"precond_g": "decay", "precond_beta": "gain", "center": "center"}
@@ -104,16 +143,32 @@ def delta_cost(K: int, V: int) -> float:
     return 3 * K * V + CHUNK * (K + V) + CHUNK**2 / 6
 
 
+ITERATIONS = 30
+
+
+def mesa_cost(K: int, V: int) -> float:
+    """Two walks of linear attention, and in every iteration a product with the state and two with the chunk's keys."""
+    return linear_cost(K, K) + linear_cost(K, V) + ITERATIONS * (K * K + CHUNK * K)
+
+
 CASES: dict[str, Case] = {
     "linear": Case(ops.linear_attention, READ, linear_cost),
     "simple_gla": Case(ops.linear_attention, {**READ, "g": "decay"}, linear_cost),
     "gla": Case(ops.linear_attention, {**READ, "g": "channel decay"}, linear_cost),
     "deltanet": Case(ops.delta_rule, {**READ, "beta": "gain"}, delta_cost),
     "gdn": Case(ops.delta_rule, {**READ, "beta": "gain", "g": "decay"}, delta_cost),
-    "gdn-write": Case(ops.delta_rule, {**READ, "beta": "gain", "g": "decay", "write_key": "key"}, delta_cost),
+    "gdn-write": Case(ops.delta_rule, {**READ, "beta": "gain", "g": "decay", "write_key": "write key"}, delta_cost),
     "kda": Case(ops.delta_rule, {**READ, "beta": "gain", "g": "channel decay"}, delta_cost),
-    "pgdn": Case(ops.preconditioned_delta_rule, {**READ, "beta": "gain", "g": "decay", **PRECONDITIONER}, delta_cost),
-    "pkda": Case(
-        ops.preconditioned_delta_rule, {**READ, "beta": "gain", "g": "channel decay", **PRECONDITIONER}, delta_cost
+    "pgdn": Case(
+        ops.preconditioned_delta_rule, {**READ, "beta": "gain", "g": "decay", **PRECONDITIONER}, delta_cost,
+        states={"S": "KV", "A": "K"},
     ),
-}
+    "pkda": Case(
+        ops.preconditioned_delta_rule, {**READ, "beta": "gain", "g": "channel decay", **PRECONDITIONER}, delta_cost,
+        states={"S": "KV", "A": "K"},
+    ),
+    "mesa": Case(
+        ops.mesa, {**READ, "g": "decay", "beta": "gain", "ridge": "ridge"}, mesa_cost, states={"H": "KK", "U": "KV"},
+        constants={"iterations": ITERATIONS, "scale": 1.0},
+    ),
+}  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.short_convolution import short_convolution
 from ._checks import check_size
 from .initialization import OwnInitialValues
 
@@ -35,33 +35,25 @@ class ShortConvolution(OwnInitialValues):
         return values if self.bias is None else {**values, "bias": torch.zeros_like(self.bias)}
 
     def forward(
-        self, x_BTD: Tensor, window_NWD: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Convolve sequences that follow on the W-1 inputs in `window_NWD` (zeros when None).
+        self,
+        x_BTD: Tensor,
+        window_NWD: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        activation: str | None = None,
+        normalize: int | None = None,
+        keep_window: bool = True,
+        backend: str = "auto",
+    ) -> tuple[Tensor, Tensor | None]:
+        """Convolve sequences that follow on the W-1 inputs in `window_NWD` (zeros when None), then the activation and the norm
+        of heads of `normalize` channels.
 
-        Returns y [B, T, D] and the last W-1 inputs [N, W-1, D] of each sequence, to go on from.
+        Returns y [B, T, D] and the last W-1 inputs [N, W-1, D] of each sequence, to go on from, unless `keep_window` is False.
         """
-        before, count = self.width - 1, len(x_BTD) if cu_seqlens is None else len(cu_seqlens) - 1
-        if window_NWD is None:
-            window_NWD = x_BTD.new_zeros(count, before, x_BTD.shape[2])
-        if cu_seqlens is None:
-            padded = torch.cat([window_NWD, x_BTD], 1)
-            return self._convolve(padded), padded[:, padded.shape[1] - before :].clone()  # a view would keep it all
-
-        # Packed sequences: each gets its own W-1 rows in front, then one convolution serves all of them.
-        cu_seqlens = cu_seqlens.to(x_BTD.device)
-        token_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        # (of all edges, not cu_seqlens[1:]: torch 2.11's inductor loses the offset of a view there)
-        row_T = token_T + before * torch.bucketize(token_T, cu_seqlens, right=True)
-        edge_N = cu_seqlens + before * torch.arange(count + 1, device=x_BTD.device)
-        rows_NW = edge_N[:, None] + torch.arange(before, device=x_BTD.device)
-        padded = x_BTD.new_zeros(x_BTD.shape[1] + before * count, x_BTD.shape[2])
-        padded = padded.index_copy(0, rows_NW[:-1].flatten(), window_NWD.flatten(0, 1))
-        padded = padded.index_copy(0, row_T, x_BTD[0])
-        return self._convolve(padded[None])[:, row_T - before], padded[rows_NW[1:] - before]
-
-    def _convolve(self, x_BTD: Tensor) -> Tensor:
-        return F.conv1d(x_BTD.mT, self.weight[:, None], self.bias, groups=len(self.weight)).mT
+        return short_convolution(
+            x_BTD, self.weight, self.bias, activation=activation, normalize=normalize, initial_state=window_NWD,
+            output_final_state=keep_window, cu_seqlens=cu_seqlens, backend=backend,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, width={self.width}"

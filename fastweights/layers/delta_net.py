@@ -16,7 +16,7 @@ from .gates import PreconditionerGates, SigmoidGain
 from .heads import HeadSizes
 from .initialization import OwnInitialValues
 from .mixer import Mixer
-from .norms import at_least_float32, l2_normalize
+from .norms import at_least_float32
 from .projections import OutputProjection, QKVProjection
 
 __all__ = ["DeltaNet"]
@@ -136,10 +136,10 @@ class DeltaNet(Mixer):
         self.hidden_size = hidden_size
         self.heads = heads
         self.gain_rule = gain
-        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
         check_choice("backend", backend, BACKENDS)
         self.backend = backend
-        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation)
+        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation, self.normalize_qk, backend)
         self.gain = SigmoidGain(hidden_size, heads.value_heads, largest=2.0 if negative_eigenvalues else 1.0)
         self.decay: nn.Module | None = None
         if decay == "head":
@@ -151,14 +151,12 @@ class DeltaNet(Mixer):
             if preconditioner
             else None
         )
-        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps)
+        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps, backend)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
         held = LayerCache() if cache is None else cache
-        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, held.context, cu_seqlens)
-        if self.normalize_qk:
-            q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
+        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, cache, cu_seqlens)
         beta_BTG = self.gain(x_BTD)
         g = self.decay(x_BTD) if self.decay is not None else None
         S, A = held.memory.get("S"), held.memory.get("A")

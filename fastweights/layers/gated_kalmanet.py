@@ -16,7 +16,7 @@ from .gates import SigmoidGain
 from .heads import HeadSizes
 from .initialization import OwnInitialValues
 from .mixer import Mixer
-from .norms import at_least_float32, l2_normalize
+from .norms import at_least_float32
 from .projections import OutputProjection, QKVProjection
 
 __all__ = ["GatedKalmaNet"]
@@ -129,23 +129,21 @@ class GatedKalmaNet(Mixer):
         self.adaptive_ridge = adaptive_ridge
         self.iterations = check_size("iterations", iterations)
         self.solver = solver
-        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
         self.backend = backend
-        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation)
+        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation, self.normalize_qk, backend)
         self.decay = HeadDecay(hidden_size, heads.value_heads) if decay == "head" else None
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if gain else None
         self.mix = (
             SigmoidGain(hidden_size, heads.value_heads) if check_flag("alpha_connection", alpha_connection) else None
         )
         self.sketch = Sketch(heads.key_heads, heads.key, sketch) if sketch else None
-        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps)
+        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps, backend)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
         held = LayerCache() if cache is None else cache
-        q, k, v, windows = self.qkv(x_BTD, held.context, cu_seqlens)
-        if self.normalize_qk:
-            q, k = l2_normalize(q), l2_normalize(k)
+        q, k, v, windows = self.qkv(x_BTD, cache, cu_seqlens)
         if self.gain is not None:  # one a value head, so that keys of shared q/k heads part
             q, k = (y.repeat_interleave(v.shape[2] // y.shape[2], 2) for y in (q, k))
             beta_BTG1 = self.gain(x_BTD)[..., None]

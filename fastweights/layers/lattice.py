@@ -97,20 +97,18 @@ class Lattice(Mixer):
         self.hidden_size = hidden_size
         self.heads = heads
         self.objective, self.normalize, self.l1 = objective, check_flag("normalize", normalize), l1
-        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
         self.normalize_v = check_flag("normalize_v", normalize_v)
         self.backend = backend
-        self.qkv = SharedQKProjection(hidden_size, heads, conv_size, activation)
+        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.qkv = SharedQKProjection(hidden_size, heads, conv_size, activation, self.normalize_qk, backend)
         self.decay = HeadDecay(hidden_size, heads.value_heads) if decay == "head" else None
         self.step = StepSize(hidden_size, heads.value_heads, rate)
-        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps)
+        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps, backend)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
         held = LayerCache() if cache is None else cache
-        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, held.context, cu_seqlens)
-        if self.normalize_qk:
-            q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
+        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, cache, cu_seqlens)
         if self.normalize_v:
             v_BTGV = l2_normalize(v_BTGV)
         count = len(x_BTD) if cu_seqlens is None else len(cu_seqlens) - 1

@@ -92,10 +92,12 @@ class LinearAttention(Mixer):
         self.heads = heads
         self.feature_map = feature_map
         self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        # Any other feature map stands between the projections' activation and the norm.
+        self.qkv_normalizes = normalize_qk and feature_map == "identity"
         self.ridge = check_positive("ridge", ridge)
         check_choice("backend", backend, BACKENDS)
         self.backend = backend
-        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation)
+        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation, self.qkv_normalizes, backend)
         self.decay: nn.Module | None = None
         if decay == "head":
             self.decay = HeadDecay(hidden_size, heads.value_heads)
@@ -105,14 +107,14 @@ class LinearAttention(Mixer):
         self.preconditioner = (
             PreconditionerGates(hidden_size, heads.value_heads, tie_preconditioner) if preconditioner else None
         )
-        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps)
+        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps, backend)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
         held = LayerCache() if cache is None else cache
-        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, held.context, cu_seqlens)
+        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, cache, cu_seqlens)
         q_BTHK, k_BTHK = (FEATURE_MAPS[self.feature_map](y) for y in (q_BTHK, k_BTHK))
-        if self.normalize_qk:
+        if self.normalize_qk and not self.qkv_normalizes:
             q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
         g = self.decay(x_BTD) if self.decay is not None else None
         call: dict[str, Any] = {"cu_seqlens": cu_seqlens, "backend": self.backend}

@@ -15,7 +15,7 @@ from .gates import SigmoidGain
 from .heads import HeadSizes
 from .initialization import OwnInitialValues, inverse_softplus
 from .mixer import Mixer
-from .norms import at_least_float32, l2_normalize
+from .norms import at_least_float32
 from .projections import OutputProjection, QKVProjection
 
 __all__ = ["MesaNet"]
@@ -105,20 +105,18 @@ class MesaNet(Mixer):
         self.hidden_size = hidden_size
         self.heads = heads
         self.iterations = check_size("iterations", iterations)
-        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
         self.backend = backend
-        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation)
+        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation, self.normalize_qk, backend)
         self.decay = HeadDecay(hidden_size, heads.value_heads) if decay == "head" else None
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if gain else None
         self.ridge = LearnedRidge(heads.value_heads, heads.key, ridge, smallest_ridge)
-        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps)
+        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps, backend)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
         held = LayerCache() if cache is None else cache
-        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, held.context, cu_seqlens)
-        if self.normalize_qk:
-            q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
+        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, cache, cu_seqlens)
         g_BTG = torch.zeros_like(v_BTGV[..., 0]) if self.decay is None else self.decay(x_BTD)
         beta_BTG = torch.ones_like(v_BTGV[..., 0]) if self.gain is None else self.gain(x_BTD)
         o_BTGV, state = mesa(

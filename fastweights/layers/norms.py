@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.gated_norm import gated_rms_norm
+from ..ops.short_convolution.torch_form import l2_normalize
+
 __all__ = ["GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize"]
 
 
@@ -14,14 +17,10 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def l2_normalize(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(|x|^2 + eps) over the last dimension, in x's dtype."""
-    y = at_least_float32(x)
-    return (y * (y.square().sum(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
-
-
 class RMSNorm(nn.RMSNorm):
     """torch's RMSNorm, in the dtype of its input: under autocast the weight follows, which keeps the fused kernel."""
+
+    eps: float
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
@@ -34,9 +33,13 @@ class GroupedRMSNorm(RMSNorm):
         super().__init__(channels, eps=eps)
         self.groups = groups
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, gate: Tensor | None = None, activation: str = "silu", backend: str = "auto") -> Tensor:
+        """The norm of x, or of x times the activation of the gate."""
         groups = x.unflatten(-1, (self.groups, -1))
-        return F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2) * self.weight.to(x.dtype)
+        return gated_rms_norm(
+            groups, self.weight.view(groups.shape[-2:]), None if gate is None else gate.view_as(groups),
+            activation=activation, eps=self.eps, gate_first=True, backend=backend,
+        ).flatten(-2)  # fmt: skip
 
 
 class LayerNorm(nn.LayerNorm):

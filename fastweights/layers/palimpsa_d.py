@@ -11,7 +11,7 @@ from .decay import HeadDecay
 from .gates import ImportanceGain, SigmoidGain
 from .heads import HeadSizes
 from .mixer import Mixer
-from .norms import at_least_float32, l2_normalize
+from .norms import at_least_float32
 from .posterior import read_posterior
 from .projections import OutputProjection, QKVProjection, ValueSkip
 
@@ -86,23 +86,21 @@ class PalimpsaD(Mixer):
         self.hidden_size = hidden_size
         self.heads = heads
         self.prior = check_positive("prior", prior)
-        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
         self.backend = backend
-        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation)
+        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation, self.normalize_qk, backend)
         self.decay = HeadDecay(hidden_size, heads.value_heads, check_flag("long_memory", long_memory))
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if gain else None
         self.importance = (
             ImportanceGain(hidden_size, heads.value_heads, heads.value, b_scale) if metaplasticity else None
         )
         self.skip = ValueSkip(heads.value_heads) if check_flag("residual", residual) else None
-        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps)
+        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps, backend)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
         held = LayerCache() if cache is None else cache
-        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, held.context, cu_seqlens)
-        if self.normalize_qk:
-            q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
+        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, cache, cu_seqlens)
         s_BTG1 = 1 if self.gain is None else self.gain(x_BTD)[..., None]
         o_BTGV, memory = read_posterior(
             q_BTHK, k_BTHK, (at_least_float32(v_BTGV) * s_BTG1).to(v_BTGV.dtype),

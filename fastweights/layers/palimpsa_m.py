@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops._shared.run import BACKENDS
@@ -16,7 +15,7 @@ from .initialization import ResidualProjection
 from .mixer import Mixer
 from .norms import GroupedRMSNorm, at_least_float32
 from .posterior import read_posterior
-from .projections import GATES, ValueSkip
+from .projections import GATES, ValueSkip, backend_beside
 
 __all__ = ["PalimpsaM"]
 
@@ -117,9 +116,12 @@ class PalimpsaM(Mixer):
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
         held = LayerCache() if cache is None else cache
+        beside = backend_beside(self.backend)
         z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)
-        vkq, window = self.conv(vkq, held.context.get("vkq"), cu_seqlens)
-        v_BTGV, k_BTHK, q_BTHK = self._split(F.silu(vkq))
+        vkq, window = self.conv(
+            vkq, held.context.get("vkq"), cu_seqlens, activation="silu", keep_window=cache is not None, backend=beside
+        )
+        v_BTGV, k_BTHK, q_BTHK = self._split(vkq)
         dt_BTG, g_BTG = self.decay(step_BTG)
         o_BTGV, memory = read_posterior(
             q_BTHK, k_BTHK, (at_least_float32(v_BTGV) * dt_BTG[..., None]).to(v_BTGV.dtype),
@@ -127,10 +129,10 @@ class PalimpsaM(Mixer):
             prior=self.prior, scale=1.0, memory=held.memory,
             output_final_state=cache is not None, cu_seqlens=cu_seqlens, backend=self.backend,
         )  # fmt: skip
-        if cache is not None:
+        if cache is not None and window is not None:
             cache.update(memory, {"vkq": window})
         o = (o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV)).flatten(2)
-        return self.out_proj(self.norm(o if self.gate is None else o * GATES[self.gate](z)))
+        return self.out_proj(self.norm(o, None if self.gate is None else z, self.gate or "silu", beside))
 
     def _split(self, vkq: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """v [B, T, G, V], k and q [B, T, H, K] of the channels that the convolution goes over."""

@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.gated_norm import gated_rms_norm
+from ..ops.gated_norm.torch_form import GATES
 from ._checks import check_choice, check_flag, check_positive, check_size
+from .cache import LayerCache
 from .convolution import ShortConvolution
 from .heads import HeadSizes
 from .initialization import OwnInitialValues, ResidualProjection
-from .norms import RMSNorm
+from .norms import RMSNorm, l2_normalize
 
-__all__ = ["GATES", "OutputProjection", "QKVProjection", "SharedQKProjection", "ValueSkip"]
+__all__ = ["GATES", "OutputProjection", "QKVProjection", "SharedQKProjection", "ValueSkip", "backend_beside"]
 
-ACTIVATIONS = {"silu": F.silu, "none": lambda x: x}
-GATES = {"silu": F.silu, "sigmoid": F.sigmoid, "gelu": F.gelu}
+ACTIVATIONS = {"silu": "silu", "none": None}
+
+
+def backend_beside(backend: str) -> str:
+    """The backend of what stands beside a memory with this one."""
+    return "torch" if backend == "reference" else backend
 
 
 class QKVProjection(nn.Module):
-    """q, k, v = activation(convolution(projection(x))), each split into heads.
+    """q, k, v = activation(convolution(projection(x))), each split into heads, those of q and k brought to length 1.
 
     Args:
         conv_size: width of the causal depthwise convolution, None for none.
         activation: "silu" or "none".
+        normalize_qk: whether q and k are divided by their length.
+        backend: of the layer's op.
     """
 
-    def __init__(self, hidden_size: int, heads: HeadSizes, conv_size: int | None, activation: str) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: HeadSizes,
+        conv_size: int | None,
+        activation: str,
+        normalize_qk: bool,
+        backend: str = "auto",
+    ) -> None:
         super().__init__()
         check_choice("activation", activation, tuple(ACTIVATIONS))
         if conv_size is not None:
             check_size("conv_size", conv_size)
         self.activation = activation
+        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.backend = backend_beside(backend)
         self.widths = {"q": heads.key, "k": heads.key, "v": heads.value}
         counts = {"q": heads.key_heads, "k": heads.key_heads, "v": heads.value_heads}
         for name, width in self.widths.items():
@@ -44,15 +63,26 @@ class QKVProjection(nn.Module):
         self.has_convolution = conv_size is not None
 
     def forward(
-        self, x_BTD: Tensor, windows: Mapping[str, Tensor], cu_seqlens: Tensor | None
+        self, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """q, k [B, T, H, K], v [B, T, G, V], and the windows [N, W-1, channels] by name to go on from."""
+        """q, k [B, T, H, K], v [B, T, G, V], and, where there is a cache, whose windows they follow on, the windows
+        [N, W-1, channels] by name to go on from."""
         heads, new_windows = [], {}
         for name, width in self.widths.items():
             y = self.get_submodule(f"{name}_proj")(x_BTD)
+            normalize = width if self.normalize_qk and name != "v" else None
             if self.has_convolution:
-                y, new_windows[name] = self.get_submodule(f"{name}_conv")(y, windows.get(name), cu_seqlens)
-            heads.append(ACTIVATIONS[self.activation](y).unflatten(2, (-1, width)))
+                y, window = self.get_submodule(f"{name}_conv")(
+                    y, None if cache is None else cache.context.get(name), cu_seqlens, activation=ACTIVATIONS[self.activation],
+                    normalize=normalize, keep_window=cache is not None, backend=self.backend,
+                )  # fmt: skip
+                if window is not None:
+                    new_windows[name] = window
+                y = y.unflatten(2, (-1, width))
+            else:
+                y = (F.silu(y) if self.activation == "silu" else y).unflatten(2, (-1, width))
+                y = y if normalize is None else l2_normalize(y)
+            heads.append(y)
         return heads[0], heads[1], heads[2], new_windows
 
 
@@ -62,13 +92,25 @@ class SharedQKProjection(nn.Module):
     Args:
         conv_size: width of the convolutions, which alone tell q from k.
         activation: after them, "silu" or "none".
+        normalize_qk: whether q and k are then divided by their length.
+        backend: of the layer's op.
     """
 
-    def __init__(self, hidden_size: int, heads: HeadSizes, conv_size: int, activation: str) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: HeadSizes,
+        conv_size: int,
+        activation: str,
+        normalize_qk: bool,
+        backend: str = "auto",
+    ) -> None:
         super().__init__()
         check_choice("activation", activation, tuple(ACTIVATIONS))
         check_size("conv_size", conv_size)
         self.activation = activation
+        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.backend = backend_beside(backend)
         self.heads = heads
         channels = heads.key_heads * heads.key
         self.qk_proj = nn.Linear(hidden_size, channels, bias=False)
@@ -77,14 +119,19 @@ class SharedQKProjection(nn.Module):
         self.k_conv = ShortConvolution(channels, conv_size)
 
     def forward(
-        self, x_BTD: Tensor, windows: Mapping[str, Tensor], cu_seqlens: Tensor | None
+        self, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """q, k [B, T, H, K], v [B, T, G, V], and the window [N, W-1, channels] that both convolutions go on from."""
+        """q, k [B, T, H, K], v [B, T, G, V], and, where there is a cache, the window [N, W-1, channels] that both
+        convolutions go on from."""
         y = self.qk_proj(x_BTD)
-        q, window = self.q_conv(y, windows.get("qk"), cu_seqlens)
-        k, _ = self.k_conv(y, windows.get("qk"), cu_seqlens)
-        q, k = (ACTIVATIONS[self.activation](z).unflatten(2, (-1, self.heads.key)) for z in (q, k))
-        return q, k, self.v_proj(x_BTD).unflatten(2, (-1, self.heads.value)), {"qk": window}
+        before = None if cache is None else cache.context.get("qk")
+        call: dict[str, Any] = {"activation": ACTIVATIONS[self.activation], "backend": self.backend}
+        call["normalize"] = self.heads.key if self.normalize_qk else None
+        q, window = self.q_conv(y, before, cu_seqlens, keep_window=cache is not None, **call)
+        k, _ = self.k_conv(y, before, cu_seqlens, keep_window=False, **call)
+        q, k = (z.unflatten(2, (-1, self.heads.key)) for z in (q, k))
+        v = self.v_proj(x_BTD).unflatten(2, (-1, self.heads.value))
+        return q, k, v, {} if window is None else {"qk": window}
 
 
 class ValueSkip(OwnInitialValues):
@@ -110,16 +157,24 @@ class OutputProjection(nn.Module):
     Args:
         gate: None, "silu", "sigmoid" or "gelu".
         gate_low_rank: whether the gate's projection goes through one head's width (Kimi Linear) instead of a full matrix.
+        backend: of the layer's op.
     """
 
     def __init__(
-        self, hidden_size: int, heads: HeadSizes, gate: str | None, gate_low_rank: bool, norm_eps: float
+        self,
+        hidden_size: int,
+        heads: HeadSizes,
+        gate: str | None,
+        gate_low_rank: bool,
+        norm_eps: float,
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         check_choice("output_gate", gate, (None, *GATES))
         check_flag("gate_low_rank", gate_low_rank)
         channels = heads.value_heads * heads.value
         self.gate = gate
+        self.backend = backend_beside(backend)
         if gate is not None:
             self.g_proj: nn.Module = (
                 nn.Sequential(
@@ -132,7 +187,8 @@ class OutputProjection(nn.Module):
         self.o_proj = ResidualProjection(channels, hidden_size)
 
     def forward(self, o_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
-        o = self.norm(o_BTGV).flatten(2)
-        if self.gate is not None:
-            o = o * GATES[self.gate](self.g_proj(x_BTD))
-        return self.o_proj(o)
+        z_BTGV = None if self.gate is None else self.g_proj(x_BTD).view_as(o_BTGV)
+        o_BTGV = gated_rms_norm(
+            o_BTGV, self.norm.weight, z_BTGV, activation=self.gate or "silu", eps=self.norm.eps, backend=self.backend
+        )
+        return self.o_proj(o_BTGV.flatten(2))

@@ -13,7 +13,6 @@ from .decay import HeadDecay
 from .gates import SigmoidGain
 from .heads import HeadSizes
 from .mixer import Mixer
-from .norms import l2_normalize
 from .projections import OutputProjection, QKVProjection
 
 __all__ = ["RecursiveLeastSquares"]
@@ -78,20 +77,18 @@ class RecursiveLeastSquares(Mixer):
         self.hidden_size = hidden_size
         self.heads = heads
         self.ridge = check_positive("ridge", ridge)
-        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
         self.backend = backend
-        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation)
+        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation, self.normalize_qk, backend)
         self.decay = HeadDecay(hidden_size, heads.value_heads, long_memory=True) if decay == "head" else None
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if gain else None
-        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps)
+        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps, backend)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
         held = LayerCache() if cache is None else cache
-        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, held.context, cu_seqlens)
+        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, cache, cu_seqlens)
         dtype = v_BTGV.dtype
-        if self.normalize_qk:
-            q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
         if self.decay is not None:  # P winds up: between two calls float32 would lose what is small in it
             q_BTHK, k_BTHK, v_BTGV = q_BTHK.double(), k_BTHK.double(), v_BTGV.double()
         o_BTGV, state = recursive_least_squares(

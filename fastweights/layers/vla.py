@@ -105,7 +105,7 @@ class VariationalLinearAttention(Mixer):
         self.normalize_keys = check_flag("normalize_keys", normalize_keys)
         self.normalize_writes = check_flag("normalize_writes", normalize_writes)
         self.backend = backend
-        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation)
+        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation, normalize_qk=False, backend=backend)
         self.penalty = PenaltyDirection(heads.key_heads, heads.key) if check_flag("adaptive", adaptive) else None
         self.norm = LayerNorm(heads.value_heads * heads.value, eps=check_positive("norm_eps", norm_eps))
         self.o_proj = ResidualProjection(heads.value_heads * heads.value, hidden_size)
@@ -113,7 +113,7 @@ class VariationalLinearAttention(Mixer):
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
         held = LayerCache() if cache is None else cache
-        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, held.context, cu_seqlens)
+        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, cache, cu_seqlens)
         o_BTGV, state = penalized_memory(
             F.elu(q_BTHK) + 1, F.elu(k_BTHK) + 1, v_BTGV,
             None if self.penalty is None else self.penalty(k_BTHK),

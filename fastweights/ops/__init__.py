@@ -1,7 +1,9 @@
 """The memory rules as functions on tensors. See docs/rules.md for what each one computes and costs."""
 
+from .decoding import delta_rule_, linear_attention_, preconditioned_delta_rule_
 from .delta_rule import delta_rule
 from .gated_kalmanet import gated_kalmanet
+from .gated_norm import gated_rms_norm as gated_rms_norm
 from .lattice import lattice
 from .linear_attention import linear_attention
 from .mesa import mesa
@@ -10,13 +12,16 @@ from .palimpsa import palimpsa, palimpsa_posterior
 from .precondition import precondition_keys, precondition_queries
 from .preconditioned_delta_rule import preconditioned_delta_rule
 from .recursive_least_squares import recursive_least_squares
+from .short_convolution import short_convolution as short_convolution
 from .variational_linear_attention import variational_linear_attention
 
 __all__ = [
     "delta_rule",
+    "delta_rule_",
     "gated_kalmanet",
     "lattice",
     "linear_attention",
+    "linear_attention_",
     "mesa",
     "output_normalized_ttt",
     "palimpsa",
@@ -24,6 +29,7 @@ __all__ = [
     "precondition_keys",
     "precondition_queries",
     "preconditioned_delta_rule",
+    "preconditioned_delta_rule_",
     "recursive_least_squares",
     "variational_linear_attention",
 ]

@@ -172,10 +172,13 @@ def check_states(
     dtype: torch.dtype,
     *,
     integers: Collection[str] = (),
+    zeros: bool = True,
 ) -> dict[str, Tensor]:
-    """The initial states by name in the dtype of the computation (int64 for the `integers`): zeros when None. One state
-    comes as a tensor, several as a tuple in the order of `expected`."""
+    """The initial states by name in the dtype of the computation (int64 for the `integers`): zeros when None, or without
+    `zeros` None again. One state comes as a tensor, several as a tuple in the order of `expected`."""
     dtypes = {name: torch.int64 if name in integers else dtype for name in expected}
+    if initial_state is None and not zeros:
+        return dict.fromkeys(expected)  # type: ignore[return-value]
     if initial_state is None:
         return {name: torch.zeros(shape, dtype=dtypes[name], device=like.device) for name, shape in expected.items()}
     given = initial_state if isinstance(initial_state, (tuple, list)) else (initial_state,)

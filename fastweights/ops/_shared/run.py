@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from .._fused import takes_kernels
 from .checks import check_log_decay, constant
 from .nonfinite import Quarantine, clean
 from .sequences import Sequences, check_cu_seqlens
 from .traced import computes, run_as_node
 
+Chosen = TypeVar("Chosen")
 BACKENDS = ("auto", "reference", "torch", "triton")
 
 
@@ -22,16 +24,18 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def select_backend(op: str, backend: str, available: Mapping[str, Implementation], x: Tensor) -> Implementation:
+def select_backend(op: str, backend: str, available: Mapping[str, Chosen], x: Tensor) -> Chosen:
     """The implementation of an explicit backend, or for "auto" the kernels on CUDA and the chunkwise form elsewhere."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "auto":
-        backend = "triton" if "triton" in available and x.is_cuda else "torch"
+        backend = "triton" if "triton" in available and takes_kernels("auto", x) else "torch"
     if backend not in available:
         raise ValueError(
             f"backend {backend!r} is missing for {op}: it has {', '.join(available)}; use one of them or 'auto'"
         )
+    if backend == "triton":
+        takes_kernels("triton", x)
     return available[backend]
 
 
@@ -80,6 +84,16 @@ class chunkwise(Implementation):
         return self.function(**tokens, **states, sequences=sequences, **options)
 
 
+class kernels(Implementation):
+    """Kernels, which take the inputs as they are: dtypes, heads and scale, None for an initial state of zeros. They keep bad
+    numbers apart themselves, and are a node of a traced graph themselves."""
+
+    def __call__(
+        self, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Any, Sequence[Tensor]]:
+        return self.function(**tokens, **states, sequences=sequences, **options)
+
+
 def run(
     implementation: Implementation,
     *,
@@ -103,6 +117,10 @@ def run(
     of the result; columns, local: see Quarantine (a local input reaches only its own token's output); reach: for an output
     or a state, the names it depends on where these are not all but the local ones.
     """
+    if isinstance(implementation, kernels):
+        call = {**options, "scale": scale, "final": output_final_state}
+        o, final = implementation(sequences, states, tokens, call)
+        return o, _alone(tuple(final)) if output_final_state else None
     dtype = next(x.dtype for x in states.values() if x.is_floating_point())
     given = {name: expand_heads(x.to(dtype), heads) for name, x in tokens.items() if x is not None}
     plain = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,20 @@ class Sequences:
         return torch.repeat_interleave(torch.arange(self.count, device=device), lengths)
 
 
+_read: dict[int, tuple[weakref.ref[Tensor], int, list[int]]] = {}
+
+
+def _edges(cu_seqlens: Tensor) -> list[int]:
+    """Its numbers. Reading them from a GPU waits for it, so they are kept for as long as the tensor lives unchanged: one wait
+    serves all layers of a model."""
+    if cu_seqlens.device.type == "cpu" or cu_seqlens.is_inference():
+        return cu_seqlens.tolist()
+    key, version = id(cu_seqlens), cu_seqlens._version
+    if key not in _read or _read[key][0]() is not cu_seqlens or _read[key][1] != version:
+        _read[key] = (weakref.ref(cu_seqlens, lambda _: _read.pop(key, None)), version, cu_seqlens.tolist())
+    return _read[key][2]
+
+
 def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int) -> Sequences:
     """Read cu_seqlens [N+1], the cumulative lengths of sequences packed into one row (starts at 0, ends at T)."""
     if cu_seqlens is None:
@@ -46,7 +61,7 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int) -> Sequen
         raise ValueError(f"cu_seqlens packs its sequences into one row, so the batch must be 1, got {batch}")
     if torch.compiler.is_compiling():
         return Sequences(batch, time, cu_seqlens=cu_seqlens)
-    edges = cu_seqlens.tolist()
+    edges = _edges(cu_seqlens)
     if edges[0] != 0 or edges[-1] != time or any(a > b for a, b in zip(edges, edges[1:])):
         raise ValueError(f"cu_seqlens must rise from 0 to the length {time} without a step down, got {edges}")
     return Sequences(batch, time, tuple(b - a for a, b in zip(edges, edges[1:])), cu_seqlens)

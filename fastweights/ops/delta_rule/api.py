@@ -5,14 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from .._shared.checks import check_decay, check_flag, check_gate, check_qkv, check_scale, check_states, check_tokens
-from .._shared.run import chunkwise, compute_dtype, per_sequence, run, select_backend
+from .._shared.run import chunkwise, compute_dtype, kernels, per_sequence, run, select_backend
 from .._shared.sequences import check_cu_seqlens
 from .chunked import chunked
+from .kernels import by_kernels
 from .reference import reference
 
 __all__ = ["delta_rule"]
 
-IMPLEMENTATIONS = {"reference": per_sequence(reference), "torch": chunkwise(chunked)}
+IMPLEMENTATIONS = {"reference": per_sequence(reference), "torch": chunkwise(chunked), "triton": kernels(by_kernels)}
 
 
 def delta_rule(
@@ -49,7 +50,8 @@ def delta_rule(
         initial_state: S before the first token, [N, HV, K, V]; zeros when None. N is B, or the number of packed sequences.
         output_final_state: whether to return S after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; not in float64) or "auto":
+            kernels on CUDA where triton is installed, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and S [N, HV, K, V] in float32 (float64 for float64 inputs) or None.
@@ -68,10 +70,11 @@ def delta_rule(
     check_flag("output_final_state", output_final_state)
     sequences = check_cu_seqlens(cu_seqlens, sizes.batch, sizes.time)
     shape = (sequences.count, sizes.heads, sizes.key, sizes.value)
+    chosen = select_backend("delta_rule", backend, IMPLEMENTATIONS, v)
     return run(
-        select_backend("delta_rule", backend, IMPLEMENTATIONS, v),
+        chosen,
         tokens={"q": q, "k": k, "v": v, "beta": beta, "g": g, "write_key": write_key},
-        states=check_states(initial_state, {"S": shape}, v, compute_dtype(v)),
+        states=check_states(initial_state, {"S": shape}, v, compute_dtype(v), zeros=not isinstance(chosen, kernels)),
         sequences=sequences,
         heads=sizes.heads,
         columns=("v", "S"),

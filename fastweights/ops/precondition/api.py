@@ -20,14 +20,16 @@ from .._shared.checks import (
     shape_of,
     values_can_be_read,
 )
-from .._shared.run import chunkwise, compute_dtype, expand_heads, per_sequence, run, select_backend
+from .._shared.run import chunkwise, compute_dtype, expand_heads, kernels, per_sequence, run, select_backend
 from .._shared.sequences import check_cu_seqlens
 from .chunked import chunked
+from .kernels import write_keys_by_kernels
 from .reference import reference
 
 __all__ = ["precondition_keys", "precondition_queries"]
 
 IMPLEMENTATIONS = {"reference": per_sequence(reference), "torch": chunkwise(chunked)}
+KEY_IMPLEMENTATIONS = {**IMPLEMENTATIONS, "triton": kernels(write_keys_by_kernels)}
 
 
 def precondition_keys(
@@ -75,6 +77,15 @@ def precondition_keys(
     heads = gate_heads(k, g, beta)
     center = check_center(center, k, heads)
     check_squash(bound, eps)
+    chosen = select_backend("precondition_keys", backend, KEY_IMPLEMENTATIONS, k)
+    if isinstance(chosen, kernels):
+        check_flag("output_final_state", output_final_state)
+        sequences = check_cu_seqlens(cu_seqlens, k.shape[0], k.shape[1])
+        expected = {"A": (sequences.count, heads, k.shape[3])}
+        states = check_states(initial_state, expected, k, compute_dtype(k), zeros=False)
+        call = {"sequences": sequences, "bound": float(bound), "eps": float(eps), "final": output_final_state}
+        write_key, state = chosen.function(k, g, beta, **states, center=center, **call)
+        return write_key, state if output_final_state else None
     gram, state = _key_gram("precondition_keys", k, g, beta, initial_state, output_final_state, cu_seqlens, backend)
     distance = (gram + eps).log() - center.to(gram.dtype)[:, None]
     factor = torch.exp(-math.log(bound) * distance / (1 + distance.abs()))

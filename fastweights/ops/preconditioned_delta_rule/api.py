@@ -7,13 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from .._shared.checks import check_decay, check_flag, check_gate, check_qkv, check_scale, check_states
-from .._shared.run import compute_dtype, expand_heads
+from .._shared.run import compute_dtype, expand_heads, kernels, run, select_backend
 from .._shared.sequences import check_cu_seqlens
 from ..delta_rule import delta_rule
 from ..precondition import precondition_keys
 from ..precondition.api import check_center, check_squash
+from .kernels import by_kernels
 
 __all__ = ["preconditioned_delta_rule"]
+
+# None: precondition_keys, then delta_rule
+IMPLEMENTATIONS = {"reference": None, "torch": None, "triton": kernels(by_kernels)}
 
 
 def preconditioned_delta_rule(
@@ -62,13 +66,31 @@ def preconditioned_delta_rule(
     check_decay("g", g, sizes, v, per_channel=True)
     check_decay("precond_g", precond_g, sizes, v)
     check_gate("precond_beta", precond_beta, sizes, v)
-    check_center(center, k, sizes.heads)
+    center_of_head = check_center(center, k, sizes.heads)
     check_squash(bound, eps)
-    check_scale(scale, sizes.key)
+    scale = check_scale(scale, sizes.key)
     check_flag("output_final_state", output_final_state)
-    count, heads = check_cu_seqlens(cu_seqlens, sizes.batch, sizes.time).count, sizes.heads
-    shapes = {"S": (count, heads, sizes.key, sizes.value), "A": (count, heads, sizes.key)}
-    states = check_states(initial_state, shapes, v, compute_dtype(v))
+    sequences, heads = check_cu_seqlens(cu_seqlens, sizes.batch, sizes.time), sizes.heads
+    shapes = {"S": (sequences.count, heads, sizes.key, sizes.value), "A": (sequences.count, heads, sizes.key)}
+    chosen = select_backend("preconditioned_delta_rule", backend, IMPLEMENTATIONS, v)
+    states = check_states(initial_state, shapes, v, compute_dtype(v), zeros=chosen is None)
+    if chosen is not None:
+        return run(
+            chosen,
+            tokens={
+                "q": q, "k": k, "v": v, "beta": beta, "g": g, "precond_g": precond_g, "precond_beta": precond_beta,
+            },
+            states=states,
+            sequences=sequences,
+            heads=heads,
+            columns=("v", "S"),
+            scale=scale,
+            out_dtype=v.dtype,
+            output_final_state=output_final_state,
+            center=center_of_head,
+            bound=float(bound),
+            eps=float(eps),
+        )  # fmt: skip
 
     shared: dict[str, Any] = {"output_final_state": output_final_state, "cu_seqlens": cu_seqlens, "backend": backend}
     write_key, A = precondition_keys(

@@ -1,0 +1,1 @@
+"""Triton kernels of the ops. Nothing here is imported before a CUDA tensor needs it, so that triton stays optional."""

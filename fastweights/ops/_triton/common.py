@@ -1,0 +1,76 @@
+"""Pieces that the kernels share: places, decays, what keeps bad numbers where they belong."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+# A decay of exp(-40) is as good as 0, and sums over a chunk stay small enough for float32.
+STRONGEST = tl.constexpr(-40.0)
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def clamped(g):
+    """A log decay in base 2, not below what counts as 0; NaN stays NaN."""
+    g = g.to(tl.float32)
+    return tl.where(g < STRONGEST, STRONGEST, g) * LOG2E
+
+
+@triton.jit
+def is_bad(x):
+    return ~(tl.abs(x.to(tl.float32)) < float("inf"))
+
+
+@triton.jit
+def or_nan(x):
+    """x, infinities as NaN."""
+    return tl.where(is_bad(x), float("nan"), x)
+
+
+@triton.jit
+def without(x, bad):
+    return tl.where(bad, 0.0, x.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def so_far(bad):
+    """Whether a row or one above it is bad."""
+    return tl.cumsum(bad.to(tl.int32), 0) > 0
+
+
+@triton.jit
+def agreed(x):
+    """A scalar that a branch hangs on, once all threads have it: Triton 3.6 may otherwise overwrite the shared memory that it
+    comes through before the last warp has read it, and the warps part."""
+    tl.debug_barrier()
+    return x
+
+
+@triton.jit
+def spoiled_somewhere(x):
+    """Whether a product holds a bad number (or comes near the largest one)."""
+    return agreed(tl.max(is_bad(tl.sum(x, 1)).to(tl.int32), 0)) > 0
+
+
+@triton.jit
+def exp2(x, PRECISION: tl.constexpr):
+    """2^x, where results below 2^-126 may be 0 unless the inputs are float32."""
+    if PRECISION == "tf32":
+        y = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        y = tl.exp2(x)
+    return y
+
+
+@triton.jit
+def log2(x, PRECISION: tl.constexpr):
+    """The hardware's own logarithm, to 2^-22, unless the inputs are float32."""
+    return libdevice.fast_log2f(x) if PRECISION == "tf32" else tl.log2(x)
+
+
+@triton.jit
+def reciprocal(x, PRECISION: tl.constexpr):
+    return libdevice.fast_dividef(1.0, x) if PRECISION == "tf32" else 1.0 / x

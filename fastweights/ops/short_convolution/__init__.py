@@ -1,0 +1,3 @@
+from .api import short_convolution
+
+__all__ = ["short_convolution"]

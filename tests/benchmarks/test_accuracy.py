@@ -1,0 +1,39 @@
+"""What an error may be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from judge.accuracy import budget, errors, over_budget
+
+
+@pytest.mark.parametrize(
+    "name, allowed", [("o", 5e-3), ("S", 5e-3), ("dq", 8e-3), ("dS", 8e-3), ("dbeta", 2e-2), ("dg", 2e-2)]
+)
+def test_budgets(name: str, allowed: float) -> None:
+    assert budget(name, torch.bfloat16) == allowed
+    assert budget(name, torch.float32) == 1e-4
+
+
+@pytest.mark.parametrize(
+    "error, twin, passes",
+    [
+        (4e-3, 2.5e-3, True),
+        (4.9e-3, 2e-3, False),  # within budget, over twice the twin
+        (3e-3, 1e-9, True),  # twice the rounding of a result is always allowed
+        (6e-3, 4e-3, False),  # over budget, whatever the twin
+        (math.nan, 2e-3, False),
+    ],
+)
+def test_twice_the_twin(error: float, twin: float, passes: bool) -> None:
+    assert (not over_budget({"o": error}, torch.bfloat16, {"o": twin})) == passes
+
+
+def test_error_is_relative_and_sees_what_is_no_number() -> None:
+    x = torch.randn(50)
+    assert errors({"x": 1.01 * x}, {"x": x.double()})["x"] == pytest.approx(0.01, rel=1e-4)
+    assert math.isnan(errors({"x": x * math.nan}, {"x": x.double()})["x"])
+    assert errors({"x": x}, {"x": torch.zeros(40)})["x"] == math.inf
+    assert errors({"x": 1e-9 * x}, {"x": torch.zeros(50)})["x"] < 1e-2

@@ -1,0 +1,23 @@
+"""Marks that say what a test needs: where it is missing, the test is skipped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastweights.ops._fused import HAS_TRITON, INTERPRETED
+
+NEEDS = {
+    "kernels": (
+        HAS_TRITON and (INTERPRETED or torch.cuda.is_available()),
+        "needs triton and a GPU or TRITON_INTERPRET=1",
+    ),
+    "compiler": (HAS_TRITON and not INTERPRETED, "needs triton's compiler"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name, (there, reason) in NEEDS.items():
+            if not there and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,87 @@
+"""The decoding kernel on a CUDA device at the sizes of a model: the same numbers as the reference, the same bits twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.testing import CASES, OpCase, OpInputs
+from tests.ops.test_decoding import DECODING, IN_PLACE, draw_states, exact, in_place, largest_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+STEPS = 100
+
+
+def on_gpu(case: OpCase, **sizes: int) -> OpInputs:
+    return case.draw(**sizes, dtype=torch.bfloat16).map(Tensor.cuda)
+
+
+def walk(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], tokens: int) -> tuple[Tensor, ...]:
+    """o and the states after the whole sequence, `tokens` at a time."""
+    held = tuple(s.cuda().float() for s in states)
+    outputs = [
+        IN_PLACE[case.op](
+            **inputs.at((slice(None), slice(t, t + tokens))).arguments(),
+            state=case.initial_state(held),
+            backend="triton",
+        )
+        for t in range(0, STEPS, tokens)
+    ]
+    return torch.cat(outputs, 1), *held
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_many_steps(name: str, record_property: Callable[[str, object], None]) -> None:
+    case = CASES[name]
+    inputs = on_gpu(case, batch=64, time=STEPS, heads=16, key=128, value=128)
+    states = draw_states(case, inputs, 64)
+    wanted, final = case(
+        inputs.map(Tensor.double),
+        initial_state=case.initial_state(tuple(s.cuda() for s in states)),
+        backend="reference",
+    )
+    one, again, four = (walk(case, inputs, states, tokens) for tokens in (1, 1, 4))
+    assert all(torch.equal(a, b) for a, b in zip(one, again))
+    for results in (one, four):
+        errors = [float(((got - w).abs() / (1 + w.abs())).max()) for got, w in zip(results, (wanted, *final))]
+        record_property("errors of o and the states", errors)
+        assert errors[0] < 1e-2
+        assert max(errors[1:]) < 1e-5
+
+
+@pytest.mark.parametrize("sizes", [(64, 64), (100, 72), (256, 256)], ids=str)
+@pytest.mark.parametrize("name", DECODING)
+def test_packed_rows(name: str, sizes: tuple[int, int]) -> None:
+    case = CASES[name]
+    lengths = torch.arange(51) % 17
+    edges = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    inputs = on_gpu(case, batch=1, time=int(edges[-1]), heads=2, value_heads=4, key=sizes[0], value=sizes[1])
+    states = draw_states(case, inputs, len(lengths))
+    o, held = in_place(case, inputs, states, cu_seqlens=edges.cuda())
+    wanted, final = exact(case, inputs, states, cu_seqlens=edges)
+    assert largest_error((o, ()), (wanted, ())) < 1e-2
+    assert largest_error((held[0], held), (final[0], final)) < 1e-5
+    for before, after in zip(states, held):
+        assert torch.equal(after[lengths == 0].cpu(), before[lengths == 0].float())
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_in_a_cuda_graph(name: str) -> None:
+    """Nothing waits for the device: the call can be captured, and every replay is a step."""
+    case = CASES[name]
+    inputs = on_gpu(case, batch=1, time=5, heads=2, key=64, value=64)
+    edges = torch.tensor([0, 2, 5]).cuda()
+    states = draw_states(case, inputs, 2)
+    o, held = in_place(case, inputs, states, cu_seqlens=edges)
+    kept = tuple(s.cuda().float() for s in states)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = IN_PLACE[case.op](**inputs.arguments(), state=case.initial_state(kept), cu_seqlens=edges)
+    graph.replay()
+    assert torch.equal(captured, o) and all(torch.equal(a, b) for a, b in zip(kept, held))

@@ -1,0 +1,55 @@
+"""The ops that have kernels, and what their tests share.
+
+The kernels run on a GPU, or anywhere in Triton's interpreter (TRITON_INTERPRET=1 before pytest), where they are slow: sizes are
+small, and a chunk of 64 tokens and one head more is time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights import ops
+from fastweights.ops._fused import INTERPRETED
+from fastweights.testing import CASES, OpCase, OpInputs
+from tests.contract.compare import values_and_gradients
+
+KERNEL_OPS = (ops.linear_attention, ops.delta_rule, ops.preconditioned_delta_rule, ops.precondition_keys)
+KERNEL_CASES = {name: case for name, case in CASES.items() if case.op in KERNEL_OPS}
+# One of each kind, for what does not depend on the form.
+SOME = ["linear_attention-none", "delta_rule-head-write", "preconditioned_delta_rule-channel", "precondition_keys"]
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+
+some_cases = pytest.mark.parametrize("case", [KERNEL_CASES[name] for name in SOME], ids=SOME)
+
+
+def small(case: OpCase, time: int, **sizes: Any) -> OpInputs:
+    """One row of one head in float32, unless more is asked for."""
+    given = {"batch": 1, "heads": 1, "key": 8, "value": 6, "dtype": torch.float32, **sizes}
+    return case.draw(time=time, **given).map(lambda x: x.to(DEVICE))
+
+
+def exact(
+    case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...] | None = None, **keywords: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Values and gradients of the reference in float64, on the CPU."""
+    if states is not None:
+        states = tuple(s.cpu().double() for s in states)
+    results = values_and_gradients(
+        case, inputs.map(lambda x: x.cpu().double()), states, backend="reference", **keywords
+    )
+    return tuple([x.to(DEVICE) for x in xs] for xs in results)  # type: ignore[return-value]
+
+
+def draw_states(case: OpCase, inputs: OpInputs, count: int) -> tuple[Tensor, ...]:
+    """float32 states that `count` sequences may be in: S of any numbers, A of positive ones."""
+    generator = torch.Generator().manual_seed(7)
+    key = inputs.tokens["k"].shape[3]
+    v = inputs.tokens.get("v")
+    heads = next(iter(inputs.parameters.values())).numel() if v is None else v.shape[2]
+    S = torch.randn(count, heads, key, 1 if v is None else v.shape[3], generator=generator)
+    found = {"S": S, "A": S[..., 0].abs()}
+    return tuple(found[name].to(DEVICE) for name in case.states)

@@ -1,0 +1,25 @@
+"""Contract tests of the kernels run over every form of every op that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fastweights.ops._fused import HAS_TRITON
+from fastweights.testing import OpCase
+
+from .cases import KERNEL_CASES
+
+
+@pytest.fixture(params=KERNEL_CASES)
+def case(request: pytest.FixtureRequest) -> OpCase:
+    return KERNEL_CASES[request.param]
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sequences are cut into segments of one chunk, as only long ones are otherwise."""
+    if HAS_TRITON:
+        monkeypatch.setattr("fastweights.ops._triton.tables.SHORTEST", 1)
+    yield

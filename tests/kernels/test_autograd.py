@@ -1,0 +1,148 @@
+"""How the kernels take part in autograd and torch.compile, and when the decoding kernel serves in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fastweights.testing import OpCase
+from tests.contract.compare import assert_close, relative_error, values_and_gradients
+
+from .cases import KERNEL_CASES, draw_states, exact, small, some_cases
+
+pytestmark = pytest.mark.kernels
+
+
+def leaves_of(inputs) -> list[Tensor]:
+    return [*inputs.tokens.values(), *inputs.parameters.values()]
+
+
+@some_cases
+def test_second_derivative_is_refused(case: OpCase) -> None:
+    inputs = small(case, 5).map(Tensor.requires_grad_)
+    o, _ = case(inputs, backend="triton")
+    (gradient,) = torch.autograd.grad(o.square().sum(), inputs.tokens["k"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@some_cases
+def test_only_what_is_asked_for(case: OpCase) -> None:
+    """One leaf at a time, and a loss of one result at a time, the states among them."""
+    inputs = small(case, 20)
+    states = draw_states(case, inputs, 1)
+    (_, *finals), gradients = exact(case, inputs, states)
+    for name, x in inputs.tokens.items():
+        leaf = x.clone().requires_grad_()
+        o, final = case.op(
+            **{**inputs.arguments(), name: leaf}, initial_state=case.initial_state(states), output_final_state=True,
+            backend="triton",
+        )  # fmt: skip
+        final = final if isinstance(final, tuple) else (final,)
+        wanted_leaf = x.cpu().double().requires_grad_()
+        wanted = case.op(
+            **{n: y.cpu().double() for n, y in inputs.arguments().items() if n != name}, **{name: wanted_leaf},
+            initial_state=case.initial_state(tuple(s.cpu().double() for s in states)), output_final_state=True,
+            backend="reference",
+        )  # fmt: skip
+        wanted_results = (wanted[0], *(wanted[1] if isinstance(wanted[1], tuple) else (wanted[1],)))
+        for result, wanted_result in zip((o, *final), wanted_results):
+            if not wanted_result.requires_grad:
+                continue
+            got = torch.autograd.grad(result.sum(), leaf, retain_graph=True)[0]
+            want = torch.autograd.grad(wanted_result.sum(), wanted_leaf, retain_graph=True, materialize_grads=True)[0]
+            assert float((got.cpu() - want).norm()) <= 1e-5 * max(float(want.norm()), 1e-3), name
+
+
+@some_cases
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(case: OpCase, reentrant: bool) -> None:
+    inputs = small(case, 20)
+    plain, wanted = values_and_gradients(case, inputs, backend="triton")
+    inputs = inputs.map(lambda x: x.detach().requires_grad_())
+    names = [*inputs.tokens, *inputs.parameters]
+
+    def call(*values: Tensor) -> tuple[Tensor, ...]:
+        o, states = case.op(**dict(zip(names, values)), output_final_state=True, backend="triton")
+        return (o, *(states if isinstance(states, tuple) else (states,)))
+
+    results = checkpoint(call, *leaves_of(inputs), use_reentrant=reentrant)
+    generator = torch.Generator().manual_seed(1)  # as values_and_gradients draws
+    towards = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in results]
+    torch.autograd.backward(results, towards)
+    assert all(torch.equal(a, b) for a, b in zip(results, plain))
+    assert_close([x.grad for x in leaves_of(inputs)], wanted, 1e-6)
+
+
+@some_cases
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+def test_fullgraph(case: OpCase, packed: bool) -> None:
+    """torch.compile takes the op as one node, changes no number, and holds for another length."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda **arguments: case.op(**arguments, output_final_state=True, backend="triton"),
+        fullgraph=True, backend="aot_eager",
+    )  # fmt: skip
+    for time in (30,) if packed else (70, 30):
+        inputs = small(case, time).map(Tensor.requires_grad_)
+        arguments = inputs.arguments()
+        if packed:
+            arguments["cu_seqlens"] = torch.tensor([0, 20, time])
+        o, states = compiled(**arguments)
+        wanted, wanted_states = case.op(**arguments, output_final_state=True, backend="triton")
+        got, want = ([x, *(s if isinstance(s, tuple) else (s,))] for x, s in ((o, states), (wanted, wanted_states)))
+        assert all(torch.equal(a, b) for a, b in zip(got, want))
+        gradients = [torch.autograd.grad(sum(x.sum() for x in xs), leaves_of(inputs)) for xs in (got, want)]
+        assert_close(*gradients, 1e-6)
+
+
+def test_compiled_without_gradients() -> None:
+    case = KERNEL_CASES["preconditioned_delta_rule-head"]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda **x: case.op(**x, backend="triton")[0], fullgraph=True, backend="aot_eager")
+    inputs = small(case, 20)
+    with torch.no_grad():
+        assert torch.equal(compiled(**inputs.arguments()), case(inputs, backend="triton")[0])
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Tensor]]:
+    """Calls of the decoding kernel."""
+    from fastweights.ops._triton import node
+
+    calls: list[Callable[..., Tensor]] = []
+    plain = node.decode
+    monkeypatch.setattr(node, "decode", lambda *args, **kwargs: calls.append(plain) or plain(*args, **kwargs))
+    return calls
+
+
+def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list) -> None:
+    """Of every sequence at most 16; the states given are kept."""
+    if "v" not in case.tokens:
+        pytest.skip("nothing to decode")
+    inputs = small(case, 20, heads=1, value_heads=2)
+    states = draw_states(case, inputs, 3)
+    edges = torch.tensor([0, 16, 16, 20])
+    given = tuple(s.clone() for s in states)
+    o, final = case(inputs, backend="triton", initial_state=case.initial_state(given), cu_seqlens=edges)
+    assert all(torch.equal(a, b) for a, b in zip(given, states))
+    wanted, _ = exact(case, inputs, states, cu_seqlens=edges)
+    assert all(relative_error(a, b) <= 1e-5 for a, b in zip((o, *final), wanted, strict=True))
+
+    row = inputs.at((slice(None), slice(0, 3)))
+    wanted, _ = exact(case, row)
+    o, final = case(row, backend="triton")
+    assert all(relative_error(a, b) <= 1e-5 for a, b in zip((o, *final), wanted, strict=True))
+    assert len(decoded) == 2
+
+
+@some_cases
+def test_others_are_not_decoded(case: OpCase, decoded: list) -> None:
+    inputs = small(case, 17)
+    case(inputs, backend="triton")
+    case(inputs.at((slice(None), slice(0, 4))).map(lambda x: x.clone().requires_grad_()), backend="triton")
+    assert not decoded

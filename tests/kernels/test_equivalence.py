@@ -1,0 +1,186 @@
+"""One answer however it is computed: by kernels or in sequence, whole or in segments, packed or apart, alone or in a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights import ops
+from fastweights.testing import OpCase, OpInputs
+from tests.contract.compare import assert_close, relative_error, values_and_gradients
+from tests.contract.test_golden import FILES, load
+from tests.contract.test_numbers import with_tokens
+
+from .cases import DEVICE, KERNEL_CASES, KERNEL_OPS, draw_states, exact, small, some_cases
+
+pytestmark = pytest.mark.kernels
+CLOSE = 1e-5  # float32; found are 3e-6 at most
+
+GOLDEN = [path for path in FILES if path.stem.split("-")[0] in [op.__name__ for op in KERNEL_OPS]]
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_golden(path: Path) -> None:
+    static, arrays = load(path)
+    arguments = {
+        name[4:]: torch.tensor(x, dtype=torch.float32, device=DEVICE, requires_grad=True)
+        for name, x in arrays.items() if name.startswith("arg.")
+    }  # fmt: skip
+    o, state = getattr(ops, static["op"])(**arguments, **static["kwargs"], output_final_state=True, backend="triton")
+    names = [name[4:] for name in arrays if name.startswith("out.")]
+    for name, result in zip(names, (o, *(state if isinstance(state, tuple) else (state,))), strict=True):
+        assert relative_error(result.detach().cpu(), torch.tensor(arrays[f"out.{name}"])) <= CLOSE, name
+    (o * torch.tensor(arrays["do"], device=DEVICE)).sum().backward()
+    for name, x in arguments.items():
+        assert relative_error(x.grad.cpu(), torch.tensor(arrays[f"grad.{name}"])) <= CLOSE, name
+
+
+def check(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...] | None = None, **keywords: Tensor) -> None:
+    """Values and gradients, those of the states included, are the reference's."""
+    got = values_and_gradients(case, inputs, states, backend="triton", **keywords)
+    for g, w in zip(got, exact(case, inputs, states, **keywords)):
+        assert_close(g, w, CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("time", "key", "value", "started"),
+    [(1, 8, 6, True), (2, 1, 1, False), (63, 5, 17, True), (64, 16, 4, False), (65, 20, 33, True), (130, 8, 6, False)],
+)
+def test_chunked_is_sequential(case: OpCase, time: int, key: int, value: int, started: bool) -> None:
+    inputs = small(case, time, key=key, value=value, seed=time)
+    check(case, inputs, draw_states(case, inputs, 1) if started else None)
+
+
+def test_side_by_side_segments(case: OpCase, short_segments: None) -> None:
+    """Of several sequences: one of three segments, an empty one and short ones."""
+    inputs = small(case, 137)
+    check(case, inputs, draw_states(case, inputs, 4), cu_seqlens=torch.tensor([0, 130, 130, 131, 137]))
+
+
+@some_cases
+def test_side_by_side_segments_of_a_row(case: OpCase, short_segments: None) -> None:
+    check(case, small(case, 200))
+
+
+@pytest.mark.parametrize(
+    ("name", "time"), [("linear_attention-channel", 1100), ("delta_rule-head", 1100), ("precondition_keys", 2100)]
+)
+def test_long_sequence(name: str, time: int) -> None:
+    """Cut into segments as the sizes have it; with more chunks than the preconditioner's scan takes at once."""
+    case = KERNEL_CASES[name]
+    check(case, small(case, time, key=4))
+
+
+@pytest.mark.parametrize(("time", "walks", "segments"), [(1100, 1, 3), (1100, 100, 0), (500, 1, 0), (65536, 16, 16)])
+def test_segments_of_a_row(time: int, walks: int, segments: int) -> None:
+    """Long rows are cut where few programs would run otherwise, never below 8 chunks a segment."""
+    from fastweights.ops._shared.sequences import Sequences
+    from fastweights.ops._triton.tables import most_segments, segment_length
+
+    sequences = Sequences(1, time)
+    length = segment_length(sequences, walks, 264)
+    assert (0 if length is None else most_segments(sequences, length)) == segments
+
+
+def test_segments_are_the_whole(case: OpCase) -> None:
+    """Without gradients short pieces are read token by token."""
+    inputs = small(case, 70)
+    whole, final = case(inputs, backend="triton")
+    outputs, states = [], None
+    for start, stop in [(0, 3), (3, 64), (64, 65), (65, 70)]:
+        keywords = {} if states is None else {"initial_state": case.initial_state(states)}
+        o, states = case(inputs.at((slice(None), slice(start, stop))), backend="triton", **keywords)
+        outputs.append(o)
+    assert_close([torch.cat(outputs, 1), *states], [whole, *final], CLOSE)
+
+
+@pytest.mark.parametrize("lengths", [[5, 70, 1, 30], [0, 64, 0, 3]], ids=str)
+@some_cases
+def test_packed_is_separate(case: OpCase, lengths: list[int]) -> None:
+    inputs = small(case, sum(lengths))
+    edges = torch.tensor([0, *lengths]).cumsum(0)
+    o, finals = case(inputs, cu_seqlens=edges.to(DEVICE), backend="triton")
+    for n, (start, stop) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist())):
+        alone, final = case(inputs.at((slice(None), slice(start, stop))), backend="triton")
+        assert_close([o[:, start:stop], *(s[n : n + 1] for s in finals)], [alone, *final], CLOSE)
+
+
+@some_cases
+def test_alone_is_in_a_batch(case: OpCase) -> None:
+    """Bit by bit."""
+    inputs = small(case, 20, batch=3)
+    o, states = case(inputs, backend="triton")
+    for n in range(3):
+        alone, final = case(inputs.at(slice(n, n + 1)), backend="triton")
+        assert torch.equal(alone, o[n : n + 1])
+        assert all(torch.equal(f, s[n : n + 1]) for f, s in zip(final, states))
+
+
+def test_grouped_heads(case: OpCase) -> None:
+    """Gates of the value heads, and write keys."""
+    inputs = small(case, 20, heads=2, value_heads=4)
+    if "write_key" in inputs.tokens:
+        factors = torch.linspace(0.8, 1.0, 4, device=DEVICE)[:, None]
+        inputs = with_tokens(inputs, write_key=inputs.tokens["write_key"].repeat_interleave(2, 2) * factors)
+    check(case, inputs)
+
+
+@some_cases
+def test_gates_of_key_heads(case: OpCase) -> None:
+    if "v" not in case.tokens:
+        pytest.skip("nothing says that there are more heads")
+    inputs = small(case, 20, heads=2, value_heads=4)
+    wide = {name: x for name, x in inputs.tokens.items() if x.shape[2] == 4 and name != "v"}
+    check(case, with_tokens(inputs, **{name: x[:, :, ::2] for name, x in wide.items()}))
+
+
+@pytest.mark.parametrize("sizes", [{"batch": 0}, {"time": 0}, {"batch": 0, "time": 0}], ids=str)
+def test_empty(case: OpCase, sizes: dict[str, int]) -> None:
+    inputs = small(case, **{"batch": 2, "time": 5, **sizes})
+    full = case(small(case, 1), backend="triton")
+    (o, *states), gradients = values_and_gradients(case, inputs, backend="triton")
+    assert o.shape == (*next(iter(inputs.tokens.values())).shape[:2], *full[0].shape[2:])
+    assert [s.shape[1:] for s in states] == [s.shape[1:] for s in full[1]]
+    assert [s.shape[0] for s in states] == [sizes.get("batch", 2)] * len(states)
+    assert not any(s.any() for s in states)
+    assert all(g.isfinite().all() for g in gradients)
+
+
+@pytest.mark.parametrize("time", [5, 20])
+def test_states_pass_through_without_tokens(case: OpCase, time: int) -> None:
+    """Empty sequences between others keep the state that they began with, and pass its gradient on."""
+    inputs = small(case, time)
+    states = draw_states(case, inputs, 3)
+    check(case, inputs, states, cu_seqlens=torch.tensor([0, 0, time, time]))
+
+
+@some_cases
+@pytest.mark.parametrize("time", [5, 20])
+def test_no_state_unless_asked(case: OpCase, time: int) -> None:
+    inputs = small(case, time)
+    o, state = case.op(**inputs.arguments(), backend="triton")
+    assert state is None
+    wanted, states = case(inputs, backend="triton")
+    assert torch.equal(o, wanted)
+    assert all(s.dtype == torch.float32 for s in states)
+
+
+@some_cases
+def test_any_layout(case: OpCase) -> None:
+    """Heads before time, strided channels, one token repeated: the same numbers bit by bit, the same gradients."""
+    inputs = small(case, 20, heads=2)
+    layouts = [
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    ]
+    wanted = values_and_gradients(case, inputs, backend="triton")
+    for layout in layouts:
+        tokens = {name: layout(x.detach()).requires_grad_() for name, x in inputs.tokens.items()}
+        o, states = case(OpInputs(tokens, inputs.parameters), backend="triton")
+        assert all(torch.equal(a, b) for a, b in zip((o, *states), wanted[0]))
+    spread = inputs.at((slice(None), slice(0, 1))).map(lambda x: x.expand(-1, 20, *x.shape[2:]) if x.ndim > 2 else x)
+    for g, w in zip(values_and_gradients(case, spread, backend="triton"), exact(case, spread)):
+        assert_close(g, w, CLOSE)

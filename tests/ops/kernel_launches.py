@@ -1,0 +1,102 @@
+"""Kernels as a launch would compile them, without a GPU: launches are recorded in place of being run, then compiled."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+POINTERS = {
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"
+}  # fmt: skip
+
+
+class Compilation(NamedTuple):
+    """A kernel and what makes one compilation of it differ from the next."""
+
+    kernel: Any
+    signature: dict[str, str]
+    constexprs: dict[tuple[int, ...], Any]
+    options: dict[str, Any]
+    attrs: dict[tuple[int, ...], list[list[object]]]
+
+    @property
+    def key(self) -> str:
+        return f"{self.kernel.__name__} {self[1:]}"
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What is compiled in, by name."""
+        return {
+            self.kernel.arg_names[index]: x for (index,), x in self.constexprs.items() if x is not None
+        } | self.options
+
+    def compile(self, capability: int) -> Compiled:
+        """For an NVIDIA GPU of a compute capability, such as 90."""
+        import triton
+        from triton.backends.compiler import GPUTarget
+
+        source = triton.compiler.ASTSource(self.kernel, self.signature, self.constexprs, self.attrs)
+        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
+        return Compiled(compiled.metadata.shared, _stack(compiled.asm["cubin"]))
+
+
+class Compiled(NamedTuple):
+    """Bytes of shared memory a program, and bytes of stack a thread, where the compiler puts what registers cannot hold."""
+
+    shared: int
+    stack: int
+
+
+def recorded(call: Callable[[], object]) -> Iterator[Compilation]:
+    """The kernels that `call` launches, each form once."""
+    from triton.runtime.jit import JITFunction
+
+    launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def run(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
+        launches.append((kernel, args, kwargs))
+
+    with mock.patch.object(JITFunction, "run", run):
+        call()
+    found = [_compilation(*launch) for launch in launches]
+    yield from {one.key: one for one in found}.values()
+
+
+def _compilation(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compilation:
+    options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages") if name in kwargs}
+    values = {**dict(zip(kernel.arg_names, args)), **kwargs}
+    signature, constexprs, attrs = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        x = values[parameter.name]
+        specialized = isinstance(x, int) and not parameter.do_not_specialize
+        if parameter.is_constexpr or x is None or (specialized and x == 1):
+            signature[parameter.name], constexprs[(index,)] = "constexpr", x
+        elif isinstance(x, Tensor):
+            signature[parameter.name] = POINTERS[x.dtype]
+            attrs[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(x, float):
+            signature[parameter.name] = "fp32"
+        else:
+            signature[parameter.name] = "i32"
+            if specialized and x % 16 == 0:
+                attrs[(index,)] = [["tt.divisibility", 16]]
+    return Compilation(kernel, signature, constexprs, options, attrs)
+
+
+def _stack(cubin: bytes) -> int:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))

@@ -1,0 +1,64 @@
+"""docs/performance.md is what its generator makes of the result files, and the generator shows what it should."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import performance  # noqa: E402
+
+ORIGIN = {
+    "time": "2026-01-02T00:00:00+00:00",
+    "commit": "abc",
+    "device": "NVIDIA Test",
+    "torch": "2.11",
+    "fla": "0.6.0",
+}
+
+
+def part(ours: float, fla: float, **more: Any) -> dict[str, Any]:
+    spread = {"ours": [ours] * 3, "fla": [fla] * 3}
+    return {"floor_ms": 0.5, "bound": "memory", "graph": spread, "eager": spread, **more}
+
+
+def test_page_is_generated() -> None:
+    command = "python benchmarks/performance.py"
+    assert performance.PAGE.read_text() == performance.render(), f"run {command}"
+    assert command in performance.PAGE.read_text()
+
+
+def test_page_of_made_up_results(tmp_path: Path) -> None:
+    times = part(1.0, 3.0, peak_mb={"ours": 100.0, "fla": 200.0})
+    rows = {
+        "gdn 4,2048,8,128,128": {
+            "errors": {"ours": {"o": 2e-3}, "fla": {"o": 4e-3}}, "stateful_errors": {"ours": {"S": 1e-3}, "twin": {"o": 3e-3}},
+            "forward": times, "forward_backward": times, "cold_start": {"empty_cache_s": 9.0, "warm_cache_s": 0.5},
+        },
+        "gdn decode 64,1,16,128,128": {"errors": {"ours": {"o": 1e-3}}, "in_place": True, "decode": part(1.0, 1.5)},
+        "kda 4,2048,8,128,128": {"errors": {}, "refused": ["dg 3.0e-02 (budget 2e-02)"]},
+    }  # fmt: skip
+    ceilings = {"bandwidth": 4e12, "rate": 7e14}
+    content = {**ORIGIN, "dtype": "bfloat16", "backend": "auto", "ceilings": ceilings, "rows": rows}
+    (tmp_path / "kernels-nvidia-test.json").write_text(json.dumps(content))
+    checks = {"a": {"failures": []}, "gdn (1,63,8,128,128) bfloat16": {"failures": ["o 1.0e-02 (budget 5e-03)"]}}
+    worst = {"gdn": {"half": {"o": 1e-2}}}
+    (tmp_path / "kernel-checks-nvidia-test.json").write_text(json.dumps({**ORIGIN, "rows": checks, "worst": worst}))
+    fused = {
+        **ORIGIN,
+        "rows": {"gated norm": {"forward": {"graph": {"ours": [0.1], "torch": [0.3]}, "eager": {"ours": [0.2]}}}},
+    }
+    (tmp_path / "fused-nvidia-test.json").write_text(json.dumps(fused))
+    page = performance.render(tmp_path)
+    assert "| gated norm | forward | ours 0.100, torch 0.300 | ours 0.200 |" in page
+    assert "| (4,2048,8,128,128) | forward + backward | 1.00 | 3.00† | 3.00 |" in page
+    assert "| 100 | 200 | 0.500 | 50% |" in page
+    assert "| gdn | (64,1,16,128,128) | in place | 1.00 | 1.50 | 1.50 |" in page
+    assert "(4,2048,8,128,128): no time, dg 3.0e-02 (budget 2e-02)." in page
+    assert "| gdn | (4,2048,8,128,128) | 9.0 | 0.50 |" in page
+    assert "| gdn | twin | o 3.0e-03 |" in page
+    assert "1 of 2 combinations" in page and "- gdn (1,63,8,128,128) bfloat16: o 1.0e-02 (budget 5e-03)" in page
