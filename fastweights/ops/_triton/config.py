@@ -39,7 +39,7 @@ def tiles(K: int, V: int, bytes_of_number: int, delta: bool, roomy: bool = True)
             "join": Tile(64, 32, 4, 1),
             "output": Tile(128, 128, 4, 1),
             "value_gradient": Tile(128, 128, 4, 1),
-            "gradients": Tile(64, 64, 4, 2),
+            "gradients": Tile(64, 64 if K > 64 else 32, 4, 2),
             "prepare": Tile(32, 64, 4, 1),
             "channel_gradients": Tile(32, 32, 4, 2),
             "channel_halves": Tile(32, 32, 8, 2),
