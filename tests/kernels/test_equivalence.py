@@ -137,6 +137,7 @@ def test_gates_of_key_heads(case: OpCase) -> None:
     check(case, with_tokens(inputs, **{name: x[:, :, ::2] for name, x in wide.items()}))
 
 
+@some_cases
 @pytest.mark.parametrize("sizes", [{"batch": 0}, {"time": 0}, {"batch": 0, "time": 0}], ids=str)
 def test_empty(case: OpCase, sizes: dict[str, int]) -> None:
     inputs = small(case, **{"batch": 2, "time": 5, **sizes})
@@ -149,6 +150,7 @@ def test_empty(case: OpCase, sizes: dict[str, int]) -> None:
     assert all(g.isfinite().all() for g in gradients)
 
 
+@some_cases
 @pytest.mark.parametrize("time", [5, 20])
 def test_states_pass_through_without_tokens(case: OpCase, time: int) -> None:
     """Empty sequences between others keep the state that they began with, and pass its gradient on."""

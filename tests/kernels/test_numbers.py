@@ -17,6 +17,7 @@ from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small, some_cases
 pytestmark = pytest.mark.kernels
 
 
+@some_cases
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_extremes_are_finite_and_agree(case: OpCase, extreme: str) -> None:
     inputs = small(case, 70 if "decay" in extreme or extreme == "one key" else 20)
@@ -89,6 +90,7 @@ def test_bad_numbers_across_segments(case: OpCase, short_segments: None) -> None
     check_containment(case, math.nan, time=200, at=66, packed=False)
 
 
+@some_cases
 @pytest.mark.parametrize("time", [3, 20])
 def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, time: int) -> None:
     inputs = small(case, time, batch=2, heads=2)
@@ -118,6 +120,7 @@ def test_a_bad_number_makes_the_gradient_bad(case: OpCase) -> None:
         assert any(g.isnan().any() for g in gradients), name
 
 
+@some_cases
 @pytest.mark.parametrize(
     ("values", "gates"),
     [(torch.float16, torch.float32), (torch.float32, torch.float64), (torch.float32, torch.float16)],

@@ -22,6 +22,9 @@ IN_PLACE: dict[Callable[..., Any], Callable[..., Tensor]] = {
 }
 DECODING = {name: case for name, case in CASES.items() if case.op in IN_PLACE}
 
+SOME = ["linear_attention-channel", "delta_rule-head-write", "preconditioned_delta_rule-head"]
+some_cases = pytest.mark.parametrize("case", [DECODING[name] for name in SOME], ids=SOME)
+
 
 @pytest.fixture(params=DECODING)
 def case(request: pytest.FixtureRequest) -> OpCase:
@@ -173,6 +176,7 @@ def test_kernel(case: OpCase, time: int, heads: int, value_heads: int, key: int,
 
 
 @pytest.mark.kernels
+@some_cases
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 def test_kernel_on_packed_rows(case: OpCase, index: torch.dtype) -> None:
     inputs = case.draw(batch=1, time=10, heads=1, key=8, value=36, dtype=torch.float32)
@@ -223,6 +227,7 @@ def rearranged(x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.kernels
+@some_cases
 @pytest.mark.parametrize("time", [1, 3])
 def test_kernel_on_any_layout(case: OpCase, time: int) -> None:
     inputs = case.draw(time=time, key=8, value=8, dtype=torch.float32).map(lambda x: x.to(DEVICE))
@@ -254,6 +259,7 @@ def test_kernel_forgets_at_decay_0(case: OpCase) -> None:
 
 
 @pytest.mark.kernels
+@some_cases
 @pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
 def test_kernel_keeps_bad_numbers_where_they_belong(case: OpCase, bad: float) -> None:
     """As the ops: o is NaN from the bad token of a head on (the value's column, the query's token) and equal elsewhere."""
@@ -295,6 +301,7 @@ def test_kernel_keeps_a_bad_state_in_its_column(case: OpCase) -> None:
 
 
 @pytest.mark.kernels
+@some_cases
 @pytest.mark.parametrize(("batch", "time"), [(0, 1), (2, 0)])
 def test_kernel_without_tokens(case: OpCase, batch: int, time: int) -> None:
     inputs = case.draw(batch=batch, time=time, dtype=torch.float32).map(lambda x: x.to(DEVICE))
