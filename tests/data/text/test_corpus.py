@@ -188,7 +188,7 @@ def test_a_dataset_needs_the_library(monkeypatch):
         ("missing.txt", None, "missing.txt does not exist"),
         ("data.txt", b"a\0b", "data.txt is binary"),
         ("latin.txt", "naïve".encode("latin-1"), "binary, or not UTF-8"),
-        ("broken.txt.gz", gzip.compress(b"text" * 99)[:-12], "damaged gzip"),
+        ("broken.txt.gz", gzip.compress(b"text" * 99, mtime=0)[:-12], "damaged gzip"),
         ("not.txt.gz", b"plain", "damaged gzip"),
         ("broken.jsonl", b'{"text": "a"}\n{"text"\n', "broken.jsonl, line 2"),
         ("list.jsonl", b"[1]\n", "line 1: a row must be an object with text in 'text', got list"),
