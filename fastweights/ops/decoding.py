@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._shared.backends import takes_kernels
 from ._shared.checks import (
     Shapes,
     check_decay,
@@ -18,13 +17,12 @@ from ._shared.checks import (
     check_qkv,
     check_scale,
     check_tensor,
-    check_tokens,
     shape_of,
-    values_can_be_read,
 )
 from ._shared.run import BACKENDS, compute_dtype
 from ._shared.sequences import check_cu_seqlens
 from .delta_rule import delta_rule
+from .delta_rule.api import check_delta
 from .linear_attention import linear_attention
 from .precondition.api import check_center, check_squash
 from .preconditioned_delta_rule import preconditioned_delta_rule
@@ -109,12 +107,7 @@ def delta_rule_(
             device, positive g, cu_seqlens or backend that does not fit.
         TypeError: an argument of the wrong kind.
     """
-    sizes = check_qkv(q, k, v)
-    check_gate("beta", beta, sizes, v)
-    check_decay("g", g, sizes, v, per_channel=True)
-    if write_key is not None:
-        check_tokens(k=k, write_key=write_key)
-        check_gate("write_key", write_key, sizes, v, sizes.key)
+    sizes = check_delta(q, k, v, beta, g, write_key)
     scale = check_scale(scale, sizes.key)
     count = _check_lengths("delta_rule", cu_seqlens, sizes)
     _check_state("state", state, (count, sizes.heads, sizes.key, sizes.value), v)
@@ -167,9 +160,7 @@ def preconditioned_delta_rule_(
             device, positive g, bound, cu_seqlens or backend that does not fit.
         TypeError: an argument of the wrong kind.
     """
-    sizes = check_qkv(q, k, v)
-    check_gate("beta", beta, sizes, v)
-    check_decay("g", g, sizes, v, per_channel=True)
+    sizes = check_delta(q, k, v, beta, g)
     check_decay("precond_g", precond_g, sizes, v)
     check_gate("precond_beta", precond_beta, sizes, v)
     center_of_head = _center(center, k, sizes)
@@ -213,34 +204,19 @@ def _overwrite(states: Sequence[Tensor], op: Callable[..., Any], *inputs: Tensor
 def _kernel_serves(backend: str, x: Tensor) -> bool:
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "auto":
-        return x.is_cuda and x.dtype != torch.float64 and _triton_is_installed()
-    if backend == "triton" and x.dtype == torch.float64:
-        raise ValueError("backend 'triton' computes in float32, got float64 inputs; use 'torch' or convert them")
-    return backend == "triton"
-
-
-@cache
-def _triton_is_installed() -> bool:
-    return find_spec("triton") is not None
+    return backend != "reference" and takes_kernels(backend, x)
 
 
 def _check_lengths(op: str, cu_seqlens: Tensor | None, sizes: Shapes) -> int:
     """The number of sequences, none of them longer than what is walked token by token."""
-    if not isinstance(cu_seqlens, Tensor) or values_can_be_read(cu_seqlens):
-        sequences = check_cu_seqlens(cu_seqlens, sizes.batch, sizes.time)
-        count, longest = sequences.count, max(sequences.lengths or (sizes.time,))
-    elif cu_seqlens.dtype in (torch.int32, torch.int64) and cu_seqlens.ndim == 1 < len(cu_seqlens) and sizes.batch == 1:
-        count = len(cu_seqlens) - 1
-        longest = -(-sizes.time // count)  # at least
+    sequences = check_cu_seqlens(cu_seqlens, sizes.batch, sizes.time, wait=False)
+    if cu_seqlens is not None and sequences.lengths is None:
+        longest = -(-sizes.time // sequences.count)  # at least
     else:
-        raise ValueError(
-            "cu_seqlens must be int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1), "
-            f"got {cu_seqlens.dtype} {shape_of(cu_seqlens)} and B = {sizes.batch}"
-        )
+        longest = max(sequences.lengths or (sizes.time,))
     if longest > MOST_TOKENS:
         raise ValueError(f"T must be at most {MOST_TOKENS} tokens a sequence, got {longest}; use {op} for more")
-    return count
+    return sequences.count
 
 
 def _check_state(name: str, state: Tensor, shape: tuple[int, ...], like: Tensor) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastweights.ops._fused import HAS_TRITON
+from fastweights.ops._shared.backends import HAS_TRITON
 from fastweights.testing import OpCase
 
 from .cases import KERNEL_CASES

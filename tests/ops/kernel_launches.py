@@ -43,16 +43,39 @@ class Compilation(NamedTuple):
         import triton
         from triton.backends.compiler import GPUTarget
 
+        from fastweights.ops._triton.jit import newest_assembler
+
         source = triton.compiler.ASTSource(self.kernel, self.signature, self.constexprs, self.attrs)
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
-        return Compiled(compiled.metadata.shared, _stack(compiled.asm["cubin"]))
+        with newest_assembler():
+            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
+        return Compiled(compiled.metadata.shared, compiled.asm["cubin"])
 
 
 class Compiled(NamedTuple):
-    """Bytes of shared memory a program, and bytes of stack a thread, where the compiler puts what registers cannot hold."""
+    """Bytes of shared memory a program, and the machine code."""
 
     shared: int
-    stack: int
+    cubin: bytes
+
+    @property
+    def stack(self) -> int:
+        """Bytes a thread, where the compiler puts what registers cannot hold."""
+        return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", self._dump("-res-usage")))
+
+    @property
+    def instructions(self) -> list[str]:
+        """Without predicates."""
+        found = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z].*?)\s*;", self._dump("-sass"))
+        return [re.sub(r"\s+", " ", x) for x in found]
+
+    def _dump(self, what: str) -> str:
+        import triton
+
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            return subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def recorded(call: Callable[[], object]) -> Iterator[Compilation]:
@@ -89,14 +112,3 @@ def _compilation(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             if specialized and x % 16 == 0:
                 attrs[(index,)] = [["tt.divisibility", 16]]
     return Compilation(kernel, signature, constexprs, options, attrs)
-
-
-def _stack(cubin: bytes) -> int:
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fastweights.ops._fused import HAS_TRITON, INTERPRETED
+from fastweights.ops._shared.backends import HAS_TRITON, INTERPRETED
 from fastweights.ops.short_convolution import short_convolution
 from tests.kernels.cases import DEVICE
 
@@ -241,7 +241,7 @@ def test_bad_input(change, message):
 
 
 def test_triton_where_there_is_none(monkeypatch):
-    monkeypatch.setattr("fastweights.ops._fused.HAS_TRITON", False)
+    monkeypatch.setattr("fastweights.ops._shared.backends.HAS_TRITON", False)
     with pytest.raises(ValueError, match="package triton"):
         short_convolution(**GOOD, backend="triton")
     assert short_convolution(**GOOD)[0].shape == (2, 5, 6)

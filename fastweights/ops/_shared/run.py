@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from .._fused import takes_kernels
+from .backends import takes_kernels
 from .checks import check_log_decay, constant
 from .nonfinite import Quarantine, clean
 from .sequences import Sequences, check_cu_seqlens
@@ -84,14 +84,9 @@ class chunkwise(Implementation):
         return self.function(**tokens, **states, sequences=sequences, **options)
 
 
-class kernels(Implementation):
+class kernels(chunkwise):
     """Kernels, which take the inputs as they are: dtypes, heads and scale, None for an initial state of zeros. They keep bad
     numbers apart themselves, and are a node of a traced graph themselves."""
-
-    def __call__(
-        self, sequences: Sequences, states: Mapping[str, Tensor], tokens: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[Any, Sequence[Tensor]]:
-        return self.function(**tokens, **states, sequences=sequences, **options)
 
 
 def run(

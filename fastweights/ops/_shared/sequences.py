@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import shape_of
+from .checks import shape_of, values_can_be_read
 
 
 @dataclass(frozen=True)
 class Sequences:
     """The sequences of one call: `batch` rows of `time` tokens, or sequences of `lengths` packed into a single row (the
-    lengths are unknown while a graph is traced)."""
+    lengths are unknown while a graph is traced, or where reading them would wait for a GPU)."""
 
     batch: int
     time: int
@@ -47,8 +47,9 @@ def _edges(cu_seqlens: Tensor) -> list[int]:
     return _read[key][2]
 
 
-def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int) -> Sequences:
-    """Read cu_seqlens [N+1], the cumulative lengths of sequences packed into one row (starts at 0, ends at T)."""
+def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int, wait: bool = True) -> Sequences:
+    """Read cu_seqlens [N+1], the cumulative lengths of sequences packed into one row (starts at 0, ends at T). Unless `wait`,
+    what lies on a GPU is not read."""
     if cu_seqlens is None:
         return Sequences(batch, time)
     if not isinstance(cu_seqlens, Tensor):
@@ -59,7 +60,7 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int) -> Sequen
         )
     if batch != 1:
         raise ValueError(f"cu_seqlens packs its sequences into one row, so the batch must be 1, got {batch}")
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not (wait or values_can_be_read(cu_seqlens)):
         return Sequences(batch, time, cu_seqlens=cu_seqlens)
     edges = _edges(cu_seqlens)
     if edges[0] != 0 or edges[-1] != time or any(a > b for a, b in zip(edges, edges[1:])):

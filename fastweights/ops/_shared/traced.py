@@ -60,7 +60,7 @@ def _apply(description: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     return list(_compute[0](call["implementation"], dict(zip(call["names"], tensors)), call["plain"]))
 
 
-def _owned(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+def owned(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """The results as a node may return them: contiguous, none sharing memory with an input or with another."""
     taken = {x.untyped_storage().data_ptr() for x in inputs}
     owned = []
@@ -79,7 +79,7 @@ def _like_inputs(description: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.library.custom_op("fastweights::run", mutates_args=())
 def _node(description: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    return _owned(_apply(description, tensors), tensors)
+    return owned(_apply(description, tensors), tensors)
 
 
 @_node.register_fake
@@ -95,7 +95,7 @@ def _backward_node(description: str, tensors: Sequence[Tensor], gradients: Seque
         reached, given = zip(*((x, g) for x, g in zip(results, gradients) if x.requires_grad))
         wanted = [x for x in leaves if x.requires_grad]
         found = iter(torch.autograd.grad(reached, wanted, given, materialize_grads=True))
-    return _owned([next(found) if x.requires_grad else torch.zeros_like(x) for x in leaves], [*leaves, *gradients])
+    return owned([next(found) if x.requires_grad else torch.zeros_like(x) for x in leaves], [*leaves, *gradients])
 
 
 @contextmanager

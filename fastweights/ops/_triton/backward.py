@@ -1,6 +1,6 @@
 """Linear attention and the delta rules by kernels: the launches of a backward.
 
-The forward keeps T, the summed decays and the states at the segments' starts; all else is computed again.
+What the forward keeps is in `Saved`; all else is computed again.
 """
 
 from __future__ import annotations
@@ -26,90 +26,86 @@ def backward(
     """The gradient of every input; those of the initial states where `states`."""
     plan = Plan(x, sequences)
     where = table(sequences, plan.segment, plan.device)
-    N, BT, HV, K, V = sequences.count, plan.tokens, plan.HV, plan.K, plan.V
+    N, HV, K, V = sequences.count, plan.HV, plan.K, plan.V
     float32 = torch.float32
     written = solved(x, plan, where, saved, scale, bound, eps, known=True)
-    h = steps(x, plan, where, written, saved, saved.starts if plan.segment else x.S, None)
+    h = steps(x, plan, where, written, saved, saved.starts if plan.segment else x.S, None, known=True)
 
-    M = len(where.chunks)
+    M = where.M
     wide = {"HEADS_Q": heads(plan, written.q), "HEADS_K": heads(plan, written.keys), "DECAY": plan.decay}
     dv, du = torch.empty_like(x.v), None
-    dP = plan.new(BT, HV, CHUNK)
+    dP = plan.tokenwise(HV, CHUNK)
 
     def ask(out: Tensor, states: Tensor | None) -> None:
         """P^T dO, or with the states' gradients all of dV; and dP."""
-        if M and HV:
-            value_gradient[M, HV](
-                written.q, written.keys, written.u, do, saved.G, written.P, states, out, dP, where.chunks, scale, plan.H, HV,
-                K=K, V=V, **wide, STATES=states is not None, PRECISION=plan.precision,
-                **plan.options("value_gradient", "BK", "BV"),
-            )  # fmt: skip
+        value_gradient[M, HV](
+            written.q, written.keys, written.u, do, saved.G, written.P, states, out, dP, where.chunks, scale, plan.H, HV,
+            K=K, V=V, **wide, STATES=states is not None, PRECISION=plan.precision,
+            **plan.options("value_gradient", "BK", "BV"),
+        )  # fmt: skip
 
     if plan.delta:
         du = torch.empty_like(x.v)
         ask(du, None)
     dh = plan.new(M, HV, K, V)
-    dS = plan.new(N if states else 0, HV, K, V, dtype=float32)
+    dS = plan.new(N, HV, K, V, dtype=float32) if states else None
     tile = plan.tile["walk_back"]
 
     def back(start: Tensor | None, end: Tensor | None, summary: bool) -> None:
-        grid = (-(-V // tile.BV) * len(where.segments), HV)
-        if all(grid):
-            walk_back[grid](
-                written.q, written.keys, written.W, saved.T, du, do, saved.G, written.last_gate, start, dh, end, where.segments,
-                scale, plan.H, HV, K=K, PK=tile.BK, V=V, BV=tile.BV, **wide, DELTA=plan.delta, STARTED=start is not None,
-                ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, PRECISION=plan.precision,
-                num_warps=tile.num_warps,
-            )  # fmt: skip
+        grid = (-(-V // tile.BV) * where.P, HV)
+        walk_back[grid](
+            written.q, written.keys, written.W, saved.T, du, do, saved.G, written.last_gate, start, dh, end, where.segments,
+            scale, plan.H, HV, K=K, PK=tile.BK, V=V, BV=tile.BV, **wide, DELTA=plan.delta, STARTED=start is not None,
+            ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, PRECISION=plan.precision,
+            num_warps=tile.num_warps,
+        )  # fmt: skip
 
     if plan.segment is not None:
         ends = torch.empty_like(saved.starts)
         back(None, ends, summary=True)
         join_segments(plan, where, ends, saved.transitions, dS_end, back=True)
         dS_end = ends
-    back(dS_end, dS if states else None, summary=False)
+    back(dS_end, dS, summary=False)
     if not plan.delta:
         ask(dv, dh)
 
-    parts = -(-K // plan.tile[plan.backward].BK)
-    dq, dk = plan.new(BT, HV, K), plan.new(BT, HV, K)
-    dw = plan.new(BT if plan.writes else 0, HV, K)
-    # Gradients of gates, parts of sums over the key channels: of beta, g, precond_beta, precond_g.
-    to_gates = plan.new(parts, 4 if plan.precond else 2, BT, HV, dtype=float32)
+    parts = -(-K // plan.tile["channel_gradients" if plan.decay == 2 else "gradients"].BK)
+    dq, dk = plan.tokenwise(HV, K), plan.tokenwise(HV, K)
+    dw = plan.tokenwise(HV, K) if plan.writes else None
+    to_gates = plan.new(parts, 2, *plan.rows, HV, dtype=float32)  # of beta and g, parts of sums over the key channels
     dbeta, dg = to_gates[0, 0], to_gates[0, 1]
     gates = {"HEADS_BETA": heads(plan, x.beta), "HEADS_W": heads(plan, written.writes)}
     common = {
         "K": K, "V": V, "WRITE": plan.writes, "DELTA": plan.delta, "PRECISION": plan.precision, **gates,
     }  # fmt: skip
     if plan.decay == 2:
-        dg = plan.new(BT, HV, K, dtype=float32)
-    if M and HV and plan.decay == 2:
+        dg = plan.tokenwise(HV, K, dtype=float32)
         for name in ("channel_gradients", "channel_halves"):
             channel_gradients[parts * M, HV](
                 x.q, x.k, written.writes, x.v, x.beta, x.g, written.last_gate, written.u, du, do, dP, h, dh, where.chunks,
                 scale, dq, dk, dw, dv, dbeta, dg, to_gates.stride(0), plan.H, HV, HEADS_G=heads(plan, x.g),
                 FLAT=name == "channel_gradients", **common, **plan.options(name, "BK", "BV"),
             )  # fmt: skip
-    elif M and HV:
+    else:
         gradients[parts * M, HV](
             x.q, x.k, written.writes, x.v, x.beta, saved.G, written.u, du, do, dP, h, dh, where.chunks, scale,
             dq, dk, dw, dv, dbeta, dg, to_gates.stride(0), plan.H, HV, DECAY=plan.decay, **common,
             **plan.options("gradients", "BK", "BV"),
         )  # fmt: skip
-    dA = dcenter = None
-    if plan.precond:
-        asked = Asked.of(plan, M, parts, dw)
-        ask_preconditioner(x, plan, where, written.A, dw, dk, asked, bound, eps)
-        dcenter, dA = preconditioner_gradients(
-            x, plan, where, saved.gram, asked, dk, dA_end, to_gates[:, 2], to_gates[:, 3], states
+    dprecond_g = dprecond_beta = dA = dcenter = None
+    if plan.precond and dw is not None:
+        asked = Asked.of(plan, M, dw)
+        ask_preconditioner(x, plan, where, saved.gram, dw, dk, asked, bound, eps)
+        dprecond_g, dprecond_beta, dcenter, dA = preconditioner_gradients(
+            x, plan, where, saved.gram, asked, dk, dA_end, states
         )
     sums = to_gates[0] if parts == 1 else to_gates.sum(0)
 
-    def of(like: Tensor | None, gradient: Tensor) -> Tensor | None:
-        return None if like is None else plan.shared(gradient, like)
+    def of(like: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+        return None if like is None or gradient is None else plan.shared(gradient, like)
 
     return Inputs(
         plan.shared(dq, x.q), plan.shared(dk, x.k), dv, of(x.beta, sums[0]), of(x.g, dg if plan.decay == 2 else sums[1]),
-        of(x.write_key, dw), dS if states and x.S is not None else None, of(x.precond_g, sums[-1]), of(x.precond_beta, sums[-2]),
-        dcenter, dA if x.A is not None else None,
+        of(x.write_key, dw), None if x.S is None else dS, of(x.precond_g, dprecond_g),
+        of(x.precond_beta, dprecond_beta), dcenter, dA if x.A is not None else None,
     )  # fmt: skip

@@ -11,14 +11,15 @@ No pair's value depends on later tokens, but for which of the two forms is taken
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
-from .common import agreed, clamped, is_bad
+from .common import clamped, is_bad
+from .gradients import over_values
+from .jit import jit
 from .solve import causal_inverse, weighted
 
 
-@triton.jit
+@jit
 def meeting(G, half):
     """By halves: the factor of every token [64, channels], and which pairs (i, j) meet [64, 64]."""
     i = tl.arange(0, 64)
@@ -27,7 +28,7 @@ def meeting(G, half):
     return factor, ((i & half) > 0)[:, None] & (((i ^ half) // half)[:, None] == (i // half)[None, :])
 
 
-@triton.jit
+@jit
 def prepare(
     q, k, write_key, v, beta, g, inverse, Qd, Ke, P, W, U, last_gate, chunks, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
@@ -35,7 +36,7 @@ def prepare(
     WRITE: tl.constexpr, DELTA: tl.constexpr, KNOWN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one head: Qd = scale Q exp(G) and Ke = KW exp(G_last - G) [BT, HV, K], P = scale tril(Q exp(G) (KW exp(-G))^T)
-    [BT, HV, 64], last_gate = G_last [M, HV, K] and with DELTA what `solve` finds: T, U, W. KNOWN: T is read."""
+    [BT, HV, 64], last_gate = G_last [M, HV, K] and with DELTA what `solve` finds: T, U, W. KNOWN: T and U are there."""
     m, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(chunks + 2 * m).to(tl.int64)
     i = tl.arange(0, 64)
@@ -55,7 +56,7 @@ def prepare(
         at_key = i[:, None] * (H * K) + c[None, :]
         decay = clamped(tl.load(g + g_start + i[:, None] * (HV // HEADS_G * K) + c[None, :], here, 0.0))
         kept = tl.sum(tl.where(decay == decay, decay, 0.0), 0)  # a bad number does not choose the form
-        lost = agreed(-tl.min(kept, 0))
+        lost = -tl.min(kept, 0)
         G = tl.cumsum(decay, 0)
         total = tl.sum(tl.where(i[:, None] == 63, G, 0.0), 0)
         tl.store(last_gate + (m.to(tl.int64) * HV + head) * K + c, total, c < K)
@@ -98,29 +99,32 @@ def prepare(
             tl.float32
         )
         if KNOWN:
-            T = tl.load(inverse + at_square, live[:, None], 0.0)
+            T = tl.load(inverse + at_square, live[:, None], 0.0).to(tl.float32)
         else:
             A = tl.where((i[:, None] > i[None, :]) & live[:, None], A * gain[:, None], 0.0)
-            T = causal_inverse(A, is_bad(gain), PRECISION).to(inverse.dtype.element_ty)
-            tl.store(inverse + at_square, T, live[:, None])
-        T = tl.where(i[:, None] >= i[None, :], T.to(tl.float32), 0.0)
+            T = causal_inverse(A, is_bad(gain), PRECISION)
+            tl.store(inverse + at_square, T.to(inverse.dtype.element_ty), live[:, None])
+        T = tl.where(i[:, None] >= i[None, :], T, 0.0)
         row_bad = is_bad(tl.sum(T, 1))
-        for v0 in tl.static_range(0, V, BV):
-            c = v0 + tl.arange(0, BV)
-            at = start * V + row[:, None] * V + c[None, :]
-            here = live[:, None] & (c < V)[None, :]
-            u = weighted(T, gain, tl.load(v + at, here, 0.0), row_bad, KNOWN, False, PRECISION)
-            tl.store(U + at, u.to(U.dtype.element_ty), here)
+        if not KNOWN:
+            for v0 in tl.static_range(0, V, BV):
+                c = v0 + tl.arange(0, BV)
+                at = start * V + row[:, None] * V + c[None, :]
+                here = live[:, None] & (c < V)[None, :]
+                values = tl.load(v + at, here, 0.0).to(U.dtype.element_ty)
+                u = weighted(T, gain, values, row_bad, False, False, PRECISION)
+                tl.store(U + at, u.to(U.dtype.element_ty), here)
         tl.debug_barrier()  # W holds K exp(G), as other threads wrote it
         for k0 in tl.static_range(0, K, BK):
             c = k0 + tl.arange(0, BK)
             at = start * K + row[:, None] * K + c[None, :]
             here = live[:, None] & (c < K)[None, :]
-            w = weighted(T, gain, tl.load(W + at, here, 0.0), row_bad, KNOWN, True, PRECISION)
+            keys = tl.load(W + at, here, 0.0).to(U.dtype.element_ty)
+            w = weighted(T, gain, keys, row_bad, KNOWN, True, PRECISION)
             tl.store(W + at, w.to(W.dtype.element_ty), here)
 
 
-@triton.jit
+@jit
 def channel_gradients(
     q, k, write_key, v, beta, g, last_gate, u, z, do, dP, h, dh, chunks, scale,
     dq, dk, dw, dv, dbeta, dg, rows, H, HV,
@@ -143,42 +147,19 @@ def channel_gradients(
     c = part * BK + tl.arange(0, BK)
     total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
     MIDDLE: tl.constexpr = 7.0 if q.dtype.element_ty == tl.float16 else 64.0
-    if (agreed(-tl.min(total, 0)) < 2 * MIDDLE) != FLAT:
+    if (-tl.min(total, 0) < 2 * MIDDLE) != FLAT:
         return
     here = live[:, None] & (c < K)[None, :]
     at_key = (first * H + head // (HV // H)) * K + (i[:, None] * (H * K) + c[None, :])
-    state = (m.to(tl.int64) * HV + head) * K * V
-    to_q = tl.zeros((64, BK), tl.float32)
-    to_w = tl.zeros((64, BK), tl.float32)
-    to_k = tl.zeros((64, BK), tl.float32)
-    dA = tl.zeros((64, 64), tl.float32)
-    to_beta = tl.zeros((64,), tl.float32)
-    at_last = tl.zeros((BK,), tl.float32)
     if DELTA:
         gain = tl.load(beta + first * (HV // HEADS_BETA) + head // HEADS_BETA + i * (HV // HEADS_BETA), live, 0.0).to(
             tl.float32
         )
-    for v0 in range(0, V, BV):
-        column = v0 + tl.arange(0, BV)
-        at = row[:, None] * V + column[None, :]
-        narrow = live[:, None] & (column < V)[None, :]
-        at_state = c[:, None] * V + column[None, :]
-        inside = (c < K)[:, None] & (column < V)[None, :]
-        asked = tl.load(do + start * V + at, narrow, 0.0)
-        written = tl.load(u + start * V + at, narrow, 0.0)
-        S = tl.load(h + state + at_state, inside, 0.0)
-        dS = tl.load(dh + state + at_state, inside, 0.0)
-        at_last += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
-        to_q = tl.dot(asked, tl.trans(S), to_q, input_precision=PRECISION)
-        to_w = tl.dot(written, tl.trans(dS), to_w, input_precision=PRECISION)
-        if DELTA:
-            corrected = tl.load(z + start * V + at, narrow, 0.0)
-            if part == 0:
-                full = corrected.to(tl.float32)
-                to_beta += tl.sum(full * tl.load(v + start * V + at, narrow, 0.0).to(tl.float32), 1)
-                tl.store(dv + start * V + at, (gain[:, None] * full).to(dv.dtype.element_ty), narrow)
-            dA = tl.dot(corrected, tl.trans(written), dA, input_precision=PRECISION)
-            to_k = tl.dot(corrected, tl.trans(S), to_k, input_precision=PRECISION)
+    else:
+        gain = tl.zeros((64,), tl.float32)
+    to_q, to_w, to_k, dA, to_beta, at_last = over_values(
+        u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, True, PRECISION
+    )
     # From here on in an order that lets go of each sum early: they fill the registers.
     at_row = start * K + row[:, None] * K + c[None, :]
     if WRITE:

@@ -42,17 +42,9 @@ def so_far(bad):
 
 
 @triton.jit
-def agreed(x):
-    """A scalar that a branch hangs on, once all threads have it: Triton 3.6 may otherwise overwrite the shared memory that it
-    comes through before the last warp has read it, and the warps part."""
-    tl.debug_barrier()
-    return x
-
-
-@triton.jit
 def spoiled_somewhere(x):
     """Whether a product holds a bad number (or comes near the largest one)."""
-    return agreed(tl.max(is_bad(tl.sum(x, 1)).to(tl.int32), 0)) > 0
+    return tl.max(is_bad(tl.sum(x, 1)).to(tl.int32), 0) > 0
 
 
 @triton.jit

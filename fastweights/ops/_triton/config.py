@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -24,6 +25,7 @@ def programs_at_once(delta: bool) -> int:
     return 528 if delta else 396
 
 
+@lru_cache
 def tiles(K: int, V: int, bytes_of_number: int, delta: bool, roomy: bool = True) -> dict[str, Tile]:
     """roomy: whether a program may take 200 KB of shared memory (H100 and later server parts). Elsewhere the walks load nothing
     ahead, which on sm_80 also keeps them free of spills."""
@@ -31,19 +33,21 @@ def tiles(K: int, V: int, bytes_of_number: int, delta: bool, roomy: bool = True)
     if bytes_of_number == 2:
         ahead = 3 if roomy and K <= 128 else 2 if roomy else 1
         found = {
-            "solve": Tile(64, 64, 4, 1),
+            "solve": Tile(128 if roomy else 64, 64, 4, 1),
             "solve_again": Tile(128, 128, 4, 1),
             "walk": Tile(K, 32, 4, ahead),
             "walk_segments": Tile(K, 64 if roomy and delta and K <= 128 else 32, 4, min(ahead, 2) if delta else ahead),
             "walk_back": Tile(K, 32, 4, ahead if K <= 128 else 1),
             "join": Tile(64, 32, 4, 1),
-            "output": Tile(128, 128, 4, 1),
-            "value_gradient": Tile(128, 128, 4, 1),
-            "gradients": Tile(64, 64 if K > 64 else 32, 4, 2),
-            "prepare": Tile(32, 64, 4, 1),
-            "channel_gradients": Tile(32, 32, 4, 2),
-            "channel_halves": Tile(32, 32, 8, 2),
-            "gram": Tile(64, 16, 4, 1),
+            "output": Tile(128, 128, 4, 1) if roomy else Tile(64, 64, 4, 1),
+            "value_gradient": Tile(128, 128, 4, 1) if roomy else Tile(64, 32, 4, 1),
+            "gradients": Tile(64, 64 if K > 64 else 32, 4, 3) if roomy else Tile(32, 64, 4, 2),
+            "prepare": Tile(32, 64, 4, 1) if roomy else Tile(32, 32, 8, 1),
+            "channel_gradients": Tile(32, 32, 4, 2) if roomy else Tile(16, 32, 4, 2),
+            "channel_halves": Tile(32, 32, 8, 1) if roomy else Tile(16, 32, 8, 1),
+            "write_keys": Tile(64 if roomy else 32, 16, 4, 1),
+            "gram_asked": Tile(64 if roomy else 32, 16, 4, 1),
+            "gram_back": Tile(64 if roomy and K > 64 else 32, 16, 4, 1),
         }
     else:
         found = {
@@ -51,6 +55,6 @@ def tiles(K: int, V: int, bytes_of_number: int, delta: bool, roomy: bool = True)
             **{name: Tile(32, 32, 4, 1) for name in ("solve", "solve_again", "output", "value_gradient", "prepare")},
             **{name: Tile(32, 32, 8, 1) for name in ("gradients", "channel_gradients", "channel_halves")},
             "join": Tile(32, 16, 4, 1),
-            "gram": Tile(32, 16, 4, 1),
+            **{name: Tile(64, 16, 4, 1) for name in ("write_keys", "gram_asked", "gram_back")},
         }
     return {name: t._replace(BK=min(t.BK, K), BV=min(t.BV, V)) for name, t in found.items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from .common import clamped
+from .jit import jit
 
 
-@triton.jit
+@jit
 def cumulate(g, G, chunks, HV, PH: tl.constexpr, HEADS_G: tl.constexpr):
     """G [BT, HV] in base 2 from g [BT, HV / HEADS_G], one chunk of all heads."""
     m = tl.program_id(0)

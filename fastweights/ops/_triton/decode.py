@@ -7,7 +7,6 @@ else is arithmetic on registers. Programs of one head share nothing but the prec
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._shared.backends import on_device_of
 from .common import or_nan
+from .config import padded
+from .jit import jit
 
 __all__ = ["Preconditioner", "decode"]
 
@@ -76,7 +78,7 @@ def decode(
         # The programs of the other tiles of a head may read A after the first one's has written it.
         written_A = torch.empty(A.shape, device=A.device) if target_A is A and tiles > 1 else _contiguous_for(target_A)
         A = A.contiguous()
-    with torch.cuda.device(v.device) if v.is_cuda else nullcontext():
+    with on_device_of(v):
         decode_kernel[(programs,)](
             *_places(q, *sizes), *_places(k, *sizes), *_places(v, *sizes), *_places(write_key, *sizes),
             *_places(beta, *sizes), *_places(g, *sizes), *_places(precond_g, *sizes), *_places(precond_beta, *sizes),
@@ -92,9 +94,9 @@ def decode(
 
 def _tile(key: int, value: int) -> tuple[int, int, int]:
     """Rows and columns of a program's tile, powers of two, and its warps."""
-    key_width = 1 << (key - 1).bit_length()
+    key_width = padded(key, 1)
     width, warps = CONFIGURATIONS[max(key_width, 64)]
-    return key_width, min(width, 1 << (value - 1).bit_length()), warps
+    return key_width, min(width, padded(value, 1)), warps
 
 
 def _contiguous_for(target: Tensor) -> Tensor:
@@ -142,7 +144,7 @@ INPUTS = ("q", "k", "v", "w", "beta", "g", "pg", "pb")
 
 # Only the alignment of the states matters for speed; that of the inputs and their steps, if compiled in, would have the
 # kernel compiled again for every layout it meets.
-@triton.jit(
+@jit(
     do_not_specialize=["center_step", *(f"{name}_{step}" for name in INPUTS for step in ("token", "head"))],
     do_not_specialize_on_alignment=[*INPUTS, "center", "o", "cu_seqlens", "T"],
 )

@@ -9,11 +9,53 @@ where dP and dA carry the decay of their pair, and beta where it stands in P and
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from .jit import jit
 
-@triton.jit
+
+@jit
+def over_values(
+    u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV,
+    K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sums over value columns, before any decay: dO h^T, u dS^T, z h^T, z u^T, <z, v> and with DECAY <h, dS> a channel. The
+    first tile of channels writes dV."""
+    row = tl.arange(0, 64) * HV
+    state = (m.to(tl.int64) * HV + head) * K * V
+    to_q = tl.zeros((64, BK), tl.float32)
+    to_w = tl.zeros((64, BK), tl.float32)
+    to_k = tl.zeros((64, BK), tl.float32)
+    dA = tl.zeros((64, 64), tl.float32)
+    to_beta = tl.zeros((64,), tl.float32)
+    across = tl.zeros((BK,), tl.float32)
+    for v0 in range(0, V, BV):
+        column = v0 + tl.arange(0, BV)
+        at = row[:, None] * V + column[None, :]
+        narrow = live[:, None] & (column < V)[None, :]
+        at_state = c[:, None] * V + column[None, :]
+        inside = (c < K)[:, None] & (column < V)[None, :]
+        asked = tl.load(do + start * V + at, narrow, 0.0)
+        written = tl.load(u + start * V + at, narrow, 0.0).to(asked.dtype)
+        S = tl.load(h + state + at_state, inside, 0.0)
+        dS = tl.load(dh + state + at_state, inside, 0.0)
+        if DECAY:
+            across += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
+        to_q = tl.dot(asked, tl.trans(S), to_q, input_precision=PRECISION)
+        to_w = tl.dot(written, tl.trans(dS), to_w, input_precision=PRECISION)
+        if DELTA:
+            corrected = tl.load(z + start * V + at, narrow, 0.0)
+            if part == 0:
+                full = corrected.to(tl.float32)
+                to_beta += tl.sum(full * tl.load(v + start * V + at, narrow, 0.0).to(tl.float32), 1)
+                tl.store(dv + start * V + at, (gain[:, None] * full).to(dv.dtype.element_ty), narrow)
+            dA = tl.dot(corrected, tl.trans(written), dA, input_precision=PRECISION)
+            to_k = tl.dot(corrected, tl.trans(S), to_k, input_precision=PRECISION)
+    return to_q, to_w, to_k, dA, to_beta, across
+
+
+@jit
 def gradients(
     q, k, write_key, v, beta, gate, u, z, do, dP, h, dh, chunks, scale,
     dq, dk, dw, dv, dbeta, dg, rows, H, HV,
@@ -35,39 +77,15 @@ def gradients(
     at_key = i[:, None] * (H * K) + c[None, :]
     key_start = (first * H + head // (HV // H)) * K
     key_type = q.dtype.element_ty
-    state = (m.to(tl.int64) * HV + head) * K * V
-    to_q = tl.zeros((64, BK), tl.float32)
-    to_w = tl.zeros((64, BK), tl.float32)
-    to_k = tl.zeros((64, BK), tl.float32)
-    dA = tl.zeros((64, 64), tl.float32)
-    to_beta = tl.zeros((64,), tl.float32)
-    across = tl.zeros((BK,), tl.float32)
     if DELTA:
         gain = tl.load(beta + first * (HV // HEADS_BETA) + head // HEADS_BETA + i * (HV // HEADS_BETA), live, 0.0).to(
             tl.float32
         )
-    for v0 in range(0, V, BV):
-        column = v0 + tl.arange(0, BV)
-        at = row[:, None] * V + column[None, :]
-        narrow = live[:, None] & (column < V)[None, :]
-        at_state = c[:, None] * V + column[None, :]
-        inside = (c < K)[:, None] & (column < V)[None, :]
-        asked = tl.load(do + start * V + at, narrow, 0.0)
-        written = tl.load(u + start * V + at, narrow, 0.0)
-        S = tl.load(h + state + at_state, inside, 0.0)
-        dS = tl.load(dh + state + at_state, inside, 0.0)
-        if DECAY:
-            across += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
-        to_q = tl.dot(asked, tl.trans(S), to_q, input_precision=PRECISION)
-        to_w = tl.dot(written, tl.trans(dS), to_w, input_precision=PRECISION)
-        if DELTA:
-            corrected = tl.load(z + start * V + at, narrow, 0.0)
-            if part == 0:
-                full = corrected.to(tl.float32)
-                to_beta += tl.sum(full * tl.load(v + start * V + at, narrow, 0.0).to(tl.float32), 1)
-                tl.store(dv + start * V + at, (gain[:, None] * full).to(dv.dtype.element_ty), narrow)
-            dA = tl.dot(corrected, tl.trans(written), dA, input_precision=PRECISION)
-            to_k = tl.dot(corrected, tl.trans(S), to_k, input_precision=PRECISION)
+    else:
+        gain = tl.zeros((64,), tl.float32)
+    to_q, to_w, to_k, dA, to_beta, across = over_values(
+        u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, DECAY > 0, PRECISION
+    )
     # From here on in an order that lets go of each sum early: they fill the registers.
     at_row = row[:, None] * K + c[None, :]
     if WRITE:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._fused import on_device_of
+from .._shared.backends import on_device_of
 from .._shared.sequences import Sequences, check_cu_seqlens
+from .._shared.traced import owned
 from .backward import backward
 from .decode import Preconditioner, decode
 from .forward import forward
@@ -23,8 +24,8 @@ FEW = 16  # tokens that are served one after the other where no gradient is aske
 
 def remember(
     x: Inputs, sequences: Sequences, *, scale: float, bound: float = 1.5, eps: float = 1e-6, final: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """o and the final states, S and with a preconditioner A; empty unless `final`."""
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """o and the final states, S and with a preconditioner A; without meaning unless `final`."""
     x = Inputs(*(t if t is None else t.contiguous() for t in x))  # type: ignore[arg-type]
     if torch.compiler.is_compiling():
         o, S, A, *_ = _node(*x, sequences.cu_seqlens, scale, bound, eps, final)
@@ -106,7 +107,12 @@ def _node(
     x = Inputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A)
     sequences = check_cu_seqlens(cu_seqlens, q.shape[0], q.shape[1])
     with on_device_of(q):
-        return list(forward(x, sequences, scale, bound, eps, final))
+        return _tensors(forward(x, sequences, scale, bound, eps, final), q)
+
+
+def _tensors(found: tuple[Tensor | None, ...], like: Tensor) -> list[Tensor]:
+    """As a node gives them: nothing is an empty tensor."""
+    return [like.new_empty(0) if t is None else t for t in found]
 
 
 @_node.register_fake
@@ -118,10 +124,10 @@ def _(
     x = Inputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A)
     sequences = Sequences(q.shape[0], q.shape[1], cu_seqlens=cu_seqlens)
     plan = Plan(x, sequences)
-    count, (heads, value) = sequences.count if final else 0, v.shape[2:]
-    states = [(count, heads, q.shape[3], value), (count * plan.precond, heads, q.shape[3])]
-    finals = [q.new_empty(shape, dtype=torch.float32) for shape in states]
-    return [torch.empty_like(v), *finals, *(q.new_empty(s, dtype=d) for s, d in plan.kept())]
+    shape = sequences.count, plan.HV, plan.K
+    S_end = plan.new(*shape, plan.V, dtype=torch.float32) if final else None
+    A_end = plan.new(*shape, dtype=torch.float32) if final and plan.precond else None
+    return _tensors((torch.empty_like(v), S_end, A_end, *plan.saved()), q)
 
 
 @torch.library.custom_op("fastweights::memory_backward", mutates_args=())
@@ -133,12 +139,11 @@ def _backward_node(
     x = Inputs(*(next(given) if here else None for here in present))  # type: ignore[arg-type]
     sequences = check_cu_seqlens(cu_seqlens, x.q.shape[0], x.q.shape[1])
     with on_device_of(x.q):
-        found = _gradients(x, Saved(*saved), sequences, scale, bound, eps, do, dS, dA, states)
-    return [
-        torch.zeros_like(t) if d is None else d.clone() if d._is_view() else d
-        for t, d in zip(x, found)
-        if t is not None
-    ]
+        found = _gradients(
+            x, Saved(*(t if t.numel() else None for t in saved)), sequences, scale, bound, eps, do, dS, dA, states
+        )
+    wanted = [torch.zeros_like(t) if d is None else d for t, d in zip(x, found) if t is not None]
+    return owned(wanted, inputs)
 
 
 @_backward_node.register_fake

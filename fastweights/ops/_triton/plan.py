@@ -30,14 +30,17 @@ class Inputs(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What backward keeps: T [BT, HV, 64], G [BT, HV], states at the segments' starts [P, HV, K, V], the segments' transitions
-    [P, HV, K(, K)], the preconditioner's A at the chunks' starts [M, HV, K]; empty where there is none."""
+    """What backward keeps: T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts [P, HV, K, V], the
+    segments' transitions [P, HV, K(, K)], the preconditioner's A at the chunks' starts [M, HV, K] and its write keys
+    [BT, HV, K]; None where there is none."""
 
-    T: Tensor
-    G: Tensor
-    starts: Tensor
-    transitions: Tensor
-    gram: Tensor
+    T: Any
+    u: Any
+    G: Any
+    starts: Any
+    transitions: Any
+    gram: Any
+    writes: Any
 
 
 @lru_cache
@@ -53,51 +56,59 @@ class Plan:
 
     def __init__(self, x: Inputs, sequences: Sequences) -> None:
         self.sequences = sequences
-        self.tokens = x.q.shape[0] * x.q.shape[1]
+        self.rows = x.q.shape[:2]
         self.H, self.K = x.q.shape[2:]
         self.HV, self.V = x.v.shape[2:]
         self.delta, self.precond = x.beta is not None, x.precond_g is not None
         self.writes = x.write_key is not None or self.precond
         self.decay = 0 if x.g is None else x.g.ndim - 2
         self.tile = tiles(self.K, self.V, x.q.element_size(), self.delta, is_roomy(x.q.device))
-        # The preconditioner's sums over key channels come in the same parts as the others.
-        self.backward = "channel_gradients" if self.decay == 2 else "gradients"
-        self.tile["gram"] = self.tile["gram"]._replace(BK=self.tile[self.backward].BK)
         self.precision = "tf32x3" if x.q.dtype == torch.float32 else "tf32"
         self.segment = segment_length(
             sequences, self.HV * -(-self.V // self.tile["walk"].BV), programs_at_once(self.delta)
         )
         self.device, self.dtype = x.q.device, x.q.dtype
+        # What is written to narrow states has the largest error: T and U are not rounded on the way to it.
+        self.u_dtype = torch.float32 if self.K < 64 else x.q.dtype
 
     @property
     def segments(self) -> int:
         """Segments that have a state of their own, 0 where the sequences are walked whole."""
         return 0 if self.segment is None else most_segments(self.sequences, self.segment)
 
-    def kept(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes and dtypes of what is kept for backward, in the order of `Saved`; operands of products in the inputs' dtype."""
-        tokens, HV, K, P, float32 = self.tokens, self.HV, self.K, self.segments, torch.float32
-        return [
-            ((tokens * self.delta, HV, CHUNK), self.dtype),
-            ((tokens * (self.decay == 1), HV), float32),
-            ((P, HV, K, self.V), float32),
-            ((P, HV, K, K), self.dtype) if self.delta else ((P, HV, K), float32),
-            ((self.chunks if self.precond else 0, HV, K), float32),
-        ]
+    def saved(self) -> Saved:
+        """Room for what backward keeps; operands of products in the inputs' dtype."""
+        HV, K, P, float32 = self.HV, self.K, self.segments, torch.float32
+        starts = transitions = None
+        if self.segment is not None:
+            starts = self.new(P, HV, K, self.V, dtype=float32)
+            transitions = self.new(P, HV, K, K) if self.delta else self.new(P, HV, K, dtype=float32)
+        return Saved(
+            T=self.tokenwise(HV, CHUNK) if self.delta else None,
+            u=self.tokenwise(HV, self.V, dtype=self.u_dtype) if self.delta else None,
+            G=self.tokenwise(HV, dtype=float32) if self.decay == 1 else None,
+            starts=starts,
+            transitions=transitions,
+            gram=self.new(self.chunks, HV, K, dtype=float32) if self.precond else None,
+            writes=self.tokenwise(HV, K) if self.precond else None,
+        )
 
     @property
     def chunks(self) -> int:
         """A bound on the number of chunks, exact where all sequences are equally long."""
-        return most_segments(self.sequences, 1) if self.tokens else 0
+        return most_segments(self.sequences, 1) if self.rows.numel() else 0
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=dtype or self.dtype)
 
+    def tokenwise(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.new(*self.rows, *shape, dtype=dtype)
+
     def shared(self, gradient: Tensor, like: Tensor) -> Tensor:
-        """A gradient [BT, HV, ...] summed over the value heads that one head of `like` serves, in its dtype."""
+        """A gradient [B, T, HV, ...] summed over the value heads that one head of `like` serves, in its dtype."""
         if like.shape[2] != self.HV:
-            gradient = gradient.unflatten(1, (like.shape[2], -1)).sum(2, dtype=torch.float32)
-        return gradient.view(like.shape).to(like.dtype)
+            gradient = gradient.unflatten(2, (like.shape[2], -1)).sum(3, dtype=torch.float32)
+        return gradient.to(like.dtype)
 
     def options(self, name: str, *tile: str) -> dict[str, Any]:
         found = self.tile[name]

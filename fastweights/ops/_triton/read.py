@@ -6,13 +6,13 @@ du' = P^T dO                        (+ KW_decayed dS where the values are writte
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from .common import is_bad, or_nan, so_far, spoiled_somewhere, without
+from .jit import jit
 
 
-@triton.jit
+@jit
 def output(
     q, k, u, gate, P, states, o, chunks, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
@@ -56,18 +56,19 @@ def output(
     else:
         out *= scale
         inner *= scale
-    values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0)
-    inner = tl.where(lower, inner, 0.0).to(values.dtype)
+    value_type = o.dtype.element_ty
+    values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0).to(value_type)
+    inner = tl.where(lower, inner, 0.0).to(value_type)
     result = out + tl.dot(inner, values, input_precision=PRECISION)
     if spoiled_somewhere(result):  # a bad token spoils itself and what follows
-        values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0)
+        values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0).to(value_type)
         bad = is_bad(values)  # a bad row of `inner` stays one: 0 times NaN
         result = out + tl.dot(inner, without(values, bad), input_precision=PRECISION)
         result = or_nan(tl.where(so_far(bad), float("nan"), result))
     tl.store(o + start * V + row[:, None] * V + column[None, :], result.to(o.dtype.element_ty), narrow)
 
 
-@triton.jit
+@jit
 def value_gradient(
     q, k, u, do, gate, P, states, dv, dP, chunks, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
@@ -110,7 +111,8 @@ def value_gradient(
         narrow = live[:, None] & (column < V)[None, :]
         asked = tl.load(do + start * V + at, narrow, 0.0)
         out = tl.dot(weights, asked, input_precision=PRECISION)
-        to_P = tl.dot(asked, tl.trans(tl.load(u + start * V + at, narrow, 0.0)), to_P, input_precision=PRECISION)
+        written = tl.load(u + start * V + at, narrow, 0.0).to(asked.dtype)
+        to_P = tl.dot(asked, tl.trans(written), to_P, input_precision=PRECISION)
         if STATES:
             across = tl.zeros((64, BV), tl.float32)
             for k0 in tl.static_range(0, K, BK):

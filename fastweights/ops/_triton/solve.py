@@ -2,40 +2,33 @@
 
     A = tril(diag(beta) (K exp(G)) (KW exp(-G))^T, -1),  T = (I + A)^-1,  U = T diag(beta) V,  W = T diag(beta) K exp(G)
 
-T is found by forward substitution over blocks of 16 tokens.
+T is found by blocks of 16 tokens.
 """
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from .common import clamped, is_bad, so_far, spoiled_somewhere, without
+from .jit import jit
 
 
-@triton.jit
+@jit
 def unit_lower_inverse(A, PRECISION: tl.constexpr):
-    """(I + A)^-1 of a strictly lower triangular [64, 64]: the diagonal blocks of 16, then row after row of blocks by
-    T_i = X_i (E_i - sum_{j < i} A_ij T_j). (Products of 16 rows, which Triton 3.6 gives to mma: with a float32 wgmma of 64 x 64
-    in their place, solves of some sizes read outside their shared memory on an H200.)"""
+    """(I + A)^-1 of a strictly lower triangular [64, 64]: X, the inverses of the diagonal blocks of 16, and with N = X times the
+    blocks below them, of which four follow one another at most, (I + N)^-1 X = (I + N^2)(I - N) X."""
     token = tl.arange(0, 64)
-    block = tl.arange(0, 4)
-    own = (token // 16)[:, None] == block[None, :]
-    X = inverse_of_blocks(
-        tl.reshape(tl.sum(tl.where(own[:, :, None], tl.reshape(A, (64, 4, 16)), 0.0), 1), (4, 16, 16))
-    )
-    T = tl.reshape(tl.where(own[:, :, None], tl.reshape(X, (64, 1, 16)), 0.0), (4, 16, 64))
-    off = tl.where((token // 16)[:, None] == (token // 16)[None, :], 0.0, A)
-    rows = tl.reshape(off, (4, 16, 64))
-    for i in tl.static_range(1, 4):
-        here = (block == i)[:, None, None]
-        before = tl.dot(tl.sum(tl.where(here, rows, 0.0), 0), tl.reshape(T, (64, 64)), input_precision=PRECISION)
-        step = tl.dot(tl.sum(tl.where(here, X, 0.0), 0), before, input_precision=PRECISION)
-        T = tl.where(here, T - step[None, :, :], T)
-    return tl.reshape(T, (64, 64))
+    own = (token // 16)[:, None] == tl.arange(0, 4)[None, :]
+    blocks = tl.sum(tl.where(own[:, :, None], tl.reshape(A, (64, 4, 16)), 0.0), 1)
+    X = tl.reshape(inverse_of_blocks(tl.reshape(blocks, (4, 16, 16))), (64, 1, 16))
+    X = tl.reshape(tl.where(own[:, :, None], X, 0.0), (64, 64))
+    below = tl.where((token // 16)[:, None] == (token // 16)[None, :], 0.0, A)
+    N = tl.dot(X, below, input_precision=PRECISION)
+    T = X - tl.dot(N, X, input_precision=PRECISION)
+    return T + tl.dot(tl.dot(N, N, input_precision=PRECISION), T, input_precision=PRECISION)
 
 
-@triton.jit
+@jit
 def inverse_of_blocks(D):
     """(I + D)^-1 of four strictly lower triangular [16, 16]: blocks of 8 as (I - E)(I + E^2)(I + E^4), which grow little even
     where all keys are one, then two of them joined. In full float32."""
@@ -52,21 +45,22 @@ def inverse_of_blocks(D):
     return X - tl.dot(N, X, input_precision="tf32x3")
 
 
-@triton.jit
+@jit
 def causal_inverse(A, bad, PRECISION: tl.constexpr):
     """(I + A)^-1 where a bad number in A, or a `bad` row, spoils its row and what follows, not what came before."""
     spoiled = so_far(is_bad(tl.sum(A, 1)) | bad)[:, None]
     return tl.where(spoiled, float("nan"), unit_lower_inverse(tl.where(spoiled, 0.0, A), PRECISION))
 
 
-@triton.jit
+@jit
 def solve(
     k, write_key, v, beta, g, inverse, W, U, G, chunks,
     H, HV, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
     WRITE: tl.constexpr, DECAY: tl.constexpr, KNOWN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head. Heads of gates and write keys are given as HV // heads. KNOWN: T is read, not found."""
+    """One chunk of one head. Heads of gates and write keys are given as HV // heads. KNOWN: T, U and G are there, and W
+    alone is found. Products with T are taken in the precision of U."""
     m, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(chunks + 2 * m).to(tl.int64)
     count = tl.load(chunks + 2 * m + 1)
@@ -87,7 +81,7 @@ def solve(
             tl.store(G + start + row, decay, live)
     at_T = inverse + start * 64 + row[:, None] * 64 + i[None, :]
     if KNOWN:
-        T = tl.load(at_T, live[:, None], 0.0)
+        T = tl.load(at_T, live[:, None], 0.0).to(tl.float32)
     else:
         A = tl.zeros((64, 64), tl.float32)
         for k0 in tl.static_range(0, K, BK):
@@ -106,29 +100,30 @@ def solve(
             A *= tl.exp2(tl.where(i[:, None] > i[None, :], decay[:, None] - decay[None, :], 0.0))
         A = tl.where((i[:, None] > i[None, :]) & live[:, None], A, 0.0)
         T = causal_inverse(A, is_bad(gain), PRECISION)
-        T = T.to(inverse.dtype.element_ty)
-        tl.store(at_T, T, live[:, None])
+        tl.store(at_T, T.to(inverse.dtype.element_ty), live[:, None])
 
-    T = tl.where(i[:, None] >= i[None, :], T.to(tl.float32), 0.0)
+    T = tl.where(i[:, None] >= i[None, :], T, 0.0)
     row_bad = is_bad(tl.sum(T, 1))
+    if not KNOWN:
+        for v0 in tl.static_range(0, V, BV):
+            c = v0 + tl.arange(0, BV)
+            at = row[:, None] * V + c[None, :]
+            here = live[:, None] & (c < V)[None, :]
+            values = tl.load(v + start * V + at, here, 0.0).to(U.dtype.element_ty)
+            u = weighted(T, gain, values, row_bad, False, False, PRECISION)
+            tl.store(U + start * V + at, u.to(U.dtype.element_ty), here)
     scale = gain
-    for v0 in tl.static_range(0, V, BV):
-        c = v0 + tl.arange(0, BV)
-        at = row[:, None] * V + c[None, :]
-        here = live[:, None] & (c < V)[None, :]
-        u = weighted(T, scale, tl.load(v + start * V + at, here, 0.0), row_bad, KNOWN, False, PRECISION)
-        tl.store(U + start * V + at, u.to(U.dtype.element_ty), here)
     if DECAY:
-        scale = gain * tl.exp2(decay)
+        scale *= tl.exp2(decay)
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         here = live[:, None] & (c < K)[None, :]
-        keys = tl.load(at_keys + c[None, :], here, 0.0)
+        keys = tl.load(at_keys + c[None, :], here, 0.0).to(U.dtype.element_ty)
         w = weighted(T, scale, keys, row_bad, KNOWN, True, PRECISION)
         tl.store(W + start * K + row[:, None] * K + c[None, :], w.to(W.dtype.element_ty), here)
 
 
-@triton.jit
+@jit
 def weighted(T, scale, x, row_bad, TRUSTED: tl.constexpr, WHOLE: tl.constexpr, precision: tl.constexpr):
     """T diag(scale) x for a lower triangular T. Unless TRUSTED a bad number in x spoils its column, or with WHOLE all of them,
     from its row on and not before."""

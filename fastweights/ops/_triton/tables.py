@@ -22,12 +22,14 @@ FIRST, LAST = 1, 2  # a segment's place in its sequence
 class Table:
     """chunks: int32 [M, 2], first token and number of tokens. segments: int32 [P, 5], first token, token after the last,
     first chunk, sequence, and FIRST + LAST as they apply. spans: int32 [N+1], first segment of each sequence; edges: the same
-    for chunks."""
+    for chunks. M, P: how many there are."""
 
     chunks: Tensor
     segments: Tensor
     spans: Tensor
     edges: Tensor
+    M: int
+    P: int
 
 
 # Chunks of a segment and segments of a row: below, finding the segments' states costs more than walking on.
@@ -82,4 +84,6 @@ def _table(lengths: tuple[int, ...], uniform: bool, segment: int, device: torch.
     last = torch.minimum(first + CHUNK * segment, (start + length)[owner])
     ends = FIRST * (place == 0) + LAST * (place == counts[owner] - 1)
     segments = torch.stack([first, last, edges[owner] + place * segment, owner, ends], 1)
-    return Table(*(x.to(torch.int32).to(device) for x in (chunks, segments, spans, edges)))
+    count = len(chunks), len(segments)
+    chunks, segments, spans, edges = (x.to(torch.int32).to(device) for x in (chunks, segments, spans, edges))
+    return Table(chunks, segments, spans, edges, *count)

@@ -10,13 +10,16 @@ identity, with nothing to write, gives T; backwards T^T takes its place.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from . import tables
 from .common import or_nan
+from .jit import jit
+
+FIRST, LAST = tl.constexpr(tables.FIRST), tl.constexpr(tables.LAST)
 
 
-@triton.jit
+@jit
 def walk(
     k, W, U, gate, last_gate, start, states, end, transition, segments, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr,
@@ -33,20 +36,18 @@ def walk(
     first = tl.load(segments + 5 * segment).to(tl.int64)
     stop = tl.load(segments + 5 * segment + 1)
     m = tl.load(segments + 5 * segment + 2).to(tl.int64)
-    sequence = tl.load(segments + 5 * segment + 3)
-    ends = tl.load(segments + 5 * segment + 4)
     c = tl.arange(0, PK)
     i = tl.arange(0, 64)
     is_value = part < VALUES
     column = tl.where(is_value, part, part - VALUES) * BV + tl.arange(0, BV)
     if SUMMARY and DELTA:  # what the last segment adds is not asked for
-        stop = tl.where(is_value & (ends >= 2), first.to(tl.int32), stop)
+        stop = tl.where(is_value & ((tl.load(segments + 5 * segment + 4) & LAST) > 0), first.to(tl.int32), stop)
     inside = (c < K)[:, None] & (column < V)[None, :]
     at_segment = (segment.to(tl.int64) * HV + head) * K
     if SUMMARY:
         S = tl.where((c[:, None] == column[None, :]) & (not is_value), 1.0, 0.0)
     elif STARTED:
-        S = tl.load(start + (at_segment + c)[:, None] * V + column[None, :], inside, 0.0).to(tl.float32)
+        S = tl.load(start + at_segment * V + c[:, None] * V + column[None, :], inside, 0.0).to(tl.float32)
     else:
         S = tl.zeros((PK, BV), tl.float32)
     kept = tl.zeros((PK,), tl.float32)  # the segment's whole log decay
@@ -100,12 +101,12 @@ def walk(
                 (c < K)[:, None] & (column < K)[None, :],
             )
     elif ENDED:  # noqa: SIM102 (one is known when compiling)
-        if ends >= 2:
-            at_end = (sequence.to(tl.int64) * HV + head) * K
-            tl.store(end + (at_end + c)[:, None] * V + column[None, :], or_nan(S), inside)
+        if tl.load(segments + 5 * segment + 4) & LAST > 0:
+            at_end = (tl.load(segments + 5 * segment + 3).to(tl.int64) * HV + head) * K
+            tl.store(end + at_end * V + c[:, None] * V + column[None, :], or_nan(S), inside)
 
 
-@triton.jit
+@jit
 def walk_back(
     q, k, W, inverse, dU, do, gate, last_gate, start, states, end, segments, scale, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
@@ -185,12 +186,12 @@ def walk_back(
     if SUMMARY:
         tl.store(end + (at_segment + c)[:, None] * V + column[None, :], dS, inside)
     elif ENDED:  # noqa: SIM102 (one is known when compiling)
-        if ends % 2 == 1:
+        if ends & FIRST > 0:
             at_end = (sequence.to(tl.int64) * HV + head) * K
             tl.store(end + (at_end + c)[:, None] * V + column[None, :], dS, inside)
 
 
-@triton.jit
+@jit
 def join(
     begin, added, transition, spans, HV,
     K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._fused import on_device_of
+from .._shared.backends import on_device_of
 from .._shared.sequences import Sequences, check_cu_seqlens
+from .._shared.traced import owned
 from .plan import Inputs, Plan
-from .preconditioner import Asked, ask_preconditioner, keys_to_write, preconditioner_gradients, start_preconditioner
+from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients, start_preconditioner, write_all_keys
 from .tables import table
 
 __all__ = ["write_keys"]
@@ -45,10 +46,11 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     x, plan = _plan(k, g, beta, center, A, sequences)
     where = table(sequences, None, k.device)
-    gram = plan.new(*plan.kept()[-1][0], dtype=torch.float32)
+    *_, gram, keys = plan.saved()
     end = plan.new(sequences.count if final else 0, plan.HV, plan.K, dtype=torch.float32)
     start_preconditioner(x, plan, where, gram, end if final else None)
-    return keys_to_write(x, plan, where, gram, bound, eps, keep=False)[0], end, gram
+    write_all_keys(x, plan, where, gram, bound, eps, keys)
+    return keys, end, gram
 
 
 def _backward(
@@ -57,19 +59,13 @@ def _backward(
 ) -> list[Tensor | None]:  # fmt: skip
     x, plan = _plan(k, g, beta, center, A, sequences)
     where = table(sequences, None, k.device)
-    shape, parts = (plan.tokens, plan.HV, plan.K), -(-plan.K // plan.tile["gram"].BK)
-    dw = k.new_zeros(shape) if dw is None else dw.reshape(shape).clone()
+    dw = k.new_zeros((*plan.rows, plan.HV, plan.K)) if dw is None else dw.clone(memory_format=torch.contiguous_format)
     dk = torch.zeros_like(dw)
-    of_tokens = keys_to_write(x, plan, where, gram, bound, eps, keep=True)[1]
-    asked = Asked.of(plan, len(where.chunks), parts, dw)
-    to_gates = plan.new(parts, 2, *shape[:2], dtype=torch.float32)
-    ask_preconditioner(x, plan, where, of_tokens, dw, dk, asked, bound, eps)
+    asked = Asked.of(plan, where.M, dw)
+    ask_preconditioner(x, plan, where, gram, dw, dk, asked, bound, eps)
     dA_end = None if dA_end is None or not dA_end.numel() else dA_end.contiguous()
     states = A is not None and A.requires_grad
-    dcenter, dA = preconditioner_gradients(
-        x, plan, where, gram, asked, dk, dA_end, to_gates[:, 0], to_gates[:, 1], states
-    )
-    dbeta, dg = to_gates.sum(0)
+    dg, dbeta, dcenter, dA = preconditioner_gradients(x, plan, where, gram, asked, dk, dA_end, states)
     return [plan.shared(dk, k), plan.shared(dg, g), plan.shared(dbeta, beta), dcenter, dA]
 
 
@@ -107,9 +103,9 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     sequences = Sequences(k.shape[0], k.shape[1], cu_seqlens=cu_seqlens)
     _, plan = _plan(k, g, beta, center, A, sequences)
-    end = (sequences.count if final else 0, plan.HV, plan.K)
-    of_ends, gram = (k.new_empty(shape, dtype=torch.float32) for shape in (end, plan.kept()[-1][0]))
-    return k.new_empty((*k.shape[:2], plan.HV, plan.K)), of_ends, gram
+    end = plan.new(sequences.count if final else 0, plan.HV, plan.K, dtype=torch.float32)
+    *_, gram, keys = plan.saved()
+    return keys, end, gram
 
 
 @torch.library.custom_op("fastweights::write_keys_backward", mutates_args=())
@@ -121,7 +117,7 @@ def _backward_node(
     with on_device_of(k):
         found = _backward(k, g, beta, center, A, gram, sequences, bound, eps, dw, dA_end)
     inputs = [x for x in (k, g, beta, center, A) if x is not None]
-    return [torch.zeros_like(x) if d is None else d.clone() if d._is_view() else d for x, d in zip(inputs, found)]
+    return owned([torch.zeros_like(x) if d is None else d for x, d in zip(inputs, found)], inputs)
 
 
 @_backward_node.register_fake

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._shared.checks import check_decay, check_flag, check_gate, check_qkv, check_scale, check_states, check_tokens
+from .._shared.checks import (
+    Shapes,
+    check_decay,
+    check_flag,
+    check_gate,
+    check_qkv,
+    check_scale,
+    check_states,
+    check_tokens,
+)
 from .._shared.run import chunkwise, compute_dtype, kernels, per_sequence, run, select_backend
 from .._shared.sequences import check_cu_seqlens
 from .chunked import chunked
@@ -60,12 +69,7 @@ def delta_rule(
         ValueError: a shape, dtype, device, positive g, cu_seqlens or backend that does not fit; the message says which.
         TypeError: an argument of the wrong kind.
     """
-    sizes = check_qkv(q, k, v)
-    check_gate("beta", beta, sizes, v)
-    check_decay("g", g, sizes, v, per_channel=True)
-    if write_key is not None:
-        check_tokens(k=k, write_key=write_key)
-        check_gate("write_key", write_key, sizes, v, sizes.key)
+    sizes = check_delta(q, k, v, beta, g, write_key)
     scale = check_scale(scale, sizes.key)
     check_flag("output_final_state", output_final_state)
     sequences = check_cu_seqlens(cu_seqlens, sizes.batch, sizes.time)
@@ -82,3 +86,16 @@ def delta_rule(
         out_dtype=v.dtype,
         output_final_state=output_final_state,
     )
+
+
+def check_delta(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, write_key: Tensor | None = None
+) -> Shapes:
+    """The tokens' inputs that every form of the delta rule has."""
+    sizes = check_qkv(q, k, v)
+    check_gate("beta", beta, sizes, v)
+    check_decay("g", g, sizes, v, per_channel=True)
+    if write_key is not None:
+        check_tokens(k=k, write_key=write_key)
+        check_gate("write_key", write_key, sizes, v, sizes.key)
+    return sizes

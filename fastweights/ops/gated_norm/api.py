@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._fused import takes_kernels
+from .._shared.backends import takes_kernels
 from .._shared.checks import check_flag, check_number, check_same_shape, check_tensor, shape_of
 from .node import gated_norm
 from .torch_form import GATES, torch_form

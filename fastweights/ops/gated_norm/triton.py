@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._fused import alignment, on_device_of, rows_together
-from .._fused.sigmoid import sigmoid
+from .._shared.backends import alignment, on_device_of, rows_together
+from .._triton.jit import jit
+from .._triton.sigmoid import sigmoid
 
 __all__ = ["backward", "forward"]
 
@@ -52,14 +53,15 @@ def normalized(u, V, eps):
     return u * r, r
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def forward_kernel(
     x, z, weight, y, rows, groups, stride_x, group_stride_x, stride_z, group_stride_z, eps,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
-    stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
+    if ALIGN > 1:  # what is 1 is compiled in
+        stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
+        stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
     group = (tl.program_id(0) % groups).to(tl.int64)
     row = (tl.program_id(0) // groups) * R + tl.arange(0, R)
     column = tl.arange(0, BV)
@@ -79,16 +81,17 @@ def forward_kernel(
     tl.store(y + ((row * groups + group) * V)[:, None] + column[None, :], n.to(y.dtype.element_ty), here)
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def backward_kernel(
     dy, x, z, weight, dx, dz, dw_sums, rows, steps, groups,
     stride_dy, group_stride_dy, stride_x, group_stride_x, stride_z, group_stride_z, eps,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
-    stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
-    stride_dy, group_stride_dy = tl.multiple_of(stride_dy, ALIGN), tl.multiple_of(group_stride_dy, ALIGN)
+    if ALIGN > 1:  # what is 1 is compiled in
+        stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
+        stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
+        stride_dy, group_stride_dy = tl.multiple_of(stride_dy, ALIGN), tl.multiple_of(group_stride_dy, ALIGN)
     group = (tl.program_id(0) % groups).to(tl.int64)
     tile = tl.program_id(0) // groups
     column = tl.arange(0, BV)

@@ -161,7 +161,7 @@ def check_center(center: Tensor | float, k: Tensor, heads: int) -> Tensor:
         return center.expand(heads)
     if center.ndim != 1 or center.shape[0] not in (heads, k.shape[2]):
         raise ValueError(f"center must be a number or of shape [{heads}], one a head, got shape {shape_of(center)}")
-    return center.repeat_interleave(heads // center.shape[0])
+    return center if center.shape[0] == heads else center.repeat_interleave(heads // center.shape[0])
 
 
 def check_squash(bound: float, eps: float) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from .._shared.checks import check_decay, check_flag, check_gate, check_qkv, check_scale, check_states
+from .._shared.checks import check_decay, check_flag, check_gate, check_scale, check_states
 from .._shared.run import compute_dtype, expand_heads, kernels, run, select_backend
 from .._shared.sequences import check_cu_seqlens
 from ..delta_rule import delta_rule
+from ..delta_rule.api import check_delta
 from ..precondition import precondition_keys
 from ..precondition.api import check_center, check_squash
 from .kernels import by_kernels
@@ -61,9 +62,7 @@ def preconditioned_delta_rule(
         ValueError: a shape, dtype, device, positive g, bound, cu_seqlens or backend that does not fit.
         TypeError: an argument of the wrong kind.
     """
-    sizes = check_qkv(q, k, v)
-    check_gate("beta", beta, sizes, v)
-    check_decay("g", g, sizes, v, per_channel=True)
+    sizes = check_delta(q, k, v, beta, g)
     check_decay("precond_g", precond_g, sizes, v)
     check_gate("precond_beta", precond_beta, sizes, v)
     center_of_head = check_center(center, k, sizes.heads)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from .._fused import takes_kernels
-from .._shared.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of, values_can_be_read
+from .._shared.backends import takes_kernels
+from .._shared.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
 from .._shared.sequences import check_cu_seqlens
 from .node import convolve
 from .torch_form import torch_form
@@ -79,7 +78,7 @@ def short_convolution(
         )
     check_number("eps", eps, low=0.0)
     check_flag("output_final_state", output_final_state)
-    width, count = weight.shape[1], _check_edges(cu_seqlens, x)
+    width, count = weight.shape[1], check_cu_seqlens(cu_seqlens, len(x), x.shape[1], wait=False).count
     edges = None if cu_seqlens is None else cu_seqlens.to(x.device)
     if initial_state is not None:
         check_tensor("initial_state", initial_state, x)
@@ -97,17 +96,3 @@ def short_convolution(
     else:
         y, final = torch_form(x, weight, bias, initial_state, edges, silu, normalize, eps)
     return y, final if output_final_state else None
-
-
-def _check_edges(cu_seqlens: Tensor | None, x: Tensor) -> int:
-    """How many sequences there are; without a look at numbers that lie on another device."""
-    on_device = isinstance(cu_seqlens, Tensor) and not values_can_be_read(cu_seqlens)
-    if cu_seqlens is None or torch.compiler.is_compiling() or not on_device:
-        return check_cu_seqlens(cu_seqlens, len(x), x.shape[1]).count
-    if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
-        raise ValueError(
-            f"cu_seqlens must be int32 or int64 [N+1] with N >= 1, got {cu_seqlens.dtype} {shape_of(cu_seqlens)}"
-        )
-    if len(x) != 1:
-        raise ValueError(f"cu_seqlens packs its sequences into one row, so the batch must be 1, got {len(x)}")
-    return len(cu_seqlens) - 1

@@ -27,8 +27,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._fused import alignment, on_device_of, rows_together
-from .._fused.sigmoid import sigmoid
+from .._shared.backends import alignment, on_device_of, rows_together
+from .._triton.jit import jit
+from .._triton.sigmoid import sigmoid
 
 __all__ = ["backward", "forward"]
 
@@ -111,15 +112,16 @@ def convolve(rows, i: tl.constexpr, taps, b, W: tl.constexpr):
     return c
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def forward_kernel(
     x, weight, bias, window, edges, y, final, stride_b, stride_t, time, count, channels, blocks, steps, eps,
     HEAD: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, L: tl.constexpr, SILU: tl.constexpr,
     NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
-    channels = tl.multiple_of(channels, ALIGN)
+    if ALIGN > 1:  # what is 1 is compiled in
+        stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
+        channels = tl.multiple_of(channels, ALIGN)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     n, start, length, first = find(tile, edges, time, count, steps, 0, L, R, PACKED)
     lane = tl.arange(0, BD)
@@ -184,7 +186,7 @@ def load_step(x, dy, x_row, dy_row, column, inside, place, stop, channels, n, W:
     return rows, d_rows
 
 
-@triton.jit(do_not_specialize=[*VARYING, "L"])
+@jit(do_not_specialize=[*VARYING, "L"])
 def backward_kernel(
     x, weight, bias, window, edges, dy, dfinal, dx, dwindow, dw_sums, db_sums,
     stride_b, stride_t, dy_stride_b, dy_stride_t, time, count, channels, blocks, steps, eps, L,
@@ -193,9 +195,10 @@ def backward_kernel(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """dx of L places from `first` on, sums over the L tokens from first + W - 1 on: what both need of c begins at `first`."""
-    stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
-    dy_stride_b, dy_stride_t = tl.multiple_of(dy_stride_b, ALIGN), tl.multiple_of(dy_stride_t, ALIGN)
-    channels = tl.multiple_of(channels, ALIGN)
+    if ALIGN > 1:  # what is 1 is compiled in
+        stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
+        dy_stride_b, dy_stride_t = tl.multiple_of(dy_stride_b, ALIGN), tl.multiple_of(dy_stride_t, ALIGN)
+        channels = tl.multiple_of(channels, ALIGN)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     n, start, length, first = find(tile, edges, time, count, steps, W - 1, L, R, PACKED)
     lane = tl.arange(0, BD)

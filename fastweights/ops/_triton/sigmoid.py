@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["sigmoid"]
+from .common import LOG2E
 
-LOG2E = tl.constexpr(1.4426950408889634)
+__all__ = ["sigmoid"]
 
 
 @triton.jit

@@ -1,0 +1,70 @@
+"""Whether kernels serve a tensor, where they are launched, and the rows they read."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+FORMS = ("auto", "torch", "triton")
+HAS_TRITON = find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def takes_kernels(backend: str, x: Tensor) -> bool:
+    """Whether the kernels serve x: under "auto" wherever they can on CUDA."""
+    if backend not in FORMS:
+        raise ValueError(f"backend must be one of {', '.join(FORMS)}, got {backend!r}")
+    if backend == "torch" or (backend == "auto" and not x.is_cuda):
+        return False
+    reason = missing(x.dtype, x.device)
+    if reason is not None and backend == "triton":
+        raise ValueError(f"backend 'triton' {reason}; use 'torch' or 'auto'")
+    return reason is None
+
+
+def missing(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why kernels cannot serve tensors of this kind, None where they can."""
+    if dtype == torch.float64:
+        return "computes in float32, got float64 inputs"
+    if not HAS_TRITON:
+        return "needs the package triton, which is not installed"
+    if INTERPRETED:
+        return None
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"needs tensors on an NVIDIA GPU, got {device}{'' if torch.version.hip is None else ' under ROCm'}"
+    capability = _capability(device)
+    if capability < (8, 0):
+        return f"needs compute capability 8.0 or later (an A100, say), got {capability[0]}.{capability[1]}"
+    return None
+
+
+# As in `traced`: what torch.compiler.assume_constant_result does, without its import of all of torch._dynamo.
+missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager:
+    """Launches go to the device of x."""
+    if x.is_cuda and x.device.index != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return nullcontext()
+
+
+def rows_together(x: Tensor) -> Tensor:
+    """x with its last dimension contiguous, as kernels read it."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def alignment(*numbers: int) -> int:
+    """8 where it divides all strides and widths (rows of 16-bit numbers then begin at multiples of 16 bytes), else 1. Triton
+    itself looks for 16 only."""
+    return 1 if any(n % 8 for n in numbers) else 8

@@ -1,0 +1,87 @@
+"""`jit` for the kernels: Triton's own, assembled by the newest ptxas that Triton brings along, and launched with less work.
+
+The assembler of CUDA 12.8, which Triton 3.5 to 3.7 take for Hopper, computes wrong addresses of operands in shared memory for
+some products of small tiles: the results are wrong, or the GPU reports an illegal access (Triton's issue 11366). The assembler
+of CUDA 12.9 or later, which the same packages hold for Blackwell, does not.
+
+A launch by Triton finds the compiled kernel anew each time, through the environment and a description of all arguments: some
+30 microseconds, as long as a kernel runs. Here a compiled kernel is found by what Triton compiles for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.runtime.jit import JITFunction
+
+__all__ = ["jit", "newest_assembler"]
+
+# Without a GPU kernels are only described, for tests.
+current_device = torch.cuda.current_device if torch.cuda.is_available() else lambda: -1
+
+
+@contextmanager
+def newest_assembler() -> Iterator[None]:
+    """Kernels compiled inside are assembled by the newer of Triton's two, unless TRITON_PTXAS_PATH names one."""
+    tools = [knobs.nvidia.ptxas, getattr(knobs.nvidia, "ptxas_blackwell", knobs.nvidia.ptxas)]
+    newest = max(tools, key=lambda tool: [int(part) for part in tool.version.split(".")])
+    with knobs.nvidia.scope():
+        if "TRITON_PTXAS_PATH" not in os.environ:
+            knobs.nvidia.ptxas = newest.path
+        yield
+
+
+def compiled_for(argument: Any) -> Any:
+    """What of an argument a compiled kernel depends on: at least what Triton tells apart."""
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16
+    return argument.__class__
+
+
+class Kernel(JITFunction):
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        super().__init__(function, **options)
+        self.is_fixed = [parameter.is_constexpr for parameter in self.params]
+        self.compiled: dict[Any, Any] = {}
+
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
+        return partial(self.launch, grid)
+
+    def launch(self, grid: Sequence[int], *places: Any, **choices: Any) -> None:
+        """places: arguments by place; choices: by name, which all are compiled in. A grid without programs does nothing."""
+        if not all(grid):
+            return
+        device = current_device()
+        given = [
+            (x.dtype, x.data_ptr() % 16) if x.__class__ is Tensor else x if fixed else compiled_for(x)
+            for fixed, x in zip(self.is_fixed, places)
+        ]
+        key = (device, *given, *choices.items())
+        compiled = self.compiled.get(key)
+        if compiled is None:
+            self.compiled[key] = self.run(*places, grid=grid, warmup=False, **choices)
+        else:
+            rest = (choices[name] for name in self.arg_names[len(places) :])
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            compiled[(*grid, 1, 1)[:3]](*places, *rest, stream=stream)
+
+    def _do_compile(self, *args: Any, **kwargs: Any) -> Any:
+        with newest_assembler():
+            return super()._do_compile(*args, **kwargs)
+
+
+def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """A decorator, with Triton's options or without."""
+    if function is None:
+        return partial(jit, **options)
+    return triton.jit(function, **options) if knobs.runtime.interpret else Kernel(function, **options)

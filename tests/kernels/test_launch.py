@@ -1,0 +1,88 @@
+"""A kernel is compiled once for all arguments that Triton would compile alike, and launched with all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.compiler
+
+
+class Compiled:
+    """In place of a compiled kernel: keeps what it is launched with."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *arguments, stream: self.launches.append((grid, *arguments))
+
+
+def test_compiled_once_for_what_is_alike() -> None:
+    from triton.runtime.jit import JITFunction
+
+    from fastweights.ops._triton.cumulate import cumulate
+
+    made: list[Compiled] = []
+
+    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **choices: Any) -> Compiled:
+        made.append(Compiled())
+        return made[-1]
+
+    aligned = torch.zeros(9).view(-1)
+    x, G, chunks = aligned[:8], torch.zeros(8), torch.zeros(2, dtype=torch.int32)
+    with (
+        mock.patch.object(JITFunction, "run", run),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, create=True),
+        mock.patch.object(cumulate, "compiled", {}),
+    ):
+        cumulate[2, 1](x, G, chunks, 8, PH=16, HEADS_G=1)
+        assert len(made) == 1
+        cumulate[3, 1](x, G, chunks, 24, PH=16, HEADS_G=1)
+        assert len(made) == 1
+        (launched,) = made[0].launches
+        assert launched[0] == (3, 1, 1) and launched[4:] == (24, 16, 1)
+        assert all(given is kept for given, kept in zip((x, G, chunks), launched[1:4], strict=True))
+        cumulate[0, 1](x, G, chunks, 8, PH=32, HEADS_G=1)
+        assert len(made) == 1  # nothing to do
+        for different in (
+            ((aligned[1:], G, chunks, 8), {"PH": 16, "HEADS_G": 1}),
+            ((x.bfloat16(), G, chunks, 8), {"PH": 16, "HEADS_G": 1}),
+            ((None, G, chunks, 8), {"PH": 16, "HEADS_G": 1}),
+            ((x, G, chunks, 1), {"PH": 16, "HEADS_G": 1}),
+            ((x, G, chunks, 16), {"PH": 16, "HEADS_G": 1}),
+            ((x, G, chunks, 2**40 + 1), {"PH": 16, "HEADS_G": 1}),
+            ((x, G, chunks, 8), {"PH": 32, "HEADS_G": 1}),
+            ((x, G, chunks, 8), {"PH": 16, "HEADS_G": 1, "num_warps": 8}),
+        ):
+            before = len(made)
+            cumulate[2, 1](*different[0], **different[1])
+            assert len(made) == before + 1, different
+            cumulate[2, 1](*different[0], **different[1])
+            assert len(made) == before + 1 and len(made[-1].launches) == 1, different
+
+
+def test_the_newest_assembler_serves() -> None:
+    from triton import knobs
+
+    from fastweights.ops._triton.jit import newest_assembler
+
+    versions = {tool.version for tool in (knobs.nvidia.ptxas, knobs.nvidia.ptxas_blackwell)}
+    before = knobs.nvidia.ptxas.path
+    with newest_assembler():
+        assert knobs.nvidia.ptxas.version == max(versions, key=lambda v: [int(part) for part in v.split(".")])
+    assert knobs.nvidia.ptxas.path == before
+
+
+def test_the_users_assembler_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    from fastweights.ops._triton.jit import newest_assembler
+
+    before = knobs.nvidia.ptxas.path
+    monkeypatch.setenv("TRITON_PTXAS_PATH", before)
+    with newest_assembler():
+        assert knobs.nvidia.ptxas.path == before
