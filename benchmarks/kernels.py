@@ -127,6 +127,8 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
         record.rows.pop(key, None)
         record.add_row(key, row)
         show(key, row)
+        if "seconds" in row:
+            print(f"{key:30s} took {', '.join(f'{what} {s:.0f} s' for what, s in row['seconds'].items())}", flush=True)
         torch.cuda.empty_cache()
         if with_peers and is_installed():
             tuning.save_choices(choices)

@@ -16,6 +16,10 @@ NEEDS = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-form", action="store_true", help="compile every form of the kernels, not a selection")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name, (there, reason) in NEEDS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -73,8 +74,11 @@ def judge(
     seed = torch.seed() % 2**31
     inputs = case.draw(sizes, dtype, "cuda", seed)
     do = torch.randn_like(inputs["v"])
+    moments = [time.perf_counter()]
     stateful = check_states(name, inputs, sizes, dtype, backend, seed)
+    moments.append(time.perf_counter())
     found, failed = check_calls(case, calls, inputs, do)
+    moments.append(time.perf_counter())
     row: dict[str, Any] = {"errors": found, "stateful_errors": stateful, "failed": failed}
     refused = stateful.pop("refused") + over_budget(found["ours"], dtype)
     if refused:
@@ -92,7 +96,9 @@ def judge(
             **times(works, repeats),
             "peak_mb": {who: peak_megabytes(work) for who, work in works.items()},
         }
-    return row
+    moments.append(time.perf_counter())
+    spent = [round(end - start, 1) for start, end in zip(moments, moments[1:])]
+    return {**row, "seconds": dict(zip(("states", "errors_and_tuning", "times"), spent))}
 
 
 def floors(traffic: float, operations: float) -> dict[str, Any]:

@@ -12,16 +12,25 @@ pytestmark = pytest.mark.compiler
 
 
 class Compiled:
-    """In place of a compiled kernel: keeps what it is launched with."""
+    """In place of a compiled kernel: keeps what it is launched with, by itself or by way of a description for profilers."""
+
+    function, packed_metadata = 7, (1,)
 
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
+        self.described = 0
+
+    def run(self, x: int, y: int, z: int, stream: int, function: int, metadata: Any, *rest: Any) -> None:
+        assert (stream, function, metadata, rest[:3]) == (0, self.function, self.packed_metadata, (None, None, None))
+        self.launches.append(((x, y, z), *rest[3:]))
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.described += 1
         return lambda *arguments, stream: self.launches.append((grid, *arguments))
 
 
 def test_compiled_once_for_what_is_alike() -> None:
+    from triton import knobs
     from triton.runtime.jit import JITFunction
 
     from fastweights.ops._triton.cumulate import cumulate
@@ -46,6 +55,13 @@ def test_compiled_once_for_what_is_alike() -> None:
         (launched,) = made[0].launches
         assert launched[0] == (3, 1, 1) and launched[4:] == (24, 16, 1)
         assert all(given is kept for given, kept in zip((x, G, chunks), launched[1:4], strict=True))
+        knobs.runtime.launch_enter_hook.add(print)
+        try:
+            cumulate[3, 1](x, G, chunks, 24, PH=16, HEADS_G=1)
+        finally:
+            knobs.runtime.launch_enter_hook.remove(print)
+        told, again = made[0].launches[0], made[0].launches[-1]
+        assert told[0] == again[0] and told[4:] == again[4:] and made[0].described == 1
         cumulate[0, 1](x, G, chunks, 8, PH=32, HEADS_G=1)
         assert len(made) == 1  # nothing to do
         for different in (

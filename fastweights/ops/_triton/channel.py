@@ -20,12 +20,18 @@ from .solve import causal_inverse, weighted
 
 
 @jit
-def meeting(G, half):
-    """By halves: the factor of every token [64, channels], and which pairs (i, j) meet [64, 64]."""
+def border(half):
+    """By halves: the last token of the left half of every token's pair of halves [64]."""
     i = tl.arange(0, 64)
-    border = (i & -(2 * half)) + (half - 1)
-    factor = tl.exp2(-tl.abs(G - tl.gather(G, tl.broadcast_to(border[:, None], G.shape), 0)))
-    return factor, ((i & half) > 0)[:, None] & (((i ^ half) // half)[:, None] == (i // half)[None, :])
+    return (i & -(2 * half)) + (half - 1)
+
+
+@jit
+def meeting(G, at_border, half):
+    """By halves: the factor of every token [64, channels], given G at its border, and which pairs (i, j) meet [64, 64]."""
+    i = tl.arange(0, 64)
+    pairs = ((i & half) > 0)[:, None] & (((i ^ half) // half)[:, None] == (i // half)[None, :])
+    return tl.exp2(-tl.abs(G - at_border)), pairs
 
 
 @jit
@@ -83,7 +89,8 @@ def prepare(
             scores += tl.where(i[:, None] == i[None, :], own[:, None], 0.0)
             half = 32
             while half > 0:
-                factor, pairs = meeting(G, half)
+                at_border = tl.gather(G, tl.broadcast_to(border(half)[:, None], G.shape), 0)
+                factor, pairs = meeting(G, at_border, half)
                 right = tl.trans((writes * factor).to(writes.dtype))
                 met = tl.dot((queries * (factor * scale)).to(queries.dtype), right, input_precision=PRECISION)
                 scores += tl.where(pairs, met, 0.0)
@@ -142,7 +149,7 @@ def channel_gradients(
     count = tl.load(chunks + 2 * m + 1)
     i = tl.arange(0, 64)
     live = i < count
-    start = first * HV + head
+    start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     c = part * BK + tl.arange(0, BK)
     total = tl.load(last_gate + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
@@ -150,7 +157,8 @@ def channel_gradients(
     if (-tl.min(total, 0) < 2 * MIDDLE) != FLAT:
         return
     here = live[:, None] & (c < K)[None, :]
-    at_key = (first * H + head // (HV // H)) * K + (i[:, None] * (H * K) + c[None, :])
+    key_start = (first * H + head // (HV // H)) * K
+    at_key = i[:, None] * (H * K) + c[None, :]
     if DELTA:
         gain = tl.load(beta + first * (HV // HEADS_BETA) + head // HEADS_BETA + i * (HV // HEADS_BETA), live, 0.0).to(
             tl.float32
@@ -161,18 +169,16 @@ def channel_gradients(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, True, PRECISION
     )
     # From here on in an order that lets go of each sum early: they fill the registers.
-    at_row = start * K + row[:, None] * K + c[None, :]
+    at_row = row[:, None] * K + c[None, :]
     if WRITE:
         at_write = (
-            write_key
-            + (first * (HV // HEADS_W) + head // HEADS_W) * K
-            + (i[:, None] * (HV // HEADS_W * K) + c[None, :])
+            write_key + (first * (HV // HEADS_W) + head // HEADS_W) * K + i[:, None] * (HV // HEADS_W * K) + c[None, :]
         )
     else:
-        at_write = k + at_key
+        at_write = k + key_start + at_key
     writes = tl.load(at_write, here, 0.0)
-    at_g = (first * (HV // HEADS_G) + head // HEADS_G) * K + (i[:, None] * (HV // HEADS_G * K) + c[None, :])
-    G = tl.cumsum(clamped(tl.load(g + at_g, here, 0.0)), 0)
+    at_g = g + (first * (HV // HEADS_G) + head // HEADS_G) * K + i[:, None] * (HV // HEADS_G * K) + c[None, :]
+    G = tl.cumsum(clamped(tl.load(at_g, here, 0.0)), 0)
     to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
     to_A = tl.where(i[:, None] > i[None, :], -dA, 0.0).to(writes.dtype)
     if FLAT:
@@ -181,15 +187,15 @@ def channel_gradients(
         to_w *= tl.exp2(total + MIDDLE)[None, :]
         at_last = tl.exp2(total) * at_last + tl.sum(right * to_w, 0)
         up = tl.exp2(G + MIDDLE)
-        queries = tl.load(q + at_key, here, 0.0)
+        queries = tl.load(q + key_start + at_key, here, 0.0)
         to_q = tl.dot(to_P.to(right.dtype), right, to_q * tl.exp2(-MIDDLE), input_precision=PRECISION)
         left = (queries * (up * scale)).to(queries.dtype)
         to_G = left * to_q
-        tl.store(dq + at_row, (to_q * (up * scale)).to(dq.dtype.element_ty), here)
+        tl.store(dq + start * K + at_row, (to_q * (up * scale)).to(dq.dtype.element_ty), here)
         to_w = tl.dot(tl.trans(to_P.to(left.dtype)), left, to_w, input_precision=PRECISION)
         if DELTA:
             to_k = tl.dot(to_A, right, to_k * -tl.exp2(-MIDDLE), input_precision=PRECISION)
-            keys = tl.load(k + at_key, here, 0.0)
+            keys = tl.load(k + key_start + at_key, here, 0.0)
             left = (keys * (up * gain[:, None])).to(keys.dtype)
             to_G += left * to_k
             to_w = tl.dot(tl.trans(to_A), left, to_w, input_precision=PRECISION)
@@ -197,8 +203,8 @@ def channel_gradients(
         to_G -= right * to_w
         to_w *= down
     else:
-        queries = tl.load(q + at_key, here, 0.0)
-        keys = tl.load(k + at_key, here, 0.0)
+        queries = tl.load(q + key_start + at_key, here, 0.0)
+        keys = tl.load(k + key_start + at_key, here, 0.0)
         to_q *= tl.exp2(G) * scale
         to_w *= tl.exp2(total[None, :] - G)
         to_k *= -tl.exp2(G)
@@ -206,9 +212,13 @@ def channel_gradients(
         to_G = queries * to_q - writes * to_w
         if DELTA:
             to_G += keys * (to_k * gain[:, None])
+        tl.store(dg + start * K + at_row, G, here)  # to be read at the borders, in fewer registers than tl.gather takes
+        tl.debug_barrier()
         half = 32
         while half > 0:
-            factor, pairs = meeting(G, half)
+            last_left = tl.minimum(border(half), count - 1)[:, None] * (HV * K) + c[None, :]
+            at_border = tl.load(dg + start * K + last_left, (c < K)[None, :], 0.0)
+            factor, pairs = meeting(G, at_border, half)
             right = (writes * factor).to(writes.dtype)
             left = (queries * (factor * scale)).to(queries.dtype)
             met = tl.where(pairs, to_P, 0.0).to(left.dtype)
@@ -227,17 +237,21 @@ def channel_gradients(
             to_G -= right * reach
             half = half // 2
         own = tl.sum(tl.where(i[:, None] == i[None, :], to_P.to(tl.float32), 0.0), 1) * scale
-        tl.store(dq + at_row, (to_q + own[:, None] * writes).to(dq.dtype.element_ty), here)
+        tl.store(dq + start * K + at_row, (to_q + own[:, None] * writes).to(dq.dtype.element_ty), here)
         to_w += own[:, None] * queries
     to_G += tl.where((i == count - 1)[:, None], at_last[None, :], 0.0)
-    tl.store(dg + at_row, tl.cumsum(to_G, 0, reverse=True), here)
+    tl.store(dg + start * K + at_row, tl.cumsum(to_G, 0, reverse=True), here)
     if DELTA:
-        tl.store(dbeta + part * rows + start + row, to_beta + tl.sum(tl.load(k + at_key, here, 0.0) * to_k, 1), live)
+        tl.store(
+            dbeta + part * rows + start + row,
+            to_beta + tl.sum(tl.load(k + key_start + at_key, here, 0.0) * to_k, 1),
+            live,
+        )
         to_k *= gain[:, None]
     if WRITE:
-        tl.store(dk + at_row, to_k.to(dk.dtype.element_ty), here)
-        tl.store(dw + at_row, to_w.to(dw.dtype.element_ty), here)
+        tl.store(dk + start * K + at_row, to_k.to(dk.dtype.element_ty), here)
+        tl.store(dw + start * K + at_row, to_w.to(dw.dtype.element_ty), here)
     elif DELTA:
-        tl.store(dk + at_row, (to_k + to_w).to(dk.dtype.element_ty), here)
+        tl.store(dk + start * K + at_row, (to_k + to_w).to(dk.dtype.element_ty), here)
     else:
-        tl.store(dk + at_row, to_w.to(dk.dtype.element_ty), here)
+        tl.store(dk + start * K + at_row, to_w.to(dk.dtype.element_ty), here)

@@ -1,9 +1,11 @@
-"""Measured tile sizes of the kernels, by the widths of a head and the bytes of a number. One place, no search at run time."""
+"""Measured tile sizes of the kernels, by the widths of a head and the dtype. One place, no search at run time."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import NamedTuple
+
+import torch
 
 
 class Tile(NamedTuple):
@@ -26,11 +28,13 @@ def programs_at_once(delta: bool) -> int:
 
 
 @lru_cache
-def tiles(K: int, V: int, bytes_of_number: int, delta: bool, roomy: bool = True) -> dict[str, Tile]:
+def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, roomy: bool = True) -> dict[str, Tile]:
     """roomy: whether a program may take 200 KB of shared memory (H100 and later server parts). Elsewhere the walks load nothing
-    ahead, which on sm_80 also keeps them free of spills."""
+    ahead, which on sm_80 also keeps them free of spills, and other tiles are small for the same reason."""
     K, V = padded(K), padded(V)
-    if bytes_of_number == 2:
+    if dtype != torch.float32:
+        # Of float16 inputs the preconditioner computes in tf32, whose operands are twice as large.
+        gram = 64 if roomy and dtype != torch.float16 else 32
         ahead = 3 if roomy and K <= 128 else 2 if roomy else 1
         found = {
             "solve": Tile(128 if roomy else 64, 64, 4, 1),
@@ -41,13 +45,13 @@ def tiles(K: int, V: int, bytes_of_number: int, delta: bool, roomy: bool = True)
             "join": Tile(64, 32, 4, 1),
             "output": Tile(128, 128, 4, 1) if roomy else Tile(64, 64, 4, 1),
             "value_gradient": Tile(128, 128, 4, 1) if roomy else Tile(64, 32, 4, 1),
-            "gradients": Tile(64, 64 if K > 64 else 32, 4, 3) if roomy else Tile(32, 64, 4, 2),
-            "prepare": Tile(32, 64, 4, 1) if roomy else Tile(32, 32, 8, 1),
+            "gradients": Tile(64, 64 if K > 64 else 32, 4, 3) if roomy else Tile(32, 32, 4, 2),
+            "prepare": Tile(32, 64, 4, 1) if roomy else Tile(16, 32, 8, 1),
             "channel_gradients": Tile(32, 32, 4, 2) if roomy else Tile(16, 32, 4, 2),
             "channel_halves": Tile(32, 32, 8, 1) if roomy else Tile(16, 32, 8, 1),
-            "write_keys": Tile(64 if roomy else 32, 16, 4, 1),
-            "gram_asked": Tile(64 if roomy else 32, 16, 4, 1),
-            "gram_back": Tile(64 if roomy and K > 64 else 32, 16, 4, 1),
+            "write_keys": Tile(gram, 16, 4, 1),
+            "gram_asked": Tile(gram, 16, 4, 1),
+            "gram_back": Tile(gram if K > 64 else 32, 16, 4, 1),
         }
     else:
         found = {

@@ -62,7 +62,7 @@ class Plan:
         self.delta, self.precond = x.beta is not None, x.precond_g is not None
         self.writes = x.write_key is not None or self.precond
         self.decay = 0 if x.g is None else x.g.ndim - 2
-        self.tile = tiles(self.K, self.V, x.q.element_size(), self.delta, is_roomy(x.q.device))
+        self.tile = tiles(self.K, self.V, x.q.dtype, self.delta, is_roomy(x.q.device))
         self.precision = "tf32x3" if x.q.dtype == torch.float32 else "tf32"
         self.segment = segment_length(
             sequences, self.HV * -(-self.V // self.tile["walk"].BV), programs_at_once(self.delta)
