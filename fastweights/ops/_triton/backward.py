@@ -8,28 +8,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._shared.sequences import Sequences
 from .channel import channel_gradients
 from .forward import join_segments, solved, steps
 from .gradients import gradients
 from .plan import Inputs, Plan, Saved, heads
 from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients
 from .read import value_gradient
-from .tables import CHUNK, table
+from .tables import CHUNK
 from .walk import walk_back
 
 
 def backward(
-    x: Inputs, sequences: Sequences, scale: float, bound: float, eps: float, saved: Saved,
+    x: Inputs, plan: Plan, scale: float, bound: float, eps: float, saved: Saved,
     do: Tensor, dS_end: Tensor | None, dA_end: Tensor | None, states: bool,
 ) -> Inputs:  # fmt: skip
     """The gradient of every input; those of the initial states where `states`."""
-    plan = Plan(x, sequences)
-    where = table(sequences, plan.segment, plan.device)
-    N, HV, K, V = sequences.count, plan.HV, plan.K, plan.V
+    where, N, HV, K, V = plan.where, plan.sequences.count, plan.HV, plan.K, plan.V
     float32 = torch.float32
-    written = solved(x, plan, where, saved, scale, bound, eps, known=True)
-    h = steps(x, plan, where, written, saved, saved.starts if plan.segment else x.S, None, known=True)
+    written = solved(x, plan, saved, scale, bound, eps, known=True)
+    h = steps(x, plan, written, saved, saved.starts if plan.segment else x.S, None, known=True)
 
     M = where.M
     wide = {"HEADS_Q": heads(plan, written.q), "HEADS_K": heads(plan, written.keys), "DECAY": plan.decay}
@@ -63,7 +60,7 @@ def backward(
     if plan.segment is not None:
         ends = torch.empty_like(saved.starts)
         back(None, ends, summary=True)
-        join_segments(plan, where, ends, saved.transitions, dS_end, back=True)
+        join_segments(plan, ends, saved.transitions, dS_end, back=True)
         dS_end = ends
     back(dS_end, dS, summary=False)
     if not plan.delta:
@@ -95,9 +92,9 @@ def backward(
     dprecond_g = dprecond_beta = dA = dcenter = None
     if plan.precond and dw is not None:
         asked = Asked.of(plan, M, dw)
-        ask_preconditioner(x, plan, where, saved.gram, dw, dk, asked, bound, eps)
+        ask_preconditioner(x, plan, saved.gram, dw, dk, asked, bound, eps)
         dprecond_g, dprecond_beta, dcenter, dA = preconditioner_gradients(
-            x, plan, where, saved.gram, asked, dk, dA_end, states
+            x, plan, saved.gram, asked, dk, dA_end, states
         )
     sums = to_gates[0] if parts == 1 else to_gates.sum(0)
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._shared.sequences import Sequences
 from .channel import prepare
 from .config import padded
 from .cumulate import cumulate
@@ -18,32 +17,28 @@ from .plan import Inputs, Plan, Saved, heads
 from .preconditioner import start_preconditioner, write_all_keys
 from .read import output
 from .solve import solve
-from .tables import CHUNK, Table, table
+from .tables import CHUNK
 from .walk import join, walk
 
 
-def forward(
-    x: Inputs, sequences: Sequences, scale: float, bound: float, eps: float, final: bool
-) -> tuple[Tensor | None, ...]:
+def forward(x: Inputs, plan: Plan, scale: float, bound: float, eps: float, final: bool) -> tuple[Tensor | None, ...]:
     """o, the final S and A (None unless `final`), and what backward keeps."""
-    plan = Plan(x, sequences)
-    where = table(sequences, plan.segment, plan.device)
     float32 = torch.float32
     saved = plan.saved()
-    N, HV, K, V = sequences.count, plan.HV, plan.K, plan.V
+    N, HV, K, V = plan.sequences.count, plan.HV, plan.K, plan.V
     S_end = plan.new(N, HV, K, V, dtype=float32) if final else None
     A_end = plan.new(N, HV, K, dtype=float32) if final and plan.precond else None
     o = torch.empty_like(x.v)
     if plan.precond:
-        start_preconditioner(x, plan, where, saved.gram, A_end)
-    written = solved(x, plan, where, saved, scale, bound, eps, known=False)
+        start_preconditioner(x, plan, saved.gram, A_end)
+    written = solved(x, plan, saved, scale, bound, eps, known=False)
     if plan.segment is not None:
-        steps(x, plan, where, written, saved, None, None, summary=True)
-        join_segments(plan, where, saved.starts, saved.transitions, x.S, back=False)
-    h = steps(x, plan, where, written, saved, saved.starts if plan.segment else x.S, S_end)
-    grid = (-(-V // plan.tile["output"].BV) * where.M, HV)
+        steps(x, plan, written, saved, None, None, summary=True)
+        join_segments(plan, saved.starts, saved.transitions, x.S, back=False)
+    h = steps(x, plan, written, saved, saved.starts if plan.segment else x.S, S_end)
+    grid = (-(-V // plan.tile["output"].BV) * plan.where.M, HV)
     output[grid](
-        written.q, written.keys, written.u, saved.G, written.P, h, o, where.chunks, scale, plan.H, HV, K=K, V=V,
+        written.q, written.keys, written.u, saved.G, written.P, h, o, plan.where.chunks, scale, plan.H, HV, K=K, V=V,
         HEADS_Q=heads(plan, written.q), HEADS_K=heads(plan, written.keys), DECAY=plan.decay, PRECISION=plan.precision,
         **plan.options("output", "BK", "BV"),
     )  # fmt: skip
@@ -64,64 +59,62 @@ class Written(NamedTuple):
 
 
 def solved(
-    x: Inputs, plan: Plan, where: Table, saved: Saved, scale: float, bound: float, eps: float, known: bool
+    x: Inputs, plan: Plan, saved: Saved, scale: float, bound: float, eps: float, known: bool
 ) -> Written:  # fmt: skip
     """The chunks' own part. known: what is saved is there already, u as well."""
-    HV, K, V, grid = plan.HV, plan.K, plan.V, (where.M, plan.HV)
+    HV, K, V, grid = plan.HV, plan.K, plan.V, (plan.where.M, plan.HV)
     keys = x.k if x.write_key is None else x.write_key
     if plan.precond:
         if not known:
-            write_all_keys(x, plan, where, saved.gram, bound, eps, saved.writes)
+            write_all_keys(x, plan, saved.gram, bound, eps, saved.writes)
         keys = saved.writes
     gates = {"HEADS_G": heads(plan, x.g), "HEADS_BETA": heads(plan, x.beta), "HEADS_W": heads(plan, keys)}
     W = plan.tokenwise(HV, K) if plan.delta else None
     u = x.v if saved.u is None else saved.u
     if plan.decay == 2:
         Qd, Ke = (plan.tokenwise(HV, K) for _ in range(2))
-        P, last_gate = plan.tokenwise(HV, CHUNK), plan.new(where.M, HV, K, dtype=torch.float32)
+        P, last_gate = plan.tokenwise(HV, CHUNK), plan.new(plan.where.M, HV, K, dtype=torch.float32)
         prepare[grid](
-            x.q, x.k, keys, x.v, x.beta, x.g, saved.T, Qd, Ke, P, W, u, last_gate, where.chunks, scale,
+            x.q, x.k, keys, x.v, x.beta, x.g, saved.T, Qd, Ke, P, W, u, last_gate, plan.where.chunks, scale,
             plan.H, HV, K=K, V=V, **gates, WRITE=plan.writes, DELTA=plan.delta, KNOWN=known, PRECISION=plan.precision,
             **plan.options("prepare", "BK", "BV"),
         )  # fmt: skip
         return Written(Qd, Ke, W, u, keys, P, last_gate)
     if plan.delta:
         solve[grid](
-            x.k, keys, x.v, x.beta, x.g, saved.T, W, u, saved.G, where.chunks,
+            x.k, keys, x.v, x.beta, x.g, saved.T, W, u, saved.G, plan.where.chunks,
             plan.H, HV, K=K, V=V, **gates, WRITE=plan.writes, DECAY=plan.decay == 1, KNOWN=known, PRECISION=plan.precision,
             **plan.options("solve_again" if known else "solve", "BK", "BV"),
         )  # fmt: skip
     elif plan.decay == 1 and not known:
         width = min(32, padded(HV))
-        cumulate[where.M, -(-HV // width)](x.g, saved.G, where.chunks, HV, PH=width, HEADS_G=heads(plan, x.g))
+        cumulate[plan.where.M, -(-HV // width)](x.g, saved.G, plan.where.chunks, HV, PH=width, HEADS_G=heads(plan, x.g))
     return Written(x.q, keys, W, u, keys)
 
 
 def steps(
-    x: Inputs, plan: Plan, where: Table, written: Written, saved: Saved, start: Tensor | None, end: Tensor | None,
+    x: Inputs, plan: Plan, written: Written, saved: Saved, start: Tensor | None, end: Tensor | None,
     summary: bool = False, known: bool = False,
 ) -> Tensor:  # fmt: skip
     """The walk: states at the chunks' starts [M, HV, K, V]; U becomes u, unless it is known to be already. With `summary` what
     each segment adds, and T."""
     HV, K, V, tile = plan.HV, plan.K, plan.V, plan.tile["walk" if plan.segment is None else "walk_segments"]
-    h = plan.new(0 if summary else where.M, HV, K, V)
+    h = plan.new(0 if summary else plan.where.M, HV, K, V)
     parts = -(-V // tile.BV) + (-(-K // tile.BV) if summary and plan.delta else 0)
-    grid = (parts * where.P, HV)
+    grid = (parts * plan.where.P, HV)
     walk[grid](
         written.keys, written.W, written.u, saved.G, written.last_gate, start, h, saved.starts if summary else end,
-        saved.transitions, where.segments, plan.H, HV, K=K, PK=tile.BK, V=V, BV=tile.BV,
+        saved.transitions, plan.where.segments, plan.H, HV, K=K, PK=tile.BK, V=V, BV=tile.BV,
         HEADS_K=heads(plan, written.keys), DELTA=plan.delta and not known, DECAY=plan.decay, STARTED=start is not None,
         ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, PRECISION=plan.precision, num_warps=tile.num_warps,
     )  # fmt: skip
     return h
 
 
-def join_segments(
-    plan: Plan, where: Table, added: Tensor, transitions: Tensor, begin: Tensor | None, back: bool
-) -> None:
+def join_segments(plan: Plan, added: Tensor, transitions: Tensor, begin: Tensor | None, back: bool) -> None:
     tile = plan.tile["join"]
     grid = (-(-plan.V // tile.BV) * plan.sequences.count, plan.HV)
     join[grid](
-        begin, added, transitions, where.spans, plan.HV, K=plan.K, PK=padded(plan.K), V=plan.V, DELTA=plan.delta,
+        begin, added, transitions, plan.where.spans, plan.HV, K=plan.K, PK=padded(plan.K), V=plan.V, DELTA=plan.delta,
         BACK=back, BEGUN=begin is not None, PRECISION=plan.precision, **plan.options("join", "BK", "BV"),
     )  # fmt: skip

@@ -34,7 +34,7 @@ def remember(
         with on_device_of(x.q):
             if not asked and _longest(sequences) <= FEW:
                 return _step(x, sequences, scale, bound, eps)
-            o, S, A = _Function.apply(sequences, scale, bound, eps, final, *x)
+            o, S, A = _Function.apply(Plan(x, sequences), scale, bound, eps, final, *x)
     return o, (S,) if x.precond_g is None else (S, A)
 
 
@@ -68,12 +68,10 @@ def _step(x: Inputs, sequences: Sequences, scale: float, bound: float, eps: floa
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, sequences: Sequences, scale: float, bound: float, eps: float, final: bool, *inputs: Any
-    ) -> Any:
-        o, S, A, *saved = forward(Inputs(*inputs), sequences, scale, bound, eps, final)
+    def forward(ctx: Any, plan: Plan, scale: float, bound: float, eps: float, final: bool, *inputs: Any) -> Any:
+        o, S, A, *saved = forward(Inputs(*inputs), plan, scale, bound, eps, final)
         ctx.save_for_backward(*inputs, *saved)
-        ctx.options = sequences, scale, bound, eps
+        ctx.options = plan, scale, bound, eps
         ctx.set_materialize_grads(False)
         return o, S, A
 
@@ -82,20 +80,20 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor | None, dS: Tensor | None, dA: Tensor | None) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
         x, saved = Inputs(*tensors[: len(Inputs._fields)]), Saved(*tensors[len(Inputs._fields) :])
-        sequences, scale, bound, eps = ctx.options
+        plan, scale, bound, eps = ctx.options
         states = any(s is not None and s.requires_grad for s in (x.S, x.A))
         with on_device_of(x.q):
-            gradients = _gradients(x, saved, sequences, scale, bound, eps, do, dS, dA, states)
+            gradients = _gradients(x, saved, plan, scale, bound, eps, do, dS, dA, states)
         return None, None, None, None, None, *gradients
 
 
 def _gradients(
-    x: Inputs, saved: Saved, sequences: Sequences, scale: float, bound: float, eps: float,
+    x: Inputs, saved: Saved, plan: Plan, scale: float, bound: float, eps: float,
     do: Tensor | None, dS: Tensor | None, dA: Tensor | None, states: bool,
 ) -> Inputs:  # fmt: skip
     do = torch.zeros_like(x.v) if do is None else do.contiguous()
     dS, dA = (None if d is None or not d.numel() else d.contiguous() for d in (dS, dA))
-    return backward(x, sequences, scale, bound, eps, saved, do, dS, dA, states)
+    return backward(x, plan, scale, bound, eps, saved, do, dS, dA, states)
 
 
 @torch.library.custom_op("fastweights::memory", mutates_args=())
@@ -107,7 +105,7 @@ def _node(
     x = Inputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A)
     sequences = check_cu_seqlens(cu_seqlens, q.shape[0], q.shape[1])
     with on_device_of(q):
-        return _tensors(forward(x, sequences, scale, bound, eps, final), q)
+        return _tensors(forward(x, Plan(x, sequences), scale, bound, eps, final), q)
 
 
 def _tensors(found: tuple[Tensor | None, ...], like: Tensor) -> list[Tensor]:
@@ -139,9 +137,8 @@ def _backward_node(
     x = Inputs(*(next(given) if here else None for here in present))  # type: ignore[arg-type]
     sequences = check_cu_seqlens(cu_seqlens, x.q.shape[0], x.q.shape[1])
     with on_device_of(x.q):
-        found = _gradients(
-            x, Saved(*(t if t.numel() else None for t in saved)), sequences, scale, bound, eps, do, dS, dA, states
-        )
+        kept = Saved(*(t if t.numel() else None for t in saved))
+        found = _gradients(x, kept, Plan(x, sequences), scale, bound, eps, do, dS, dA, states)
     wanted = [torch.zeros_like(t) if d is None else d for t, d in zip(x, found) if t is not None]
     return owned(wanted, inputs)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._shared.sequences import Sequences
-from .config import programs_at_once, tiles
-from .tables import CHUNK, most_segments, segment_length
+from .config import Tile, programs_at_once, tiles
+from .tables import CHUNK, Table, most_segments, segment_length, table
 
 
 class Inputs(NamedTuple):
@@ -71,6 +71,11 @@ class Plan:
         # What is written to narrow states has the largest error: T and U are not rounded on the way to it.
         self.u_dtype = torch.float32 if self.K < 64 else x.q.dtype
 
+    @cached_property
+    def where(self) -> Table:
+        """Not to be asked for while a graph is traced."""
+        return table(self.sequences, self.segment, self.device)
+
     @property
     def segments(self) -> int:
         """Segments that have a state of their own, 0 where the sequences are walked whole."""
@@ -110,12 +115,14 @@ class Plan:
             gradient = gradient.unflatten(2, (like.shape[2], -1)).sum(3, dtype=torch.float32)
         return gradient.to(like.dtype)
 
-    def options(self, name: str, *tile: str) -> dict[str, Any]:
-        found = self.tile[name]
-        return {
-            **{size: getattr(found, size) for size in tile},
-            "num_warps": found.num_warps, "num_stages": found.num_stages,
-        }  # fmt: skip
+    def options(self, name: str, *tile: str) -> dict[str, int]:
+        return compiled_in(self.tile[name], *tile)
+
+
+@lru_cache
+def compiled_in(found: Tile, *names: str) -> dict[str, int]:
+    """Those sizes of a tile, its warps and stages, as a launch takes them."""
+    return {name: getattr(found, name) for name in (*names, "num_warps", "num_stages")}
 
 
 def heads(plan: Plan, x: Tensor | None) -> int:

@@ -11,25 +11,22 @@ from torch import Tensor
 from .config import padded
 from .gram import gram_asked, gram_back, gram_scan, gram_sums, write_keys
 from .plan import Inputs, Plan, heads
-from .tables import Table
 
 
-def start_preconditioner(x: Inputs, plan: Plan, where: Table, gram: Tensor, end: Tensor | None) -> None:
+def start_preconditioner(x: Inputs, plan: Plan, gram: Tensor, end: Tensor | None) -> None:
     """A at the start of every chunk [M, HV, K], and at the end of every sequence."""
     totals = plan.new(len(gram), plan.HV, dtype=torch.float32)
-    gram_sums[where.M, plan.HV](
-        x.k, x.precond_g, x.precond_beta, gram, totals, where.chunks, plan.H, plan.HV, K=plan.K, PK=padded(plan.K),
+    gram_sums[plan.where.M, plan.HV](
+        x.k, x.precond_g, x.precond_beta, gram, totals, plan.where.chunks, plan.H, plan.HV, K=plan.K, PK=padded(plan.K),
         HEADS_PG=heads(plan, x.precond_g), HEADS_PB=heads(plan, x.precond_beta), num_warps=4,
     )  # fmt: skip
-    scan(plan, where, gram, totals, x.A, end, back=False)
+    scan(plan, gram, totals, x.A, end, back=False)
 
 
-def scan(
-    plan: Plan, where: Table, sums: Tensor, totals: Tensor, begin: Tensor | None, end: Tensor | None, back: bool
-) -> None:
+def scan(plan: Plan, sums: Tensor, totals: Tensor, begin: Tensor | None, end: Tensor | None, back: bool) -> None:
     N, width = plan.sequences.count, min(32, padded(plan.K))
     gram_scan[N, plan.HV, -(-plan.K // width)](
-        sums, totals, begin, end, where.edges, plan.HV, K=plan.K, BK=width, BACK=back, BEGUN=begin is not None,
+        sums, totals, begin, end, plan.where.edges, plan.HV, K=plan.K, BK=width, BACK=back, BEGUN=begin is not None,
         ENDED=end is not None, num_warps=4,
     )  # fmt: skip
 
@@ -41,11 +38,11 @@ def options(x: Inputs, plan: Plan, tile: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_all_keys(x: Inputs, plan: Plan, where: Table, gram: Tensor, bound: float, eps: float, keys: Tensor) -> None:
+def write_all_keys(x: Inputs, plan: Plan, gram: Tensor, bound: float, eps: float, keys: Tensor) -> None:
     """Fill `keys` with the write keys [BT, HV, K]."""
-    grid = (where.M, plan.HV)
+    grid = (plan.where.M, plan.HV)
     write_keys[grid](
-        x.k, gram, x.precond_g, x.precond_beta, x.center, keys, where.chunks, math.log2(bound), eps, plan.H, plan.HV,
+        x.k, gram, x.precond_g, x.precond_beta, x.center, keys, plan.where.chunks, math.log2(bound), eps, plan.H, plan.HV,
         **options(x, plan, "write_keys"),
     )  # fmt: skip
 
@@ -70,40 +67,25 @@ class Asked(NamedTuple):
 
 
 def ask_preconditioner(
-    x: Inputs,
-    plan: Plan,
-    where: Table,
-    gram: Tensor,
-    dw: Tensor,
-    dk: Tensor,
-    asked: Asked,
-    bound: float,
-    eps: float,
+    x: Inputs, plan: Plan, gram: Tensor, dw: Tensor, dk: Tensor, asked: Asked, bound: float, eps: float
 ) -> None:
     """Fill `asked`; what reaches the keys directly is added to dk."""
-    gram_asked[where.M, plan.HV](
+    gram_asked[plan.where.M, plan.HV](
         x.k, gram, dw, asked.inside, dk, x.precond_g, x.precond_beta, x.center, asked.sums, asked.totals, asked.dcenter,
-        where.chunks, math.log2(bound), eps, plan.H, plan.HV, **options(x, plan, "gram_asked"),
+        plan.where.chunks, math.log2(bound), eps, plan.H, plan.HV, **options(x, plan, "gram_asked"),
     )  # fmt: skip
 
 
 def preconditioner_gradients(
-    x: Inputs,
-    plan: Plan,
-    where: Table,
-    gram: Tensor,
-    asked: Asked,
-    dk: Tensor,
-    dA_end: Tensor | None,
-    states: bool,
+    x: Inputs, plan: Plan, gram: Tensor, asked: Asked, dk: Tensor, dA_end: Tensor | None, states: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of g and beta [BT, HV], of the centre, and with `states` of the first A; what reaches the keys through A is
     added to dk."""
     dA = plan.new(plan.sequences.count, plan.HV, plan.K, dtype=torch.float32) if states else None
-    scan(plan, where, asked.sums, asked.totals, dA_end, dA, back=True)
+    scan(plan, asked.sums, asked.totals, dA_end, dA, back=True)
     dg, dbeta = (plan.tokenwise(plan.HV, dtype=torch.float32) for _ in range(2))
-    gram_back[where.M, plan.HV](
-        x.k, asked.inside, dk, gram, asked.sums, x.precond_g, x.precond_beta, dg, dbeta, where.chunks, plan.H, plan.HV,
+    gram_back[plan.where.M, plan.HV](
+        x.k, asked.inside, dk, gram, asked.sums, x.precond_g, x.precond_beta, dg, dbeta, plan.where.chunks, plan.H, plan.HV,
         **options(x, plan, "gram_back"),
     )  # fmt: skip
     return dg, dbeta, asked.dcenter.sum(0), dA

@@ -13,7 +13,6 @@ from .._shared.sequences import Sequences, check_cu_seqlens
 from .._shared.traced import owned
 from .plan import Inputs, Plan
 from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients, start_preconditioner, write_all_keys
-from .tables import table
 
 __all__ = ["write_keys"]
 
@@ -45,11 +44,10 @@ def _forward(
     final: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     x, plan = _plan(k, g, beta, center, A, sequences)
-    where = table(sequences, None, k.device)
     *_, gram, keys = plan.saved()
     end = plan.new(sequences.count if final else 0, plan.HV, plan.K, dtype=torch.float32)
-    start_preconditioner(x, plan, where, gram, end if final else None)
-    write_all_keys(x, plan, where, gram, bound, eps, keys)
+    start_preconditioner(x, plan, gram, end if final else None)
+    write_all_keys(x, plan, gram, bound, eps, keys)
     return keys, end, gram
 
 
@@ -58,14 +56,13 @@ def _backward(
     bound: float, eps: float, dw: Tensor | None, dA_end: Tensor | None,
 ) -> list[Tensor | None]:  # fmt: skip
     x, plan = _plan(k, g, beta, center, A, sequences)
-    where = table(sequences, None, k.device)
     dw = k.new_zeros((*plan.rows, plan.HV, plan.K)) if dw is None else dw.clone(memory_format=torch.contiguous_format)
     dk = torch.zeros_like(dw)
-    asked = Asked.of(plan, where.M, dw)
-    ask_preconditioner(x, plan, where, gram, dw, dk, asked, bound, eps)
+    asked = Asked.of(plan, plan.where.M, dw)
+    ask_preconditioner(x, plan, gram, dw, dk, asked, bound, eps)
     dA_end = None if dA_end is None or not dA_end.numel() else dA_end.contiguous()
     states = A is not None and A.requires_grad
-    dg, dbeta, dcenter, dA = preconditioner_gradients(x, plan, where, gram, asked, dk, dA_end, states)
+    dg, dbeta, dcenter, dA = preconditioner_gradients(x, plan, gram, asked, dk, dA_end, states)
     return [plan.shared(dk, k), plan.shared(dg, g), plan.shared(dbeta, beta), dcenter, dA]
 
 
