@@ -53,7 +53,7 @@ def torchrun(*command, succeeds=True):
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     try:
-        errors = process.communicate(timeout=60)[1]
+        errors = process.communicate(timeout=180)[1]
     finally:
         process.terminate()  # torchrun then ends its processes
         process.wait()
