@@ -11,9 +11,11 @@ from torch import Tensor
 from .channel import channel_gradients
 from .forward import join_segments, solved, steps
 from .gradients import gradients
+from .jit import side_by_side
 from .plan import Inputs, Plan, Saved, heads
 from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients
 from .read import value_gradient
+from .rehearsal import is_new, outline
 from .tables import CHUNK
 from .walk import walk_back
 
@@ -23,6 +25,14 @@ def backward(
     do: Tensor, dS_end: Tensor | None, dA_end: Tensor | None, states: bool,
 ) -> Inputs:  # fmt: skip
     """The gradient of every input; those of the initial states where `states`."""
+    if is_new(x, plan, dS_end is None, dA_end is None, states):
+        with side_by_side():
+            inputs, kept, (asked, of_S, of_A) = (
+                Inputs(*outline(x)),
+                Saved(*outline(saved)),
+                outline((do, dS_end, dA_end)),
+            )
+            backward(inputs, plan.outline(), scale, bound, eps, kept, asked, of_S, of_A, states)
     where, N, HV, K, V = plan.where, plan.sequences.count, plan.HV, plan.K, plan.V
     float32 = torch.float32
     written = solved(x, plan, saved, scale, bound, eps, known=True)

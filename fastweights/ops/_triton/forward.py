@@ -13,9 +13,11 @@ from torch import Tensor
 from .channel import prepare
 from .config import padded
 from .cumulate import cumulate
+from .jit import side_by_side
 from .plan import Inputs, Plan, Saved, heads
 from .preconditioner import start_preconditioner, write_all_keys
 from .read import output
+from .rehearsal import is_new, outline
 from .solve import solve
 from .tables import CHUNK
 from .walk import join, walk
@@ -23,6 +25,9 @@ from .walk import join, walk
 
 def forward(x: Inputs, plan: Plan, scale: float, bound: float, eps: float, final: bool) -> tuple[Tensor | None, ...]:
     """o, the final S and A (None unless `final`), and what backward keeps."""
+    if is_new(x, plan, final):
+        with side_by_side():
+            forward(Inputs(*outline(x)), plan.outline(), scale, bound, eps, final)
     float32 = torch.float32
     saved = plan.saved()
     N, HV, K, V = plan.sequences.count, plan.HV, plan.K, plan.V

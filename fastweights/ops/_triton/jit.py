@@ -6,13 +6,17 @@ of CUDA 12.9 or later, which the same packages hold for Blackwell, does not.
 
 A launch by Triton finds the compiled kernel anew each time, through the environment and a description of all arguments: some
 30 microseconds, as long as a kernel runs. Here a compiled kernel is found by what Triton compiles for.
+
+Triton compiles a kernel when it is launched, one after the other; `side_by_side` those of many launches at once.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -22,7 +26,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-__all__ = ["jit", "newest_assembler"]
+__all__ = ["jit", "newest_assembler", "side_by_side"]
 
 # Without a GPU kernels are only described, for tests. (What is launched has tensors on CUDA, which need no initialization.)
 current_device = torch._C._cuda_getDevice if torch.cuda.is_available() else lambda: -1
@@ -37,6 +41,37 @@ def newest_assembler() -> Iterator[None]:
         if "TRITON_PTXAS_PATH" not in os.environ:
             knobs.nvidia.ptxas = newest.path
         yield
+
+
+# Of the launches inside `side_by_side`, in the place of being run.
+compiling: ContextVar[list[Any] | None] = ContextVar("compiling", default=None)
+
+
+@contextmanager
+def side_by_side() -> Iterator[None]:
+    """Kernels launched inside (also with tensors on `meta`) are only compiled, in as many threads as there are cores: most of
+    the time Triton spends outside of Python. Afterwards they are ready; what failed fails again when it is really launched."""
+    kernels: list[Any] = []
+    device = current_device()
+
+    def begin() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(device)
+
+    with newest_assembler(), ThreadPoolExecutor(os.cpu_count(), initializer=begin) as pool:
+        token = compiling.set(kernels)
+        try:
+            with triton.AsyncCompileMode(pool, ignore_errors=True):
+                yield
+        finally:
+            compiling.reset(token)
+        wait([pool.submit(make_ready, kernel) for kernel in kernels])
+
+
+def make_ready(kernel: Any) -> None:
+    """Load it, and compile the C function that launches it, which takes as long as a small kernel."""
+    found = kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel
+    _ = found.run
 
 
 def compiled_for(argument: Any) -> Any:
@@ -74,7 +109,11 @@ class Kernel(JITFunction):
         ]
         key = (device, *given, *choices.items())
         compiled = self.compiled.get(key)
-        if compiled is None:
+        pending = compiling.get()
+        if pending is not None:
+            if compiled is None:
+                pending.append(self.run(*places, grid=grid, warmup=True, **choices))
+        elif compiled is None:
             self.compiled[key] = self.run(*places, grid=grid, warmup=False, **choices)
         else:
             rest = [choices[name] for name in self.arg_names[len(places) :]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -75,6 +76,13 @@ class Plan:
     def where(self) -> Table:
         """Not to be asked for while a graph is traced."""
         return table(self.sequences, self.segment, self.device)
+
+    def outline(self) -> Plan:
+        """The same for tensors without memory."""
+        found = copy(self)
+        found.device = torch.device("meta")
+        found.__dict__.pop("where", None)
+        return found
 
     @property
     def segments(self) -> int:
