@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -47,10 +47,23 @@ def newest_assembler() -> Iterator[None]:
 compiling: ContextVar[list[Any] | None] = ContextVar("compiling", default=None)
 
 
+class Compilers(ThreadPoolExecutor):
+    """What does not compile is None here: it is compiled again, and says why, when it is launched."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        def attempt() -> Any:
+            try:
+                return call(*arguments, **options)
+            except Exception:
+                return None
+
+        return super().submit(attempt)
+
+
 @contextmanager
 def side_by_side() -> Iterator[None]:
     """Kernels launched inside (also with tensors on `meta`) are only compiled, in as many threads as there are cores: most of
-    the time Triton spends outside of Python. Afterwards they are ready; what failed fails again when it is really launched."""
+    the time Triton spends outside of Python. Afterwards they are ready."""
     kernels: list[Any] = []
     device = current_device()
 
@@ -58,10 +71,10 @@ def side_by_side() -> Iterator[None]:
         if torch.cuda.is_available():
             torch.cuda.set_device(device)
 
-    with newest_assembler(), ThreadPoolExecutor(os.cpu_count(), initializer=begin) as pool:
+    with newest_assembler(), Compilers(os.cpu_count(), initializer=begin) as pool:
         token = compiling.set(kernels)
         try:
-            with triton.AsyncCompileMode(pool, ignore_errors=True):
+            with triton.AsyncCompileMode(pool):
                 yield
         finally:
             compiling.reset(token)
@@ -70,8 +83,8 @@ def side_by_side() -> Iterator[None]:
 
 def make_ready(kernel: Any) -> None:
     """Load it, and compile the C function that launches it, which takes as long as a small kernel."""
-    found = kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel
-    _ = found.run
+    compiled = kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel
+    _ = compiled.run
 
 
 def compiled_for(argument: Any) -> Any:
