@@ -86,7 +86,8 @@ def test_the_newest_assembler_serves() -> None:
 
     from fastweights.ops._triton.jit import newest_assembler
 
-    versions = {tool.version for tool in (knobs.nvidia.ptxas, knobs.nvidia.ptxas_blackwell)}
+    tools = [getattr(knobs.nvidia, name, None) for name in ("ptxas", "ptxas_blackwell")]
+    versions = {tool.version for tool in tools if tool is not None}
     before = knobs.nvidia.ptxas.path
     with newest_assembler():
         assert knobs.nvidia.ptxas.version == max(versions, key=lambda v: [int(part) for part in v.split(".")])
