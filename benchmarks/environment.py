@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -14,16 +15,29 @@ import torch
 
 import fastweights
 
+ROOT = Path(__file__).parents[1]
+MEASURED = ("fastweights", "benchmarks")
+
 
 def commit() -> str:
-    """The commit measured, with a mark when the tree differed from it; "unknown" outside a checkout."""
-    root = Path(__file__).parent
+    """The commit measured, with a mark when its Python files differed; "unknown" outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        name = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-        state = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True)
+        changed = git("status", "--porcelain", "--", *(f"{folder}/*.py" for folder in MEASURED))
+        return git("rev-parse", "HEAD") + (" with uncommitted changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return name.stdout.strip() + (" with uncommitted changes" if state.stdout.strip() else "")
+
+
+def source() -> str:
+    """A hash of the Python files of the package and of the benchmarks: the same as long as none of them changes."""
+    total = hashlib.sha256()
+    for path in sorted(path for folder in MEASURED for path in (ROOT / folder).rglob("*.py")):
+        total.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]
 
 
 def processor() -> str:
@@ -39,6 +53,7 @@ def describe() -> dict[str, Any]:
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
+        "source": source(),
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

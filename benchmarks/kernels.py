@@ -12,7 +12,8 @@ of a PyTorch twin of the same precision, gets no time. Times are medians of inte
 replayed CUDA graph, which is device time alone. Peers are timed where they are installed (flash-linear-attention 0.6) and their
 errors are reported too.
 
-Result files, written after every op and continued by the next run of the same commit (so a run may be split with --only):
+Result files, written after every op and continued by the next run of the same Python files (so a run may be split
+with --only):
 kernel-checks-<device>.json, kernels-<device>.json and peer-tuning-<device>.json in --results.
 
 The peers tune themselves at their first call: 150 to 365 s an op from an empty cache, the most of it compiling. --warm-peers

@@ -1,5 +1,5 @@
 """One result file: written after every row, so that nothing is lost when a run stops, and continued by the next run of the
-same commit."""
+same Python files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 class Record:
     """Rows by key beside what `describe` and `head` say. Rows of an existing file, in `folder` or else among the results,
-    are kept when it has the same commit and the same `head` but for `ceilings`, which are measured anew."""
+    are kept when it has the same `source` and the same `head` but for `ceilings`, which are measured anew."""
 
     def __init__(self, folder: Path, name: str, head: Mapping[str, Any]) -> None:
         self.path = folder / name
@@ -23,15 +23,9 @@ class Record:
         before = next((path for path in (self.path, RESULTS / name) if path.exists()), None)
         if before is not None:
             old = json.loads(before.read_text())
-            if self._source(old) == self._source(self.content) != "unknown" and all(
-                old.get(key) == value for key, value in head.items() if key != "ceilings"
-            ):
+            same = {"source": self.content["source"], **{key: x for key, x in head.items() if key != "ceilings"}}
+            if all(old.get(key) == value for key, value in same.items()):
                 self.content["rows"] = old["rows"]
-
-    @staticmethod
-    def _source(content: Mapping[str, Any]) -> str:
-        """The commit, whether or not files (such as results) differ from it."""
-        return str(content["commit"]).split()[0]
 
     @property
     def rows(self) -> dict[str, Any]:

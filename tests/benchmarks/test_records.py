@@ -1,33 +1,45 @@
-"""A result file grows row by row, and the next run of the same commit continues it."""
+"""A result file grows row by row, and the next run of the same Python files continues it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import environment
 import pytest
 from judge import records
 from judge.records import Record
 
 
 @pytest.mark.parametrize(
-    "commit, head, kept",
+    "source, head, kept",
     [
-        ("abc with uncommitted changes", {}, True),
+        ("abc", {}, True),
         ("other", {}, False),
-        ("unknown", {}, False),
         ("abc", {"dtype": "float16"}, False),
         ("abc", {"ceilings": 2}, True),
     ],
 )
-def test_rows_of_the_same_commit_are_kept(
-    commit: str, head: dict[str, object], kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rows_of_the_same_files_are_kept(
+    source: str, head: dict[str, object], kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = {"device": "x", "dtype": "bfloat16", "ceilings": 1}
-    monkeypatch.setattr(records, "describe", lambda: {"commit": "unknown" if commit == "unknown" else "abc"})
+    monkeypatch.setattr(records, "describe", lambda: {"source": "abc"})
     Record(tmp_path, "r.json", plain).add_row("a", {"n": 1})
-    monkeypatch.setattr(records, "describe", lambda: {"commit": commit})
+    monkeypatch.setattr(records, "describe", lambda: {"source": source})
     second = Record(tmp_path, "r.json", {**plain, **head})
     second.add_row("b", {"n": 2})
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert rows == ({"a": {"n": 1}} if kept else {}) | {"b": {"n": 2}}
+
+
+def test_the_source_changes_with_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    found = [environment.source()]
+    for name, text in (("a.py", ""), ("b.py", ""), ("b.py", "x"), ("b/a.py", "x")):
+        path = tmp_path / "fastweights" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        found.append(environment.source())
+    (tmp_path / "fastweights" / "notes.md").write_text("other")
+    assert len(set(found)) == 5 and environment.source() == found[-1]
