@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -172,17 +173,24 @@ def test_no_state_unless_asked(case: OpCase, time: int) -> None:
 
 @some_cases
 def test_any_layout(case: OpCase) -> None:
-    """Heads before time, strided channels, one token repeated: the same numbers bit by bit, the same gradients."""
+    """Heads before time, strided channels, a view that begins in the middle of 16 bytes, one token repeated: the same numbers bit
+    by bit, the same gradients."""
     inputs = small(case, 20, heads=2)
     layouts = [
         lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
         lambda x: x.repeat_interleave(2, -1)[..., ::2],
+        lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
     ]
-    wanted = values_and_gradients(case, inputs, backend="triton")
-    for layout in layouts:
+
+    def results(layout: Callable[[Tensor], Tensor]) -> list[Tensor]:
         tokens = {name: layout(x.detach()).requires_grad_() for name, x in inputs.tokens.items()}
         o, states = case(OpInputs(tokens, inputs.parameters), backend="triton")
-        assert all(torch.equal(a, b) for a, b in zip((o, *states), wanted[0]))
+        do = layout(torch.linspace(-1, 1, o.numel(), device=o.device).view_as(o))
+        return [o, *states, *torch.autograd.grad(o, list(tokens.values()), do, materialize_grads=True)]
+
+    wanted = results(torch.clone)
+    for layout in layouts:
+        assert all(torch.equal(a, b) for a, b in zip(results(layout), wanted, strict=True))
     spread = inputs.at((slice(None), slice(0, 1))).map(lambda x: x.expand(-1, 20, *x.shape[2:]) if x.ndim > 2 else x)
     for g, w in zip(values_and_gradients(case, spread, backend="triton"), exact(case, spread)):
         assert_close(g, w, CLOSE)

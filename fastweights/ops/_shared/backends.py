@@ -6,10 +6,12 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+Given = TypeVar("Given", bound=Tensor | None)
 FORMS = ("auto", "torch", "triton")
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -62,6 +64,14 @@ def on_device_of(x: Tensor) -> AbstractContextManager:
 def rows_together(x: Tensor) -> Tensor:
     """x with its last dimension contiguous, as kernels read it."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def aligned(x: Given) -> Given:
+    """A tensor contiguous and beginning at a multiple of 16 bytes, as most kernels read it: a view may begin anywhere."""
+    if x is None:
+        return x
+    whole = x.contiguous()
+    return whole if whole.data_ptr() % 16 == 0 else whole.clone()  # type: ignore[return-value]
 
 
 def alignment(*numbers: int) -> int:

@@ -27,11 +27,8 @@ def backward(
     """The gradient of every input; those of the initial states where `states`."""
     if is_new(x, plan, dS_end is None, dA_end is None, states):
         with side_by_side():
-            inputs, kept, (asked, of_S, of_A) = (
-                Inputs(*outline(x)),
-                Saved(*outline(saved)),
-                outline((do, dS_end, dA_end)),
-            )
+            asked, of_S, of_A = outline((do, dS_end, dA_end))
+            inputs, kept = Inputs(*outline(x)), Saved(*outline(saved))
             backward(inputs, plan.outline(), scale, bound, eps, kept, asked, of_S, of_A, states)
     where, N, HV, K, V = plan.where, plan.sequences.count, plan.HV, plan.K, plan.V
     float32 = torch.float32
@@ -80,23 +77,22 @@ def backward(
     dq, dk = plan.tokenwise(HV, K), plan.tokenwise(HV, K)
     dw = plan.tokenwise(HV, K) if plan.writes else None
     to_gates = plan.new(parts, 2, *plan.rows, HV, dtype=float32)  # of beta and g, parts of sums over the key channels
-    dbeta, dg = to_gates[0, 0], to_gates[0, 1]
+    dg = plan.tokenwise(HV, K, dtype=float32) if plan.decay == 2 else None
     gates = {"HEADS_BETA": heads(plan, x.beta), "HEADS_W": heads(plan, written.writes)}
     common = {
         "K": K, "V": V, "WRITE": plan.writes, "DELTA": plan.delta, "PRECISION": plan.precision, **gates,
     }  # fmt: skip
     if plan.decay == 2:
-        dg = plan.tokenwise(HV, K, dtype=float32)
         for name in ("channel_gradients", "channel_halves"):
             channel_gradients[parts * M, HV](
                 x.q, x.k, written.writes, x.v, x.beta, x.g, written.last_gate, written.u, du, do, dP, h, dh, where.chunks,
-                scale, dq, dk, dw, dv, dbeta, dg, to_gates.stride(0), plan.H, HV, HEADS_G=heads(plan, x.g),
+                scale, dq, dk, dw, dv, to_gates, dg, to_gates.stride(0), plan.H, HV, HEADS_G=heads(plan, x.g),
                 FLAT=name == "channel_gradients", **common, **plan.options(name, "BK", "BV"),
             )  # fmt: skip
     else:
         gradients[parts * M, HV](
             x.q, x.k, written.writes, x.v, x.beta, saved.G, written.u, du, do, dP, h, dh, where.chunks, scale,
-            dq, dk, dw, dv, dbeta, dg, to_gates.stride(0), plan.H, HV, DECAY=plan.decay, **common,
+            dq, dk, dw, dv, to_gates, to_gates.stride(0), plan.H, HV, DECAY=plan.decay, **common,
             **plan.options("gradients", "BK", "BV"),
         )  # fmt: skip
     dprecond_g = dprecond_beta = dA = dcenter = None
@@ -112,7 +108,7 @@ def backward(
         return None if like is None or gradient is None else plan.shared(gradient, like)
 
     return Inputs(
-        plan.shared(dq, x.q), plan.shared(dk, x.k), dv, of(x.beta, sums[0]), of(x.g, dg if plan.decay == 2 else sums[1]),
+        plan.shared(dq, x.q), plan.shared(dk, x.k), dv, of(x.beta, sums[0]), of(x.g, sums[1] if dg is None else dg),
         of(x.write_key, dw), None if x.S is None else dS, of(x.precond_g, dprecond_g),
         of(x.precond_beta, dprecond_beta), dcenter, dA if x.A is not None else None,
     )  # fmt: skip

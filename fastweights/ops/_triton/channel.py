@@ -34,7 +34,7 @@ def meeting(G, at_border, half):
     return tl.exp2(-tl.abs(G - at_border)), pairs
 
 
-@jit
+@jit(aligned=True)
 def prepare(
     q, k, write_key, v, beta, g, inverse, Qd, Ke, P, W, U, last_gate, chunks, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
@@ -131,18 +131,18 @@ def prepare(
             tl.store(W + at, w.to(W.dtype.element_ty), here)
 
 
-@jit
+@jit(aligned=True)
 def channel_gradients(
     q, k, write_key, v, beta, g, last_gate, u, z, do, dP, h, dh, chunks, scale,
-    dq, dk, dw, dv, dbeta, dg, rows, H, HV,
+    dq, dk, dw, dv, to_gates, dg, rows, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
     WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What `gradients` does; dP [BT, HV, 64] is tril(dO u^T) here, and dg [BT, HV, K]. dbeta: K tiles apart by `rows`, partial
-    sums. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT takes the tiles that are flat, for
-    which it has registers enough, the other the rest. dG comes from the operands as the products take them, so that the part
-    of a pair that stands on both sides of a token cancels in it."""
+    """What `gradients` does; dP [BT, HV, 64] is tril(dO u^T) here, and dg [BT, HV, K]. to_gates: partial sums of dbeta, K tiles
+    apart by `rows`. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT takes the tiles that are
+    flat, for which it has registers enough, the other the rest. dG comes from the operands as the products take them, so that
+    the part of a pair that stands on both sides of a token cancels in it."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first = tl.load(chunks + 2 * m).to(tl.int64)
@@ -243,7 +243,7 @@ def channel_gradients(
     tl.store(dg + start * K + at_row, tl.cumsum(to_G, 0, reverse=True), here)
     if DELTA:
         tl.store(
-            dbeta + part * rows + start + row,
+            to_gates + part * rows + start + row,
             to_beta + tl.sum(tl.load(k + key_start + at_key, here, 0.0) * to_k, 1),
             live,
         )

@@ -8,7 +8,7 @@ from .common import clamped
 from .jit import jit
 
 
-@jit
+@jit(aligned=True)
 def cumulate(g, G, chunks, HV, PH: tl.constexpr, HEADS_G: tl.constexpr):
     """G [BT, HV] in base 2 from g [BT, HV / HEADS_G], one chunk of all heads."""
     m = tl.program_id(0)

@@ -55,15 +55,16 @@ def over_values(
     return to_q, to_w, to_k, dA, to_beta, across
 
 
-@jit
+@jit(aligned=True)
 def gradients(
     q, k, write_key, v, beta, gate, u, z, do, dP, h, dh, chunks, scale,
-    dq, dk, dw, dv, dbeta, dg, rows, H, HV,
+    dq, dk, dw, dv, to_gates, rows, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
     WRITE: tl.constexpr, DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dbeta and dg are partial sums [K tiles, BT, HV], `rows` from tile to tile. Without WRITE dk holds both roles of the key."""
+    """to_gates: partial sums of dbeta and dg [K tiles, 2, BT, HV], `rows` from tile to tile. Without WRITE dk holds both roles of
+    the key."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first = tl.load(chunks + 2 * m).to(tl.int64)
@@ -116,7 +117,7 @@ def gradients(
         to_k = tl.dot(dA.to(key_type), writes, -to_k, input_precision=PRECISION)
         keys = tl.load(k + key_start + at_key, here, 0.0)
         overlap = tl.sum(keys.to(tl.float32) * to_k, 1)
-        tl.store(dbeta + part * rows + start + row, to_beta + overlap, live)
+        tl.store(to_gates + part * rows + start + row, to_beta + overlap, live)
         summed += overlap * gain
         to_k *= gain[:, None]
         if WRITE:
@@ -125,7 +126,11 @@ def gradients(
     if DECAY:
         summed -= tl.sum(tl.load(at_write, here, 0.0).to(tl.float32) * to_w, 1)
         summed = tl.where(i == count - 1, summed + at_last, summed)
-        tl.store(dg + part * rows + start + row, tl.cumsum(tl.where(live, summed, 0.0), 0, reverse=True), live)
+        tl.store(
+            to_gates + part * rows + rows // 2 + start + row,
+            tl.cumsum(tl.where(live, summed, 0.0), 0, reverse=True),
+            live,
+        )
     if WRITE:
         tl.store(dw + start * K + at_row, to_w.to(dw.dtype.element_ty), here)
     else:

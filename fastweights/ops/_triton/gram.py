@@ -53,7 +53,7 @@ def past_with_bad_numbers(keys, decay, beta, start, PRECISION: tl.constexpr):
     return tl.where(spoiled, float("nan"), A)
 
 
-@jit
+@jit(aligned=True)
 def gram_sums(
     k, precond_g, precond_beta, sums, totals, chunks, H, HV,
     K: tl.constexpr, PK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr,
@@ -77,7 +77,7 @@ def gram_sums(
     tl.store(totals + at, total)
 
 
-@jit
+@jit(aligned=True)
 def gram_scan(
     sums, totals, begin, end, edges, HV, K: tl.constexpr, BK: tl.constexpr,
     BACK: tl.constexpr, BEGUN: tl.constexpr, ENDED: tl.constexpr,
@@ -113,7 +113,7 @@ def gram_scan(
         tl.store(end + at_state, x, c < K)
 
 
-@jit
+@jit(aligned=True)
 def write_keys(
     k, gram, precond_g, precond_beta, center, w, chunks, power, eps, H, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
@@ -142,7 +142,7 @@ def write_keys(
         tl.store(w + at, (factor * keys).to(w.dtype.element_ty), here)
 
 
-@jit
+@jit(aligned=True)
 def gram_asked(
     k, gram, dw, dA, dk, precond_g, precond_beta, center, sums, totals, dcenter, chunks, power, eps, H, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
@@ -180,7 +180,7 @@ def gram_asked(
     tl.store(totals + at, tl.min(decay, 0))
 
 
-@jit
+@jit(aligned=True)
 def gram_back(
     k, dA, dk, gram, after, precond_g, precond_beta, dg, dbeta, chunks, H, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,

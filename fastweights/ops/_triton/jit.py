@@ -88,11 +88,9 @@ def make_ready(kernel: Any) -> None:
 
 
 def compiled_for(argument: Any) -> Any:
-    """What of an argument a compiled kernel depends on: at least what Triton tells apart."""
+    """What of an argument that is no tensor a compiled kernel depends on: at least what Triton tells apart."""
     if isinstance(argument, int):
         return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16
     return argument.__class__
 
 
@@ -103,8 +101,9 @@ def is_watched() -> bool:
 
 
 class Kernel(JITFunction):
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], aligned: bool, **options: Any) -> None:
         super().__init__(function, **options)
+        self.aligned = aligned
         self.is_fixed = [parameter.is_constexpr for parameter in self.params]
         self.compiled: dict[Any, Any] = {}
 
@@ -116,8 +115,13 @@ class Kernel(JITFunction):
         if not all(grid):
             return
         device = current_device()
+        aligned = self.aligned
         given = [
-            (x.dtype, x.data_ptr() % 16) if x.__class__ is Tensor else x if fixed else compiled_for(x)
+            (x.dtype if aligned else (x.dtype, x.data_ptr() % 16))
+            if x.__class__ is Tensor
+            else x
+            if fixed
+            else compiled_for(x)
             for fixed, x in zip(self.is_fixed, places)
         ]
         key = (device, *given, *choices.items())
@@ -143,8 +147,9 @@ class Kernel(JITFunction):
             return super()._do_compile(*args, **kwargs)
 
 
-def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """A decorator, with Triton's options or without."""
+def jit(function: Callable[..., Any] | None = None, *, aligned: bool = False, **options: Any) -> Any:
+    """A decorator, with Triton's options or without. aligned: all its tensors begin at multiples of 16 bytes (see `aligned` in
+    backends), so that nothing needs to tell them apart."""
     if function is None:
-        return partial(jit, **options)
-    return triton.jit(function, **options) if knobs.runtime.interpret else Kernel(function, **options)
+        return partial(jit, aligned=aligned, **options)
+    return triton.jit(function, **options) if knobs.runtime.interpret else Kernel(function, aligned, **options)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._shared.backends import on_device_of
+from .._shared.backends import aligned, on_device_of
 from .._shared.sequences import Sequences, check_cu_seqlens
 from .._shared.traced import owned
 from .backward import backward
@@ -69,7 +69,7 @@ def _step(x: Inputs, sequences: Sequences, scale: float, bound: float, eps: floa
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, scale: float, bound: float, eps: float, final: bool, *inputs: Any) -> Any:
-        o, S, A, *saved = forward(Inputs(*inputs), plan, scale, bound, eps, final)
+        o, S, A, *saved = forward(Inputs(*inputs).aligned(), plan, scale, bound, eps, final)
         ctx.save_for_backward(*inputs, *saved)
         ctx.options = plan, scale, bound, eps
         ctx.set_materialize_grads(False)
@@ -91,9 +91,10 @@ def _gradients(
     x: Inputs, saved: Saved, plan: Plan, scale: float, bound: float, eps: float,
     do: Tensor | None, dS: Tensor | None, dA: Tensor | None, states: bool,
 ) -> Inputs:  # fmt: skip
-    do = torch.zeros_like(x.v) if do is None else do.contiguous()
-    dS, dA = (None if d is None or not d.numel() else d.contiguous() for d in (dS, dA))
-    return backward(x, plan, scale, bound, eps, saved, do, dS, dA, states)
+    given = torch.zeros_like(x.v) if do is None else aligned(do)
+    dS, dA = (None if d is None or not d.numel() else aligned(d) for d in (dS, dA))
+    x, saved = x.aligned(), Saved(*map(aligned, saved))
+    return backward(x, plan, scale, bound, eps, saved, given, dS, dA, states)
 
 
 @torch.library.custom_op("fastweights::memory", mutates_args=())
@@ -105,7 +106,7 @@ def _node(
     x = Inputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A)
     sequences = check_cu_seqlens(cu_seqlens, q.shape[0], q.shape[1])
     with on_device_of(q):
-        return _tensors(forward(x, Plan(x, sequences), scale, bound, eps, final), q)
+        return _tensors(forward(x.aligned(), Plan(x, sequences), scale, bound, eps, final), q)
 
 
 def _tensors(found: tuple[Tensor | None, ...], like: Tensor) -> list[Tensor]:

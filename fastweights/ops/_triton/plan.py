@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._shared.backends import aligned
 from .._shared.sequences import Sequences
 from .config import Tile, programs_at_once, tiles
 from .tables import CHUNK, Table, most_segments, segment_length, table
@@ -28,6 +29,10 @@ class Inputs(NamedTuple):
     precond_beta: Tensor | None = None
     center: Tensor | None = None
     A: Tensor | None = None
+
+    def aligned(self) -> Inputs:
+        """As the kernels read them."""
+        return Inputs(*map(aligned, self))  # type: ignore[arg-type]
 
 
 class Saved(NamedTuple):

@@ -12,7 +12,7 @@ from .common import is_bad, or_nan, so_far, spoiled_somewhere, without
 from .jit import jit
 
 
-@jit
+@jit(aligned=True)
 def output(
     q, k, u, gate, P, states, o, chunks, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
@@ -68,7 +68,7 @@ def output(
     tl.store(o + start * V + row[:, None] * V + column[None, :], result.to(o.dtype.element_ty), narrow)
 
 
-@jit
+@jit(aligned=True)
 def value_gradient(
     q, k, u, do, gate, P, states, dv, dP, chunks, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,

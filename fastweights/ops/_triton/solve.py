@@ -52,7 +52,7 @@ def causal_inverse(A, bad, PRECISION: tl.constexpr):
     return tl.where(spoiled, float("nan"), unit_lower_inverse(tl.where(spoiled, 0.0, A), PRECISION))
 
 
-@jit
+@jit(aligned=True)
 def solve(
     k, write_key, v, beta, g, inverse, W, U, G, chunks,
     H, HV, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,

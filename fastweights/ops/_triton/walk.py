@@ -19,7 +19,7 @@ from .jit import jit
 FIRST, LAST = tl.constexpr(tables.FIRST), tl.constexpr(tables.LAST)
 
 
-@jit
+@jit(aligned=True)
 def walk(
     k, W, U, gate, last_gate, start, states, end, transition, segments, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr,
@@ -106,7 +106,7 @@ def walk(
             tl.store(end + at_end * V + c[:, None] * V + column[None, :], or_nan(S), inside)
 
 
-@jit
+@jit(aligned=True)
 def walk_back(
     q, k, W, inverse, dU, do, gate, last_gate, start, states, end, segments, scale, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
@@ -191,7 +191,7 @@ def walk_back(
             tl.store(end + (at_end + c)[:, None] * V + column[None, :], dS, inside)
 
 
-@jit
+@jit(aligned=True)
 def join(
     begin, added, transition, spans, HV,
     K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,

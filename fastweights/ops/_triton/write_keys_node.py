@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .._shared.backends import on_device_of
+from .._shared.backends import aligned, on_device_of
 from .._shared.sequences import Sequences, check_cu_seqlens
 from .._shared.traced import owned
 from .plan import Inputs, Plan
@@ -44,6 +44,7 @@ def _forward(
     final: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     x, plan = _plan(k, g, beta, center, A, sequences)
+    x = x.aligned()
     *_, gram, keys = plan.saved()
     end = plan.new(sequences.count if final else 0, plan.HV, plan.K, dtype=torch.float32)
     start_preconditioner(x, plan, gram, end if final else None)
@@ -56,11 +57,12 @@ def _backward(
     bound: float, eps: float, dw: Tensor | None, dA_end: Tensor | None,
 ) -> list[Tensor | None]:  # fmt: skip
     x, plan = _plan(k, g, beta, center, A, sequences)
+    x = x.aligned()
     dw = k.new_zeros((*plan.rows, plan.HV, plan.K)) if dw is None else dw.clone(memory_format=torch.contiguous_format)
     dk = torch.zeros_like(dw)
     asked = Asked.of(plan, plan.where.M, dw)
     ask_preconditioner(x, plan, gram, dw, dk, asked, bound, eps)
-    dA_end = None if dA_end is None or not dA_end.numel() else dA_end.contiguous()
+    dA_end = None if dA_end is None or not dA_end.numel() else aligned(dA_end)
     states = A is not None and A.requires_grad
     dg, dbeta, dcenter, dA = preconditioner_gradients(x, plan, gram, asked, dk, dA_end, states)
     return [plan.shared(dk, k), plan.shared(dg, g), plan.shared(dbeta, beta), dcenter, dA]
