@@ -4,6 +4,7 @@
     python benchmarks/kernels.py                                  time every op at the default sizes, in bfloat16
     python benchmarks/kernels.py --only gdn,pgdn --sizes 4,2048,8,128,128 --backend torch
     python benchmarks/kernels.py --decode                         one token for 64 sequences, and nothing else
+    python benchmarks/kernels.py --cold                           the first call from an empty kernel cache, and nothing else
     python benchmarks/kernels.py --warm-peers 16                  before timing, compile the peers' kernels in 16 processes
     python benchmarks/performance.py                              docs/performance.md from the result files
 
@@ -102,7 +103,7 @@ def show(key: str, row: Mapping[str, Any]) -> None:
 
 def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix: str) -> None:
     started, dtype = time.time(), getattr(torch, arguments.dtype)
-    with_peers = not arguments.no_peers
+    with_peers = not (arguments.no_peers or arguments.cold)
     choices = arguments.results / f"peer-tuning-{suffix}.json"
     sizes = [Sizes.read(text) for text in arguments.sizes or SIZES]
     if with_peers and is_installed():
@@ -136,15 +137,17 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
 
     shared = (dtype, arguments.backend, arguments.repeats, ceilings, with_peers)
     for name in names:
-        for shape in [] if arguments.decode else sizes:
-            key = f"{name} {shape}"
-            add(key, partial(judge, name, shape, *shared))
-            if arguments.cold:
+        if arguments.cold:
+            for shape in sizes:
                 cold = cold_start(name, shape, arguments.dtype, arguments.backend)
-                record.add_row(key, {"cold_start": cold})
+                key = f"{name} first call {shape}"
+                record.add_row(key, cold)
                 print(
-                    f"{key:30s} first call {cold['empty_cache_s']:.1f} s, kernels cached {cold['warm_cache_s']:.1f} s"
+                    f"{key:40s} {cold['empty_cache_s']:.1f} s, kernels cached {cold['warm_cache_s']:.1f} s", flush=True
                 )
+            continue
+        for shape in [] if arguments.decode else sizes:
+            add(f"{name} {shape}", partial(judge, name, shape, *shared))
         add(f"{name} decode {DECODING}", partial(judge_decoding, name, *shared))
     print(f"written to {record.path} after {time.time() - started:.0f} s")
 
@@ -164,7 +167,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="of the times")
     parser.add_argument("--backend", default="auto", help="of our ops")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--cold", action="store_true", help="also the first call from an empty kernel cache")
+    parser.add_argument("--cold", action="store_true", help="time the first call in a new process alone")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--warm-peers", type=int, default=0, metavar="N", help="compile the peers first, N at a time")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result files")

@@ -98,7 +98,7 @@ def by_op(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def op_section(op: str, sizes: Mapping[str, Any]) -> str:
     rows, refused = [], []
     for size, row in sizes.items():
-        if size.startswith("decode"):
+        if size.startswith(("decode", "first call")):
             continue
         if "refused" in row:
             refused.append(f"({size}): no time, {'; '.join(row['refused'])}.\n")
@@ -143,10 +143,10 @@ def decode_section(ops: Mapping[str, Mapping[str, Any]]) -> str:
 
 def cold_section(ops: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
-        [op, f"({size})", *(number(row["cold_start"][name], 2) for name in ("empty_cache_s", "warm_cache_s"))]
+        [op, f"({size.split()[-1]})", number(row["empty_cache_s"]), number(row["warm_cache_s"])]
         for op, sizes in ops.items()
         for size, row in sizes.items()
-        if "cold_start" in row
+        if size.startswith("first call")
     ]
     if not rows:
         return ""
