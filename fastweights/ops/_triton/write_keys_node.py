@@ -60,6 +60,7 @@ def _backward(
     x = x.aligned()
     dw = k.new_zeros((*plan.rows, plan.HV, plan.K)) if dw is None else dw.clone(memory_format=torch.contiguous_format)
     dk = torch.zeros_like(dw)
+    gram = aligned(gram)
     asked = Asked.of(plan, plan.where.M, dw)
     ask_preconditioner(x, plan, gram, dw, dk, asked, bound, eps)
     dA_end = None if dA_end is None or not dA_end.numel() else aligned(dA_end)
