@@ -1,5 +1,5 @@
 """The first time that a call of some kind comes, its launches are gone through once without memory, which compiles their kernels
-side by side: the first forward and backward take seconds, and as long as the slowest kernel instead of all."""
+side by side: it waits for the slowest kernel, not for one after the other."""
 
 from __future__ import annotations
 
