@@ -13,9 +13,8 @@ of a PyTorch twin of the same precision, gets no time. Times are medians of inte
 replayed CUDA graph, which is device time alone. Peers are timed where they are installed (flash-linear-attention 0.6) and their
 errors are reported too.
 
-Result files, written after every op and continued by the next run of the same Python files (so a run may be split
-with --only):
-kernel-checks-<device>.json, kernels-<device>.json and peer-tuning-<device>.json in --results.
+Result files, written after every op and continued by the next run of the same Python files (so a run may be split with
+--only): kernel-checks-<device>.json, kernels-<device>.json and peer-tuning-<device>.json in --results.
 
 The peers tune themselves at their first call: 150 to 365 s an op from an empty cache, the most of it compiling. --warm-peers
 compiles side by side; the choices are then timed in this process alone and kept in peer-tuning-<device>.json, which makes the
@@ -99,6 +98,8 @@ def show(key: str, row: Mapping[str, Any]) -> None:
                 beside += f", memory {part['peak_mb']['ours'] / part['peak_mb']['fla']:.2f}"
         reached = f"floor {part['floor_ms']:.3f} ({part['floor_ms'] / ours:.0%})"
         print(f"{key:30s} {stage:16s} {reached}{beside}  {'  '.join(cells)}", flush=True)
+    if "seconds" in row:
+        print(f"{key:30s} took {', '.join(f'{what} {s:.0f} s' for what, s in row['seconds'].items())}", flush=True)
 
 
 def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix: str) -> None:
@@ -129,8 +130,6 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
         record.rows.pop(key, None)
         record.add_row(key, row)
         show(key, row)
-        if "seconds" in row:
-            print(f"{key:30s} took {', '.join(f'{what} {s:.0f} s' for what, s in row['seconds'].items())}", flush=True)
         torch.cuda.empty_cache()
         if with_peers and is_installed():
             tuning.save_choices(choices)

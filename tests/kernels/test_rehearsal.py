@@ -28,9 +28,7 @@ def on_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr("fastweights.ops._shared.backends.INTERPRETED", True)
     for module in ("forward", "backward"):
-        monkeypatch.setattr(
-            f"fastweights.ops._triton.{module}.is_new", lambda x, plan, *what: plan.device.type != "meta"
-        )
+        monkeypatch.setattr(f"fastweights.ops._triton.{module}.is_new", lambda plan, *what: plan.device.type != "meta")
     for kernel in kernels():
         monkeypatch.setattr(kernel, "compiled", {})
     described = mock.Mock()
@@ -80,6 +78,24 @@ def test_all_that_is_launched(name: str, time: int, short_segments: None) -> Non
     with mock.patch.object(JITFunction, "run", lambda kernel, *places, **rest: launches.run(kernel, *places, **rest)):
         call(KERNEL_CASES[name], time)
     assert launches.launched and launches.launched == launches.compiled
+
+
+def test_a_kind_is_new_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastweights.ops._shared.sequences import Sequences
+    from fastweights.ops._triton import rehearsal
+    from fastweights.ops._triton.plan import Inputs, Plan
+
+    monkeypatch.setattr(rehearsal, "_seen", set())
+    x = torch.zeros(1, 70, 2, 16)
+    plans = [
+        Plan(Inputs(x, x, x, **gates), Sequences(1, 70))
+        for gates in ({}, {"g": x[..., 0]}, {"g": x}, {"beta": x[..., 0]})
+    ]
+    assert not rehearsal.is_new(plans[0], True)  # not on a GPU
+    for plan in plans:
+        plan.device = torch.device("cuda", 0)
+        for what in (True, False):
+            assert rehearsal.is_new(plan, what) and not rehearsal.is_new(plan, what)
 
 
 def test_nothing_is_left_to_compile() -> None:

@@ -246,9 +246,10 @@ def test_one_token_many_times(objective: str) -> None:
 
 
 @objectives
-def test_a_long_sequence_keeps_the_norms(objective: str) -> None:
-    inputs = draw(8_192, batch=1, heads=1, value=4, dtype=torch.float32)
-    _, S = run(inputs, objective=objective)
+def test_long_sequence_stays_finite(objective: str) -> None:
+    inputs = draw(65_536, batch=1, heads=1, value=4, dtype=torch.float32)
+    o, S = run(inputs, objective=objective)
+    assert o.isfinite().all()
     assert (S.norm(dim=-1) - 1).abs().max() < 1e-5
 
 

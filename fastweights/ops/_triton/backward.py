@@ -25,7 +25,7 @@ def backward(
     do: Tensor, dS_end: Tensor | None, dA_end: Tensor | None, states: bool,
 ) -> Inputs:  # fmt: skip
     """The gradient of every input; those of the initial states where `states`."""
-    if is_new(x, plan, dS_end is None, dA_end is None, states):
+    if is_new(plan, x.S is None, dS_end is None, dA_end is None, states):
         with side_by_side():
             asked, of_S, of_A = outline((do, dS_end, dA_end))
             inputs, kept = Inputs(*outline(x)), Saved(*outline(saved))

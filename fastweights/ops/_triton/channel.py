@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .common import clamped, is_bad
+from .common import clamped, is_bad, of_tokens
 from .gradients import over_values
 from .jit import jit
 from .solve import causal_inverse, weighted
@@ -102,9 +102,7 @@ def prepare(
     scores = tl.where(i[:, None] >= i[None, :], scores, 0.0)
     tl.store(P + at_square, scores.to(P.dtype.element_ty), live[:, None])
     if DELTA:
-        gain = tl.load(beta + first * (HV // HEADS_BETA) + head // HEADS_BETA + i * (HV // HEADS_BETA), live, 0.0).to(
-            tl.float32
-        )
+        gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
         if KNOWN:
             T = tl.load(inverse + at_square, live[:, None], 0.0).to(tl.float32)
         else:
@@ -159,12 +157,7 @@ def channel_gradients(
     here = live[:, None] & (c < K)[None, :]
     key_start = (first * H + head // (HV // H)) * K
     at_key = i[:, None] * (H * K) + c[None, :]
-    if DELTA:
-        gain = tl.load(beta + first * (HV // HEADS_BETA) + head // HEADS_BETA + i * (HV // HEADS_BETA), live, 0.0).to(
-            tl.float32
-        )
-    else:
-        gain = tl.zeros((64,), tl.float32)
+    gain = of_tokens(beta, first, live, head, HV, HEADS_BETA) if DELTA else tl.zeros((64,), tl.float32)
     to_q, to_w, to_k, dA, to_beta, at_last = over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, True, PRECISION
     )

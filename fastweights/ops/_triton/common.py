@@ -20,6 +20,13 @@ def clamped(g):
 
 
 @triton.jit
+def of_tokens(gate, first, live, head, HV, HEADS: tl.constexpr):
+    """The numbers of a chunk's tokens [64] in float32, of a gate [BT, HV // HEADS]."""
+    i = tl.arange(0, 64)
+    return tl.load(gate + first * (HV // HEADS) + head // HEADS + i * (HV // HEADS), live, 0.0).to(tl.float32)
+
+
+@triton.jit
 def is_bad(x):
     return ~(tl.abs(x.to(tl.float32)) < float("inf"))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from .common import of_tokens
 from .jit import jit
 
 
@@ -78,12 +79,7 @@ def gradients(
     at_key = i[:, None] * (H * K) + c[None, :]
     key_start = (first * H + head // (HV // H)) * K
     key_type = q.dtype.element_ty
-    if DELTA:
-        gain = tl.load(beta + first * (HV // HEADS_BETA) + head // HEADS_BETA + i * (HV // HEADS_BETA), live, 0.0).to(
-            tl.float32
-        )
-    else:
-        gain = tl.zeros((64,), tl.float32)
+    gain = of_tokens(beta, first, live, head, HV, HEADS_BETA) if DELTA else tl.zeros((64,), tl.float32)
     to_q, to_w, to_k, dA, to_beta, across = over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, DECAY > 0, PRECISION
     )

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .common import LN2, clamped, exp2, is_bad, log2, reciprocal, so_far, spoiled_somewhere, without
+from .common import LN2, clamped, exp2, is_bad, log2, of_tokens, reciprocal, so_far, spoiled_somewhere, without
 from .jit import jit
 
 
 @jit
 def gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr):
     """The summed log decay (base 2) and the gain of a chunk's tokens."""
-    i = tl.arange(0, 64)
-    g = tl.load(precond_g + first * (HV // HEADS_PG) + head // HEADS_PG + i * (HV // HEADS_PG), live, 0.0)
-    beta = tl.load(precond_beta + first * (HV // HEADS_PB) + head // HEADS_PB + i * (HV // HEADS_PB), live, 0.0)
-    return tl.cumsum(clamped(g), 0), beta.to(tl.float32)
+    g = of_tokens(precond_g, first, live, head, HV, HEADS_PG)
+    return tl.cumsum(clamped(g), 0), of_tokens(precond_beta, first, live, head, HV, HEADS_PB)
 
 
 @jit

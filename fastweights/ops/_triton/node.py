@@ -26,10 +26,11 @@ def remember(
     x: Inputs, sequences: Sequences, *, scale: float, bound: float = 1.5, eps: float = 1e-6, final: bool
 ) -> tuple[Tensor, tuple[Any, ...]]:
     """o and the final states, S and with a preconditioner A; without meaning unless `final`."""
-    x = Inputs(*(t if t is None else t.contiguous() for t in x))  # type: ignore[arg-type]
     if torch.compiler.is_compiling():
-        o, S, A, *_ = _node(*x, sequences.cu_seqlens, scale, bound, eps, final)
+        whole = (t if t is None else t.contiguous() for t in x)
+        o, S, A, *_ = _node(*whole, sequences.cu_seqlens, scale, bound, eps, final)
     else:
+        x = x.aligned()
         asked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x)
         with on_device_of(x.q):
             if not asked and _longest(sequences) <= FEW:
@@ -69,7 +70,7 @@ def _step(x: Inputs, sequences: Sequences, scale: float, bound: float, eps: floa
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, scale: float, bound: float, eps: float, final: bool, *inputs: Any) -> Any:
-        o, S, A, *saved = forward(Inputs(*inputs).aligned(), plan, scale, bound, eps, final)
+        o, S, A, *saved = forward(Inputs(*inputs), plan, scale, bound, eps, final)
         ctx.save_for_backward(*inputs, *saved)
         ctx.options = plan, scale, bound, eps
         ctx.set_materialize_grads(False)

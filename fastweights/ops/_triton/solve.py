@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .common import clamped, is_bad, so_far, spoiled_somewhere, without
+from .common import clamped, is_bad, of_tokens, so_far, spoiled_somewhere, without
 from .jit import jit
 
 
@@ -69,15 +69,12 @@ def solve(
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at_keys = k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
-    gain = tl.load(beta + first * (HV // HEADS_BETA) + head // HEADS_BETA + i * (HV // HEADS_BETA), live, 0.0).to(
-        tl.float32
-    )
+    gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
     if DECAY:
         if KNOWN:
             decay = tl.load(G + start + row, live, 0.0)
         else:
-            step = tl.load(g + first * (HV // HEADS_G) + head // HEADS_G + i * (HV // HEADS_G), live, 0.0)
-            decay = tl.cumsum(clamped(step), 0)
+            decay = tl.cumsum(clamped(of_tokens(g, first, live, head, HV, HEADS_G)), 0)
             tl.store(G + start + row, decay, live)
     at_T = inverse + start * 64 + row[:, None] * 64 + i[None, :]
     if KNOWN:
