@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
 from fastweights.ops._shared.backends import HAS_TRITON
 from fastweights.testing import OpCase
+from tests.ops.kernel_launches import kinds_anew
 
 from .cases import KERNEL_CASES
 
@@ -22,4 +24,5 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sequences are cut into segments of one chunk, as only long ones are otherwise."""
     if HAS_TRITON:
         monkeypatch.setattr("fastweights.ops._triton.tables.SHORTEST", 1)
-    yield
+    with kinds_anew() if HAS_TRITON else nullcontext():
+        yield

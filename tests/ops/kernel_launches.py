@@ -6,12 +6,13 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"
@@ -43,7 +44,7 @@ class Compilation(NamedTuple):
         import triton
         from triton.backends.compiler import GPUTarget
 
-        from fastweights.ops._triton.jit import newest_assembler
+        from fastweights.ops._triton.compiling import newest_assembler
 
         source = triton.compiler.ASTSource(self.kernel, self.signature, self.constexprs, self.attrs)
         with newest_assembler():
@@ -82,15 +83,31 @@ def recorded(call: Callable[[], object]) -> Iterator[Compilation]:
     """The kernels that `call` launches, each form once."""
     from triton.runtime.jit import JITFunction
 
+    from fastweights.ops._triton.jit import Kernel
+
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
-    def run(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
+    def run(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> Any:
         launches.append((kernel, args, kwargs))
+        return mock.Mock()
 
-    with mock.patch.object(JITFunction, "run", run):
+    with (
+        kinds_anew(),
+        mock.patch.object(JITFunction, "run", run),
+        mock.patch.object(Kernel, "key", lambda *given: object()),  # nothing is compiled yet
+    ):
         call()
     found = [_compilation(*launch) for launch in launches]
     yield from {one.key: one for one in found}.values()
+
+
+@contextmanager
+def kinds_anew() -> Iterator[None]:
+    """Calls inside are not of a kind that is known, nor are those afterwards of a kind known from inside."""
+    from fastweights.ops._triton import call
+
+    with mock.patch.object(call, "_call", lru_cache(call.Call)):
+        yield
 
 
 def _compilation(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compilation:
@@ -102,7 +119,7 @@ def _compilation(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         specialized = isinstance(x, int) and not parameter.do_not_specialize
         if parameter.is_constexpr or x is None or (specialized and x == 1):
             signature[parameter.name], constexprs[(index,)] = "constexpr", x
-        elif isinstance(x, Tensor):
+        elif hasattr(x, "data_ptr"):
             signature[parameter.name] = POINTERS[x.dtype]
             attrs[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(x, float):

@@ -5,31 +5,28 @@ What the forward keeps is in `Saved`; all else is computed again.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
-from torch import Tensor
 
 from .channel import channel_gradients
 from .forward import join_segments, solved, steps
 from .gradients import gradients
-from .jit import side_by_side
+from .memory import Buffer
 from .plan import Inputs, Plan, Saved, heads
 from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients
 from .read import value_gradient
-from .rehearsal import is_new, outline
+from .sums import SUMS, gate_sums
 from .tables import CHUNK
 from .walk import walk_back
 
 
 def backward(
     x: Inputs, plan: Plan, scale: float, bound: float, eps: float, saved: Saved,
-    do: Tensor, dS_end: Tensor | None, dA_end: Tensor | None, states: bool,
+    do: Buffer, dS_end: Buffer | None, dA_end: Buffer | None, states: bool,
 ) -> Inputs:  # fmt: skip
-    """The gradient of every input; those of the initial states where `states`."""
-    if is_new(plan, x.S is None, dS_end is None, dA_end is None, states):
-        with side_by_side():
-            asked, of_S, of_A = outline((do, dS_end, dA_end))
-            inputs, kept = Inputs(*outline(x)), Saved(*outline(saved))
-            backward(inputs, plan.outline(), scale, bound, eps, kept, asked, of_S, of_A, states)
+    """The gradient of every input as the kernels find it: q, k and gates a value head, the centre a chunk [M, HV]. Those of the
+    initial states where `states`."""
     where, N, HV, K, V = plan.where, plan.sequences.count, plan.HV, plan.K, plan.V
     float32 = torch.float32
     written = solved(x, plan, saved, scale, bound, eps, known=True)
@@ -37,27 +34,28 @@ def backward(
 
     M = where.M
     wide = {"HEADS_Q": heads(plan, written.q), "HEADS_K": heads(plan, written.keys), "DECAY": plan.decay}
-    dv, du = torch.empty_like(x.v), None
+    dv, du = plan.tokenwise(HV, V), None
     dP = plan.tokenwise(HV, CHUNK)
 
-    def ask(out: Tensor, states: Tensor | None) -> None:
+    def ask(out: Buffer, states: Buffer | None) -> None:
         """P^T dO, or with the states' gradients all of dV; and dP."""
-        value_gradient[M, HV](
+        plan.launch(
+            value_gradient, (M, HV),
             written.q, written.keys, written.u, do, saved.G, written.P, states, out, dP, where.chunks, scale, plan.H, HV,
             K=K, V=V, **wide, STATES=states is not None, PRECISION=plan.precision,
             **plan.options("value_gradient", "BK", "BV"),
         )  # fmt: skip
 
     if plan.delta:
-        du = torch.empty_like(x.v)
+        du = plan.tokenwise(HV, V)
         ask(du, None)
     dh = plan.new(M, HV, K, V)
     dS = plan.new(N, HV, K, V, dtype=float32) if states else None
     tile = plan.tile["walk_back"]
 
-    def back(start: Tensor | None, end: Tensor | None, summary: bool) -> None:
-        grid = (-(-V // tile.BV) * where.P, HV)
-        walk_back[grid](
+    def back(start: Buffer | None, end: Buffer | None, summary: bool) -> None:
+        plan.launch(
+            walk_back, (-(-V // tile.BV) * where.P, HV),
             written.q, written.keys, written.W, saved.T, du, do, saved.G, written.last_gate, start, dh, end, where.segments,
             scale, plan.H, HV, K=K, PK=tile.BK, V=V, BV=tile.BV, **wide, DELTA=plan.delta, STARTED=start is not None,
             ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, PRECISION=plan.precision,
@@ -65,7 +63,7 @@ def backward(
         )  # fmt: skip
 
     if plan.segment is not None:
-        ends = torch.empty_like(saved.starts)
+        ends = plan.new(*saved.starts.shape, dtype=float32)
         back(None, ends, summary=True)
         join_segments(plan, ends, saved.transitions, dS_end, back=True)
         dS_end = ends
@@ -73,42 +71,53 @@ def backward(
     if not plan.delta:
         ask(dv, dh)
 
-    parts = -(-K // plan.tile["channel_gradients" if plan.decay == 2 else "gradients"].BK)
+    channel = plan.decay == 2
+    parts = -(-K // plan.tile["channel_gradients" if channel else "gradients"].BK)
     dq, dk = plan.tokenwise(HV, K), plan.tokenwise(HV, K)
     dw = plan.tokenwise(HV, K) if plan.writes else None
+    dg = plan.tokenwise(HV, K, dtype=float32) if channel else None
     to_gates = plan.new(parts, 2, *plan.rows, HV, dtype=float32)  # of beta and g, parts of sums over the key channels
-    dg = plan.tokenwise(HV, K, dtype=float32) if plan.decay == 2 else None
-    gates = {"HEADS_BETA": heads(plan, x.beta), "HEADS_W": heads(plan, written.writes)}
+    apart = 2 * prod(plan.rows) * HV
     common = {
-        "K": K, "V": V, "WRITE": plan.writes, "DELTA": plan.delta, "PRECISION": plan.precision, **gates,
+        "K": K, "V": V, "HEADS_BETA": heads(plan, x.beta), "HEADS_W": heads(plan, written.writes), "WRITE": plan.writes,
+        "DELTA": plan.delta, "PRECISION": plan.precision,
     }  # fmt: skip
-    if plan.decay == 2:
+    if channel:
         for name in ("channel_gradients", "channel_halves"):
-            channel_gradients[parts * M, HV](
+            plan.launch(
+                channel_gradients, (parts * M, HV),
                 x.q, x.k, written.writes, x.v, x.beta, x.g, written.last_gate, written.u, du, do, dP, h, dh, where.chunks,
-                scale, dq, dk, dw, dv, to_gates, dg, to_gates.stride(0), plan.H, HV, HEADS_G=heads(plan, x.g),
+                scale, dq, dk, dw, dv, to_gates, dg, apart, plan.H, HV, HEADS_G=heads(plan, x.g),
                 FLAT=name == "channel_gradients", **common, **plan.options(name, "BK", "BV"),
             )  # fmt: skip
     else:
-        gradients[parts * M, HV](
+        plan.launch(
+            gradients, (parts * M, HV),
             x.q, x.k, written.writes, x.v, x.beta, saved.G, written.u, du, do, dP, h, dh, where.chunks, scale,
-            dq, dk, dw, dv, to_gates, to_gates.stride(0), plan.H, HV, DECAY=plan.decay, **common,
-            **plan.options("gradients", "BK", "BV"),
+            dq, dk, dw, dv, to_gates, apart, plan.H, HV, DECAY=plan.decay, **common, **plan.options("gradients", "BK", "BV"),
         )  # fmt: skip
-    dprecond_g = dprecond_beta = dA = dcenter = None
+    dbeta, of_g = sum_gates(x, plan, to_gates, parts, apart)
+    dprecond_g = dprecond_beta = dcenter = dA = None
     if plan.precond and dw is not None:
-        asked = Asked.of(plan, M, dw)
+        asked = Asked.of(plan, dw)
+        dcenter = asked.dcenter
         ask_preconditioner(x, plan, saved.gram, dw, dk, asked, bound, eps)
-        dprecond_g, dprecond_beta, dcenter, dA = preconditioner_gradients(
-            x, plan, saved.gram, asked, dk, dA_end, states
-        )
-    sums = to_gates[0] if parts == 1 else to_gates.sum(0)
-
-    def of(like: Tensor | None, gradient: Tensor | None) -> Tensor | None:
-        return None if like is None or gradient is None else plan.shared(gradient, like)
-
+        dprecond_g, dprecond_beta, dA = preconditioner_gradients(x, plan, saved.gram, asked, dk, dA_end, states)
     return Inputs(
-        plan.shared(dq, x.q), plan.shared(dk, x.k), dv, of(x.beta, sums[0]), of(x.g, sums[1] if dg is None else dg),
-        of(x.write_key, dw), None if x.S is None else dS, of(x.precond_g, dprecond_g),
-        of(x.precond_beta, dprecond_beta), dcenter, dA if x.A is not None else None,
+        dq, dk, dv, dbeta, dg if channel else of_g, None if x.write_key is None else dw, None if x.S is None else dS,
+        dprecond_g, dprecond_beta, dcenter, None if x.A is None else dA,
     )  # fmt: skip
+
+
+def sum_gates(
+    x: Inputs, plan: Plan, to_gates: Buffer, parts: int, apart: int
+) -> tuple[Buffer | None, Buffer | None]:  # fmt: skip
+    """The gradients of beta and of a decay a head, as these are."""
+    beta, g = x.beta, x.g if plan.decay == 1 else None
+    dbeta, dg = (None if gate is None else plan.new(*gate.shape, dtype=gate.dtype) for gate in (beta, g))
+    of_beta, of_g = (0 if gate is None else prod(gate.shape) for gate in (beta, g))
+    plan.launch(
+        gate_sums, (-(-max(of_beta, of_g) // SUMS),), to_gates, dbeta, dg, apart, of_beta, of_g, PARTS=parts,
+        HEADS_BETA=heads(plan, beta), HEADS_G=heads(plan, g), BETA=beta is not None, G=g is not None, BLOCK=SUMS,
+    )  # fmt: skip
+    return dbeta, dg

@@ -8,32 +8,26 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from .channel import prepare
 from .config import padded
 from .cumulate import cumulate
-from .jit import side_by_side
+from .memory import Buffer
 from .plan import Inputs, Plan, Saved, heads
 from .preconditioner import start_preconditioner, write_all_keys
 from .read import output
-from .rehearsal import is_new, outline
 from .solve import solve
 from .tables import CHUNK
 from .walk import join, walk
 
 
-def forward(x: Inputs, plan: Plan, scale: float, bound: float, eps: float, final: bool) -> tuple[Tensor | None, ...]:
-    """o, the final S and A (None unless `final`), and what backward keeps."""
-    if is_new(plan, x.S is None, x.A is None, final):
-        with side_by_side():
-            forward(Inputs(*outline(x)), plan.outline(), scale, bound, eps, final)
-    float32 = torch.float32
-    saved = plan.saved()
-    N, HV, K, V = plan.sequences.count, plan.HV, plan.K, plan.V
-    S_end = plan.new(N, HV, K, V, dtype=float32) if final else None
-    A_end = plan.new(N, HV, K, dtype=float32) if final and plan.precond else None
-    o = torch.empty_like(x.v)
+def forward(
+    x: Inputs, plan: Plan, scale: float, bound: float, eps: float, final: bool
+) -> tuple[tuple[Buffer | None, ...], Saved]:  # fmt: skip
+    """o and the final S and A (None unless `final`), and what backward keeps."""
+    HV, K, V = plan.HV, plan.K, plan.V
+    saved, (S_end, A_end) = plan.saved(), plan.ends(final)
+    o = plan.tokenwise(HV, V)
     if plan.precond:
         start_preconditioner(x, plan, saved.gram, A_end)
     written = solved(x, plan, saved, scale, bound, eps, known=False)
@@ -42,25 +36,26 @@ def forward(x: Inputs, plan: Plan, scale: float, bound: float, eps: float, final
         join_segments(plan, saved.starts, saved.transitions, x.S, back=False)
     h = steps(x, plan, written, saved, saved.starts if plan.segment else x.S, S_end)
     grid = (-(-V // plan.tile["output"].BV) * plan.where.M, HV)
-    output[grid](
+    plan.launch(
+        output, grid,
         written.q, written.keys, written.u, saved.G, written.P, h, o, plan.where.chunks, scale, plan.H, HV, K=K, V=V,
         HEADS_Q=heads(plan, written.q), HEADS_K=heads(plan, written.keys), DECAY=plan.decay, PRECISION=plan.precision,
         **plan.options("output", "BK", "BV"),
     )  # fmt: skip
-    return o, S_end, A_end, *saved
+    return (o, S_end, A_end), saved
 
 
 class Written(NamedTuple):
     """What the walks and the outputs take: queries, keys written along, W, u (before the walk U); the write keys as they are;
     with decays a channel, where queries and keys come decayed, P [BT, HV, 64] and G at the chunks' ends [M, HV, K]."""
 
-    q: Tensor
-    keys: Tensor
-    W: Tensor | None
-    u: Tensor
-    writes: Tensor
-    P: Tensor | None = None
-    last_gate: Tensor | None = None
+    q: Buffer
+    keys: Buffer
+    W: Buffer | None
+    u: Buffer
+    writes: Buffer
+    P: Buffer | None = None
+    last_gate: Buffer | None = None
 
 
 def solved(
@@ -79,36 +74,37 @@ def solved(
     if plan.decay == 2:
         Qd, Ke = (plan.tokenwise(HV, K) for _ in range(2))
         P, last_gate = plan.tokenwise(HV, CHUNK), plan.new(plan.where.M, HV, K, dtype=torch.float32)
-        prepare[grid](
-            x.q, x.k, keys, x.v, x.beta, x.g, saved.T, Qd, Ke, P, W, u, last_gate, plan.where.chunks, scale,
+        plan.launch(
+            prepare, grid, x.q, x.k, keys, x.v, x.beta, x.g, saved.T, Qd, Ke, P, W, u, last_gate, plan.where.chunks, scale,
             plan.H, HV, K=K, V=V, **gates, WRITE=plan.writes, DELTA=plan.delta, KNOWN=known, PRECISION=plan.precision,
             **plan.options("prepare", "BK", "BV"),
         )  # fmt: skip
         return Written(Qd, Ke, W, u, keys, P, last_gate)
     if plan.delta:
-        solve[grid](
-            x.k, keys, x.v, x.beta, x.g, saved.T, W, u, saved.G, plan.where.chunks,
+        plan.launch(
+            solve, grid, x.k, keys, x.v, x.beta, x.g, saved.T, W, u, saved.G, plan.where.chunks,
             plan.H, HV, K=K, V=V, **gates, WRITE=plan.writes, DECAY=plan.decay == 1, KNOWN=known, PRECISION=plan.precision,
             **plan.options("solve_again" if known else "solve", "BK", "BV"),
         )  # fmt: skip
     elif plan.decay == 1 and not known:
         width = min(32, padded(HV))
-        cumulate[plan.where.M, -(-HV // width)](x.g, saved.G, plan.where.chunks, HV, PH=width, HEADS_G=heads(plan, x.g))
+        grid = plan.where.M, -(-HV // width)
+        plan.launch(cumulate, grid, x.g, saved.G, plan.where.chunks, HV, PH=width, HEADS_G=heads(plan, x.g))
     return Written(x.q, keys, W, u, keys)
 
 
 def steps(
-    x: Inputs, plan: Plan, written: Written, saved: Saved, start: Tensor | None, end: Tensor | None,
+    x: Inputs, plan: Plan, written: Written, saved: Saved, start: Buffer | None, end: Buffer | None,
     summary: bool = False, known: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Buffer:  # fmt: skip
     """The walk: states at the chunks' starts [M, HV, K, V]; U becomes u, unless it is known to be already. With `summary` what
     each segment adds, and T."""
     HV, K, V, tile = plan.HV, plan.K, plan.V, plan.tile["walk" if plan.segment is None else "walk_segments"]
     h = plan.new(0 if summary else plan.where.M, HV, K, V)
     parts = -(-V // tile.BV) + (-(-K // tile.BV) if summary and plan.delta else 0)
     grid = (parts * plan.where.P, HV)
-    walk[grid](
-        written.keys, written.W, written.u, saved.G, written.last_gate, start, h, saved.starts if summary else end,
+    plan.launch(
+        walk, grid, written.keys, written.W, written.u, saved.G, written.last_gate, start, h, saved.starts if summary else end,
         saved.transitions, plan.where.segments, plan.H, HV, K=K, PK=tile.BK, V=V, BV=tile.BV,
         HEADS_K=heads(plan, written.keys), DELTA=plan.delta and not known, DECAY=plan.decay, STARTED=start is not None,
         ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, PRECISION=plan.precision, num_warps=tile.num_warps,
@@ -116,10 +112,10 @@ def steps(
     return h
 
 
-def join_segments(plan: Plan, added: Tensor, transitions: Tensor, begin: Tensor | None, back: bool) -> None:
+def join_segments(plan: Plan, added: Buffer, transitions: Buffer, begin: Buffer | None, back: bool) -> None:
     tile = plan.tile["join"]
     grid = (-(-plan.V // tile.BV) * plan.sequences.count, plan.HV)
-    join[grid](
-        begin, added, transitions, plan.where.spans, plan.HV, K=plan.K, PK=padded(plan.K), V=plan.V, DELTA=plan.delta,
+    plan.launch(
+        join, grid, begin, added, transitions, plan.where.spans, plan.HV, K=plan.K, PK=padded(plan.K), V=plan.V, DELTA=plan.delta,
         BACK=back, BEGUN=begin is not None, PRECISION=plan.precision, **plan.options("join", "BK", "BV"),
     )  # fmt: skip

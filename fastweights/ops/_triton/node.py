@@ -3,6 +3,7 @@ a custom op (and none of torch._dynamo's import), and a custom op, one node of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from .._shared.backends import aligned, on_device_of
 from .._shared.sequences import Sequences, check_cu_seqlens
 from .._shared.traced import owned
 from .backward import backward
+from .call import Call, Rule, call_of
 from .decode import Preconditioner, decode
 from .forward import forward
-from .plan import Inputs, Plan, Saved
+from .plan import Inputs, Plan
 
 __all__ = ["remember"]
 
+MEMORY = Rule(forward, backward)
+WIDTH = len(Inputs._fields)
 FEW = 16  # tokens that are served one after the other where no gradient is asked for
 
 
@@ -35,7 +39,8 @@ def remember(
         with on_device_of(x.q):
             if not asked and _longest(sequences) <= FEW:
                 return _step(x, sequences, scale, bound, eps)
-            o, S, A = _Function.apply(Plan(x, sequences), scale, bound, eps, final, *x)
+            call = call_of(MEMORY, x, sequences, (scale, bound, eps), final=final, learns=asked)
+            o, S, A = _Function.apply(call, *x) if asked else call.forward.play(x)
     return o, (S,) if x.precond_g is None else (S, A)
 
 
@@ -69,33 +74,35 @@ def _step(x: Inputs, sequences: Sequences, scale: float, bound: float, eps: floa
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: Plan, scale: float, bound: float, eps: float, final: bool, *inputs: Any) -> Any:
-        o, S, A, *saved = forward(Inputs(*inputs), plan, scale, bound, eps, final)
+    def forward(ctx: Any, call: Call, *inputs: Any) -> Any:
+        o, S, A, *saved = call.forward.play(inputs)
         ctx.save_for_backward(*inputs, *saved)
-        ctx.options = plan, scale, bound, eps
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return o, S, A
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, do: Tensor | None, dS: Tensor | None, dA: Tensor | None) -> tuple[Any, ...]:
-        tensors = ctx.saved_tensors
-        x, saved = Inputs(*tensors[: len(Inputs._fields)]), Saved(*tensors[len(Inputs._fields) :])
-        plan, scale, bound, eps = ctx.options
-        states = any(s is not None and s.requires_grad for s in (x.S, x.A))
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        tensors = ctx.saved_tensors  # under activation checkpointing they may be asked for only once
+        x = Inputs(*tensors[:WIDTH])
         with on_device_of(x.q):
-            gradients = _gradients(x, saved, plan, scale, bound, eps, do, dS, dA, states)
-        return None, None, None, None, None, *gradients
+            return None, *_gradients(ctx.call, x, tensors[WIDTH:], gradients, _states(x))
+
+
+def _states(x: Inputs) -> bool:
+    """Whether their gradients are asked for."""
+    return any(s is not None and s.requires_grad for s in (x.S, x.A))
 
 
 def _gradients(
-    x: Inputs, saved: Saved, plan: Plan, scale: float, bound: float, eps: float,
-    do: Tensor | None, dS: Tensor | None, dA: Tensor | None, states: bool,
+    call: Call, x: Inputs, saved: Sequence[Tensor | None], asked: Sequence[Tensor | None], states: bool
 ) -> Inputs:  # fmt: skip
-    given = torch.zeros_like(x.v) if do is None else aligned(do)
-    dS, dA = (None if d is None or not d.numel() else aligned(d) for d in (dS, dA))
-    x, saved = x.aligned(), Saved(*map(aligned, saved))
-    return backward(x, plan, scale, bound, eps, saved, given, dS, dA, states)
+    """asked: the gradients of o and the final states."""
+    do, *of_states = asked
+    do = torch.zeros_like(x.v) if do is None else aligned(do)
+    asked = do, *[None if d is None or not d.numel() else aligned(d) for d in of_states]
+    return call.backward(x.aligned(), [aligned(t) for t in saved], asked, states)
 
 
 @torch.library.custom_op("fastweights::memory", mutates_args=())
@@ -107,10 +114,12 @@ def _node(
     x = Inputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A)
     sequences = check_cu_seqlens(cu_seqlens, q.shape[0], q.shape[1])
     with on_device_of(q):
-        return _tensors(forward(x.aligned(), Plan(x, sequences), scale, bound, eps, final), q)
+        x = x.aligned()
+        call = call_of(MEMORY, x, sequences, (scale, bound, eps), final=final, learns=True)
+        return _tensors(call.forward.play(x), q)
 
 
-def _tensors(found: tuple[Tensor | None, ...], like: Tensor) -> list[Tensor]:
+def _tensors(found: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
     """As a node gives them: nothing is an empty tensor."""
     return [like.new_empty(0) if t is None else t for t in found]
 
@@ -123,11 +132,10 @@ def _(
 ) -> list[Tensor]:  # fmt: skip
     x = Inputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A)
     sequences = Sequences(q.shape[0], q.shape[1], cu_seqlens=cu_seqlens)
-    plan = Plan(x, sequences)
-    shape = sequences.count, plan.HV, plan.K
-    S_end = plan.new(*shape, plan.V, dtype=torch.float32) if final else None
-    A_end = plan.new(*shape, dtype=torch.float32) if final and plan.precond else None
-    return _tensors((torch.empty_like(v), S_end, A_end, *plan.saved()), q)
+    plan = Plan(x, sequences, q.device)
+    S_end, A_end = plan.ends(final)
+    wanted = (None if buffer is None else buffer.tensor(q.device) for buffer in (S_end, A_end, *plan.saved()))
+    return _tensors([torch.empty_like(v), *wanted], q)
 
 
 @torch.library.custom_op("fastweights::memory_backward", mutates_args=())
@@ -136,11 +144,12 @@ def _backward_node(
     cu_seqlens: Tensor | None, scale: float, bound: float, eps: float, states: bool,
 ) -> list[Tensor]:  # fmt: skip
     given = iter(inputs)
-    x = Inputs(*(next(given) if here else None for here in present))  # type: ignore[arg-type]
+    x = Inputs(*(next(given) if here else None for here in present))
     sequences = check_cu_seqlens(cu_seqlens, x.q.shape[0], x.q.shape[1])
     with on_device_of(x.q):
-        kept = Saved(*(t if t.numel() else None for t in saved))
-        found = _gradients(x, kept, Plan(x, sequences), scale, bound, eps, do, dS, dA, states)
+        call = call_of(MEMORY, x, sequences, (scale, bound, eps), final=False, learns=True)
+        kept = [t if buffer is not None else None for t, buffer in zip(saved, call.saved)]
+        found = _gradients(call, x, kept, (do, dS, dA), states)
     wanted = [torch.zeros_like(t) if d is None else d for t, d in zip(x, found) if t is not None]
     return owned(wanted, inputs)
 
@@ -159,16 +168,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
-    tensors = list(ctx.saved_tensors)  # under activation checkpointing they may be asked for only once
-    width = len(Inputs._fields)
-    x, cu_seqlens, saved = Inputs(*tensors[:width]), tensors[width], tensors[width + 1 :]
+    tensors = list(ctx.saved_tensors)
+    x, cu_seqlens, saved = Inputs(*tensors[:WIDTH]), tensors[WIDTH], tensors[WIDTH + 1 :]
     do, dS, dA, *_ = gradients
-    states = any(s is not None and s.requires_grad for s in (x.S, x.A))
     present = [t is not None for t in x]
     found = iter(
         _backward_node(
             [t for t in x if t is not None], [int(p) for p in present], saved, do, dS, dA, cu_seqlens, ctx.scale, ctx.bound,
-            ctx.eps, states,
+            ctx.eps, _states(x),
         )
     )  # fmt: skip
     return *(next(found) if here else None for here in present), None, None, None, None, None

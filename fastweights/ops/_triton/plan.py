@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from copy import copy
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from .._shared.backends import aligned
 from .._shared.sequences import Sequences
+from .compiling import Launch
 from .config import Tile, programs_at_once, tiles
+from .memory import Buffer
 from .tables import CHUNK, Table, most_segments, segment_length, table
 
 
 class Inputs(NamedTuple):
-    """Contiguous tensors as the ops take them; what a rule lacks is None."""
+    """Contiguous tensors as the ops take them, or buffers in their place; what a rule lacks is None."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    beta: Tensor | None = None
-    g: Tensor | None = None
-    write_key: Tensor | None = None
-    S: Tensor | None = None
-    precond_g: Tensor | None = None
-    precond_beta: Tensor | None = None
-    center: Tensor | None = None
-    A: Tensor | None = None
+    q: Any
+    k: Any
+    v: Any
+    beta: Any = None
+    g: Any = None
+    write_key: Any = None
+    S: Any = None
+    precond_g: Any = None
+    precond_beta: Any = None
+    center: Any = None
+    A: Any = None
 
     def aligned(self) -> Inputs:
         """As the kernels read them."""
-        return Inputs(*map(aligned, self))  # type: ignore[arg-type]
+        return Inputs(*map(aligned, self))
 
 
 class Saved(NamedTuple):
@@ -58,22 +59,22 @@ def is_roomy(device: torch.device) -> bool:
 
 
 class Plan:
-    """Sizes, tables and compile-time choices of one call."""
+    """Sizes, tables and compile-time choices of a call, and the launches that come of them."""
 
-    def __init__(self, x: Inputs, sequences: Sequences) -> None:
-        self.sequences = sequences
+    def __init__(self, x: Inputs, sequences: Sequences, device: torch.device) -> None:
+        self.sequences, self.device, self.dtype = sequences, device, x.q.dtype
+        self.launches: list[Launch] = []
         self.rows = x.q.shape[:2]
         self.H, self.K = x.q.shape[2:]
         self.HV, self.V = x.v.shape[2:]
         self.delta, self.precond = x.beta is not None, x.precond_g is not None
         self.writes = x.write_key is not None or self.precond
         self.decay = 0 if x.g is None else x.g.ndim - 2
-        self.tile = tiles(self.K, self.V, x.q.dtype, self.delta, is_roomy(x.q.device))
+        self.tile = tiles(self.K, self.V, x.q.dtype, self.delta, is_roomy(device))
         self.precision = "tf32x3" if x.q.dtype == torch.float32 else "tf32"
         self.segment = segment_length(
             sequences, self.HV * -(-self.V // self.tile["walk"].BV), programs_at_once(self.delta)
         )
-        self.device, self.dtype = x.q.device, x.q.dtype
         # What is written to narrow states has the largest error: T and U are not rounded on the way to it.
         self.u_dtype = torch.float32 if self.K < 64 else x.q.dtype
 
@@ -82,17 +83,16 @@ class Plan:
         """Not to be asked for while a graph is traced."""
         return table(self.sequences, self.segment, self.device)
 
-    def outline(self) -> Plan:
-        """The same for tensors without memory."""
-        found = copy(self)
-        found.device = torch.device("meta")
-        found.__dict__.pop("where", None)
-        return found
-
     @property
     def segments(self) -> int:
         """Segments that have a state of their own, 0 where the sequences are walked whole."""
         return 0 if self.segment is None else most_segments(self.sequences, self.segment)
+
+    def ends(self, final: bool) -> tuple[Buffer | None, Buffer | None]:
+        """The final S and A, where they are asked for."""
+        shape = self.sequences.count, self.HV, self.K
+        S = self.new(*shape, self.V, dtype=torch.float32) if final else None
+        return S, self.new(*shape, dtype=torch.float32) if final and self.precond else None
 
     def saved(self) -> Saved:
         """Room for what backward keeps; operands of products in the inputs' dtype."""
@@ -114,19 +114,17 @@ class Plan:
     @property
     def chunks(self) -> int:
         """A bound on the number of chunks, exact where all sequences are equally long."""
-        return most_segments(self.sequences, 1) if self.rows.numel() else 0
+        return most_segments(self.sequences, 1) if prod(self.rows) else 0
 
-    def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty(shape, device=self.device, dtype=dtype or self.dtype)
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> Buffer:
+        return Buffer(shape, dtype or self.dtype)
 
-    def tokenwise(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    def tokenwise(self, *shape: int, dtype: torch.dtype | None = None) -> Buffer:
         return self.new(*self.rows, *shape, dtype=dtype)
 
-    def shared(self, gradient: Tensor, like: Tensor) -> Tensor:
-        """A gradient [B, T, HV, ...] summed over the value heads that one head of `like` serves, in its dtype."""
-        if like.shape[2] != self.HV:
-            gradient = gradient.unflatten(2, (like.shape[2], -1)).sum(3, dtype=torch.float32)
-        return gradient.to(like.dtype)
+    def launch(self, kernel: Any, grid: tuple[int, ...], *places: Any, **choices: Any) -> None:
+        """After the others of this plan, see `Schedule`."""
+        self.launches.append(Launch(kernel, grid, places, choices))
 
     def options(self, name: str, *tile: str) -> dict[str, int]:
         return compiled_in(self.tile[name], *tile)
@@ -138,6 +136,6 @@ def compiled_in(found: Tile, *names: str) -> dict[str, int]:
     return {name: getattr(found, name) for name in (*names, "num_warps", "num_stages")}
 
 
-def heads(plan: Plan, x: Tensor | None) -> int:
+def heads(plan: Plan, x: Any) -> int:
     """How many value heads one head of x serves."""
     return 1 if x is None else plan.HV // x.shape[2]

@@ -11,6 +11,8 @@ from torch.autograd.function import once_differentiable
 from .._shared.backends import aligned, on_device_of
 from .._shared.sequences import Sequences, check_cu_seqlens
 from .._shared.traced import owned
+from .call import Rule, as_input, call_of
+from .memory import Buffer
 from .plan import Inputs, Plan
 from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients, start_preconditioner, write_all_keys
 
@@ -22,58 +24,73 @@ def write_keys(
     bound: float, eps: float, final: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The write keys [B, T, HV, K] and the final A, empty unless `final`."""
-    tensors = [x if x is None else x.contiguous() for x in (k, g, beta, center, A)]
     if torch.compiler.is_compiling():
+        tensors = [x if x is None else x.contiguous() for x in (k, g, beta, center, A)]
         keys, end, _ = _node(*tensors, sequences.cu_seqlens, bound, eps, final)
         return keys, end
     with on_device_of(k):
-        return _Function.apply(sequences, bound, eps, final, *tensors)
+        return _Function.apply(sequences, bound, eps, final, *map(aligned, (k, g, beta, center, A)))
 
 
-def _plan(
-    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, sequences: Sequences
-) -> tuple[Inputs, Plan]:
-    """As a memory with these heads and no values."""
-    v = k.new_empty((*k.shape[:2], max(g.shape[2], beta.shape[2]), 1))
-    x = Inputs(q=k, k=k, v=v, precond_g=g, precond_beta=beta, center=center, A=A)
-    return x, Plan(x, sequences)
+def _inputs(*tensors: Any) -> Inputs:
+    """k, g, beta, center, A as of a memory with these heads, whose values nothing reads."""
+    k, g, beta, center, A = tensors
+    v = Buffer((*k.shape[:2], max(g.shape[2], beta.shape[2]), 1), k.dtype)
+    return Inputs(q=k, k=k, v=v, precond_g=g, precond_beta=beta, center=center, A=A)
 
 
-def _forward(
-    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, sequences: Sequences, bound: float, eps: float,
-    final: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    x, plan = _plan(k, g, beta, center, A, sequences)
-    x = x.aligned()
+def forward(
+    x: Inputs, plan: Plan, bound: float, eps: float, final: bool
+) -> tuple[tuple[Buffer, Buffer | None], tuple[Buffer]]:  # fmt: skip
+    """The keys and the final A, and A at the chunks' starts."""
     *_, gram, keys = plan.saved()
-    end = plan.new(sequences.count if final else 0, plan.HV, plan.K, dtype=torch.float32)
-    start_preconditioner(x, plan, gram, end if final else None)
+    _, end = plan.ends(final)
+    start_preconditioner(x, plan, gram, end)
     write_all_keys(x, plan, gram, bound, eps, keys)
-    return keys, end, gram
+    return (keys, end), (gram,)
+
+
+def backward(
+    x: Inputs, plan: Plan, bound: float, eps: float, saved: tuple[Buffer], dw: Buffer, dk: Buffer, dA_end: Buffer | None,
+    states: bool,
+) -> Inputs:  # fmt: skip
+    """dw is spent, and what reaches the keys added to dk."""
+    (gram,) = saved
+    asked = Asked.of(plan, dw)
+    ask_preconditioner(x, plan, gram, dw, dk, asked, bound, eps)
+    dg, dbeta, dA = preconditioner_gradients(x, plan, gram, asked, dk, dA_end, states)
+    return Inputs(None, None, None, precond_g=dg, precond_beta=dbeta, center=asked.dcenter, A=dA)
+
+
+KEYS = Rule(forward, backward)
+
+
+def _forward(x: Inputs, sequences: Sequences, bound: float, eps: float, final: bool) -> tuple[Any, Any, Any]:
+    """The keys, the final A (empty unless `final`), and what backward keeps."""
+    call = call_of(KEYS, x, sequences, (bound, eps), final=final, learns=True)
+    keys, end, gram = call.forward.play(x._replace(v=None))
+    return keys, x.k.new_empty(0, dtype=torch.float32) if end is None else end, gram
 
 
 def _backward(
     k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, gram: Tensor, sequences: Sequences,
     bound: float, eps: float, dw: Tensor | None, dA_end: Tensor | None,
 ) -> list[Tensor | None]:  # fmt: skip
-    x, plan = _plan(k, g, beta, center, A, sequences)
-    x = x.aligned()
-    dw = k.new_zeros((*plan.rows, plan.HV, plan.K)) if dw is None else dw.clone(memory_format=torch.contiguous_format)
+    x = _inputs(*map(aligned, (k, g, beta, center, A)))
+    call = call_of(KEYS, x, sequences, (bound, eps), final=False, learns=True)
+    shape = *k.shape[:2], x.v.shape[2], k.shape[3]
+    dw = k.new_zeros(shape) if dw is None else dw.clone(memory_format=torch.contiguous_format)
     dk = torch.zeros_like(dw)
-    gram = aligned(gram)
-    asked = Asked.of(plan, plan.where.M, dw)
-    ask_preconditioner(x, plan, gram, dw, dk, asked, bound, eps)
     dA_end = None if dA_end is None or not dA_end.numel() else aligned(dA_end)
     states = A is not None and A.requires_grad
-    dg, dbeta, dcenter, dA = preconditioner_gradients(x, plan, gram, asked, dk, dA_end, states)
-    return [plan.shared(dk, k), plan.shared(dg, g), plan.shared(dbeta, beta), dcenter, dA]
+    found = call.backward(x._replace(v=None), [aligned(gram)], (dw, dk, dA_end), states)
+    return [as_input("k", k, dk), found.precond_g, found.precond_beta, found.center, found.A]
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sequences: Sequences, bound: float, eps: float, final: bool, *tensors: Any) -> Any:
-        k, g, beta, center, A = tensors
-        keys, end, gram = _forward(k, g, beta, center, A, sequences, bound, eps, final)
+        keys, end, gram = _forward(_inputs(*tensors), sequences, bound, eps, final)
         ctx.save_for_backward(*tensors, gram)
         ctx.options = sequences, bound, eps
         ctx.set_materialize_grads(False)
@@ -92,8 +109,9 @@ def _node(
     k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, cu_seqlens: Tensor | None, bound: float, eps: float,
     final: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    sequences = check_cu_seqlens(cu_seqlens, *k.shape[:2])
     with on_device_of(k):
-        return _forward(k, g, beta, center, A, check_cu_seqlens(cu_seqlens, *k.shape[:2]), bound, eps, final)
+        return _forward(_inputs(*map(aligned, (k, g, beta, center, A))), sequences, bound, eps, final)
 
 
 @_node.register_fake
@@ -102,10 +120,14 @@ def _(
     final: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     sequences = Sequences(k.shape[0], k.shape[1], cu_seqlens=cu_seqlens)
-    _, plan = _plan(k, g, beta, center, A, sequences)
-    end = plan.new(sequences.count if final else 0, plan.HV, plan.K, dtype=torch.float32)
+    plan = Plan(_inputs(k, g, beta, center, A), sequences, k.device)
     *_, gram, keys = plan.saved()
-    return keys, end, gram
+    _, end = plan.ends(final)
+    return (
+        keys.tensor(k.device),
+        k.new_empty(0, dtype=torch.float32) if end is None else end.tensor(k.device),
+        gram.tensor(k.device),
+    )
 
 
 @torch.library.custom_op("fastweights::write_keys_backward", mutates_args=())
