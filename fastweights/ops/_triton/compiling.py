@@ -75,8 +75,13 @@ def make_ready(launches: Sequence[Launch]) -> list[Any]:
             with nullcontext() if active_mode.get() else triton.AsyncCompileMode(pool):
                 begun = {which: compiled(launch) for which, launch in new.items()}
             wait([pool.submit(load, kernel) for kernel in begun.values()])
-        for (kernel, key), found in begun.items():
-            kernel.compiled[key] = finished(found) or compiled(new[kernel, key])
+        for which, found in begun.items():
+            kernel, key = which
+            try:
+                done = finished(found)
+            except AttributeError:  # of None, in Triton 3.9
+                done = None
+            kernel.compiled[key] = done or compiled(new[which])
     return [launch.kernel.compiled[key] for launch, key in zip(launches, keys)]
 
 
