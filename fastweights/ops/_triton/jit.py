@@ -25,8 +25,10 @@ __all__ = ["current_stream", "is_watched", "jit", "numbers_in_front", "run_watch
 current_stream = torch._C._cuda_getCurrentRawStream if torch.cuda.is_available() else lambda device: 0
 
 
-def compiled_for(argument: Any) -> Any:
-    """What of an argument that is no tensor a compiled kernel depends on: at least what Triton tells apart."""
+def compiled_for(argument: Any, aligned: bool) -> Any:
+    """What of an argument a compiled kernel depends on: at least what Triton tells apart."""
+    if isinstance(argument, (Tensor, Buffer)):
+        return argument.dtype if aligned else (argument.dtype, argument.data_ptr() % 16)
     if isinstance(argument, int):
         return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
     return argument.__class__
@@ -60,15 +62,7 @@ class Kernel(JITFunction):
 
     def key(self, device: int, places: Sequence[Any], choices: Mapping[str, Any]) -> tuple[Any, ...]:
         """What the compiled kernel depends on."""
-        aligned = self.aligned
-        given = [
-            (x.dtype if aligned else (x.dtype, x.data_ptr() % 16))
-            if isinstance(x, (Tensor, Buffer))
-            else x
-            if fixed
-            else compiled_for(x)
-            for fixed, x in zip(self.is_fixed, places)
-        ]
+        given = [x if fixed else compiled_for(x, self.aligned) for fixed, x in zip(self.is_fixed, places)]
         return device, *given, *choices.items()
 
     def all_arguments(self, places: Sequence[Any], choices: Mapping[str, Any]) -> list[Any]:
