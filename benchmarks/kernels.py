@@ -141,9 +141,9 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
                 cold = cold_start(name, shape, arguments.dtype, arguments.backend)
                 key = f"{name} first call {shape}"
                 record.add_row(key, cold)
-                print(
-                    f"{key:40s} {cold['empty_cache_s']:.1f} s, kernels cached {cold['warm_cache_s']:.1f} s", flush=True
-                )
+                for cache in ("empty_cache", "warm_cache"):
+                    stages = ", ".join(f"{stage} {s:.2f}" for stage, s in cold[f"{cache}_stages_s"].items())
+                    print(f"{key:40s} {cache} {cold[f'{cache}_s']:.1f} s: {stages}", flush=True)
             continue
         for shape in [] if arguments.decode else sizes:
             add(f"{name} {shape}", partial(judge, name, shape, *shared))
