@@ -1,4 +1,4 @@
-"""Seconds of the first forward + backward in a new process, stage by stage: with an empty kernel cache, then with the one it left."""
+"""Seconds of the first forward + backward in a new process, by stages: with an empty kernel cache, then with the one it left."""
 
 from __future__ import annotations
 
