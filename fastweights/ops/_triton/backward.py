@@ -16,7 +16,7 @@ from .memory import Buffer
 from .plan import Inputs, Plan, Saved, heads
 from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients
 from .read import value_gradient
-from .sums import SUMS, gate_sums
+from .sums import sum_up
 from .tables import CHUNK
 from .walk import walk_back
 
@@ -25,8 +25,8 @@ def backward(
     x: Inputs, plan: Plan, scale: float, bound: float, eps: float, saved: Saved,
     do: Buffer, dS_end: Buffer | None, dA_end: Buffer | None, states: bool,
 ) -> Inputs:  # fmt: skip
-    """The gradient of every input as the kernels find it: q, k and gates a value head, the centre a chunk [M, HV]. Those of the
-    initial states where `states`."""
+    """The gradient of every input, of q, k and the preconditioner's gates for every value head; those of the initial states where
+    `states`."""
     where, N, HV, K, V = plan.where, plan.sequences.count, plan.HV, plan.K, plan.V
     float32 = torch.float32
     written = solved(x, plan, saved, scale, bound, eps, known=True)
@@ -96,28 +96,14 @@ def backward(
             x.q, x.k, written.writes, x.v, x.beta, saved.G, written.u, du, do, dP, h, dh, where.chunks, scale,
             dq, dk, dw, dv, to_gates, apart, plan.H, HV, DECAY=plan.decay, **common, **plan.options("gradients", "BK", "BV"),
         )  # fmt: skip
-    dbeta, of_g = sum_gates(x, plan, to_gates, parts, apart)
-    dprecond_g = dprecond_beta = dcenter = dA = None
+    dprecond_g = dprecond_beta = to_center = dA = None
     if plan.precond and dw is not None:
         asked = Asked.of(plan, dw)
-        dcenter = asked.dcenter
+        to_center = asked.to_center
         ask_preconditioner(x, plan, saved.gram, dw, dk, asked, bound, eps)
         dprecond_g, dprecond_beta, dA = preconditioner_gradients(x, plan, saved.gram, asked, dk, dA_end, states)
+    dbeta, of_g, dcenter = sum_up(x, plan, to_gates, parts, to_center)
     return Inputs(
         dq, dk, dv, dbeta, dg if channel else of_g, None if x.write_key is None else dw, None if x.S is None else dS,
         dprecond_g, dprecond_beta, dcenter, None if x.A is None else dA,
     )  # fmt: skip
-
-
-def sum_gates(
-    x: Inputs, plan: Plan, to_gates: Buffer, parts: int, apart: int
-) -> tuple[Buffer | None, Buffer | None]:  # fmt: skip
-    """The gradients of beta and of a decay a head, as these are."""
-    beta, g = x.beta, x.g if plan.decay == 1 else None
-    dbeta, dg = (None if gate is None else plan.new(*gate.shape, dtype=gate.dtype) for gate in (beta, g))
-    of_beta, of_g = (0 if gate is None else prod(gate.shape) for gate in (beta, g))
-    plan.launch(
-        gate_sums, (-(-max(of_beta, of_g) // SUMS),), to_gates, dbeta, dg, apart, of_beta, of_g, PARTS=parts,
-        HEADS_BETA=heads(plan, beta), HEADS_G=heads(plan, g), BETA=beta is not None, G=g is not None, BLOCK=SUMS,
-    )  # fmt: skip
-    return dbeta, dg

@@ -77,7 +77,7 @@ class Call:
         schedule = self.backwards.get(flags)
         if schedule is None:
             schedule = self.backwards[flags] = self._backward(asked, states)
-        return Inputs(*map(as_input, Inputs._fields, x, schedule.play((*x, *saved, *asked))))
+        return Inputs(*map(as_input, x, schedule.play((*x, *saved, *asked))))
 
     def _backward(self, asked: Sequence[Tensor | None], states: bool) -> Schedule:
         kind, plan = self.kind, self.plan()
@@ -86,14 +86,11 @@ class Call:
         return Schedule(plan.launches, (*self.inputs, *self.saved, *given), found, kind.device)
 
 
-def as_input(name: str, x: Tensor | None, gradient: Tensor | None) -> Tensor | None:
-    """A gradient as the kernels give it, in the shape and dtype of its input: of the centre summed over the chunks, of what
-    several value heads share over these."""
+def as_input(x: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    """A gradient as the kernels give it, in the shape and dtype of its input: summed over value heads that share it."""
     if x is None or gradient is None or (x.shape == gradient.shape and x.dtype == gradient.dtype):
         return gradient
-    if name == "center":
-        gradient = gradient.sum(0)
-    elif x.shape[2] != gradient.shape[2]:
+    if x.shape[2] != gradient.shape[2]:
         gradient = gradient.unflatten(2, (x.shape[2], -1)).sum(3, dtype=torch.float32)
     return gradient.to(x.dtype)
 

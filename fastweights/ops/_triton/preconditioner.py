@@ -51,12 +51,12 @@ def write_all_keys(x: Inputs, plan: Plan, gram: Buffer, bound: float, eps: float
 
 class Asked(NamedTuple):
     """What the write keys' gradient asks of the preconditioner, see `gram_asked`: of A inside a chunk [BT, HV, K], and sums of a
-    chunk: of A at its start [M, HV, K], log decays [M, HV], dcenter [M, HV]."""
+    chunk: of A at its start [M, HV, K], log decays [M, HV], of the centre [M, HV]."""
 
     inside: Buffer
     sums: Buffer
     totals: Buffer
-    dcenter: Buffer
+    to_center: Buffer
 
     @classmethod
     def of(cls, plan: Plan, dw: Buffer) -> Asked:
@@ -72,7 +72,7 @@ def ask_preconditioner(
     """Fill `asked`; what reaches the keys directly is added to dk."""
     plan.launch(
         gram_asked, (plan.where.M, plan.HV),
-        x.k, gram, dw, asked.inside, dk, x.precond_g, x.precond_beta, x.center, asked.sums, asked.totals, asked.dcenter,
+        x.k, gram, dw, asked.inside, dk, x.precond_g, x.precond_beta, x.center, asked.sums, asked.totals, asked.to_center,
         plan.where.chunks, math.log2(bound), eps, plan.H, plan.HV, **options(x, plan, "gram_asked"),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from .call import Rule, as_input, call_of
 from .memory import Buffer
 from .plan import Inputs, Plan
 from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients, start_preconditioner, write_all_keys
+from .sums import sum_up
 
 __all__ = ["write_keys"]
 
@@ -59,7 +60,8 @@ def backward(
     asked = Asked.of(plan, dw)
     ask_preconditioner(x, plan, gram, dw, dk, asked, bound, eps)
     dg, dbeta, dA = preconditioner_gradients(x, plan, gram, asked, dk, dA_end, states)
-    return Inputs(None, None, None, precond_g=dg, precond_beta=dbeta, center=asked.dcenter, A=dA)
+    *_, dcenter = sum_up(x, plan, None, 0, asked.to_center)
+    return Inputs(None, None, None, precond_g=dg, precond_beta=dbeta, center=dcenter, A=dA)
 
 
 KEYS = Rule(forward, backward)
@@ -84,7 +86,7 @@ def _backward(
     dA_end = None if dA_end is None or not dA_end.numel() else aligned(dA_end)
     states = A is not None and A.requires_grad
     found = call.backward(x._replace(v=None), [aligned(gram)], (dw, dk, dA_end), states)
-    return [as_input("k", k, dk), found.precond_g, found.precond_beta, found.center, found.A]
+    return [as_input(k, dk), found.precond_g, found.precond_beta, found.center, found.A]
 
 
 class _Function(torch.autograd.Function):
