@@ -37,9 +37,10 @@ def test_the_source_changes_with_any_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     found = [environment.source()]
     for name, text in (("a.py", ""), ("b.py", ""), ("b.py", "x"), ("b/a.py", "x")):
-        path = tmp_path / "fastweights" / name
+        path = tmp_path / "fastweights" / "ops" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         found.append(environment.source())
-    (tmp_path / "fastweights" / "notes.md").write_text("other")
+    (tmp_path / "fastweights" / "ops" / "notes.md").write_text("other")
+    (tmp_path / "fastweights" / "cli.py").write_text("other")
     assert len(set(found)) == 5 and environment.source() == found[-1]

@@ -115,6 +115,31 @@ def test_compiled(name: str, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("name", SOME)
+def test_on_a_stream_of_its_own(name: str) -> None:
+    """A kind of call that is known from another stream reads what this one has written, and nothing waits for the device."""
+    case, inputs = draw(name)
+    inputs = inputs.map(Tensor.requires_grad_)
+    late = inputs.map(lambda x: torch.zeros_like(x).requires_grad_())
+    wanted = step(case, inputs)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10**8)  # some 50 ms
+            with torch.no_grad():
+                for x, y in zip(late.tokens.values(), inputs.tokens.values()):
+                    x.copy_(y)
+                for x, y in zip(late.parameters.values(), inputs.parameters.values()):
+                    x.copy_(y)
+            got = step(case, late)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted))
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_in_a_cuda_graph(name: str) -> None:
     """Forward and backward are captured once the tables of their lengths are on the device; a replay takes new numbers."""
     case, inputs = draw(name)

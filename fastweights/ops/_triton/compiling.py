@@ -47,7 +47,8 @@ def newest_assembler() -> Iterator[None]:
 
 
 class Compilers(ThreadPoolExecutor):
-    """What does not compile is None here: it is compiled again by itself, and says why."""
+    """What does not compile is None here: it is compiled again by itself, and says why. (Python 3.11's parser now and then
+    fails where another thread parses as well.)"""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         def attempt() -> Any:
