@@ -46,7 +46,8 @@ class Schedule:
         self.places = {x: at for at, x in enumerate(known) if isinstance(x, Buffer)}
         self.held = len(known)
         self.constants: list[Any] = []
-        self.steps = self._interpreted(launches) if knobs.runtime.interpret else self._compiled(launches)
+        self.interpreted = knobs.runtime.interpret
+        self.steps = self._interpreted(launches) if self.interpreted else self._compiled(launches)
 
     def _pick(self, arguments: Sequence[Any]) -> itemgetter[Any]:
         def place(x: Any) -> int:
@@ -76,7 +77,7 @@ class Schedule:
         """The outputs of a call with these inputs."""
         outputs = [x if x is None else x.tensor(self.device) for x in self.outputs]
         workspace = torch.empty(self.bytes, dtype=torch.uint8, device=self.device)
-        if knobs.runtime.interpret:
+        if self.interpreted:
             inside = (x.within(workspace, start) for x, start in zip(self.inside, self.starts))
             pool = [None, *tensors, *outputs, *inside, *self.constants]
             for kernel, pick in self.steps:
