@@ -106,6 +106,31 @@ def test_the_users_assembler_stands(monkeypatch: pytest.MonkeyPatch) -> None:
         assert knobs.nvidia.ptxas.path == before
 
 
+def test_kernels_of_others_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton names what it compiles by the first assembler it asks, once a process."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import get_ptxas_version
+    from triton.compiler import make_backend
+    from triton.runtime.driver import driver
+
+    from fastweights.ops._triton.compiling import name_as_before, newest_assembler
+
+    def named() -> str:
+        return make_backend(GPUTarget("cuda", 90, 32)).hash()
+
+    get_ptxas_version.cache_clear()
+    make_backend(GPUTarget("cuda", 90, 32)).hash.cache_clear()
+    theirs = named()
+    get_ptxas_version.cache_clear()
+    make_backend(GPUTarget("cuda", 90, 32)).hash.cache_clear()
+    described = mock.Mock()
+    described.get_current_target.return_value = GPUTarget("cuda", 90, 32)
+    monkeypatch.setattr(driver, "_active", described)
+    name_as_before()
+    with newest_assembler():
+        assert named() == theirs
+
+
 def test_tensors_are_aligned() -> None:
     from fastweights.ops._shared.backends import aligned
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from triton import knobs
+from triton.compiler import make_backend
+from triton.runtime import driver
 from triton.runtime._async_compile import active_mode
 
 __all__ = ["Launch", "current_device", "make_ready", "newest_assembler"]
@@ -46,6 +48,12 @@ def newest_assembler() -> Iterator[None]:
         yield
 
 
+def name_as_before() -> None:
+    """Triton names all compiled kernels of a process by the assembler that it meets first. Let that be its own, not ours: else
+    kernels of others, compiled before, are not found again."""
+    make_backend(driver.active.get_current_target()).hash()
+
+
 class Compilers(ThreadPoolExecutor):
     """What does not compile is None here: it is compiled again by itself, and says why. (Python 3.11's parser now and then
     fails where another thread parses as well.)"""
@@ -61,29 +69,35 @@ class Compilers(ThreadPoolExecutor):
 
 
 def make_ready(launches: Sequence[Launch]) -> list[Any]:
-    """The compiled kernel of every launch. Those that are new are compiled in as many threads as there are cores: most of the
-    time Triton spends outside of Python."""
+    """The compiled kernel of every launch."""
     device = current_device()
     keys = [launch.kernel.key(device, launch.places, launch.choices) for launch in launches]
     new = {(launch.kernel, key): launch for launch, key in zip(launches, keys) if key not in launch.kernel.compiled}
+    if new:
+        compile_side_by_side(new, device)
+    return [launch.kernel.compiled[key] for launch, key in zip(launches, keys)]
+
+
+def compile_side_by_side(new: Mapping[tuple[Any, Any], Launch], device: int) -> None:
+    """In as many threads as there are cores: most of the time Triton spends outside of Python."""
 
     def begin() -> None:
         if torch.cuda.is_available():
             torch.cuda.set_device(device)
 
-    if new:
-        with newest_assembler(), Compilers(os.cpu_count(), initializer=begin) as pool:
+    if torch.cuda.is_available():
+        name_as_before()
+    with newest_assembler():
+        with Compilers(os.cpu_count(), initializer=begin) as pool:
             with nullcontext() if active_mode.get() else triton.AsyncCompileMode(pool):
                 begun = {which: compiled(launch) for which, launch in new.items()}
             wait([pool.submit(load, kernel) for kernel in begun.values()])
-        for which, found in begun.items():
-            kernel, key = which
+        for (kernel, key), found in begun.items():
             try:
                 done = finished(found)
             except AttributeError:  # of None, in Triton 3.9
                 done = None
-            kernel.compiled[key] = done or compiled(new[which])
-    return [launch.kernel.compiled[key] for launch, key in zip(launches, keys)]
+            kernel.compiled[key] = done or compiled(new[kernel, key])
 
 
 def compiled(launch: Launch) -> Any:

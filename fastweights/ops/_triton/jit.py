@@ -17,7 +17,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from .compiling import Launch, current_device, make_ready, newest_assembler
+from .compiling import Launch, current_device, make_ready
 from .memory import Buffer
 
 __all__ = ["current_stream", "is_watched", "jit", "numbers_in_front", "run_watched"]
@@ -83,10 +83,6 @@ class Kernel(JITFunction):
             run_watched(compiled, arguments)
         else:
             compiled.run(*arguments)
-
-    def _do_compile(self, *args: Any, **kwargs: Any) -> Any:
-        with newest_assembler():
-            return super()._do_compile(*args, **kwargs)
 
 
 def jit(function: Callable[..., Any] | None = None, *, aligned: bool = False, **options: Any) -> Any:
