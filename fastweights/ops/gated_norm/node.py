@@ -13,7 +13,9 @@ __all__ = ["gated_norm"]
 
 def gated_norm(*inputs: Any) -> Tensor:
     """y of (x, weight, gate, activation, eps, gate_first), see `triton.forward`."""
-    return _node(*inputs) if torch.compiler.is_compiling() else _Function.apply(*inputs)
+    if torch.compiler.is_compiling():
+        return _node(*inputs)
+    return _Function.apply(*inputs) if torch.is_grad_enabled() else _launch(*inputs)
 
 
 def _launch(*inputs: Any) -> Tensor:
@@ -28,8 +30,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 class _Function(torch.autograd.Function):
-    forward = staticmethod(_launch)
-    setup_context = staticmethod(_keep)
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _launch(*inputs)
+        _keep(ctx, inputs, output)
+        return output
 
     @staticmethod
     @once_differentiable

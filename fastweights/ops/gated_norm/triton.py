@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._shared.backends import alignment, on_device_of, rows_together
+from .._triton.config import padded
 from .._triton.jit import jit
 from .._triton.sigmoid import sigmoid
 
@@ -136,9 +137,9 @@ def _grouped(x: Tensor) -> Tensor:
 
 def _tile(width: int, numbers: int) -> tuple[int, int, int]:
     """Padded width, rows and warps of a tile of which a thread holds so many numbers."""
-    padded = triton.next_power_of_2(width)
-    rows = max(1, 128 * numbers // padded)
-    return padded, rows, min(max(rows * padded // (32 * numbers), 1), 16)
+    whole = padded(width, 1)
+    rows = max(1, 128 * numbers // whole)
+    return whole, rows, min(max(rows * whole // (32 * numbers), 1), 16)
 
 
 def forward(x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps: float, gate_first: bool) -> Tensor:
@@ -148,12 +149,12 @@ def forward(x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps
         return y
     x, z = _grouped(x), None if gate is None else _grouped(gate)
     rows, groups, width = x.shape
-    padded, tile, warps = _tile(width, FORWARD_NUMBERS)
+    whole, tile, warps = _tile(width, FORWARD_NUMBERS)
     with on_device_of(x):
         strides = (*x.stride()[:2], *((0, 0) if z is None else z.stride()[:2]))
-        forward_kernel[(triton.cdiv(rows, tile) * groups,)](
+        forward_kernel[(-(-rows // tile) * groups,)](
             x, z, weight.contiguous(), y, rows, groups, *strides, eps,
-            V=width, BV=padded, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
+            V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
             PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
         )  # fmt: skip
     return y
@@ -168,15 +169,15 @@ def backward(
         return dx, torch.zeros_like(weight), dz
     dy, x, z = _grouped(dy), _grouped(x), None if gate is None else _grouped(gate)
     rows, groups, width = x.shape
-    padded, tile, warps = _tile(width, BACKWARD_NUMBERS)
-    steps = max(1, triton.cdiv(rows, tile) * groups // ENOUGH_PROGRAMS)
-    programs = triton.cdiv(rows, tile * steps)
+    whole, tile, warps = _tile(width, BACKWARD_NUMBERS)
+    steps = max(1, -(-rows // tile) * groups // ENOUGH_PROGRAMS)
+    programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, groups, width), device=x.device, dtype=torch.float32)
     with on_device_of(x):
         strides = (*dy.stride()[:2], *x.stride()[:2], *((0, 0) if z is None else z.stride()[:2]))
         backward_kernel[(programs * groups,)](
             dy, x, z, weight.contiguous(), dx, dz, dw, rows, steps, groups, *strides, eps,
-            V=width, BV=padded, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
+            V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
             PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
         )  # fmt: skip
     return dx, dw.sum(0 if weight.ndim == 2 else (0, 1)).to(weight.dtype), dz

@@ -14,7 +14,9 @@ __all__ = ["convolve"]
 
 def convolve(*inputs: Any) -> tuple[Tensor, Tensor]:
     """y and the final window of (x, weight, bias, window, edges, silu, head, eps, keep), see `triton.forward`."""
-    return _node(*inputs) if torch.compiler.is_compiling() else _Function.apply(*inputs)
+    if torch.compiler.is_compiling():
+        return _node(*inputs)
+    return _Function.apply(*inputs) if torch.is_grad_enabled() else _launch(*inputs)
 
 
 def _launch(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -38,8 +40,11 @@ def _received(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Any, 
 
 
 class _Function(torch.autograd.Function):
-    forward = staticmethod(_launch)
-    setup_context = staticmethod(_keep)
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = _launch(*inputs)
+        _keep(ctx, inputs, output)
+        return output
 
     @staticmethod
     @once_differentiable

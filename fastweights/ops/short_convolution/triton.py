@@ -20,6 +20,7 @@ floor(a / L) + n on, which are never those of another, and a program finds its f
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .._shared.backends import alignment, on_device_of, rows_together
+from .._triton.config import padded
 from .._triton.jit import jit
 from .._triton.sigmoid import sigmoid
 
@@ -281,13 +283,20 @@ class Walk(NamedTuple):
 
 def plan(x: Tensor, edges: Tensor | None, head: int | None, lead: int, places: int, row_bytes: int) -> Walk:
     """Segments of at most `places`; a thread holds row_bytes of a row, or more where a warp would not hold the row."""
-    batch, time, channels = x.shape
-    count = batch if edges is None else len(edges) - 1
-    longest = max((time if edges is None else -(-time // max(count, 1))) + lead, 1)
-    places = min(places, triton.next_power_of_2(longest))
-    segments = (time + count * lead) // places + count if edges is not None else batch * -(-longest // places)
-    head = head or min(triton.next_power_of_2(channels), 128)
-    row = triton.next_power_of_2(head) * x.element_size()
+    return _plan(x.shape, x.element_size(), None if edges is None else len(edges) - 1, head, lead, places, row_bytes)
+
+
+@lru_cache(maxsize=256)
+def _plan(
+    shape: tuple[int, ...], item: int, packed: int | None, head: int | None, lead: int, places: int, row_bytes: int
+) -> Walk:
+    batch, time, channels = shape
+    count = batch if packed is None else packed
+    longest = max((time if packed is None else -(-time // max(count, 1))) + lead, 1)
+    places = min(places, padded(longest, 1))
+    segments = batch * -(-longest // places) if packed is None else (time + count * lead) // places + count
+    head = head or min(padded(channels, 1), 128)
+    row = padded(head, 1) * item
     row_bytes = min(max(row_bytes, row // 32), 16)
     blocks = -(-channels // head)
     rows = max(1, THREADS * row_bytes // row)
@@ -320,7 +329,7 @@ def forward(
                 x, weight, bias, None if window is None else window.contiguous(), edges, y, final, x.stride(0), x.stride(1),
                 x.shape[1], walk.sequences, channels, walk.blocks, walk.steps, eps, W=taps, SILU=silu, NORM=head is not None,
                 HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=keep, PACKED=edges is not None, HEAD=walk.head,
-                BD=triton.next_power_of_2(walk.head), R=walk.rows, L=walk.places,
+                BD=padded(walk.head, 1), R=walk.rows, L=walk.places,
                 ALIGN=alignment(*x.stride()[:2], channels), num_warps=walk.warps,
             )  # fmt: skip
     return y, final
@@ -355,7 +364,7 @@ def backward(
                 x.stride(0), x.stride(1), dy.stride(0), dy.stride(1), x.shape[1], walk.sequences, channels, walk.blocks,
                 walk.steps, eps, walk.places, W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None,
                 HAS_WINDOW=window is not None, KEEP=dfinal is not None, PACKED=edges is not None, HEAD=walk.head,
-                BD=triton.next_power_of_2(walk.head), R=walk.rows, U=step,
+                BD=padded(walk.head, 1), R=walk.rows, U=step,
                 ALIGN=alignment(*x.stride()[:2], *dy.stride()[:2], channels), num_warps=walk.warps,
             )  # fmt: skip
     dbias = None if bias is None or db is None else db.sum(0).to(bias.dtype)
