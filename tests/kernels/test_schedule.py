@@ -46,13 +46,12 @@ class Compiled:
     function, packed_metadata = 7, (1,)
 
     def __init__(self, kernel: Any, launches: list[tuple[Any, ...]]) -> None:
-        self.kernel, self.launches, self.described = kernel, launches, 0
+        self.kernel, self.launches = kernel, launches
 
     def run(self, *arguments: Any) -> None:
         self.launches.append((self.kernel.__name__, *arguments))
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        self.described += 1
         return lambda *arguments, stream: self.run(*grid, stream, 7, (1,), None, None, None, *arguments)
 
 

@@ -77,7 +77,7 @@ def backward(
     dw = plan.tokenwise(HV, K) if plan.writes else None
     dg = plan.tokenwise(HV, K, dtype=float32) if channel else None
     to_gates = plan.new(parts, 2, *plan.rows, HV, dtype=float32)  # of beta and g, parts of sums over the key channels
-    apart = 2 * prod(plan.rows) * HV
+    apart = prod(to_gates.shape[1:])
     common = {
         "K": K, "V": V, "HEADS_BETA": heads(plan, x.beta), "HEADS_W": heads(plan, written.writes), "WRITE": plan.writes,
         "DELTA": plan.delta, "PRECISION": plan.precision,
@@ -102,7 +102,7 @@ def backward(
         to_center = asked.to_center
         ask_preconditioner(x, plan, saved.gram, dw, dk, asked, bound, eps)
         dprecond_g, dprecond_beta, dA = preconditioner_gradients(x, plan, saved.gram, asked, dk, dA_end, states)
-    dbeta, of_g, dcenter = sum_up(x, plan, to_gates, parts, to_center)
+    dbeta, of_g, dcenter = sum_up(x, plan, to_gates, to_center)
     return Inputs(
         dq, dk, dv, dbeta, dg if channel else of_g, None if x.write_key is None else dw, None if x.S is None else dS,
         dprecond_g, dprecond_beta, dcenter, None if x.A is None else dA,

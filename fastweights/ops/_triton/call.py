@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._shared.sequences import Sequences
+from .compiling import Launch
 from .memory import Buffer
 from .plan import Inputs, Plan
 from .schedule import Schedule
@@ -58,16 +59,21 @@ class Call:
         return Plan(self.inputs, self.kind.sequences, self.kind.device)
 
     @cached_property
+    def recorded(self) -> tuple[Sequence[Launch], Sequence[Buffer | None], Sequence[Buffer | None]]:
+        """A forward's launches, its results, and what a backward needs."""
+        plan = self.plan()
+        results, saved = self.kind.rule.forward(self.inputs, plan, *self.kind.numbers, self.kind.final)
+        return plan.launches, results, saved
+
+    @property
     def saved(self) -> Sequence[Buffer | None]:
-        """What a backward reads."""
-        return self.kind.rule.forward(self.inputs, self.plan(), *self.kind.numbers, self.kind.final)[1]
+        return self.recorded[2]
 
     @cached_property
     def forward(self) -> Schedule:
         """The results, and where the call learns what a backward needs."""
-        kind, plan = self.kind, self.plan()
-        results, saved = kind.rule.forward(self.inputs, plan, *kind.numbers, kind.final)
-        return Schedule(plan.launches, self.inputs, [*results, *(saved if kind.learns else ())], kind.device)
+        launches, results, saved = self.recorded
+        return Schedule(launches, self.inputs, [*results, *(saved if self.kind.learns else ())], self.kind.device)
 
     def backward(
         self, x: Inputs, saved: Sequence[Tensor | None], asked: Sequence[Tensor | None], states: bool

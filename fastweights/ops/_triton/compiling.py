@@ -80,15 +80,10 @@ def make_ready(launches: Sequence[Launch]) -> list[Any]:
 
 def compile_side_by_side(new: Mapping[tuple[Any, Any], Launch], device: int) -> None:
     """In as many threads as there are cores: most of the time Triton spends outside of Python."""
-
-    def begin() -> None:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(device)
-
     if torch.cuda.is_available():
         name_as_before()
     with newest_assembler():
-        with Compilers(os.cpu_count(), initializer=begin) as pool:
+        with Compilers(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(device,)) as pool:
             with nullcontext() if active_mode.get() else triton.AsyncCompileMode(pool):
                 begun = {which: compiled(launch) for which, launch in new.items()}
             wait([pool.submit(load, kernel) for kernel in begun.values()])

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from .compiling import Launch, current_device, make_ready
 from .memory import Buffer
 
-__all__ = ["current_stream", "is_watched", "jit", "numbers_in_front", "run_watched"]
+__all__ = ["current_stream", "jit", "numbers_in_front", "runner"]
 
 current_stream = torch._C._cuda_getCurrentRawStream if torch.cuda.is_available() else lambda device: 0
 
@@ -45,9 +45,18 @@ def numbers_in_front(compiled: Any, grid: Sequence[int], stream: Any) -> tuple[A
     return *(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata, None, None, None
 
 
+def run_plainly(compiled: Any, arguments: Sequence[Any]) -> None:
+    """arguments: `numbers_in_front`, then the kernel's own."""
+    compiled.run(*arguments)
+
+
 def run_watched(compiled: Any, arguments: Sequence[Any]) -> None:
-    """As compiled.run(*arguments), with the hooks."""
+    """The same with the hooks."""
     compiled[arguments[:3]](*arguments[9:], stream=arguments[3])
+
+
+def runner() -> Callable[[Any, Sequence[Any]], None]:
+    return run_watched if is_watched() else run_plainly
 
 
 class Kernel(JITFunction):
@@ -78,11 +87,7 @@ class Kernel(JITFunction):
             (compiled,) = make_ready([Launch(self, grid, places, choices)])
         numbers = [x.data_ptr() if isinstance(x, Tensor) else x for x in places]
         front = numbers_in_front(compiled, grid, current_stream(device))
-        arguments = (*front, *self.all_arguments(numbers, choices))
-        if is_watched():
-            run_watched(compiled, arguments)
-        else:
-            compiled.run(*arguments)
+        runner()(compiled, (*front, *self.all_arguments(numbers, choices)))
 
 
 def jit(function: Callable[..., Any] | None = None, *, aligned: bool = False, **options: Any) -> Any:

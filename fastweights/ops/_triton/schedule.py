@@ -16,7 +16,7 @@ from torch import Tensor
 from triton import knobs
 
 from .compiling import Launch, current_device, make_ready
-from .jit import current_stream, is_watched, numbers_in_front, run_watched
+from .jit import current_stream, numbers_in_front, runner
 from .memory import Buffer, arranged
 
 __all__ = ["Schedule"]
@@ -90,10 +90,7 @@ class Schedule:
             *[base + start for start in self.starts],
             *self.constants,
         ]
-        if is_watched():
-            for compiled, pick in self.steps:
-                run_watched(compiled, pick(pool))
-        else:
-            for compiled, pick in self.steps:
-                compiled.run(*pick(pool))
+        run = runner()
+        for compiled, pick in self.steps:
+            run(compiled, pick(pool))
         return outputs

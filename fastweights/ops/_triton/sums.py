@@ -49,9 +49,10 @@ def sums(
 
 
 def sum_up(
-    x: Inputs, plan: Plan, to_gates: Buffer | None, parts: int, to_center: Buffer | None
+    x: Inputs, plan: Plan, to_gates: Buffer | None, to_center: Buffer | None
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
-    """The gradients of beta, of a decay a head and of the centre, as these are."""
+    """The gradients of beta, of a decay a head and of the centre, as these are; see `sums`."""
+    parts, *part = (0, 0) if to_gates is None else to_gates.shape
     beta = None if to_gates is None else x.beta
     g = x.g if to_gates is not None and plan.decay == 1 else None
     center = None if to_center is None else x.center
@@ -59,8 +60,8 @@ def sum_up(
     of_beta, of_g = (0 if y is None else prod(y.shape) for y in (beta, g))
     programs = -(-max(of_beta, of_g) // NUMBERS) + (0 if center is None else plan.HV)
     plan.launch(
-        sums, (programs,), to_gates, to_center, dbeta, dg, dcenter, 2 * prod(plan.rows) * plan.HV, of_beta, of_g, plan.where.M,
-        plan.HV, PARTS=parts, HEADS_BETA=heads(plan, beta), HEADS_G=heads(plan, g), BETA=beta is not None, G=g is not None,
+        sums, (programs,), to_gates, to_center, dbeta, dg, dcenter, prod(part), of_beta, of_g, plan.where.M, plan.HV,
+        PARTS=parts, HEADS_BETA=heads(plan, beta), HEADS_G=heads(plan, g), BETA=beta is not None, G=g is not None,
         CENTER=center is not None, BLOCK=NUMBERS,
     )  # fmt: skip
     return dbeta, dg, dcenter

@@ -40,13 +40,18 @@ def _inputs(*tensors: Any) -> Inputs:
     return Inputs(q=k, k=k, v=v, precond_g=g, precond_beta=beta, center=center, A=A)
 
 
-def forward(
-    x: Inputs, plan: Plan, bound: float, eps: float, final: bool
-) -> tuple[tuple[Buffer, Buffer | None], tuple[Buffer]]:  # fmt: skip
-    """The keys and the final A, and A at the chunks' starts."""
+def _results(plan: Plan, final: bool) -> tuple[Buffer, Buffer, Buffer]:
+    """The keys, the final A (empty unless `final`), and A at the chunks' starts."""
     *_, gram, keys = plan.saved()
     _, end = plan.ends(final)
-    start_preconditioner(x, plan, gram, end)
+    return keys, plan.new(0, dtype=torch.float32) if end is None else end, gram
+
+
+def forward(
+    x: Inputs, plan: Plan, bound: float, eps: float, final: bool
+) -> tuple[tuple[Buffer, Buffer], tuple[Buffer]]:  # fmt: skip
+    keys, end, gram = _results(plan, final)
+    start_preconditioner(x, plan, gram, end if final else None)
     write_all_keys(x, plan, gram, bound, eps, keys)
     return (keys, end), (gram,)
 
@@ -60,7 +65,7 @@ def backward(
     asked = Asked.of(plan, dw)
     ask_preconditioner(x, plan, gram, dw, dk, asked, bound, eps)
     dg, dbeta, dA = preconditioner_gradients(x, plan, gram, asked, dk, dA_end, states)
-    *_, dcenter = sum_up(x, plan, None, 0, asked.to_center)
+    *_, dcenter = sum_up(x, plan, None, asked.to_center)
     return Inputs(None, None, None, precond_g=dg, precond_beta=dbeta, center=dcenter, A=dA)
 
 
@@ -71,7 +76,7 @@ def _forward(x: Inputs, sequences: Sequences, bound: float, eps: float, final: b
     """The keys, the final A (empty unless `final`), and what backward keeps."""
     call = call_of(KEYS, x, sequences, (bound, eps), final=final, learns=True)
     keys, end, gram = call.forward.play(x._replace(v=None))
-    return keys, x.k.new_empty(0, dtype=torch.float32) if end is None else end, gram
+    return keys, end, gram
 
 
 def _backward(
@@ -123,13 +128,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     sequences = Sequences(k.shape[0], k.shape[1], cu_seqlens=cu_seqlens)
     plan = Plan(_inputs(k, g, beta, center, A), sequences, k.device)
-    *_, gram, keys = plan.saved()
-    _, end = plan.ends(final)
-    return (
-        keys.tensor(k.device),
-        k.new_empty(0, dtype=torch.float32) if end is None else end.tensor(k.device),
-        gram.tensor(k.device),
-    )
+    keys, end, gram = (buffer.tensor(k.device) for buffer in _results(plan, final))
+    return keys, end, gram
 
 
 @torch.library.custom_op("fastweights::write_keys_backward", mutates_args=())
