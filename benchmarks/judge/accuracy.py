@@ -1,12 +1,14 @@
 """Errors against a float64 computation, and what they may be.
 
 An error is the RMS of the difference over the RMS of the reference. It may be at most its budget, and in half precision at most
-twice that of the twin: the same chunkwise computation in PyTorch with matrix products of operands in the input dtype.
+twice that of the twin: the same chunkwise computation in PyTorch with matrix products of operands in the input dtype. Of a
+centre's few numbers, or of a gradient in which few outweigh the others, chance decides which of two errors is larger: then the
+errors of several draws are pooled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +29,6 @@ NO_BUDGET = {"dA"}
 # A result is stored with this relative rounding, so that a twin that gets less error by luck, or computes a gate's gradient in
 # float32, asks for no more than twice that.
 ROUNDING = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
-
-# Of a parameter with so few numbers chance decides which of two errors is larger: it is held to the budget alone.
-FEW = 64
 
 # Cotangents have size 1 or a tenth of it. A reference below this is nothing: a gradient through a memory that was forgotten.
 NOTHING = 1e-6
@@ -93,22 +92,27 @@ def budget(name: str, dtype: torch.dtype) -> float:
     return GRADIENT_BUDGET if name in VECTORS else GATE_BUDGET
 
 
-def over_budget(
-    found: Mapping[str, float], dtype: torch.dtype, twin: Mapping[str, float] | None = None, few: Collection[str] = ()
-) -> list[str]:
-    """What exceeds what it may be, in words; an error that is no number does. few: names that the twin says nothing of."""
-    complaints = []
-    for name, error in found.items():
-        beside = f", twin {twin[name]:.1e}" if twin else ""
-        if not error <= budget(name, dtype):
-            complaints.append(f"{name} {error:.1e} (budget {budget(name, dtype):.0e}{beside})")
-        elif twin and name not in few and not error <= 2 * max(twin[name], ROUNDING[dtype]):
-            complaints.append(f"{name} {error:.1e} (over 2x the twin's {twin[name]:.1e})")
-    return complaints
+def over_budget(found: Mapping[str, float], dtype: torch.dtype) -> list[str]:
+    """What exceeds what it may be, in words; an error that is no number does."""
+    return [
+        f"{name} {error:.1e} (budget {budget(name, dtype):.0e})"
+        for name, error in found.items()
+        if not error <= budget(name, dtype)
+    ]
 
 
-def few_numbers(tensors: Mapping[str, Tensor]) -> set[str]:
-    return {name for name, x in tensors.items() if x.numel() < FEW}
+def over_twin(found: Mapping[str, float], twin: Mapping[str, float], dtype: torch.dtype) -> list[str]:
+    """What exceeds twice the twin's error, or twice the rounding of a result, in words."""
+    return [
+        f"{name} {error:.1e} (over 2x the twin's {twin[name]:.1e})"
+        for name, error in found.items()
+        if not error <= 2 * max(twin[name], ROUNDING[dtype])
+    ]
+
+
+def pooled(draws: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The RMS over draws of every error."""
+    return {name: (sum(found[name] ** 2 for found in draws) / len(draws)) ** 0.5 for name in draws[0]}
 
 
 def token_results(call: Call, inputs: Mapping[str, Tensor], do: Tensor) -> dict[str, Tensor]:

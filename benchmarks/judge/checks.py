@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .accuracy import cotangents, errors, few_numbers, in_float64, over_budget, results
+from .accuracy import cotangents, results
 from .cases import CASES, Sizes
-from .twin import HAS_TWIN, twin_results
+from .verdict import Draw, verdict
 
 PACKED = (0, 1, 63, 64, 65, 200, 0, 7)  # empty first, an empty one inside, chunk edges hit and missed
 
@@ -62,8 +62,7 @@ def combinations() -> list[Combination]:
     ]
 
 
-def inputs_of(op: str, what: Combination, device: str, seed: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Inputs of this combination, and cu_seqlens where it is packed."""
+def inputs_of(op: str, what: Combination, device: str, seed: int) -> dict[str, Tensor]:
     inputs = CASES[op].draw(what.sizes, getattr(torch, what.dtype), device, seed)
     with torch.no_grad():
         for name in inputs.keys() & {"g", "precond_g"}:
@@ -74,13 +73,13 @@ def inputs_of(op: str, what: Combination, device: str, seed: int) -> tuple[dict[
                 g.mul_(100)
             elif what.decay == "forgetting":
                 g[torch.rand(g.shape, generator=torch.Generator().manual_seed(seed)).to(device) < 0.1] = -torch.inf
-    if not what.packed:
-        return inputs, {}
-    return inputs, {"cu_seqlens": torch.tensor([0, *accumulate(PACKED)], device=device)}
+    return inputs
 
 
 def poison(device: str) -> None:
     """Free memory that holds no number, so that what a kernel forgets to write is seen."""
+    if device == "cpu":
+        return
     blocks = [torch.full((2**17,), torch.nan, device=device) for _ in range(64)]  # below 1 MB: the pool of small blocks
     blocks += [torch.full((2**20,), torch.nan, device=device) for _ in range(32)]
     blocks.append(torch.full((2**26,), torch.nan, device=device))
@@ -88,25 +87,20 @@ def poison(device: str) -> None:
 
 
 def check(op: str, what: Combination, device: str, backend: str, seed: int) -> dict[str, Any]:
-    """errors and twin by result, and failures in words."""
+    """The verdict, and whether two runs give the same bits."""
     case, dtype = CASES[op], getattr(torch, what.dtype)
-    inputs, packed = inputs_of(op, what, device, seed)
-    states = case.draw_states(what.sizes, len(PACKED) if packed else what.sizes.B, device, seed + 1)
-    given = cotangents(case, inputs, states, seed + 2)
-    runs = []
-    for _ in range(2):
-        if device != "cpu":
-            poison(device)
-        runs.append(results(case, inputs, states, given, backend, **packed))
-    first, second = runs
+    packed = {"cu_seqlens": torch.tensor([0, *accumulate(PACKED)], device=device)} if what.packed else {}
+
+    def draw(seed: int) -> Draw:
+        inputs = inputs_of(op, what, device, seed)
+        states = case.draw_states(what.sizes, len(PACKED) if what.packed else what.sizes.B, device, seed + 1)
+        drawn = Draw(inputs, states, cotangents(case, inputs, states, seed + 2))
+        poison(device)
+        return drawn
+
+    row = verdict(op, draw, seed, dtype, backend, **packed)
+    first, second = (results(case, *draw(seed), backend, **packed) for _ in range(2))
     differing = [name for name in first if not torch.equal(first[name], second[name])]
-    exact = [in_float64(x) for x in (inputs, states, given)]
-    wanted = results(case, exact[0], exact[1], exact[2], "torch", **packed)
-    found = errors(first, wanted)
-    row: dict[str, Any] = {"errors": found}
-    if dtype != torch.float32 and op in HAS_TWIN:
-        row["twin"] = errors(twin_results(case, inputs, states, given, **packed), wanted)
-    row["failures"] = over_budget(found, dtype, row.get("twin"), few_numbers(wanted))
     if differing:
         row["failures"].append(f"two runs differ in {', '.join(differing)}")
     return row

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .accuracy import cotangents, errors, few_numbers, in_float64, over_budget, results, token_results
+from .accuracy import cotangents, errors, in_float64, over_budget, token_results
 from .cases import CASES, Case, Sizes
 from .peers import peers
 from .timing import Ceilings, Work, as_graph, interleaved, peak_megabytes
-from .twin import HAS_TWIN, twin_results
+from .verdict import Draw, verdict
 
 Call = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -28,20 +28,16 @@ def forward_backward(call: Call, inputs: Mapping[str, Tensor], do: Tensor) -> No
     torch.autograd.grad(call(inputs), list(inputs.values()), do, allow_unused=True)
 
 
-def check_states(
-    name: str, inputs: Mapping[str, Tensor], sizes: Sizes, dtype: torch.dtype, backend: str, seed: int
-) -> dict[str, Any]:
+def check_states(name: str, sizes: Sizes, dtype: torch.dtype, backend: str, seed: int) -> dict[str, Any]:
     """Ours with initial and final states, and the twin."""
     case = CASES[name]
-    states = case.draw_states(sizes, sizes.B, "cuda", seed + 1)
-    given = cotangents(case, inputs, states, seed + 2)
-    exact = [in_float64(x) for x in (inputs, states, given)]
-    wanted = results(case, exact[0], exact[1], exact[2], "torch")
-    found: dict[str, Any] = {"ours": errors(results(case, inputs, states, given, backend), wanted)}
-    if dtype != torch.float32 and name in HAS_TWIN:
-        found["twin"] = errors(twin_results(case, inputs, states, given), wanted)
-    found["refused"] = over_budget(found["ours"], dtype, found.get("twin"), few_numbers(wanted))
-    return found
+
+    def draw(seed: int) -> Draw:
+        inputs, states = case.draw(sizes, dtype, "cuda", seed), case.draw_states(sizes, sizes.B, "cuda", seed + 1)
+        return Draw(inputs, states, cotangents(case, inputs, states, seed + 2))
+
+    found = verdict(name, draw, seed, dtype, backend)
+    return {"ours": found.pop("errors"), **found}
 
 
 def check_calls(
@@ -75,12 +71,12 @@ def judge(
     inputs = case.draw(sizes, dtype, "cuda", seed)
     do = torch.randn_like(inputs["v"])
     moments = [time.perf_counter()]
-    stateful = check_states(name, inputs, sizes, dtype, backend, seed)
+    stateful = check_states(name, sizes, dtype, backend, seed)
     moments.append(time.perf_counter())
     found, failed = check_calls(case, calls, inputs, do)
     moments.append(time.perf_counter())
     row: dict[str, Any] = {"errors": found, "stateful_errors": stateful, "failed": failed}
-    refused = stateful.pop("refused") + over_budget(found["ours"], dtype)
+    refused = stateful.pop("failures") + over_budget(found["ours"], dtype)
     if refused:
         return {**row, "refused": refused}
     for stage in ("forward", "forward_backward"):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from judge.accuracy import budget, errors, over_budget
+from judge.accuracy import budget, errors, over_budget, over_twin, pooled
 
 
 @pytest.mark.parametrize(
@@ -17,18 +17,27 @@ def test_budgets(name: str, allowed: float) -> None:
     assert budget(name, torch.float32) == 1e-4
 
 
+@pytest.mark.parametrize("error, passes", [(4.9e-3, True), (6e-3, False), (math.nan, False)])
+def test_over_budget(error: float, passes: bool) -> None:
+    assert (not over_budget({"o": error}, torch.bfloat16)) == passes
+
+
 @pytest.mark.parametrize(
     "error, twin, passes",
     [
         (4e-3, 2.5e-3, True),
-        (4.9e-3, 2e-3, False),  # within budget, over twice the twin
+        (4.9e-3, 2e-3, False),
         (3e-3, 1e-9, True),  # twice the rounding of a result is always allowed
-        (6e-3, 4e-3, False),  # over budget, whatever the twin
         (math.nan, 2e-3, False),
     ],
 )
 def test_twice_the_twin(error: float, twin: float, passes: bool) -> None:
-    assert (not over_budget({"o": error}, torch.bfloat16, {"o": twin})) == passes
+    assert (not over_twin({"o": error}, {"o": twin}, torch.bfloat16)) == passes
+
+
+def test_draws_are_pooled_by_their_squares_and_hide_nothing() -> None:
+    assert pooled([{"o": 3.0, "S": 1.0}, {"o": 4.0, "S": 1.0}]) == pytest.approx({"o": 12.5**0.5, "S": 1.0})
+    assert math.isnan(pooled([{"o": 1.0}, {"o": math.nan}])["o"])
 
 
 def test_error_is_relative_and_sees_what_is_no_number() -> None:

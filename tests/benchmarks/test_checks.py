@@ -39,8 +39,8 @@ def test_the_torch_form_passes(name: str) -> None:
         assert row["errors"].keys() >= {"o", "dq", "dv", *CASES[name].states, *(f"d{s}" for s in CASES[name].states)}
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> list[str]:
-    """Failures of linear attention whose (o, S) go through `change`, in the checked calls alone."""
+def broken_row(monkeypatch: pytest.MonkeyPatch, change: Any) -> dict[str, Any]:
+    """Of linear attention whose (o, S) go through `change`, in the checked calls alone."""
     case = CASES["simple_gla"]
     plain = case.op
 
@@ -50,14 +50,34 @@ def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> list[str]:
 
     monkeypatch.setitem(checks.CASES, "simple_gla", replace(case, op=op))
     ((_, row),) = checks.check_group("simple_gla", [Combination(SMALL)], "cpu", "auto", 0)
-    return row["failures"]
+    return row
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> list[str]:
+    return broken_row(monkeypatch, change)["failures"]
 
 
 def test_a_wrong_output_state_or_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [text.split()[0] for text in broken(monkeypatch, lambda o, S: (o + 0.02 * o.detach(), S))] == ["o"]
-    assert [text.split()[0] for text in broken(monkeypatch, lambda o, S: (o, S + 0.02 * S.detach()))] == ["S"]
+    assert {text.split()[0] for text in broken(monkeypatch, lambda o, S: (o + 0.02 * o.detach(), S))} == {"o"}
+    assert {text.split()[0] for text in broken(monkeypatch, lambda o, S: (o, S + 0.02 * S.detach()))} == {"S"}
     found = broken(monkeypatch, lambda o, S: (1.05 * o - 0.05 * o.detach(), S))
     assert {text.split()[0] for text in found} >= {"dq", "dv"} and not any(text.startswith("o ") for text in found)
+
+
+def test_one_bad_draw_asks_for_more_and_many_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of S within the budget and over twice the twin's."""
+    calls = []
+
+    def once(o: Any, S: Any) -> Any:
+        calls.append(o)
+        return o, S + 0.0045 * S.detach() if len(calls) == 1 else S
+
+    row = broken_row(monkeypatch, once)
+    assert row["draws"] == 8 and row["failures"] == []
+    row = broken_row(monkeypatch, lambda o, S: (o, S + 0.0045 * S.detach()))
+    assert row["draws"] == 8 and [text.split()[0] for text in row["failures"]] == ["S"]
+    assert "twin" in row["failures"][0]
+    assert broken_row(monkeypatch, lambda o, S: (o, S))["draws"] == 1
 
 
 def test_differing_runs_and_exceptions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,44 @@
+"""Whether ours is as exact as it must be: values and gradients, with initial and final states, against float64 and the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .accuracy import errors, in_float64, over_budget, over_twin, pooled, results
+from .cases import CASES
+from .twin import HAS_TWIN, twin_results
+
+DRAWS = 8  # where the first one exceeds twice the twin
+
+
+class Draw(NamedTuple):
+    inputs: Mapping[str, Tensor]
+    states: Mapping[str, Tensor]
+    given: Mapping[str, Tensor]
+
+
+def verdict(
+    op: str, draw: Callable[[int], Draw], seed: int, dtype: torch.dtype, backend: str, **more: Any
+) -> dict[str, Any]:
+    """errors, twin, the number of draws that these are pooled over, and failures in words."""
+    case, has_twin = CASES[op], dtype != torch.float32 and op in HAS_TWIN
+
+    def compare(seed: int) -> tuple[dict[str, float], dict[str, float]]:
+        drawn = draw(seed)
+        found = results(case, *drawn, backend, **more)
+        wanted = results(case, *(in_float64(x) for x in drawn), "torch", **more)
+        twin = errors(twin_results(case, *drawn, **more), wanted) if has_twin else {}
+        return errors(found, wanted), twin
+
+    draws = [compare(seed)]
+    if has_twin and over_twin(*draws[0], dtype):
+        draws += [compare(seed + 10 * i) for i in range(1, DRAWS)]
+    found, twin = (pooled(which) for which in zip(*draws))
+    row: dict[str, Any] = {"errors": found, "draws": len(draws), "failures": over_budget(found, dtype)}
+    if has_twin:
+        row |= {"twin": twin, "failures": row["failures"] + over_twin(found, twin, dtype)}
+    return row
