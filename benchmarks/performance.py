@@ -24,7 +24,7 @@ OPS = {
     "gla": "`linear_attention`, a decay a key channel; peer `gla`",
     "deltanet": "`delta_rule` without decay; peer `delta_rule`",
     "gdn": "`delta_rule`, a decay a head; peer `gated_delta_rule`",
-    "gdn-write": "`delta_rule`, a decay a head, a write key of its own; no peer",
+    "gdn-write": "`delta_rule`, a decay a head, a write key of its own; beside it with tied keys, which are read and written",
     "kda": "`delta_rule`, a decay a key channel; peer `kda`",
     "pgdn": "`preconditioned_delta_rule`, a decay a head; peer `precond_gated_delta_rule`",
     "pkda": "`preconditioned_delta_rule`, a decay a key channel; peer `precond_kda`, which also normalizes q and k",
@@ -96,7 +96,7 @@ def by_op(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def op_section(op: str, sizes: Mapping[str, Any]) -> str:
-    rows, refused = [], []
+    rows, beside, refused = [], [], []
     for size, row in sizes.items():
         if size.startswith(("decode", "first call")):
             continue
@@ -113,13 +113,17 @@ def op_section(op: str, sizes: Mapping[str, Any]) -> str:
                     *(number(memory.get(who)) for who in ("ours", "fla")), *floor_cells(part),
                 ]
             )  # fmt: skip
+            if "tied" in part["graph"]:
+                tied, ours = (medians(part, "graph")[who] for who in ("tied", "ours"))
+                cost = f"a write key of its own costs {ours / tied - 1:.1%}"
+                beside.append(f"- ({size}) {title}: {number(tied)} device time with tied keys; {cost}.\n")
     if not rows and not refused:
         return ""
     head = [
         "size", "pass", "device", "peer", "peer / ours", "eager", "peer", "peer / ours", "SDPA device", "MB", "peer MB",
         "floor", "reached",
     ]  # fmt: skip
-    return "\n".join([f"### {op}\n", f"{OPS[op]}.\n", *([table(head, rows)] if rows else []), *refused])
+    return "\n".join([f"### {op}\n", f"{OPS[op]}.\n", *([table(head, rows)] if rows else []), *beside, *refused])
 
 
 def decode_section(ops: Mapping[str, Mapping[str, Any]]) -> str:

@@ -34,6 +34,7 @@ def test_page_is_generated() -> None:
 
 def test_page_of_made_up_results(tmp_path: Path) -> None:
     times = part(1.0, 3.0, peak_mb={"ours": 100.0, "fla": 200.0})
+    written = {**times, "graph": {"ours": [1.02] * 3, "tied": [1.0] * 3}}
     rows = {
         "gdn 4,2048,8,128,128": {
             "errors": {"ours": {"o": 2e-3}, "fla": {"o": 4e-3}}, "stateful_errors": {"ours": {"S": 1e-3}, "twin": {"o": 3e-3}},
@@ -41,6 +42,7 @@ def test_page_of_made_up_results(tmp_path: Path) -> None:
         },
         "gdn first call 4,2048,8,128,128": {"empty_cache_s": 9.0, "warm_cache_s": 0.5},
         "gdn decode 64,1,16,128,128": {"errors": {"ours": {"o": 1e-3}}, "in_place": True, "decode": part(1.0, 1.5)},
+        "gdn-write 1,1,1,1,1": {"forward": written, "forward_backward": written},
         "kda 4,2048,8,128,128": {"errors": {}, "refused": ["dg 3.0e-02 (budget 2e-02)"]},
     }  # fmt: skip
     ceilings = {"bandwidth": 4e12, "rate": 7e14}
@@ -61,5 +63,6 @@ def test_page_of_made_up_results(tmp_path: Path) -> None:
     assert "| gdn | (64,1,16,128,128) | in place | 1.00 | 1.50 | 1.50 |" in page
     assert "(4,2048,8,128,128): no time, dg 3.0e-02 (budget 2e-02)." in page
     assert "| gdn | (4,2048,8,128,128) | 9.00 | 0.500 |" in page
+    assert "- (1,1,1,1,1) forward: 1.00 device time with tied keys; a write key of its own costs 2.0%." in page
     assert "| gdn | twin | o 3.0e-03 |" in page
     assert "1 of 2 combinations" in page and "- gdn (1,63,8,128,128) bfloat16: o 1.0e-02 (budget 5e-03)" in page

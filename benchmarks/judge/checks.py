@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .accuracy import cotangents, results
 from .cases import CASES, Sizes
-from .verdict import Draw, verdict
+from .verdict import Drawn, verdict
 
 PACKED = (0, 1, 63, 64, 65, 200, 0, 7)  # empty first, an empty one inside, chunk edges hit and missed
 
@@ -89,17 +89,19 @@ def poison(device: str) -> None:
 def check(op: str, what: Combination, device: str, backend: str, seed: int) -> dict[str, Any]:
     """The verdict, and whether two runs give the same bits."""
     case, dtype = CASES[op], getattr(torch, what.dtype)
-    packed = {"cu_seqlens": torch.tensor([0, *accumulate(PACKED)], device=device)} if what.packed else {}
+    packed: dict[str, Any] = (
+        {"cu_seqlens": torch.tensor([0, *accumulate(PACKED)], device=device)} if what.packed else {}
+    )
 
-    def draw(seed: int) -> Draw:
+    def draw(seed: int) -> Drawn:
         inputs = inputs_of(op, what, device, seed)
         states = case.draw_states(what.sizes, len(PACKED) if what.packed else what.sizes.B, device, seed + 1)
-        drawn = Draw(inputs, states, cotangents(case, inputs, states, seed + 2))
+        drawn = Drawn(inputs, states, cotangents(case, inputs, states, seed + 2))
         poison(device)
         return drawn
 
     row = verdict(op, draw, seed, dtype, backend, **packed)
-    first, second = (results(case, *draw(seed), backend, **packed) for _ in range(2))
+    first, second = (results(case, *draw(seed), backend=backend, **packed) for _ in range(2))
     differing = [name for name in first if not torch.equal(first[name], second[name])]
     if differing:
         row["failures"].append(f"two runs differ in {', '.join(differing)}")

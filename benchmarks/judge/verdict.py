@@ -12,25 +12,28 @@ from .accuracy import errors, in_float64, over_budget, over_twin, pooled, result
 from .cases import CASES
 from .twin import HAS_TWIN, twin_results
 
-DRAWS = 8  # where the first one exceeds twice the twin
+DRAWS = 16  # where the first one exceeds twice the twin
 
 
-class Draw(NamedTuple):
+class Drawn(NamedTuple):
     inputs: Mapping[str, Tensor]
     states: Mapping[str, Tensor]
     given: Mapping[str, Tensor]
 
+    def exact(self) -> Drawn:
+        return Drawn(*(in_float64(x) for x in self))
+
 
 def verdict(
-    op: str, draw: Callable[[int], Draw], seed: int, dtype: torch.dtype, backend: str, **more: Any
+    op: str, draw: Callable[[int], Drawn], seed: int, dtype: torch.dtype, backend: str, **more: Any
 ) -> dict[str, Any]:
     """errors, twin, the number of draws that these are pooled over, and failures in words."""
     case, has_twin = CASES[op], dtype != torch.float32 and op in HAS_TWIN
 
     def compare(seed: int) -> tuple[dict[str, float], dict[str, float]]:
         drawn = draw(seed)
-        found = results(case, *drawn, backend, **more)
-        wanted = results(case, *(in_float64(x) for x in drawn), "torch", **more)
+        found = results(case, *drawn, backend=backend, **more)
+        wanted = results(case, *drawn.exact(), backend="torch", **more)
         twin = errors(twin_results(case, *drawn, **more), wanted) if has_twin else {}
         return errors(found, wanted), twin
 

@@ -14,6 +14,7 @@ import torch
 from judge import checks
 from judge.cases import CASES, Sizes
 from judge.checks import PACKED, Combination, combinations
+from judge.verdict import DRAWS
 
 SMALL = Sizes(B=2, T=70, H=2, K=16, V=16, HV=4)
 ROOT = Path(__file__).parents[2]
@@ -73,9 +74,9 @@ def test_one_bad_draw_asks_for_more_and_many_fail(monkeypatch: pytest.MonkeyPatc
         return o, S + 0.0045 * S.detach() if len(calls) == 1 else S
 
     row = broken_row(monkeypatch, once)
-    assert row["draws"] == 8 and row["failures"] == []
+    assert row["draws"] == DRAWS and row["failures"] == []
     row = broken_row(monkeypatch, lambda o, S: (o, S + 0.0045 * S.detach()))
-    assert row["draws"] == 8 and [text.split()[0] for text in row["failures"]] == ["S"]
+    assert row["draws"] == DRAWS and [text.split()[0] for text in row["failures"]] == ["S"]
     assert "twin" in row["failures"][0]
     assert broken_row(monkeypatch, lambda o, S: (o, S))["draws"] == 1
 
