@@ -9,12 +9,14 @@ import torch
 
 
 class Tile(NamedTuple):
-    """Key channels and value columns of a program, and how it is compiled."""
+    """Key channels and value columns of a program, and how it is compiled. maxnreg: registers a thread at most, where a few less
+    than the compiler would take let a multiprocessor run one program more (168 for three of 4 warps)."""
 
     BK: int
     BV: int
     num_warps: int = 4
     num_stages: int = 2
+    maxnreg: int | None = None
 
 
 def padded(size: int, least: int = 16) -> int:
@@ -36,6 +38,7 @@ def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, roomy: bool = True) -
         # Of float16 inputs the preconditioner computes in tf32, whose operands are twice as large.
         gram = 64 if roomy and dtype != torch.float16 else 32
         ahead = 3 if roomy and K <= 128 else 2 if roomy else 1
+        fewer = 168 if delta and max(K, V) <= 128 else None
         found = {
             "solve": Tile(128 if roomy else 64, 64, 4, 1),
             "solve_again": Tile(128, 128, 4, 1),
@@ -44,7 +47,7 @@ def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, roomy: bool = True) -
             "walk_back": Tile(K, 32, 4, ahead if K <= 128 else 1),
             "join": Tile(64, 32, 4, 1),
             "output": Tile(128, 128, 4, 1) if roomy else Tile(64, 64, 4, 1),
-            "value_gradient": Tile(128, 128, 4, 1) if roomy else Tile(64, 32, 4, 1),
+            "value_gradient": Tile(128, 128, 4, 1, fewer) if roomy else Tile(64, 32, 4, 1),
             "gradients": Tile(64, 64 if K > 64 else 32, 4, 3) if roomy else Tile(32, 32, 4, 2),
             "prepare": Tile(32, 64, 4, 1) if roomy else Tile(16, 32, 8, 1),
             "channel_gradients": Tile(32, 32, 4, 2) if roomy else Tile(16, 32, 4, 2),

@@ -91,8 +91,8 @@ def gradients(
         )
     else:
         at_write = k + key_start + at_key
-    writes = tl.load(at_write, here, 0.0)
     to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
+    writes = tl.load(at_write, here, 0.0)
     if DECAY:
         decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # beyond the end as at the end: nothing overflows
         total = tl.load(gate + (first + count - 1) * HV + head)
@@ -110,8 +110,8 @@ def gradients(
             dA *= tl.exp2(tl.where(pair, decay[:, None] - decay[None, :], 0.0))
             to_k *= tl.exp2(decay)[:, None]
         dA = tl.where(pair, -dA, 0.0)
-        to_k = tl.dot(dA.to(key_type), writes, -to_k, input_precision=PRECISION)
         keys = tl.load(k + key_start + at_key, here, 0.0)
+        to_k = tl.dot(dA.to(key_type), writes, -to_k, input_precision=PRECISION)
         overlap = tl.sum(keys.to(tl.float32) * to_k, 1)
         tl.store(to_gates + part * rows + start + row, to_beta + overlap, live)
         summed += overlap * gain

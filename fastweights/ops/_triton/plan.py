@@ -132,8 +132,9 @@ class Plan:
 
 @lru_cache
 def compiled_in(found: Tile, *names: str) -> dict[str, int]:
-    """Those sizes of a tile, its warps and stages, as a launch takes them."""
-    return {name: getattr(found, name) for name in (*names, "num_warps", "num_stages")}
+    """Those sizes of a tile, and how it is compiled, as a launch takes them."""
+    chosen = {name: getattr(found, name) for name in (*names, "num_warps", "num_stages", "maxnreg")}
+    return {name: x for name, x in chosen.items() if x is not None}
 
 
 def heads(plan: Plan, x: Any) -> int:
