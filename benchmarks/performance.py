@@ -50,6 +50,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+def lines(items: Sequence[str]) -> list[str]:
+    """One block of text, or none."""
+    return ["\n".join(items) + "\n"] if items else []
+
+
 def number(x: float | None, digits: int = 3) -> str:
     """So many significant digits, without an exponent."""
     if x is None or math.isnan(x):
@@ -116,14 +121,14 @@ def op_section(op: str, sizes: Mapping[str, Any]) -> str:
             if "tied" in part["graph"]:
                 tied, ours = (medians(part, "graph")[who] for who in ("tied", "ours"))
                 cost = f"a write key of its own costs {ours / tied - 1:.1%}"
-                beside.append(f"- ({size}) {title}: {number(tied)} device time with tied keys; {cost}.\n")
+                beside.append(f"- ({size}) {title}: {number(tied)} device time with tied keys; {cost}.")
     if not rows and not refused:
         return ""
     head = [
         "size", "pass", "device", "peer", "peer / ours", "eager", "peer", "peer / ours", "SDPA device", "MB", "peer MB",
         "floor", "reached",
     ]  # fmt: skip
-    return "\n".join([f"### {op}\n", f"{OPS[op]}.\n", *([table(head, rows)] if rows else []), *beside, *refused])
+    return "\n".join([f"### {op}\n", f"{OPS[op]}.\n", *([table(head, rows)] if rows else []), *lines(beside), *refused])
 
 
 def decode_section(ops: Mapping[str, Mapping[str, Any]]) -> str:
@@ -184,7 +189,7 @@ def error_section(ops: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def origin(content: Mapping[str, Any]) -> str:
-    """Machine, versions and commit in a line or two."""
+    """Machine, versions and commit in a line or two; files: `source` in environment.py."""
     versions = [
         f"{title} {content[key]}"
         for key, title in {
@@ -193,7 +198,8 @@ def origin(content: Mapping[str, Any]) -> str:
         }.items()
         if content.get(key)
     ]  # fmt: skip
-    return f"Measured {content['time'][:10]} at commit {content['commit']}; {', '.join(versions)}."
+    source = f", files {content['source']}" if "source" in content else ""
+    return f"Measured {content['time'][:10]} at commit {content['commit']}{source}; {', '.join(versions)}."
 
 
 def times_page(content: Mapping[str, Any]) -> str:
