@@ -92,22 +92,22 @@ def budget(name: str, dtype: torch.dtype) -> float:
     return GRADIENT_BUDGET if name in VECTORS else GATE_BUDGET
 
 
-def over_budget(found: Mapping[str, float], dtype: torch.dtype) -> list[str]:
-    """What exceeds what it may be, in words; an error that is no number does."""
-    return [
-        f"{name} {error:.1e} (budget {budget(name, dtype):.0e})"
+def over_budget(found: Mapping[str, float], dtype: torch.dtype) -> dict[str, str]:
+    """What exceeds what it may be, and that in words; an error that is no number does."""
+    return {
+        name: f"{name} {error:.1e} (budget {budget(name, dtype):.0e})"
         for name, error in found.items()
         if not error <= budget(name, dtype)
-    ]
+    }
 
 
-def over_twin(found: Mapping[str, float], twin: Mapping[str, float], dtype: torch.dtype) -> list[str]:
-    """What exceeds twice the twin's error, or twice the rounding of a result, in words."""
-    return [
-        f"{name} {error:.1e} (over 2x the twin's {twin[name]:.1e})"
+def over_twin(found: Mapping[str, float], twin: Mapping[str, float], dtype: torch.dtype) -> dict[str, str]:
+    """What exceeds twice the twin's error, or twice the rounding of a result, and that in words."""
+    return {
+        name: f"{name} {error:.1e} (over 2x the twin's {twin[name]:.1e})"
         for name, error in found.items()
         if not error <= 2 * max(twin[name], ROUNDING[dtype])
-    ]
+    }
 
 
 def pooled(draws: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .accuracy import cotangents, results
+from .accuracy import results
 from .cases import CASES, Sizes
 from .verdict import Drawn, verdict
 
@@ -94,9 +94,8 @@ def check(op: str, what: Combination, device: str, backend: str, seed: int) -> d
     )
 
     def draw(seed: int) -> Drawn:
-        inputs = inputs_of(op, what, device, seed)
-        states = case.draw_states(what.sizes, len(PACKED) if what.packed else what.sizes.B, device, seed + 1)
-        drawn = Drawn(inputs, states, cotangents(case, inputs, states, seed + 2))
+        count = len(PACKED) if what.packed else what.sizes.B
+        drawn = Drawn.around(op, inputs_of(op, what, device, seed), what.sizes, count, seed)
         poison(device)
         return drawn
 

@@ -81,7 +81,7 @@ def judge_decoding(
             failed[who] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
             del steps[who]
     row: dict[str, Any] = {"errors": found, "failed": failed, "in_place": mine is not None}
-    refused = over_budget(found["ours"], dtype)
+    refused = list(over_budget(found["ours"], dtype).values())
     if refused:
         return {**row, "refused": refused}
     held = {who: copies(states) for who in steps}

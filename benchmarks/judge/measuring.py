@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .accuracy import cotangents, errors, in_float64, over_budget, token_results
+from .accuracy import errors, in_float64, over_budget, token_results
 from .cases import CASES, Case, Sizes
 from .peers import peers
 from .timing import Ceilings, Work, as_graph, interleaved, peak_megabytes
@@ -31,11 +31,9 @@ def forward_backward(call: Call, inputs: Mapping[str, Tensor], do: Tensor) -> No
 
 def check_states(name: str, sizes: Sizes, dtype: torch.dtype, backend: str, seed: int) -> dict[str, Any]:
     """Ours with initial and final states, and the twin."""
-    case = CASES[name]
 
     def draw(seed: int) -> Drawn:
-        inputs, states = case.draw(sizes, dtype, "cuda", seed), case.draw_states(sizes, sizes.B, "cuda", seed + 1)
-        return Drawn(inputs, states, cotangents(case, inputs, states, seed + 2))
+        return Drawn.around(name, CASES[name].draw(sizes, dtype, "cuda", seed), sizes, sizes.B, seed)
 
     found = verdict(name, draw, seed, dtype, backend)
     return {"ours": found.pop("errors"), **found}
@@ -79,7 +77,7 @@ def judge(
     found, failed = check_calls(case, calls, inputs, do)
     moments.append(time.perf_counter())
     row: dict[str, Any] = {"errors": found, "stateful_errors": stateful, "failed": failed}
-    refused = stateful.pop("failures") + over_budget(found["ours"], dtype)
+    refused = [*stateful.pop("failures"), *over_budget(found["ours"], dtype).values()]
     if refused:
         return {**row, "refused": refused}
     for stage in ("forward", "forward_backward"):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .accuracy import errors, in_float64, over_budget, over_twin, pooled, results
-from .cases import CASES
+from .accuracy import cotangents, errors, in_float64, over_budget, over_twin, pooled, results
+from .cases import CASES, Sizes
 from .twin import HAS_TWIN, twin_results
 
 DRAWS = 16  # where the first one exceeds twice the twin
@@ -19,6 +19,12 @@ class Drawn(NamedTuple):
     inputs: Mapping[str, Tensor]
     states: Mapping[str, Tensor]
     given: Mapping[str, Tensor]
+
+    @classmethod
+    def around(cls, op: str, inputs: Mapping[str, Tensor], sizes: Sizes, count: int, seed: int) -> Drawn:
+        """Inputs that were drawn with this seed, and with the next two the states of `count` sequences and the cotangents."""
+        states = CASES[op].draw_states(sizes, count, str(inputs["v"].device), seed + 1)
+        return cls(inputs, states, cotangents(CASES[op], inputs, states, seed + 2))
 
     def exact(self) -> Drawn:
         return Drawn(*(in_float64(x) for x in self))
@@ -42,7 +48,9 @@ def verdict(
     if has_twin and over_twin(*draws[0], dtype):
         draws += [compare(seed + 10 * i) for i in range(1, DRAWS)]
     found, twin = (pooled(which) for which in zip(*draws))
-    row: dict[str, Any] = {"errors": found, "draws": len(draws), "failures": over_budget(draws[0][0], dtype)}
+    failures = over_budget(draws[0][0], dtype)
+    row: dict[str, Any] = {"errors": found, "draws": len(draws)}
     if has_twin:
-        row |= {"twin": twin, "failures": row["failures"] + over_twin(found, twin, dtype)}
-    return row
+        row["twin"] = twin
+        failures = {**over_twin(found, twin, dtype), **failures}
+    return {**row, "failures": list(failures.values())}
