@@ -17,7 +17,7 @@ import fastweights
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("fastweights", "benchmarks")
-OPS = ("fastweights/ops", "benchmarks/judge")
+OPS = ("fastweights/kernels", "fastweights/ops", "benchmarks/judge")
 
 
 def commit() -> str:

@@ -19,7 +19,8 @@ from environment import describe, write_json
 from judge.cases import CASES, Sizes
 from judge.measuring import forward, forward_backward
 
-from fastweights.ops._shared import backends, checks
+from fastweights.kernels import availability
+from fastweights.ops.framework import checks
 
 RESULT = Path(__file__).parent / "results" / "host_time.json"
 SIZES = Sizes(B=2, T=128, H=2, K=64, V=64)  # the numbers do not matter, nothing is computed
@@ -70,7 +71,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = {}
     with (
-        mock.patch.object(backends, "INTERPRETED", True),  # tensors on a CPU may go to the kernels,
+        mock.patch.object(availability, "INTERPRETED", True),  # tensors on a CPU may go to the kernels,
         mock.patch.object(checks, "values_can_be_read", lambda x: False),  # and are not looked at, as on a GPU
         mock.patch.object(JITFunction, "run", lambda kernel, *given, **options: Nothing()),
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastweights.ops._shared.backends import HAS_TRITON, INTERPRETED
+from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 
 NEEDS = {
     "kernels": (

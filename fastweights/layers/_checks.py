@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ..ops._shared.sequences import check_cu_seqlens
+from ..ops.framework.sequences import check_cu_seqlens
 
 if TYPE_CHECKING:
     from .cache import LayerCache

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import delta_rule, precondition_keys, preconditioned_delta_rule
-from ..ops._shared.run import BACKENDS
+from ..ops.framework.run import BACKENDS
 from ._checks import check_choice, check_flag, check_input, check_number
 from .cache import LayerCache
 from .decay import HeadDecay, KimiDecay

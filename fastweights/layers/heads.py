@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ops._shared.checks import LARGEST_HEAD
+from ..ops.framework.checks import LARGEST_HEAD
 from ._checks import check_positive, check_size
 
 __all__ = ["HeadSizes", "head_width"]

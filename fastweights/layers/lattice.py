@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..ops import lattice
-from ..ops._shared.checks import LARGEST_HEAD
-from ..ops._shared.run import BACKENDS, compute_dtype
+from ..ops.framework.checks import LARGEST_HEAD
+from ..ops.framework.run import BACKENDS, compute_dtype
 from ._checks import check_choice, check_flag, check_input, check_number, check_size
 from .cache import LayerCache
 from .decay import HeadDecay

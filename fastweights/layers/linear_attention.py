@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import linear_attention, precondition_queries
-from ..ops._shared.run import BACKENDS
+from ..ops.framework.run import BACKENDS
 from ._checks import check_choice, check_flag, check_input, check_positive
 from .cache import LayerCache
 from .decay import GLADecay, HeadDecay

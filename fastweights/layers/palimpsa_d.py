@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..ops._shared.run import BACKENDS
+from ..ops.framework.run import BACKENDS
 from ._checks import check_choice, check_flag, check_input, check_number, check_positive
 from .cache import LayerCache
 from .decay import HeadDecay

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops import recursive_least_squares
-from ..ops._shared.run import BACKENDS
+from ..ops.framework.run import BACKENDS
 from ._checks import check_choice, check_flag, check_input, check_positive
 from .cache import LayerCache
 from .decay import HeadDecay

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..ops import output_normalized_ttt
-from ..ops._shared.run import BACKENDS
+from ..ops.framework.run import BACKENDS
 from ._checks import check_choice, check_flag, check_input
 from .cache import LayerCache
 from .gates import StepSize

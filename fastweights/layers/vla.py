@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops._shared.run import BACKENDS
+from ..ops.framework.run import BACKENDS
 from ..ops.variational_linear_attention.memory import penalized_memory
 from ._checks import check_choice, check_flag, check_input, check_number, check_positive, check_size
 from .cache import LayerCache

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._shared.backends import takes_kernels
-from ._shared.checks import (
+from ..kernels.availability import takes_kernels
+from .delta_rule import delta_rule
+from .delta_rule.api import check_delta
+from .framework.checks import (
     Shapes,
     check_decay,
     check_gate,
@@ -19,10 +21,8 @@ from ._shared.checks import (
     check_tensor,
     shape_of,
 )
-from ._shared.run import BACKENDS, compute_dtype
-from ._shared.sequences import check_cu_seqlens
-from .delta_rule import delta_rule
-from .delta_rule.api import check_delta
+from .framework.run import BACKENDS, compute_dtype
+from .framework.sequences import check_cu_seqlens
 from .linear_attention import linear_attention
 from .precondition.api import check_center, check_squash
 from .preconditioned_delta_rule import preconditioned_delta_rule
@@ -71,7 +71,7 @@ def linear_attention_(
     _check_state("state", state, (count, sizes.heads, sizes.key, sizes.value), v)
     _check_no_gradient("linear_attention", q=q, k=k, v=v, g=g, state=state)
     if _kernel_serves(backend, v):
-        from ._triton.decode import decode
+        from ..kernels.recurrent.decode import decode
 
         return decode(q, k, v, g=g, state=state, scale=scale, cu_seqlens=_beside(cu_seqlens, v))
     return _overwrite((state,), linear_attention, q, k, v, g, scale=scale, cu_seqlens=cu_seqlens, backend=backend)
@@ -113,7 +113,7 @@ def delta_rule_(
     _check_state("state", state, (count, sizes.heads, sizes.key, sizes.value), v)
     _check_no_gradient("delta_rule", q=q, k=k, v=v, beta=beta, g=g, write_key=write_key, state=state)
     if _kernel_serves(backend, v):
-        from ._triton.decode import decode
+        from ..kernels.recurrent.decode import decode
 
         return decode(
             q, k, v, beta=beta, g=g, write_key=write_key, state=state, scale=scale, cu_seqlens=_beside(cu_seqlens, v)
@@ -178,7 +178,7 @@ def preconditioned_delta_rule_(
         center=center_of_head, S=S, A=A,
     )  # fmt: skip
     if _kernel_serves(backend, v):
-        from ._triton.decode import Preconditioner, decode
+        from ..kernels.recurrent.decode import Preconditioner, decode
 
         preconditioner = Preconditioner(A, None, precond_g, precond_beta, center_of_head, bound, eps)
         return decode(

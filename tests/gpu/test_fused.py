@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops._shared.backends import HAS_TRITON
+from fastweights.kernels.availability import HAS_TRITON
 from fastweights.ops.gated_norm import gated_rms_norm
 from fastweights.ops.short_convolution import short_convolution
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops._shared.backends import HAS_TRITON
+from fastweights.kernels.availability import HAS_TRITON
 from fastweights.testing import OpCase, OpInputs
 from tests.contract.compare import values_and_gradients
 from tests.contract.test_numbers import with_tokens

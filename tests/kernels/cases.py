@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastweights import ops
-from fastweights.ops._shared.backends import INTERPRETED
+from fastweights.kernels.availability import INTERPRETED
 from fastweights.testing import CASES, OpCase, OpInputs
 from tests.contract.compare import values_and_gradients
 

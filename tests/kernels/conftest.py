@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from fastweights.ops._shared.backends import HAS_TRITON
+from fastweights.kernels.availability import HAS_TRITON
 from fastweights.testing import OpCase
 from tests.ops.kernel_launches import kinds_anew
 
@@ -23,6 +23,6 @@ def case(request: pytest.FixtureRequest) -> OpCase:
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sequences are cut into segments of one chunk, as only long ones are otherwise."""
     if HAS_TRITON:
-        monkeypatch.setattr("fastweights.ops._triton.tables.SHORTEST", 1)
+        monkeypatch.setattr("fastweights.kernels.runtime.packing.SHORTEST", 1)
     with kinds_anew() if HAS_TRITON else nullcontext():
         yield

@@ -112,7 +112,7 @@ def test_compiled_without_gradients() -> None:
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Tensor]]:
     """Calls of the decoding kernel."""
-    from fastweights.ops._triton import node
+    from fastweights.kernels.chunk import node
 
     calls: list[Callable[..., Tensor]] = []
     plain = node.decode

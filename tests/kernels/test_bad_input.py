@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastweights.ops._shared.backends import HAS_TRITON, INTERPRETED, missing
+from fastweights.kernels.availability import HAS_TRITON, INTERPRETED, missing
 from fastweights.testing import OpCase
 
 
@@ -14,7 +14,7 @@ def call(case: OpCase, dtype: torch.dtype, backend: str = "triton") -> torch.Ten
 
 
 def test_without_triton(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastweights.ops._shared.backends.HAS_TRITON", False)
+    monkeypatch.setattr("fastweights.kernels.availability.HAS_TRITON", False)
     with pytest.raises(ValueError, match="needs the package triton, which is not installed"):
         call(case, torch.float32)
     call(case, torch.float32, "auto")
@@ -29,18 +29,18 @@ def test_on_the_cpu(case: OpCase) -> None:
 
 @pytest.mark.kernels
 def test_in_float64(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastweights.ops._shared.backends.INTERPRETED", True)
+    monkeypatch.setattr("fastweights.kernels.availability.INTERPRETED", True)
     with pytest.raises(ValueError, match="computes in float32, got float64"):
         call(case, torch.float64)
 
 
 @pytest.mark.parametrize(("capability", "hip", "message"), [((7, 5), None, "got 7.5"), ((9, 0), "6.4", "under ROCm")])
 def test_on_other_gpus(monkeypatch: pytest.MonkeyPatch, capability: object, hip: object, message: str) -> None:
-    monkeypatch.setattr("fastweights.ops._shared.backends.HAS_TRITON", True)
-    monkeypatch.setattr("fastweights.ops._shared.backends.INTERPRETED", False)
+    monkeypatch.setattr("fastweights.kernels.availability.HAS_TRITON", True)
+    monkeypatch.setattr("fastweights.kernels.availability.INTERPRETED", False)
     monkeypatch.setattr("torch.version.hip", hip)
-    monkeypatch.setattr("fastweights.ops._shared.backends._capability", lambda device: capability)
+    monkeypatch.setattr("fastweights.kernels.availability._capability", lambda device: capability)
     assert message in (missing(torch.float16, torch.device("cuda", 0)) or "")
     monkeypatch.setattr("torch.version.hip", None)
-    monkeypatch.setattr("fastweights.ops._shared.backends._capability", lambda device: (8, 0))
+    monkeypatch.setattr("fastweights.kernels.availability._capability", lambda device: (8, 0))
     assert missing(torch.float16, torch.device("cuda", 0)) is None

@@ -78,8 +78,8 @@ def test_long_sequence(name: str, time: int) -> None:
 @pytest.mark.parametrize(("time", "walks", "segments"), [(1100, 1, 3), (1100, 100, 0), (500, 1, 0), (65536, 16, 16)])
 def test_segments_of_a_row(time: int, walks: int, segments: int) -> None:
     """Long rows are cut where few programs would run otherwise, never below 8 chunks a segment."""
-    from fastweights.ops._shared.sequences import Sequences
-    from fastweights.ops._triton.tables import most_segments, segment_length
+    from fastweights.kernels.runtime.packing import most_segments, segment_length
+    from fastweights.ops.framework.sequences import Sequences
 
     sequences = Sequences(1, time)
     length = segment_length(sequences, walks, 264)

@@ -34,8 +34,8 @@ def test_compiled_once_for_what_is_alike(aligned: bool) -> None:
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
-    from fastweights.ops._triton import jit
-    from fastweights.ops._triton.cumulate import cumulate as known
+    from fastweights.kernels.runtime import jit
+    from fastweights.kernels.chunk.cumsum import cumulate as known
 
     cumulate = jit.Kernel(known.fn, aligned)
 
@@ -85,7 +85,7 @@ def test_compiled_once_for_what_is_alike(aligned: bool) -> None:
 def test_the_newest_assembler_serves() -> None:
     from triton import knobs
 
-    from fastweights.ops._triton.compiling import newest_assembler
+    from fastweights.kernels.runtime.compiling import newest_assembler
 
     tools = [getattr(knobs.nvidia, name, None) for name in ("ptxas", "ptxas_blackwell")]
     versions = {tool.version for tool in tools if tool is not None}
@@ -98,7 +98,7 @@ def test_the_newest_assembler_serves() -> None:
 def test_the_users_assembler_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
-    from fastweights.ops._triton.compiling import newest_assembler
+    from fastweights.kernels.runtime.compiling import newest_assembler
 
     before = knobs.nvidia.ptxas.path
     monkeypatch.setenv("TRITON_PTXAS_PATH", before)
@@ -113,7 +113,7 @@ def test_kernels_of_others_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> 
     from triton.compiler import make_backend
     from triton.runtime.driver import driver
 
-    from fastweights.ops._triton.compiling import name_as_before, newest_assembler
+    from fastweights.kernels.runtime.compiling import name_as_before, newest_assembler
 
     def named() -> str:
         return make_backend(GPUTarget("cuda", 90, 32)).hash()
@@ -132,7 +132,7 @@ def test_kernels_of_others_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_tensors_are_aligned() -> None:
-    from fastweights.ops._shared.backends import aligned
+    from fastweights.kernels.availability import aligned
 
     numbers = torch.arange(12.0)
     assert (

@@ -52,14 +52,14 @@ def launch(
 @pytest.fixture(autouse=True)
 def on_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ops let their kernels have these, as they do in the interpreter."""
-    monkeypatch.setattr("fastweights.ops._shared.backends.INTERPRETED", True)
+    monkeypatch.setattr("fastweights.kernels.availability.INTERPRETED", True)
 
 
 @pytest.fixture(autouse=True)
 def tiles_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles as that GPU gets them."""
     roomy = "capability" not in request.fixturenames or request.getfixturevalue("capability") >= 90
-    monkeypatch.setattr("fastweights.ops._triton.plan.is_roomy", lambda device: roomy)
+    monkeypatch.setattr("fastweights.kernels.chunk.sizes.is_roomy", lambda device: roomy)
 
 
 def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> None:

@@ -29,7 +29,7 @@ def described_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
-    monkeypatch.setattr("fastweights.ops._shared.backends.INTERPRETED", True)
+    monkeypatch.setattr("fastweights.kernels.availability.INTERPRETED", True)
     described = mock.Mock()
     described.get_current_device.return_value = described.get_current_stream.return_value = 0
     described.get_current_target.return_value = GPUTarget("cuda", 90, 32)
@@ -60,7 +60,7 @@ def launches(described_gpu: None) -> Iterator[list[tuple[Any, ...]]]:
     """Name and arguments of what is launched; nothing is compiled."""
     from triton.runtime.jit import JITFunction
 
-    from fastweights.ops._triton.jit import Kernel
+    from fastweights.kernels.runtime.jit import Kernel
 
     found: list[tuple[Any, ...]] = []
     with (
@@ -104,10 +104,10 @@ def test_the_same_again(name: str, time: int, launches: list[tuple[Any, ...]], s
 
 def test_places_in_memory(launches: list[tuple[Any, ...]]) -> None:
     """A launch is given the memory of the call's own tensors, and what lives side by side lies apart."""
-    from fastweights.ops._triton.compiling import Launch
-    from fastweights.ops._triton.cumulate import cumulate
-    from fastweights.ops._triton.memory import Buffer
-    from fastweights.ops._triton.schedule import Schedule
+    from fastweights.kernels.chunk.cumsum import cumulate
+    from fastweights.kernels.runtime.compiling import Launch
+    from fastweights.kernels.runtime.launch_plan import Schedule
+    from fastweights.kernels.runtime.workspace import Buffer
 
     table = torch.zeros(2, dtype=torch.int32)
     g, first, second, out, missing = (*(Buffer((64, 8), torch.float32) for _ in range(4)), None)
@@ -129,10 +129,10 @@ def test_places_in_memory(launches: list[tuple[Any, ...]]) -> None:
 
 def test_kinds() -> None:
     """A call is known again by all that its launches depend on."""
-    from fastweights.ops._shared.sequences import Sequences
-    from fastweights.ops._triton.call import call_of
-    from fastweights.ops._triton.node import MEMORY
-    from fastweights.ops._triton.plan import Inputs
+    from fastweights.kernels.chunk.node import MEMORY
+    from fastweights.kernels.chunk.sizes import Inputs
+    from fastweights.kernels.runtime.call import call_of
+    from fastweights.ops.framework.sequences import Sequences
 
     x, row = torch.zeros(1, 70, 2, 16), Sequences(1, 70)
     known = {"rule": MEMORY, "x": Inputs(x, x, x), "sequences": row, "numbers": (1.0,), "final": True, "learns": True}
@@ -147,8 +147,8 @@ def test_kinds() -> None:
 
 
 def test_nothing_is_left_to_compile(described_gpu: None) -> None:
-    from fastweights.ops._triton import compiling
-    from fastweights.ops._triton.jit import Kernel
+    from fastweights.kernels.runtime import compiling
+    from fastweights.kernels.runtime.jit import Kernel
 
     made: list[Any] = []
     make_ready, loaded = compiling.make_ready, []
@@ -166,7 +166,7 @@ def test_nothing_is_left_to_compile(described_gpu: None) -> None:
 
     with (
         mock.patch.object(compiling, "load", kept),
-        mock.patch("fastweights.ops._triton.schedule.make_ready", ready),
+        mock.patch("fastweights.kernels.runtime.launch_plan.make_ready", ready),
     ):
         call(KERNEL_CASES["linear_attention-none"], 70)
     assert len(made) >= 5 and all(kernel.asm["cubin"] for kernel in made)
@@ -178,10 +178,10 @@ def test_a_thread_that_fails_costs_time_alone(
 ) -> None:
     """One kernel does not compile beside others; by itself it does."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from fastweights.ops._triton import compiling
-    from fastweights.ops._triton.cumulate import cumulate
-    from fastweights.ops._triton.jit import Kernel
-    from fastweights.ops._triton.memory import Buffer
+    from fastweights.kernels.runtime import compiling
+    from fastweights.kernels.chunk.cumsum import cumulate
+    from fastweights.kernels.runtime.jit import Kernel
+    from fastweights.kernels.runtime.workspace import Buffer
 
     x, parse = Buffer((8,), torch.float32), Kernel.parse
     launch = compiling.Launch(cumulate, (1, 1), (x, x, x, 8), {"PH": 32, "HEADS_G": 4})
@@ -204,9 +204,9 @@ def test_a_thread_that_fails_costs_time_alone(
 def test_what_does_not_compile_says_why(described_gpu: None) -> None:
     from triton import CompilationError
 
-    from fastweights.ops._triton.compiling import Launch, make_ready
-    from fastweights.ops._triton.cumulate import cumulate
-    from fastweights.ops._triton.memory import Buffer
+    from fastweights.kernels.chunk.cumsum import cumulate
+    from fastweights.kernels.runtime.compiling import Launch, make_ready
+    from fastweights.kernels.runtime.workspace import Buffer
 
     x = Buffer((8,), torch.float32)
     with pytest.raises(CompilationError):
@@ -215,7 +215,7 @@ def test_what_does_not_compile_says_why(described_gpu: None) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 9), st.integers(0, 9)), max_size=12))
 def test_memory_is_shared_by_turns(drawn: list[tuple[int, int, int]]) -> None:
-    from fastweights.ops._triton.memory import ALIGNMENT, arranged
+    from fastweights.kernels.runtime.workspace import ALIGNMENT, arranged
 
     needs = [(size, min(one, other), max(one, other)) for size, one, other in drawn]
     starts, total = arranged(needs)
@@ -231,6 +231,6 @@ def test_memory_is_shared_by_turns(drawn: list[tuple[int, int, int]]) -> None:
 
 
 def test_one_after_the_other_share_memory() -> None:
-    from fastweights.ops._triton.memory import arranged
+    from fastweights.kernels.runtime.workspace import arranged
 
     assert arranged([(1024, 0, 1), (512, 2, 3), (512, 2, 4), (256, 1, 2)]) == ([0, 0, 512, 1024], 1280)

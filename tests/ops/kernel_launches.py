@@ -44,7 +44,7 @@ class Compilation(NamedTuple):
         import triton
         from triton.backends.compiler import GPUTarget
 
-        from fastweights.ops._triton.compiling import newest_assembler
+        from fastweights.kernels.runtime.compiling import newest_assembler
 
         source = triton.compiler.ASTSource(self.kernel, self.signature, self.constexprs, self.attrs)
         with newest_assembler():
@@ -83,7 +83,7 @@ def recorded(call: Callable[[], object]) -> Iterator[Compilation]:
     """The kernels that `call` launches, each form once."""
     from triton.runtime.jit import JITFunction
 
-    from fastweights.ops._triton.jit import Kernel
+    from fastweights.kernels.runtime.jit import Kernel
 
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -104,7 +104,7 @@ def recorded(call: Callable[[], object]) -> Iterator[Compilation]:
 @contextmanager
 def kinds_anew() -> Iterator[None]:
     """Calls inside are not of a kind that is known, nor are those afterwards of a kind known from inside."""
-    from fastweights.ops._triton import call
+    from fastweights.kernels.runtime import call
 
     with mock.patch.object(call, "_call", lru_cache(call.Call)):
         yield

@@ -190,7 +190,7 @@ def test_kernel_on_packed_rows(case: OpCase, index: torch.dtype) -> None:
 
 def call_decode(inputs: OpInputs, states: tuple[Tensor, ...], new: tuple[Tensor | None, ...], scale: float) -> Tensor:
     """The kernel's own function on the inputs of a case."""
-    from fastweights.ops._triton.decode import Preconditioner, decode
+    from fastweights.kernels.recurrent.decode import Preconditioner, decode
 
     tokens = dict(inputs.tokens)
     preconditioner = None

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import gated_kalmanet, linear_attention
-from fastweights.ops._ridge.iterations import chebyshev_weights
-from fastweights.ops._ridge.ridge import relative_ridge
+from fastweights.ops.shared.ridge.iterations import chebyshev_weights
+from fastweights.ops.shared.ridge.ridge import relative_ridge
 from fastweights.testing import CASES
 
 SOLVERS = ("chebyshev", "conjugate_gradient", "exact")

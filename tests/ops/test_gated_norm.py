@@ -157,7 +157,7 @@ def test_rows_too_wide_for_the_kernels():
 
 def launches() -> Iterator[Callable[[], object]]:
     """Every kernel in the forms that layers launch."""
-    from fastweights.ops.gated_norm.triton import backward, forward
+    from fastweights.kernels.pointwise.gated_norm import backward, forward
 
     forms = [
         (64, "silu", False),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import gated_kalmanet, mesa, recursive_least_squares
-from fastweights.ops._ridge.iterations import conjugate_gradient
+from fastweights.ops.shared.ridge.iterations import conjugate_gradient
 from fastweights.testing import CASES
 
 BACKENDS = ("reference", "torch")

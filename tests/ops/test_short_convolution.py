@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fastweights.ops._shared.backends import HAS_TRITON, INTERPRETED
+from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 from fastweights.ops.short_convolution import short_convolution
 from tests.kernels.cases import DEVICE
 
@@ -241,7 +241,7 @@ def test_bad_input(change, message):
 
 
 def test_triton_where_there_is_none(monkeypatch):
-    monkeypatch.setattr("fastweights.ops._shared.backends.HAS_TRITON", False)
+    monkeypatch.setattr("fastweights.kernels.availability.HAS_TRITON", False)
     with pytest.raises(ValueError, match="package triton"):
         short_convolution(**GOOD, backend="triton")
     assert short_convolution(**GOOD)[0].shape == (2, 5, 6)
@@ -257,7 +257,7 @@ def test_filters_too_wide_for_the_kernels():
 
 def launches() -> Iterator[Callable[[], object]]:
     """Every kernel in the forms that layers launch."""
-    from fastweights.ops.short_convolution.triton import backward, forward
+    from fastweights.kernels.pointwise.short_convolution import backward, forward
 
     forms = [(64, 4, 2048, torch.bfloat16), (None, 4, 2048, torch.float32)]
     for head, batch, time, dtype in forms:

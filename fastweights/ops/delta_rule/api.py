@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._shared.checks import (
+from ..framework.checks import (
     Shapes,
     check_decay,
     check_flag,
@@ -14,8 +14,8 @@ from .._shared.checks import (
     check_states,
     check_tokens,
 )
-from .._shared.run import chunkwise, compute_dtype, kernels, per_sequence, run, select_backend
-from .._shared.sequences import check_cu_seqlens
+from ..framework.run import chunkwise, compute_dtype, kernels, per_sequence, run, select_backend
+from ..framework.sequences import check_cu_seqlens
 from .chunked import chunked
 from .kernels import by_kernels
 from .reference import reference

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._ridge.api import ridge_regression
-from .._shared.checks import check_decay, check_gate, check_number, check_qkv, check_tensor
+from ..framework.checks import check_decay, check_gate, check_number, check_qkv, check_tensor
+from ..shared.ridge.api import ridge_regression
 
 __all__ = ["gated_kalmanet"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._shared.backends import takes_kernels
-from .._shared.checks import check_flag, check_number, check_same_shape, check_tensor, shape_of
+from ...kernels.availability import takes_kernels
+from ..framework.checks import check_flag, check_number, check_same_shape, check_tensor, shape_of
 from .node import gated_norm
 from .torch_form import GATES, torch_form
 

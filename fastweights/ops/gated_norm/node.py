@@ -19,7 +19,7 @@ def gated_norm(*inputs: Any) -> Tensor:
 
 
 def _launch(*inputs: Any) -> Tensor:
-    from .triton import forward
+    from ...kernels.pointwise.gated_norm import forward
 
     return forward(*inputs)
 
@@ -39,7 +39,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        from .triton import backward
+        from ...kernels.pointwise.gated_norm import backward
 
         return *backward(dy, *ctx.saved_tensors, *ctx.options), None, None, None
 
@@ -58,7 +58,7 @@ def _(x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps: floa
 def _backward_node(
     dy: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps: float, gate_first: bool
 ) -> list[Tensor]:
-    from .triton import backward
+    from ...kernels.pointwise.gated_norm import backward
 
     return [g for g in backward(dy, x, weight, gate, activation, eps, gate_first) if g is not None]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._shared.checks import Shapes, check_flag, check_gate, check_number, check_qkv, check_states, values_can_be_read
-from .._shared.run import chunkwise, compute_dtype, per_sequence, run, select_backend
-from .._shared.sequences import check_cu_seqlens
+from ..framework.checks import Shapes, check_flag, check_gate, check_number, check_qkv, check_states, values_can_be_read
+from ..framework.run import chunkwise, compute_dtype, per_sequence, run, select_backend
+from ..framework.sequences import check_cu_seqlens
 from .chunked import chunked
 from .reference import reference
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._shared.sequences import Chunks, Sequences
+from ..framework.sequences import Chunks, Sequences
 from .coefficients import Coefficients
 from .proximal import Proximal
 from .sequential import Sequential

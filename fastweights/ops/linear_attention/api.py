@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._shared.checks import check_decay, check_flag, check_qkv, check_scale, check_states
-from .._shared.run import chunkwise, compute_dtype, kernels, per_sequence, run, select_backend
-from .._shared.sequences import check_cu_seqlens
+from ..framework.checks import check_decay, check_flag, check_qkv, check_scale, check_states
+from ..framework.run import chunkwise, compute_dtype, kernels, per_sequence, run, select_backend
+from ..framework.sequences import check_cu_seqlens
 from .chunked import chunked
 from .kernels import by_kernels
 from .reference import reference

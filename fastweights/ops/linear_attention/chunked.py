@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._shared.decay import decay_of
-from .._shared.sequences import Chunks, Sequences
+from ..framework.sequences import Chunks, Sequences
+from ..shared.decay import decay_of
 
 CHUNK = 64
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._ridge.api import ridge_regression
-from .._shared.checks import check_decay, check_gate, check_nonnegative, check_qkv, check_tensor
-from .._shared.run import compute_dtype
+from ..framework.checks import check_decay, check_gate, check_nonnegative, check_qkv, check_tensor
+from ..framework.run import compute_dtype
 from ..precondition.api import check_ridge
+from ..shared.ridge.api import ridge_regression
 
 __all__ = ["mesa"]
 

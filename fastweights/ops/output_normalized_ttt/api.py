@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._shared.checks import check_flag, check_gate, check_qkv, check_states
-from .._shared.run import chunkwise, compute_dtype, per_sequence, run, select_backend
-from .._shared.sequences import check_cu_seqlens
+from ..framework.checks import check_flag, check_gate, check_qkv, check_states
+from ..framework.run import chunkwise, compute_dtype, per_sequence, run, select_backend
+from ..framework.sequences import check_cu_seqlens
 from .chunked import chunked
 from .reference import reference
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._shared.sequences import Chunks, Sequences
+from ..framework.sequences import Chunks, Sequences
 from .writes import Writes
 
 CHUNK = 64

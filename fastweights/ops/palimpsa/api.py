@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._shared.checks import (
+from ..framework.checks import (
     Shapes,
     check_decay,
     check_flag,
@@ -21,8 +21,8 @@ from .._shared.checks import (
     shape_of,
     values_can_be_read,
 )
-from .._shared.run import chunkwise, compute_dtype, per_sequence, run, select_backend
-from .._shared.sequences import check_cu_seqlens
+from ..framework.run import chunkwise, compute_dtype, per_sequence, run, select_backend
+from ..framework.sequences import check_cu_seqlens
 from .chunked import chunked
 from .reference import reference
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._shared.decay import HeadDecay
-from .._shared.sequences import Chunks, Sequences
+from ..framework.sequences import Chunks, Sequences
+from ..shared.decay import HeadDecay
 from .inside import ReadInside
 
 CHUNK = 64

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._shared.checks import (
+from ..framework.checks import (
     Shapes,
     check_decay,
     check_flag,
@@ -20,8 +20,8 @@ from .._shared.checks import (
     shape_of,
     values_can_be_read,
 )
-from .._shared.run import chunkwise, compute_dtype, expand_heads, kernels, per_sequence, run, select_backend
-from .._shared.sequences import check_cu_seqlens
+from ..framework.run import chunkwise, compute_dtype, expand_heads, kernels, per_sequence, run, select_backend
+from ..framework.sequences import check_cu_seqlens
 from .chunked import chunked
 from .kernels import write_keys_by_kernels
 from .reference import reference

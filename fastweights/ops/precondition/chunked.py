@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._shared.decay import HeadDecay
-from .._shared.sequences import Chunks, Sequences
+from ..framework.sequences import Chunks, Sequences
+from ..shared.decay import HeadDecay
 
 CHUNK = 64
 

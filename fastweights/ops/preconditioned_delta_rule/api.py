@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from .._shared.checks import check_decay, check_flag, check_gate, check_scale, check_states
-from .._shared.run import compute_dtype, expand_heads, kernels, run, select_backend
-from .._shared.sequences import check_cu_seqlens
 from ..delta_rule import delta_rule
 from ..delta_rule.api import check_delta
+from ..framework.checks import check_decay, check_flag, check_gate, check_scale, check_states
+from ..framework.run import compute_dtype, expand_heads, kernels, run, select_backend
+from ..framework.sequences import check_cu_seqlens
 from ..precondition import precondition_keys
 from ..precondition.api import check_center, check_squash
 from .kernels import by_kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._shared.sequences import Sequences
+from ..framework.sequences import Sequences
 
 
 def by_kernels(
@@ -12,8 +12,8 @@ def by_kernels(
     S: Tensor | None, A: Tensor | None, center: Tensor, sequences: Sequences, bound: float, eps: float, scale: float,
     final: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
-    from .._triton.node import remember
-    from .._triton.plan import Inputs
+    from ...kernels.chunk.node import remember
+    from ...kernels.chunk.sizes import Inputs
 
     x = Inputs(
         q=q, k=k, v=v, beta=beta, g=g, S=S, precond_g=precond_g, precond_beta=precond_beta, center=center.float(), A=A

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._inverse_gram import apply_inverse_gram
-from .._shared.checks import (
+from ..delta_rule import delta_rule
+from ..framework.checks import (
     check_decay,
     check_flag,
     check_gate,
@@ -18,9 +18,9 @@ from .._shared.checks import (
     check_scale,
     check_states,
 )
-from .._shared.run import compute_dtype, expand_heads
-from .._shared.sequences import check_cu_seqlens
-from ..delta_rule import delta_rule
+from ..framework.run import compute_dtype, expand_heads
+from ..framework.sequences import check_cu_seqlens
+from ..shared.inverse_gram import apply_inverse_gram
 
 __all__ = ["recursive_least_squares"]
 

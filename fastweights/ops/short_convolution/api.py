@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._shared.backends import takes_kernels
-from .._shared.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
-from .._shared.sequences import check_cu_seqlens
+from ...kernels.availability import takes_kernels
+from ..framework.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
+from ..framework.sequences import check_cu_seqlens
 from .node import convolve
 from .torch_form import torch_form
 

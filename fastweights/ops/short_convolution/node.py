@@ -20,7 +20,7 @@ def convolve(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def _launch(*inputs: Any) -> tuple[Tensor, Tensor]:
-    from .triton import forward
+    from ...kernels.pointwise.short_convolution import forward
 
     return forward(*inputs)
 
@@ -49,7 +49,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        from .triton import backward
+        from ...kernels.pointwise.short_convolution import backward
 
         return *backward(*_received(ctx, *gradients)), None, None, None, None, None
 
@@ -91,7 +91,7 @@ def _backward_node(
     head: int | None,
     eps: float,
 ) -> list[Tensor]:
-    from .triton import backward
+    from ...kernels.pointwise.short_convolution import backward
 
     return [g for g in backward(dy, dfinal, x, weight, bias, window, edges, silu, head, eps) if g is not None]
 

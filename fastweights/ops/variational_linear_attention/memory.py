@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._inverse_gram import apply_inverse_gram
-from .._shared.checks import (
+from ..delta_rule import delta_rule
+from ..framework.checks import (
     check_flag,
     check_gate,
     check_number,
@@ -17,10 +17,10 @@ from .._shared.checks import (
     check_tokens,
     values_can_be_read,
 )
-from .._shared.run import compute_dtype
-from .._shared.sequences import Sequences, check_cu_seqlens
-from ..delta_rule import delta_rule
+from ..framework.run import compute_dtype
+from ..framework.sequences import Sequences, check_cu_seqlens
 from ..linear_attention import linear_attention
+from ..shared.inverse_gram import apply_inverse_gram
 
 __all__ = ["penalized_memory"]
 

@@ -1,0 +1,133 @@
+"""All gradients of one chunk from its states, decays a head or none.
+
+With h the state at the chunk's start, dS its gradient at the end, P the scores, u what was written, z = T^T du:
+    dP = tril(dO u^T)             dQ = exp(G) dO h^T + dP KW          dKW = exp(G_last - G) u dS^T + dP^T Q + dA^T K
+    dA = -tril(z u^T, -1)         dK = beta (dA KW - exp(G) z h^T)    dV = beta z
+    dG = <q, dq> - <kw, dkw> + <k, dk>, and what the decay of the whole chunk does to the state at its last token
+where dP and dA carry the decay of their pair, and beta where it stands in P and A.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from ..math import of_tokens
+from ..runtime.jit import jit
+
+
+@jit
+def over_values(
+    u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV,
+    K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sums over value columns, before any decay: dO h^T, u dS^T, z h^T, z u^T, <z, v> and with DECAY <h, dS> a channel. The
+    first tile of channels writes dV."""
+    row = tl.arange(0, 64) * HV
+    state = (m.to(tl.int64) * HV + head) * K * V
+    to_q = tl.zeros((64, BK), tl.float32)
+    to_w = tl.zeros((64, BK), tl.float32)
+    to_k = tl.zeros((64, BK), tl.float32)
+    dA = tl.zeros((64, 64), tl.float32)
+    to_beta = tl.zeros((64,), tl.float32)
+    across = tl.zeros((BK,), tl.float32)
+    for v0 in range(0, V, BV):
+        column = v0 + tl.arange(0, BV)
+        at = row[:, None] * V + column[None, :]
+        narrow = live[:, None] & (column < V)[None, :]
+        at_state = c[:, None] * V + column[None, :]
+        inside = (c < K)[:, None] & (column < V)[None, :]
+        asked = tl.load(do + start * V + at, narrow, 0.0)
+        written = tl.load(u + start * V + at, narrow, 0.0).to(asked.dtype)
+        S = tl.load(h + state + at_state, inside, 0.0)
+        dS = tl.load(dh + state + at_state, inside, 0.0)
+        if DECAY:
+            across += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
+        to_q = tl.dot(asked, tl.trans(S), to_q, input_precision=PRECISION)
+        to_w = tl.dot(written, tl.trans(dS), to_w, input_precision=PRECISION)
+        if DELTA:
+            corrected = tl.load(z + start * V + at, narrow, 0.0)
+            if part == 0:
+                full = corrected.to(tl.float32)
+                to_beta += tl.sum(full * tl.load(v + start * V + at, narrow, 0.0).to(tl.float32), 1)
+                tl.store(dv + start * V + at, (gain[:, None] * full).to(dv.dtype.element_ty), narrow)
+            dA = tl.dot(corrected, tl.trans(written), dA, input_precision=PRECISION)
+            to_k = tl.dot(corrected, tl.trans(S), to_k, input_precision=PRECISION)
+    return to_q, to_w, to_k, dA, to_beta, across
+
+
+@jit(aligned=True)
+def gradients(
+    q, k, write_key, v, beta, gate, u, z, do, dP, h, dh, chunks, scale,
+    dq, dk, dw, dv, to_gates, rows, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
+    WRITE: tl.constexpr, DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """to_gates: partial sums of dbeta and dg [K tiles, 2, BT, HV], `rows` from tile to tile. Without WRITE dk holds both roles of
+    the key."""
+    PARTS: tl.constexpr = (K + BK - 1) // BK
+    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
+    first = tl.load(chunks + 2 * m).to(tl.int64)
+    count = tl.load(chunks + 2 * m + 1)
+    i = tl.arange(0, 64)
+    live = i < count
+    start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
+    row = i * HV
+    c = part * BK + tl.arange(0, BK)
+    here = live[:, None] & (c < K)[None, :]
+    at_key = i[:, None] * (H * K) + c[None, :]
+    key_start = (first * H + head // (HV // H)) * K
+    key_type = q.dtype.element_ty
+    gain = of_tokens(beta, first, live, head, HV, HEADS_BETA) if DELTA else tl.zeros((64,), tl.float32)
+    to_q, to_w, to_k, dA, to_beta, across = over_values(
+        u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, DECAY > 0, PRECISION
+    )
+    # From here on in an order that lets go of each sum early: they fill the registers.
+    at_row = row[:, None] * K + c[None, :]
+    if WRITE:
+        at_write = (
+            write_key + (first * (HV // HEADS_W) + head // HEADS_W) * K + i[:, None] * (HV // HEADS_W * K) + c[None, :]
+        )
+    else:
+        at_write = k + key_start + at_key
+    to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
+    writes = tl.load(at_write, here, 0.0)
+    if DECAY:
+        decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # beyond the end as at the end: nothing overflows
+        total = tl.load(gate + (first + count - 1) * HV + head)
+        to_q *= tl.exp2(decay)[:, None]
+        to_w *= tl.exp2(total - decay)[:, None]
+        at_last = tl.exp2(total) * tl.sum(across, 0) + tl.sum(tl.sum(writes.to(tl.float32) * to_w, 1), 0)
+    to_q = tl.dot(to_P, writes, to_q * scale, input_precision=PRECISION)
+    queries = tl.load(q + key_start + at_key, here, 0.0)
+    tl.store(dq + start * K + at_row, to_q.to(dq.dtype.element_ty), here)
+    summed = tl.sum(queries.to(tl.float32) * to_q, 1)
+    to_w = tl.dot(tl.trans(to_P), queries, to_w, input_precision=PRECISION)
+    if DELTA:
+        pair = i[:, None] > i[None, :]
+        if DECAY:
+            dA *= tl.exp2(tl.where(pair, decay[:, None] - decay[None, :], 0.0))
+            to_k *= tl.exp2(decay)[:, None]
+        dA = tl.where(pair, -dA, 0.0)
+        keys = tl.load(k + key_start + at_key, here, 0.0)
+        to_k = tl.dot(dA.to(key_type), writes, -to_k, input_precision=PRECISION)
+        overlap = tl.sum(keys.to(tl.float32) * to_k, 1)
+        tl.store(to_gates + part * rows + start + row, to_beta + overlap, live)
+        summed += overlap * gain
+        to_k *= gain[:, None]
+        if WRITE:
+            tl.store(dk + start * K + at_row, to_k.to(dk.dtype.element_ty), here)
+        to_w = tl.dot(tl.trans((dA * gain[:, None]).to(key_type)), keys, to_w, input_precision=PRECISION)
+    if DECAY:
+        summed -= tl.sum(tl.load(at_write, here, 0.0).to(tl.float32) * to_w, 1)
+        summed = tl.where(i == count - 1, summed + at_last, summed)
+        tl.store(
+            to_gates + part * rows + rows // 2 + start + row,
+            tl.cumsum(tl.where(live, summed, 0.0), 0, reverse=True),
+            live,
+        )
+    if WRITE:
+        tl.store(dw + start * K + at_row, to_w.to(dw.dtype.element_ty), here)
+    else:
+        tl.store(dk + start * K + at_row, (to_k + to_w).to(dk.dtype.element_ty), here)

@@ -1,0 +1,230 @@
+"""The preconditioner of the keys: the decayed diagonal of their Gram matrix, at every chunk's start, inside it, and backwards.
+
+    A_i = exp(G_i) A + sum_{j <= i} exp(G_i - G_j) beta_j k_j^2        w_i = x^(-r/(1+|r|)) k_i,  r = log(A_i + eps) - c
+
+Inside a chunk that is a masked product, so A itself is never written but at the chunks' starts.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from ..math import LN2, clamped, exp2, is_bad, log2, of_tokens, reciprocal, so_far, spoiled_somewhere, without
+from ..runtime.jit import jit
+
+
+@jit
+def gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr):
+    """The summed log decay (base 2) and the gain of a chunk's tokens."""
+    g = of_tokens(precond_g, first, live, head, HV, HEADS_PG)
+    return tl.cumsum(clamped(g), 0), of_tokens(precond_beta, first, live, head, HV, HEADS_PB)
+
+
+@jit
+def passed_on(decay, PRECISION: tl.constexpr):
+    """exp(G_i - G_j) for j < i, else 0."""
+    i = tl.arange(0, 64)
+    return exp2(tl.where(i[:, None] > i[None, :], decay[:, None] - decay[None, :], -float("inf")), PRECISION)
+
+
+@jit
+def operand(x, dtype: tl.constexpr):
+    """x as a product takes it: bfloat16 for bfloat16 inputs, else float32 (float16 lacks the range)."""
+    return x.to(tl.bfloat16) if dtype == tl.bfloat16 else x
+
+
+@jit
+def past(keys, decay, beta, start, PRECISION: tl.constexpr):
+    """A_i - beta_i k_i^2: what earlier tokens left to token i, from A at the chunk's start. (A token's own part is added in
+    float32: gradients are differences in which it must cancel.)"""
+    energy = operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
+    weights = operand(passed_on(decay, PRECISION) * beta[None, :], keys.dtype)
+    return tl.dot(weights, energy, tl.exp2(decay)[:, None] * start[None, :], input_precision=PRECISION)
+
+
+@jit
+def past_with_bad_numbers(keys, decay, beta, start, PRECISION: tl.constexpr):
+    """The same where a bad key spoils its own channel, and a bad gate all of them, from its token on and not before."""
+    bad = is_bad(keys.to(tl.float32) * keys.to(tl.float32))
+    spoiled = so_far(bad | (is_bad(beta) | is_bad(decay))[:, None])
+    A = past(without(keys, bad), without(decay, is_bad(decay)), without(beta, is_bad(beta)), start, PRECISION)
+    return tl.where(spoiled, float("nan"), A)
+
+
+@jit(aligned=True)
+def gram_sums(
+    k, precond_g, precond_beta, sums, totals, chunks, H, HV,
+    K: tl.constexpr, PK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr,
+):  # fmt: skip
+    """What each chunk adds to A, [M, HV, K], and its log decay (base 2) [M, HV]."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(chunks + 2 * m).to(tl.int64)
+    live = tl.arange(0, 64) < tl.load(chunks + 2 * m + 1)
+    c = tl.arange(0, PK)
+    keys = tl.load(
+        k + (first * H + head // (HV // H)) * K + tl.arange(0, 64)[:, None] * (H * K) + c[None, :],
+        live[:, None] & (c < K)[None, :],
+        0.0,
+    )
+    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    total = tl.min(decay, 0) + 0.0 * tl.sum(decay, 0)
+    energy = keys.to(tl.float32) * keys.to(tl.float32)
+    added = tl.sum((tl.exp2(total - decay) * beta)[:, None] * energy, 0)
+    at = m.to(tl.int64) * HV + head
+    tl.store(sums + at * K + c, added, c < K)
+    tl.store(totals + at, total)
+
+
+@jit(aligned=True)
+def gram_scan(
+    sums, totals, begin, end, edges, HV, K: tl.constexpr, BK: tl.constexpr,
+    BACK: tl.constexpr, BEGUN: tl.constexpr, ENDED: tl.constexpr,
+):  # fmt: skip
+    """x <- exp(total) x + sum from chunk to chunk of a sequence, in blocks of 32; `sums` is overwritten by x before every
+    chunk. BACK: from the last chunk to the first, x after every chunk."""
+    n, head = tl.program_id(0), tl.program_id(1)
+    c = tl.program_id(2) * BK + tl.arange(0, BK)
+    from_chunk = tl.load(edges + n)
+    to_chunk = tl.load(edges + n + 1)
+    at_state = (n.to(tl.int64) * HV + head) * K + c
+    x = tl.load(begin + at_state, c < K, 0.0).to(tl.float32) if BEGUN else tl.zeros((BK,), tl.float32)
+    i = tl.arange(0, 32)
+    for step in range(0, to_chunk - from_chunk, 32):
+        live = step + i < to_chunk - from_chunk
+        m = (to_chunk - 1 - step - i) if BACK else (from_chunk + step + i)
+        at = m.to(tl.int64) * HV + head
+        here = live[:, None] & (c < K)[None, :]
+        added = tl.load(sums + at[:, None] * K + c[None, :], here, 0.0)
+        total = tl.load(totals + at, live, 0.0)
+        after = tl.cumsum(total, 0)
+        earlier = i[:, None] > i[None, :]
+        before = tl.sum(tl.where(earlier, total[None, :], 0.0), 1)
+        weights = tl.where(earlier, tl.exp2(tl.where(earlier, before[:, None] - after[None, :], 0.0)), 0.0)
+        bad = is_bad(added)
+        starts = tl.exp2(before)[:, None] * x[None, :] + tl.dot(weights, without(added, bad), input_precision="ieee")
+        spoiled = (tl.cumsum(bad.to(tl.int32), 0) - bad.to(tl.int32)) > 0
+        starts = tl.where(spoiled, float("nan"), starts)
+        tl.store(sums + at[:, None] * K + c[None, :], starts, here)
+        last = i == 31
+        x = tl.sum(tl.where(last[:, None], tl.exp2(total)[:, None] * starts + added, 0.0), 0)
+    if ENDED:
+        tl.store(end + at_state, x, c < K)
+
+
+@jit(aligned=True)
+def write_keys(
+    k, gram, precond_g, precond_beta, center, w, chunks, power, eps, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The write keys [BT, HV, K] of one chunk, from A at its start."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(chunks + 2 * m).to(tl.int64)
+    i = tl.arange(0, 64)
+    live = i < tl.load(chunks + 2 * m + 1)
+    at_keys = k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
+    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    middle = tl.load(center + head)
+    for k0 in range(0, K, BK):
+        c = k0 + tl.arange(0, BK)
+        here = live[:, None] & (c < K)[None, :]
+        keys = tl.load(at_keys + c[None, :], here, 0.0)
+        start = tl.load(gram + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
+        left = past(keys, decay, beta, start, PRECISION)
+        if spoiled_somewhere(left):  # all is read again: kept for this rare case, it would crowd the registers
+            again = tl.load(at_keys + c[None, :], here, 0.0)
+            left = past_with_bad_numbers(again, decay, beta, start, PRECISION)
+        keys = keys.to(tl.float32)
+        r = log2(left + beta[:, None] * (keys * keys) + eps, PRECISION) * LN2 - middle
+        factor = exp2(-power * r * reciprocal(1 + tl.abs(r), PRECISION), PRECISION)
+        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
+        tl.store(w + at, (factor * keys).to(w.dtype.element_ty), here)
+
+
+@jit(aligned=True)
+def gram_asked(
+    k, gram, dw, dA, dk, precond_g, precond_beta, center, sums, totals, dcenter, chunks, power, eps, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Backwards, one chunk: what the gradient of the write keys asks of the keys directly (added to dk) and of every A_i: dA,
+    which may share memory with dw. sums, totals: as in gram_scan; dcenter [M, HV]."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(chunks + 2 * m).to(tl.int64)
+    i = tl.arange(0, 64)
+    live = i < tl.load(chunks + 2 * m + 1)
+    at = m.to(tl.int64) * HV + head
+    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    middle = tl.load(center + head)
+    to_center = tl.zeros((64,), tl.float32)
+    for k0 in range(0, K, BK):
+        c = k0 + tl.arange(0, BK)
+        here = live[:, None] & (c < K)[None, :]
+        at_row = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
+        keys = tl.load(k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K) + c[None, :], here, 0.0)
+        to_w = tl.load(dw + at_row, here, 0.0).to(tl.float32)
+        begin = tl.load(gram + at * K + c, c < K, 0.0)
+        left = past(keys, decay, beta, begin, PRECISION)
+        keys = keys.to(tl.float32)
+        A = left + beta[:, None] * (keys * keys) + eps
+        r = log2(A, PRECISION) * LN2 - middle
+        closeness = reciprocal(1 + tl.abs(r), PRECISION)
+        direct = exp2(-power * r * closeness, PRECISION) * to_w
+        dr = -power * LN2 * closeness * closeness * direct * keys
+        to_center -= tl.sum(dr, 1)
+        asked = dr * reciprocal(A, PRECISION)
+        tl.store(dA + at_row, asked.to(dA.dtype.element_ty), here)
+        tl.store(dk + at_row, (tl.load(dk + at_row, here, 0.0).to(tl.float32) + direct).to(dk.dtype.element_ty), here)
+        tl.store(sums + at * K + c, tl.sum(tl.exp2(decay)[:, None] * asked, 0), c < K)
+    tl.store(dcenter + at, tl.sum(to_center, 0))
+    tl.store(totals + at, tl.min(decay, 0))
+
+
+@jit(aligned=True)
+def gram_back(
+    k, dA, dk, gram, after, precond_g, precond_beta, dg, dbeta, chunks, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Backwards, one chunk: from what is asked of A inside the chunk and, `after` [M, HV, K], at its end, to the keys (added to
+    dk) and the gates (dg, dbeta [BT, HV]). The decay of token t meets what tokens before it leave to t and later ones: of a
+    pair inside the chunk both sums below hold the same number, so that it cancels exactly."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(chunks + 2 * m).to(tl.int64)
+    i = tl.arange(0, 64)
+    count = tl.load(chunks + 2 * m + 1)
+    live = i < count
+    start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
+    row = i * HV
+    at = m.to(tl.int64) * HV + head
+    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    total = tl.min(decay, 0)
+    pairs = tl.zeros((64, 64), tl.float32)
+    from_start = tl.zeros((64,), tl.float32)
+    to_end = tl.zeros((64,), tl.float32)
+    to_beta = tl.zeros((64,), tl.float32)
+    across = 0.0
+    for k0 in range(0, K, BK):
+        c = k0 + tl.arange(0, BK)
+        here = live[:, None] & (c < K)[None, :]
+        at_row = start * K + row[:, None] * K + c[None, :]
+        keys = tl.load(k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K) + c[None, :], here, 0.0)
+        asked = tl.load(dA + at_row, here, 0.0)
+        begin = tl.load(gram + at * K + c, c < K, 0.0)
+        end = tl.load(after + at * K + c, c < K, 0.0)
+        keys = keys.to(tl.float32)
+        energy = keys * keys
+        across += tl.sum(begin * end, 0)
+        from_start += tl.sum(asked.to(tl.float32) * begin[None, :], 1)
+        to_end += tl.sum(energy * end[None, :], 1)
+        to_energy = asked.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
+        weights = tl.trans(passed_on(decay, PRECISION).to(asked.dtype))
+        to_energy = tl.dot(weights, asked, to_energy, input_precision=PRECISION)
+        to_beta += tl.sum(to_energy * energy, 1)
+        direct = tl.load(dk + at_row, here, 0.0).to(tl.float32)
+        tl.store(dk + at_row, (direct + 2 * keys * beta[:, None] * to_energy).to(dk.dtype.element_ty), here)
+        pairs = tl.dot(asked, tl.trans(energy.to(asked.dtype)), pairs, input_precision=PRECISION)
+    tl.store(dbeta + start + row, to_beta, live)
+    pairs *= passed_on(decay, PRECISION) * beta[None, :]
+    to_end *= tl.exp2(total - decay) * beta
+    to_decay = tl.exp2(decay) * from_start + tl.sum(pairs, 1) - tl.sum(pairs, 0) - to_end
+    at_last = tl.exp2(total) * across + tl.sum(to_end, 0)
+    to_decay = tl.where(i == count - 1, to_decay + at_last, to_decay)
+    tl.store(dg + start + row, tl.cumsum(tl.where(live, to_decay, 0.0), 0, reverse=True), live)

@@ -1,0 +1,138 @@
+"""What happens inside and out of a chunk once the states are known, all chunks at once.
+
+O  = Q_decayed S + P u              P = scale tril(Q exp(G) (KW exp(-G))^T)
+du' = P^T dO                        (+ KW_decayed dS where the values are written as they are: dV)
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from ..math import is_bad, or_nan, so_far, spoiled_somewhere, without
+from ..runtime.jit import jit
+
+
+@jit(aligned=True)
+def output(
+    q, k, u, gate, P, states, o, chunks, scale, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
+    DECAY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """With DECAY 2 q comes decayed and scaled and P [BT, HV, 64] is given."""
+    PARTS: tl.constexpr = (V + BV - 1) // BV
+    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
+    first = tl.load(chunks + 2 * m).to(tl.int64)
+    i = tl.arange(0, 64)
+    count = tl.load(chunks + 2 * m + 1)
+    live = i < count
+    start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
+    row = i * HV
+    q_start, q_row = (first * (HV // HEADS_Q) + head // HEADS_Q) * K, i[:, None] * (HV // HEADS_Q * K)
+    k_start, k_row = (first * (HV // HEADS_K) + head // HEADS_K) * K, i[:, None] * (HV // HEADS_K * K)
+    state = (m.to(tl.int64) * HV + head) * K * V
+    column = part * BV + tl.arange(0, BV)
+    narrow = live[:, None] & (column < V)[None, :]
+    lower = i[:, None] >= i[None, :]
+    out = tl.zeros((64, BV), tl.float32)
+    inner = tl.zeros((64, 64), tl.float32)
+    for k0 in tl.static_range(0, K, BK):
+        c = k0 + tl.arange(0, BK)
+        here = live[:, None] & (c < K)[None, :]
+        queries = tl.load(q + q_start + q_row + c[None, :], here, 0.0)
+        S = tl.load(
+            states + state + c[:, None] * V + column[None, :],
+            (c < K)[:, None] & (column < V)[None, :], 0.0,
+        )  # fmt: skip
+        out = tl.dot(queries, S, out, input_precision=PRECISION)
+        if DECAY != 2:
+            keys = tl.load(k + k_start + k_row + c[None, :], here, 0.0)
+            inner = tl.dot(queries, tl.trans(keys), inner, input_precision=PRECISION)
+    if DECAY == 2:
+        inner = tl.load(P + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0).to(tl.float32)
+    elif DECAY == 1:
+        decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # beyond the end as at the end: nothing overflows
+        out *= tl.exp2(decay)[:, None] * scale
+        inner *= tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0)) * scale
+    else:
+        out *= scale
+        inner *= scale
+    value_type = o.dtype.element_ty
+    values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0).to(value_type)
+    inner = tl.where(lower, inner, 0.0).to(value_type)
+    result = out + tl.dot(inner, values, input_precision=PRECISION)
+    if spoiled_somewhere(result):  # a bad token spoils itself and what follows
+        values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0).to(value_type)
+        bad = is_bad(values)  # a bad row of `inner` stays one: 0 times NaN
+        result = out + tl.dot(inner, without(values, bad), input_precision=PRECISION)
+        result = or_nan(tl.where(so_far(bad), float("nan"), result))
+    tl.store(o + start * V + row[:, None] * V + column[None, :], result.to(o.dtype.element_ty), narrow)
+
+
+@jit(aligned=True)
+def value_gradient(
+    q, k, u, do, gate, P, states, dv, dP, chunks, scale, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
+    DECAY: tl.constexpr, STATES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dv = P^T dO, and with STATES (the gradients of the states at the chunks' ends) all of dV; dP [BT, HV, 64] = tril(dO u^T)
+    times what P = Q KW^T was multiplied with. With DECAY 2 k comes decayed, P is given, and dP is tril(dO u^T) alone."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(chunks + 2 * m).to(tl.int64)
+    i = tl.arange(0, 64)
+    count = tl.load(chunks + 2 * m + 1)
+    live = i < count
+    start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
+    row = i * HV
+    q_start, q_row = (first * (HV // HEADS_Q) + head // HEADS_Q) * K, i[:, None] * (HV // HEADS_Q * K)
+    k_start, k_row = (first * (HV // HEADS_K) + head // HEADS_K) * K, i[:, None] * (HV // HEADS_K * K)
+    state = (m.to(tl.int64) * HV + head) * K * V
+    lower = i[:, None] >= i[None, :]
+    if DECAY == 2:
+        inner = tl.load(P + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0).to(tl.float32)
+    else:
+        inner = tl.zeros((64, 64), tl.float32)
+        for k0 in tl.static_range(0, K, BK):
+            c = k0 + tl.arange(0, BK)
+            here = live[:, None] & (c < K)[None, :]
+            keys = tl.load(k + k_start + k_row + c[None, :], here, 0.0)
+            queries = tl.load(q + q_start + q_row + c[None, :], here, 0.0)
+            inner = tl.dot(queries, tl.trans(keys), inner, input_precision=PRECISION)
+    if DECAY == 1:
+        decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # beyond the end as at the end: nothing overflows
+        pair = tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0)) * scale
+        inner *= pair
+    elif DECAY == 0:
+        inner *= scale
+    weights = tl.trans(tl.where(lower, inner, 0.0).to(do.dtype.element_ty))
+    to_P = tl.zeros((64, 64), tl.float32)
+    for v0 in tl.static_range(0, V, BV):
+        column = v0 + tl.arange(0, BV)
+        at = row[:, None] * V + column[None, :]
+        narrow = live[:, None] & (column < V)[None, :]
+        asked = tl.load(do + start * V + at, narrow, 0.0)
+        out = tl.dot(weights, asked, input_precision=PRECISION)
+        written = tl.load(u + start * V + at, narrow, 0.0).to(asked.dtype)
+        to_P = tl.dot(asked, tl.trans(written), to_P, input_precision=PRECISION)
+        if STATES:
+            across = tl.zeros((64, BV), tl.float32)
+            for k0 in tl.static_range(0, K, BK):
+                c = k0 + tl.arange(0, BK)
+                keys = tl.load(k + k_start + k_row + c[None, :], live[:, None] & (c < K)[None, :], 0.0)
+                dS = tl.load(
+                    states + state + c[:, None] * V + column[None, :],
+                    (c < K)[:, None] & (column < V)[None, :], 0.0,
+                )  # fmt: skip
+                across = tl.dot(keys, dS, across, input_precision=PRECISION)
+            if DECAY == 1:
+                across *= tl.exp2(tl.load(gate + (first + count - 1) * HV + head) - decay)[:, None]
+            out += across
+        tl.store(dv + start * V + at, out.to(dv.dtype.element_ty), narrow)
+    if DECAY == 1:
+        to_P *= pair
+    elif DECAY == 0:
+        to_P *= scale
+    tl.store(
+        dP + start * 64 + row[:, None] * 64 + i[None, :],
+        tl.where(lower, to_P, 0.0).to(dP.dtype.element_ty),
+        live[:, None],
+    )

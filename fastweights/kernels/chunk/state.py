@@ -1,0 +1,237 @@
+"""The walks over chunks: the state at every chunk's start, forwards, and its gradient at every chunk's end, backwards.
+
+    u = U - W S          S <- decay S + KW_decayed^T u                (without U, W the values are written as they are)
+    du = du' + KW_decayed dS      dS <- decay dS + Q_decayed^T dO - W^T du      z = T^T du
+
+A program carries all key channels of some value columns through one segment. Segments of a sequence are walked side by side
+from states that `join` finds beforehand: a segment takes S to `T S + R`, where a walk from zero gives R and one of the
+identity, with nothing to write, gives T; backwards T^T takes its place.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from ..math import or_nan
+from ..runtime import packing as tables
+from ..runtime.jit import jit
+
+FIRST, LAST = tl.constexpr(tables.FIRST), tl.constexpr(tables.LAST)
+
+
+@jit(aligned=True)
+def walk(
+    k, W, U, gate, last_gate, start, states, end, transition, segments, H, HV,
+    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr,
+    DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Forwards. k [BT, heads, K]: keys written along (HEADS_K = HV // heads). DECAY: 0 none, 1 a head (gate [BT, HV], summed over
+    the chunk, base 2), 2 a channel (last_gate [M, HV, K]; k already decayed to the chunk's end). U is overwritten by u.
+    start: by segment. end: by sequence. SUMMARY: R into `end` and T into `transition` (without DELTA its log decay), by segment.
+    """
+    VALUES: tl.constexpr = (V + BV - 1) // BV
+    PARTS: tl.constexpr = VALUES + ((K + BV - 1) // BV if SUMMARY and DELTA else 0)
+    part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
+    first = tl.load(segments + 5 * segment).to(tl.int64)
+    stop = tl.load(segments + 5 * segment + 1)
+    m = tl.load(segments + 5 * segment + 2).to(tl.int64)
+    c = tl.arange(0, PK)
+    i = tl.arange(0, 64)
+    is_value = part < VALUES
+    column = tl.where(is_value, part, part - VALUES) * BV + tl.arange(0, BV)
+    if SUMMARY and DELTA:  # what the last segment adds is not asked for
+        stop = tl.where(is_value & ((tl.load(segments + 5 * segment + 4) & LAST) > 0), first.to(tl.int32), stop)
+    inside = (c < K)[:, None] & (column < V)[None, :]
+    at_segment = (segment.to(tl.int64) * HV + head) * K
+    if SUMMARY:
+        S = tl.where((c[:, None] == column[None, :]) & (not is_value), 1.0, 0.0)
+    elif STARTED:
+        S = tl.load(start + at_segment * V + c[:, None] * V + column[None, :], inside, 0.0).to(tl.float32)
+    else:
+        S = tl.zeros((PK, BV), tl.float32)
+    kept = tl.zeros((PK,), tl.float32)  # the segment's whole log decay
+    if DECAY == 1:  # loaded one step ahead
+        next_decay = tl.load(gate + (first + i) * HV + head, first + i < stop, 0.0)
+        next_total = tl.load(gate + (tl.minimum(first + 64, stop) - 1) * HV + head, first < stop, 0.0)
+    for t in tl.range(first, stop, 64, num_stages=STAGES):
+        live = t + i < stop
+        place = t * HV + head  # scalars in front, so that the offsets of a tile are small numbers
+        state = (m * HV + head) * K * V
+        row = i * HV
+        whole = live[:, None] & (c < K)[None, :]
+        narrow = live[:, None] & (column < V)[None, :]
+        keys = tl.load(
+            k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :], whole, 0.0
+        )
+        held = S.to(keys.dtype)
+        if DECAY == 1:
+            decay, total = next_decay, next_total
+            next_decay = tl.load(gate + place + (row + 64 * HV), t + 64 + i < stop, 0.0)
+            next_total = tl.load(gate + (tl.minimum(t + 128, stop) - 1) * HV + head)
+        if SUMMARY:
+            u = tl.load(U + place * V + row[:, None] * V + column[None, :], narrow & is_value, 0.0).to(tl.float32)
+        else:
+            tl.store(states + state + c[:, None] * V + column[None, :], held, inside)
+            u = tl.load(U + place * V + row[:, None] * V + column[None, :], narrow, 0.0).to(tl.float32)
+        if DELTA:
+            w = tl.load(W + place * K + row[:, None] * K + c[None, :], whole, 0.0)
+            u -= tl.dot(w, held, input_precision=PRECISION)
+            if not SUMMARY:
+                tl.store(U + place * V + row[:, None] * V + column[None, :], u.to(U.dtype.element_ty), narrow)
+        if DECAY == 1:
+            u *= tl.exp2(total - decay)[:, None]
+            S *= tl.exp2(total)
+            kept += total
+        elif DECAY == 2:
+            totals = tl.load(last_gate + (m * HV + head) * K + c, c < K, 0.0)
+            S *= tl.exp2(totals)[:, None]
+            kept += totals
+        S = tl.dot(tl.trans(keys), u.to(keys.dtype), S, input_precision=PRECISION)
+        m += 1
+    if SUMMARY:
+        if is_value:
+            tl.store(end + (at_segment + c)[:, None] * V + column[None, :], S, inside)
+            if not DELTA and part == 0:
+                tl.store(transition + at_segment + c, kept, c < K)
+        else:
+            tl.store(
+                transition + (at_segment + c)[:, None] * K + column[None, :],
+                S,
+                (c < K)[:, None] & (column < K)[None, :],
+            )
+    elif ENDED:  # noqa: SIM102 (one is known when compiling)
+        if tl.load(segments + 5 * segment + 4) & LAST > 0:
+            at_end = (tl.load(segments + 5 * segment + 3).to(tl.int64) * HV + head) * K
+            tl.store(end + at_end * V + c[:, None] * V + column[None, :], or_nan(S), inside)
+
+
+@jit(aligned=True)
+def walk_back(
+    q, k, W, inverse, dU, do, gate, last_gate, start, states, end, segments, scale, H, HV,
+    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
+    DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Backwards: `start` is the gradient of the state at the end of every segment, `states` that at the end of every chunk,
+    `end` that of the sequences' initial states (with SUMMARY of the segments' start, from zero at their end). dU holds what
+    the outputs inside the chunk ask for and is overwritten by z. With DECAY 2 q comes decayed and scaled, k decayed."""
+    PARTS: tl.constexpr = (V + BV - 1) // BV
+    part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
+    first = tl.load(segments + 5 * segment).to(tl.int64)
+    stop = tl.load(segments + 5 * segment + 1)
+    sequence = tl.load(segments + 5 * segment + 3)
+    ends = tl.load(segments + 5 * segment + 4)
+    chunks = (stop - first + 63) // 64
+    m = tl.load(segments + 5 * segment + 2).to(tl.int64) + chunks - 1
+    c = tl.arange(0, PK)
+    i = tl.arange(0, 64)
+    column = part * BV + tl.arange(0, BV)
+    inside = (c < K)[:, None] & (column < V)[None, :]
+    at_segment = (segment.to(tl.int64) * HV + head) * K
+    if STARTED:
+        dS = tl.load(start + (at_segment + c)[:, None] * V + column[None, :], inside, 0.0).to(tl.float32)
+    else:
+        dS = tl.zeros((PK, BV), tl.float32)
+    t = first + (chunks - 1) * 64
+    if DECAY == 1:  # loaded one step ahead
+        next_decay = tl.load(gate + (t + i) * HV + head, (t + i < stop) & (chunks > 0), 0.0)
+        next_total = tl.load(gate + (stop - 1).to(tl.int64) * HV + head, chunks > 0, 0.0)
+    for _ in tl.range(0, chunks, num_stages=STAGES):
+        live = t + i < stop
+        place = t * HV + head  # scalars in front, so that the offsets of a tile are small numbers
+        state = (m * HV + head) * K * V
+        row = i * HV
+        whole = live[:, None] & (c < K)[None, :]
+        narrow = live[:, None] & (column < V)[None, :]
+        queries = tl.load(
+            q + (t * (HV // HEADS_Q) + head // HEADS_Q) * K + i[:, None] * (HV // HEADS_Q * K) + c[None, :], whole, 0.0
+        )
+        asked = tl.load(do + place * V + row[:, None] * V + column[None, :], narrow, 0.0)
+        held = dS.to(queries.dtype)
+        if not SUMMARY:
+            tl.store(states + state + c[:, None] * V + column[None, :], held, inside)
+        if DECAY == 1:
+            decay, total = next_decay, next_total
+            next_decay = tl.load(gate + place - 64 * HV + row, t > first, 0.0)
+            next_total = tl.load(gate + (t - 1) * HV + head, t > first, 0.0)
+            asked = (asked.to(tl.float32) * (scale * tl.exp2(decay))[:, None]).to(queries.dtype)
+        elif DECAY == 0:
+            asked = (asked.to(tl.float32) * scale).to(queries.dtype)
+        if DELTA:
+            keys = tl.load(
+                k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :],
+                whole,
+                0.0,
+            )
+            du = tl.dot(keys, held, input_precision=PRECISION)
+            if DECAY == 1:
+                du *= tl.exp2(total - decay)[:, None]
+            du += tl.load(dU + place * V + row[:, None] * V + column[None, :], narrow, 0.0).to(tl.float32)
+            asks = du.to(queries.dtype)
+            if not SUMMARY:
+                T = tl.load(inverse + place * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
+                z = tl.dot(tl.trans(T), asks, input_precision=PRECISION)
+                tl.store(dU + place * V + row[:, None] * V + column[None, :], z.to(dU.dtype.element_ty), narrow)
+        if DECAY == 1:
+            dS *= tl.exp2(total)
+        elif DECAY == 2:
+            dS *= tl.exp2(tl.load(last_gate + (m * HV + head) * K + c, c < K, 0.0))[:, None]
+        dS = tl.dot(tl.trans(queries), asked, dS, input_precision=PRECISION)
+        if DELTA:
+            w = tl.load(W + place * K + row[:, None] * K + c[None, :], whole, 0.0)
+            dS -= tl.dot(tl.trans(w), asks, input_precision=PRECISION)
+        m -= 1
+        t -= 64
+    if SUMMARY:
+        tl.store(end + (at_segment + c)[:, None] * V + column[None, :], dS, inside)
+    elif ENDED:  # noqa: SIM102 (one is known when compiling)
+        if ends & FIRST > 0:
+            at_end = (sequence.to(tl.int64) * HV + head) * K
+            tl.store(end + (at_end + c)[:, None] * V + column[None, :], dS, inside)
+
+
+@jit(aligned=True)
+def join(
+    begin, added, transition, spans, HV,
+    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    DELTA: tl.constexpr, BACK: tl.constexpr, BEGUN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """S <- T S + R from segment to segment of a sequence (BACK: T^T, from the last): `added`, R by segment, is overwritten
+    by the S that each segment's walk begins with. Without DELTA T is a log decay (base 2) a channel, [P, HV, K]."""
+    PARTS: tl.constexpr = (V + BV - 1) // BV
+    part, sequence, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
+    low = tl.load(spans + sequence)
+    count = tl.load(spans + sequence + 1) - low
+    c = tl.arange(0, PK)
+    column = part * BV + tl.arange(0, BV)
+    inside = (c < K)[:, None] & (column < V)[None, :]
+    at = (sequence.to(tl.int64) * HV + head) * K
+    if BEGUN:
+        S = tl.load(begin + (at + c)[:, None] * V + column[None, :], inside, 0.0).to(tl.float32)
+    else:
+        S = tl.zeros((PK, BV), tl.float32)
+    for step in range(0, count):
+        segment = (low + count - 1 - step) if BACK else (low + step)
+        base = (segment.to(tl.int64) * HV + head) * K
+        at_R = added + base * V + c[:, None] * V + column[None, :]
+        R = tl.load(at_R, inside, 0.0)
+        tl.store(at_R, S, inside)
+        if DELTA:
+            tl.debug_barrier()  # S is read back by parts, from other threads
+            S = R
+            for k0 in tl.static_range(0, K, BK):
+                d = k0 + tl.arange(0, BK)
+                part_of_S = tl.load(
+                    added + base * V + d[:, None] * V + column[None, :], (d < K)[:, None] & (column < V)[None, :], 0.0
+                )
+                if BACK:
+                    at_T = base * K + d[:, None] * K + c[None, :]
+                    T = tl.trans(tl.load(transition + at_T, (d < K)[:, None] & (c < K)[None, :], 0.0))
+                else:
+                    at_T = base * K + c[:, None] * K + d[None, :]
+                    T = tl.load(transition + at_T, (c < K)[:, None] & (d < K)[None, :], 0.0)
+                S = tl.dot(T, part_of_S.to(T.dtype), S, input_precision=PRECISION)
+            tl.debug_barrier()
+        else:
+            S = R + tl.exp2(tl.load(transition + base + c, c < K, 0.0))[:, None] * S

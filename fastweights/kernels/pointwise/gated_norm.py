@@ -1,0 +1,183 @@
+r"""Kernels of the gated norm: every row is read once each way, and nothing is kept between them but the inputs.
+
+    gate after:   n = x / rms(x),  y = n w a(z)            gate first:   n = u / rms(u),  u = x a(z),  y = n w
+
+with rms(x) = sqrt(mean(x^2) + eps). With dn the gradient of n,
+
+    d(x or u) = (dn - n mean(dn n)) / rms,   dw = sum over the rows of dy n (times a where the gate comes after)
+
+A program goes over tiles of R rows of one group; its sum for w is written out, [tiles, G, V], to be added up in a fixed order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..availability import alignment, on_device_of, rows_together
+from ..chunk.tiles import padded
+from ..runtime.jit import jit
+from ..sigmoid import sigmoid
+
+__all__ = ["backward", "forward"]
+
+INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
+INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
+VARYING = ["rows", "steps", "eps"]  # no kernel of their own for a single row
+FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # of an input that a thread holds
+ENOUGH_PROGRAMS = 1024
+
+
+@triton.jit
+def activate(z, GATE: tl.constexpr):
+    """a(z) and its derivative."""
+    if GATE == "gelu":
+        share = 0.5 + 0.5 * tl.erf(z * INVERSE_SQRT_2)
+        a = z * share
+        da = share + z * INVERSE_SQRT_2PI * tl.exp(-0.5 * z * z)
+    elif GATE == "silu":
+        share = sigmoid(z)
+        a = z * share
+        da = share + a * (1 - share)
+    else:
+        a = sigmoid(z)
+        da = a * (1 - a)
+    return a, da
+
+
+@triton.jit
+def normalized(u, V, eps):
+    """u / rms(u) of every row, and 1 / rms(u)."""
+    r = tl.rsqrt(tl.sum(u * u, 1) / V + eps)[:, None]
+    return u * r, r
+
+
+@jit(do_not_specialize=VARYING)
+def forward_kernel(
+    x, z, weight, y, rows, groups, stride_x, group_stride_x, stride_z, group_stride_z, eps,
+    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    if ALIGN > 1:  # what is 1 is compiled in
+        stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
+        stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
+    group = (tl.program_id(0) % groups).to(tl.int64)
+    row = (tl.program_id(0) // groups) * R + tl.arange(0, R)
+    column = tl.arange(0, BV)
+    here = (row < rows)[:, None] & (column < V)[None, :]
+    row = row.to(tl.int64)
+    u = tl.load(x + (group * group_stride_x + row * stride_x)[:, None] + column[None, :], here, 0.0).to(tl.float32)
+    w = tl.load(weight + (group * V if PER_GROUP else 0) + column, column < V, 0.0).to(tl.float32)[None, :]
+    if GATE is not None:
+        gate = tl.load(z + (group * group_stride_z + row * stride_z)[:, None] + column[None, :], here, 0.0)
+        a, _ = activate(gate.to(tl.float32), GATE)
+        if FIRST:
+            u = u * a
+    n, _ = normalized(u, V, eps)
+    n = n * w
+    if GATE is not None and not FIRST:
+        n = n * a
+    tl.store(y + ((row * groups + group) * V)[:, None] + column[None, :], n.to(y.dtype.element_ty), here)
+
+
+@jit(do_not_specialize=VARYING)
+def backward_kernel(
+    dy, x, z, weight, dx, dz, dw_sums, rows, steps, groups,
+    stride_dy, group_stride_dy, stride_x, group_stride_x, stride_z, group_stride_z, eps,
+    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    if ALIGN > 1:  # what is 1 is compiled in
+        stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
+        stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
+        stride_dy, group_stride_dy = tl.multiple_of(stride_dy, ALIGN), tl.multiple_of(group_stride_dy, ALIGN)
+    group = (tl.program_id(0) % groups).to(tl.int64)
+    tile = tl.program_id(0) // groups
+    column = tl.arange(0, BV)
+    w = tl.load(weight + (group * V if PER_GROUP else 0) + column, column < V, 0.0).to(tl.float32)[None, :]
+    dw = tl.zeros((R, BV), tl.float32)
+    for step in range(steps):
+        row = (tile * steps + step) * R + tl.arange(0, R)
+        here = (row < rows)[:, None] & (column < V)[None, :]
+        row = row.to(tl.int64)
+        at = ((row * groups + group) * V)[:, None] + column[None, :]
+        value = tl.load(x + (group * group_stride_x + row * stride_x)[:, None] + column[None, :], here, 0.0)
+        d = tl.load(dy + (group * group_stride_dy + row * stride_dy)[:, None] + column[None, :], here, 0.0)
+        value, d = value.to(tl.float32), d.to(tl.float32)
+        u = value
+        if GATE is not None:
+            gate = tl.load(z + (group * group_stride_z + row * stride_z)[:, None] + column[None, :], here, 0.0)
+            a, da = activate(gate.to(tl.float32), GATE)
+            if FIRST:
+                u = value * a
+        n, r = normalized(u, V, eps)
+        if GATE is not None and not FIRST:
+            dw += d * n * a
+            tl.store(dz + at, (d * n * w * da).to(dz.dtype.element_ty), here)
+            d = d * a
+        else:
+            dw += d * n
+        dn = d * w
+        du = r * (dn - n * (tl.sum(dn * n, 1) / V)[:, None])
+        if GATE is not None and FIRST:
+            tl.store(dz + at, (du * value * da).to(dz.dtype.element_ty), here)
+            du = du * a
+        tl.store(dx + at, du.to(dx.dtype.element_ty), here)
+    at_sums = (tile.to(tl.int64) * groups + group) * V
+    tl.store(dw_sums + at_sums + column, tl.sum(dw, 0), column < V)
+
+
+def _grouped(x: Tensor) -> Tensor:
+    """[..., G, V] as [M, G, V], rows contiguous; a copy only where strides do not allow a view."""
+    x = rows_together(x)
+    return x.flatten(0, -3) if x.ndim > 2 else x.reshape(-1, 1, x.shape[-1])
+
+
+def _tile(width: int, numbers: int) -> tuple[int, int, int]:
+    """Padded width, rows and warps of a tile of which a thread holds so many numbers."""
+    whole = padded(width, 1)
+    rows = max(1, 128 * numbers // whole)
+    return whole, rows, min(max(rows * whole // (32 * numbers), 1), 16)
+
+
+def forward(x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps: float, gate_first: bool) -> Tensor:
+    """y; nothing is checked."""
+    y = x.new_empty(x.shape)
+    if not y.numel():
+        return y
+    x, z = _grouped(x), None if gate is None else _grouped(gate)
+    rows, groups, width = x.shape
+    whole, tile, warps = _tile(width, FORWARD_NUMBERS)
+    with on_device_of(x):
+        strides = (*x.stride()[:2], *((0, 0) if z is None else z.stride()[:2]))
+        forward_kernel[(-(-rows // tile) * groups,)](
+            x, z, weight.contiguous(), y, rows, groups, *strides, eps,
+            V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
+            PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
+        )  # fmt: skip
+    return y
+
+
+def backward(
+    dy: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps: float, gate_first: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of x, weight and gate (None without one)."""
+    dx, dz = x.new_empty(x.shape), None if gate is None else gate.new_empty(gate.shape)
+    if not dx.numel():
+        return dx, torch.zeros_like(weight), dz
+    dy, x, z = _grouped(dy), _grouped(x), None if gate is None else _grouped(gate)
+    rows, groups, width = x.shape
+    whole, tile, warps = _tile(width, BACKWARD_NUMBERS)
+    steps = max(1, -(-rows // tile) * groups // ENOUGH_PROGRAMS)
+    programs = -(-rows // (tile * steps))
+    dw = torch.empty((programs, groups, width), device=x.device, dtype=torch.float32)
+    with on_device_of(x):
+        strides = (*dy.stride()[:2], *x.stride()[:2], *((0, 0) if z is None else z.stride()[:2]))
+        backward_kernel[(programs * groups,)](
+            dy, x, z, weight.contiguous(), dx, dz, dw, rows, steps, groups, *strides, eps,
+            V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
+            PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
+        )  # fmt: skip
+    return dx, dw.sum(0 if weight.ndim == 2 else (0, 1)).to(weight.dtype), dz

@@ -1,0 +1,371 @@
+r"""Kernels of the short convolution: one pass over x each way, nothing kept between them.
+
+    c_t = sum_j w_j e_(t-W+1+j) + b,   s = silu(c),   y = s / sqrt(|s|^2 + eps) over a head
+
+e is x, with the window (or zeros) at the places -(W-1)..-1 of a sequence. A sequence is cut into segments of L places, and a
+program walks R segments side by side over the channels of one head (or 128). It loads all its rows first, so that many
+loads are under way at once, and goes through them in registers: x is read from memory once, but for the W-1 rows that
+neighbouring segments share. The backward computes c again, W-1 places beyond its segment as well:
+
+    dx_p = sum_j w_j dc_(p+W-1-j),   dw_j = sum_t dc_t e_(t-W+1+j),   db = sum_t dc_t
+
+and leaves its sums for w and b a tile, [tiles, D, W], to be added up in a fixed order.
+
+Segments of packed sequences are found without a table: sequence n, which starts at token a, owns the segments from
+floor(a / L) + n on, which are never those of another, and a program finds its first one's n by bisection.
+"""
+
+# mypy: disable-error-code="assignment"
+# (tuples of rows grow in the kernels)
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..availability import alignment, on_device_of, rows_together
+from ..chunk.tiles import padded
+from ..runtime.jit import jit
+from ..sigmoid import sigmoid
+
+__all__ = ["backward", "forward"]
+
+NOWHERE = tl.constexpr(1 << 30)
+VARYING = ["time", "count", "blocks", "steps", "eps"]  # no kernel of their own for a length of 1
+THREADS = 128
+ENOUGH_PROGRAMS = 512
+FORWARD_PLACES = 8  # of a segment: as many rows as registers hold
+BACKWARD_PLACES = 32  # of a segment
+BACKWARD_STEP = {4: 4, 8: 1}  # rows that are loaded while as many are worked on, for filters up to so wide
+
+
+@triton.jit
+def find(tile, edges, time, count, steps, LEAD: tl.constexpr, L, R: tl.constexpr, PACKED: tl.constexpr):
+    """Of the R segments of a tile: their sequence, that one's first token and length, and the segment's first place. The
+    places of a sequence begin at -LEAD; a segment beyond them all is nowhere.
+
+    The packed sequences are found as scalars, one segment after the other: what is loaded as a vector has a layout, and
+    everything that follows from it would have to be converted.
+    """
+    row = tl.arange(0, R)
+    segment = tile * R + row
+    if PACKED:
+        at = 0
+        for i in range(steps):
+            later = at + (1 << (steps - 1 - i))
+            begin = tl.load(edges + later, later < count, 0).to(tl.int32) + later * LEAD
+            at = tl.where((later < count) & (begin // L + later <= tile * R), later, at)
+        begin, end = tl.load(edges + at).to(tl.int32), tl.load(edges + at + 1).to(tl.int32)
+        n, start, stop = row * 0, row * 0, row * 0
+        for r in tl.static_range(R):
+            moved = (at + 1 < count) & ((end + (at + 1) * LEAD) // L + at + 1 <= tile * R + r)
+            at = tl.where(moved, at + 1, at)
+            begin = tl.where(moved, end, begin)
+            end = tl.load(edges + at + 1).to(tl.int32)
+            n, start, stop = tl.where(row == r, at, n), tl.where(row == r, begin, start), tl.where(row == r, end, stop)
+        start = tl.maximum(start, 0)
+        length = tl.minimum(stop, time) - start
+        part = segment - ((start + n * LEAD) // L + n)
+    else:
+        parts = tl.maximum(tl.cdiv(time + LEAD, L), 1)
+        n = segment // parts
+        part = segment % parts
+        start = n * time
+        length = n * 0 + time
+    first = part * L - LEAD
+    return n, start, length, tl.where((n < count) & ((part == 0) | (first < length)), first, NOWHERE)
+
+
+@triton.jit
+def load_row(x, row, column, inside, place, length, window, n, channels, W: tl.constexpr, MAY_BE_WINDOW: tl.constexpr):
+    """e at a place of each segment [R, BD]; `row` is where place 0 stands in x, with the rows' stride."""
+    start, stride = row
+    at = start + place.to(tl.int64) * stride
+    e = tl.load(x + at[:, None] + column[None, :], ((place >= 0) & (place < length))[:, None] & inside[None, :], 0.0)
+    if MAY_BE_WINDOW:
+        at = (n * (W - 1) + place + W - 1).to(tl.int64) * channels
+        before = (place < 0) & (place > -W)
+        held = tl.load(window + at[:, None] + column[None, :], before[:, None] & inside[None, :], 0.0)
+        e = tl.where(before[:, None], held, e)
+    return e
+
+
+@triton.jit
+def load_filter(weight, bias, column, inside, W: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """The W taps and the bias [1, BD] in float32."""
+    taps = ()
+    for j in tl.static_range(W):
+        taps = taps + (tl.load(weight + column * W + j, inside, 0.0).to(tl.float32)[None, :],)
+    b = tl.load(bias + column, inside, 0.0).to(tl.float32)[None, :] if HAS_BIAS else 0.0
+    return taps, b
+
+
+@triton.jit
+def convolve(rows, i: tl.constexpr, taps, b, W: tl.constexpr):
+    """c of the token whose window begins at row i."""
+    c = rows[i].to(tl.float32) * taps[0] + b
+    for j in tl.static_range(1, W):
+        c += rows[i + j].to(tl.float32) * taps[j]
+    return c
+
+
+@jit(do_not_specialize=VARYING)
+def forward_kernel(
+    x, weight, bias, window, edges, y, final, stride_b, stride_t, time, count, channels, blocks, steps, eps,
+    HEAD: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, L: tl.constexpr, SILU: tl.constexpr,
+    NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    if ALIGN > 1:  # what is 1 is compiled in
+        stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
+        channels = tl.multiple_of(channels, ALIGN)
+    block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    n, start, length, first = find(tile, edges, time, count, steps, 0, L, R, PACKED)
+    lane = tl.arange(0, BD)
+    column = block * HEAD + lane
+    inside = (lane < HEAD) & (column < channels)
+    at = start.to(tl.int64) * stride_t if PACKED else n.to(tl.int64) * stride_b
+    rows = ()
+    for i in tl.static_range(L + W - 1):
+        place = first + (i - (W - 1))
+        e = load_row(x, (at, stride_t), column, inside, place, length, window, n, channels, W, HAS_WINDOW and i < W - 1)
+        rows = rows + (e,)
+    taps, b = load_filter(weight, bias, column, inside, W, HAS_BIAS)
+    for i in tl.static_range(L):
+        s = convolve(rows, i, taps, b, W)
+        if SILU:
+            s = s * sigmoid(s)
+        if NORM:
+            s = s * tl.rsqrt(tl.sum(s * s, 1) + eps)[:, None]
+        place = first + i
+        at_y = (start + place).to(tl.int64) * channels
+        tl.store(
+            y + at_y[:, None] + column[None, :], s.to(y.dtype.element_ty), (place < length)[:, None] & inside[None, :]
+        )
+    if KEEP:  # the last W-1 inputs, by the sequence's last segment
+        for i in tl.static_range(L + W - 1):
+            place = first + (i - (W - 1))
+            kept = place - length + W - 1
+            at_final = (n * (W - 1) + kept).to(tl.int64) * channels
+            last = (place < length) & (kept >= 0) & (first + L >= length)
+            tl.store(final + at_final[:, None] + column[None, :], rows[i], last[:, None] & inside[None, :])
+
+
+@triton.jit
+def gradient_of_c(dy, c, eps, SILU: tl.constexpr, NORM: tl.constexpr):
+    dc = dy.to(tl.float32)
+    gate = sigmoid(c) if SILU else 1.0
+    s = c * gate
+    if NORM:
+        r = tl.rsqrt(tl.sum(s * s, 1) + eps)[:, None]
+        dc = r * dc - s * (r * r * r * tl.sum(s * dc, 1)[:, None])
+    if SILU:
+        dc = dc * (gate + s * (1 - gate))
+    return dc
+
+
+@triton.jit
+def last_of(rows, W: tl.constexpr, dropped: tl.constexpr):
+    """W-1 rows after the dropped ones."""
+    kept = ()
+    for j in tl.static_range(W - 1):
+        kept = kept + (rows[dropped + j],)
+    return kept
+
+
+@triton.jit
+def load_step(x, dy, x_row, dy_row, column, inside, place, stop, channels, n, W: tl.constexpr, U: tl.constexpr):
+    """The rows of x and dy at U places from `place` on."""
+    rows, d_rows = (), ()
+    for i in tl.static_range(U):
+        rows = rows + (load_row(x, x_row, column, inside, place + i, stop, x, n, channels, W, False),)
+        d_rows = d_rows + (load_row(dy, dy_row, column, inside, place + i, stop, dy, n, channels, W, False),)
+    return rows, d_rows
+
+
+@jit(do_not_specialize=[*VARYING, "L"])
+def backward_kernel(
+    x, weight, bias, window, edges, dy, dfinal, dx, dwindow, dw_sums, db_sums,
+    stride_b, stride_t, dy_stride_b, dy_stride_t, time, count, channels, blocks, steps, eps, L,
+    HEAD: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, U: tl.constexpr, SILU: tl.constexpr,
+    NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    """dx of L places from `first` on, sums over the L tokens from first + W - 1 on: what both need of c begins at `first`."""
+    if ALIGN > 1:  # what is 1 is compiled in
+        stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
+        dy_stride_b, dy_stride_t = tl.multiple_of(dy_stride_b, ALIGN), tl.multiple_of(dy_stride_t, ALIGN)
+        channels = tl.multiple_of(channels, ALIGN)
+    block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    n, start, length, first = find(tile, edges, time, count, steps, W - 1, L, R, PACKED)
+    lane = tl.arange(0, BD)
+    column = block * HEAD + lane
+    inside = (lane < HEAD) & (column < channels)
+    x_row = (start.to(tl.int64) * stride_t if PACKED else n.to(tl.int64) * stride_b, stride_t)
+    dy_row = (start.to(tl.int64) * dy_stride_t if PACKED else n.to(tl.int64) * dy_stride_b, dy_stride_t)
+    stop = tl.minimum(length, first + (L + W - 1))
+    taps, b = load_filter(weight, bias, column, inside, W, HAS_BIAS)
+    before, early, dc_before, dw = (), (), (), ()
+    for i in tl.static_range(W - 1):
+        place = first + (i - (W - 1))
+        e = load_row(x, x_row, column, inside, place, stop, window, n, channels, W, HAS_WINDOW)
+        before = before + (e,)
+    for i in tl.static_range(W - 1):
+        e = load_row(x, x_row, column, inside, first + i, stop, window, n, channels, W, HAS_WINDOW)
+        d = load_row(dy, dy_row, column, inside, first + i, stop, dy, n, channels, W, False)
+        before = before + (e,)
+        early = early + (d,)
+    next_x, next_dy = load_step(x, dy, x_row, dy_row, column, inside, first + (W - 1), stop, channels, n, W, U)
+    for i in tl.static_range(W - 1):
+        c = convolve(before, i, taps, b, W)
+        dc_before = dc_before + (gradient_of_c(early[i], c, eps, SILU, NORM),)
+    x_before = last_of(before, W, W - 1)
+    for _ in tl.static_range(W):
+        dw = dw + (tl.zeros((R, BD), tl.float32),)
+    db = tl.zeros((R, BD), tl.float32)
+    for step in range(0, L, U):
+        rows, d_rows = x_before + next_x, next_dy
+        next_x, next_dy = load_step(
+            x, dy, x_row, dy_row, column, inside, first + step + (W - 1 + U), stop, channels, n, W, U
+        )
+        dc_rows = dc_before
+        for i in tl.static_range(U):
+            dc = gradient_of_c(d_rows[i], convolve(rows, i, taps, b, W), eps, SILU, NORM)
+            dc_rows = dc_rows + (dc,)
+            if HAS_BIAS:
+                db += dc
+            sums = ()
+            for j in tl.static_range(W):
+                sums = sums + (dw[j] + dc * rows[i + j].to(tl.float32),)
+            dw = sums
+            de = dc * taps[0]
+            for j in tl.static_range(1, W):
+                de += dc_rows[i + W - 1 - j] * taps[j]
+            place = first + step + i
+            here = place < length
+            if KEEP:
+                kept = place - length + W - 1
+                at_kept = (n * (W - 1) + kept).to(tl.int64) * channels
+                added = (here & (kept >= 0))[:, None] & inside[None, :]
+                de += tl.load(dfinal + at_kept[:, None] + column[None, :], added, 0.0).to(tl.float32)
+            at_dx = (start + place).to(tl.int64) * channels
+            to_x = (here & (place >= 0))[:, None] & inside[None, :]
+            tl.store(dx + at_dx[:, None] + column[None, :], de.to(dx.dtype.element_ty), to_x)
+            if HAS_WINDOW:
+                at_window = (n * (W - 1) + place + W - 1).to(tl.int64) * channels
+                to_window = (place < 0)[:, None] & inside[None, :]
+                tl.store(dwindow + at_window[:, None] + column[None, :], de.to(dwindow.dtype.element_ty), to_window)
+        x_before, dc_before = last_of(rows, W, U), last_of(dc_rows, W, U)
+    at_sums = tile.to(tl.int64) * channels + column
+    for j in tl.static_range(W):
+        tl.store(dw_sums + at_sums * W + j, tl.sum(dw[j], 0), inside)
+    if HAS_BIAS:
+        tl.store(db_sums + at_sums, tl.sum(db, 0), inside)
+
+
+class Walk(NamedTuple):
+    """How one launch goes over x [B, T, D]: tiles of `rows` segments of `places` each over blocks of `head` channels."""
+
+    tiles: int
+    rows: int
+    places: int
+    blocks: int
+    head: int
+    sequences: int
+    steps: int  # of the bisection
+    warps: int
+
+
+def plan(x: Tensor, edges: Tensor | None, head: int | None, lead: int, places: int, row_bytes: int) -> Walk:
+    """Segments of at most `places`; a thread holds row_bytes of a row, or more where a warp would not hold the row."""
+    return _plan(x.shape, x.element_size(), None if edges is None else len(edges) - 1, head, lead, places, row_bytes)
+
+
+@lru_cache(maxsize=256)
+def _plan(
+    shape: tuple[int, ...], item: int, packed: int | None, head: int | None, lead: int, places: int, row_bytes: int
+) -> Walk:
+    batch, time, channels = shape
+    count = batch if packed is None else packed
+    longest = max((time if packed is None else -(-time // max(count, 1))) + lead, 1)
+    places = min(places, padded(longest, 1))
+    segments = batch * -(-longest // places) if packed is None else (time + count * lead) // places + count
+    head = head or min(padded(channels, 1), 128)
+    row = padded(head, 1) * item
+    row_bytes = min(max(row_bytes, row // 32), 16)
+    blocks = -(-channels // head)
+    rows = max(1, THREADS * row_bytes // row)
+    while rows > 1 and segments * blocks < ENOUGH_PROGRAMS * rows:
+        rows //= 2
+    warps = min(max(rows * row // (32 * row_bytes), 1), THREADS // 32)
+    return Walk(-(-segments // rows), rows, places, blocks, head, count, max(count - 1, 0).bit_length(), warps)
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor | None,
+    edges: Tensor | None,
+    silu: bool,
+    head: int | None,
+    eps: float,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """y, and the last W-1 inputs [N, W-1, D] if `keep`; nothing is checked."""
+    x, weight = rows_together(x), weight.contiguous()
+    walk = plan(x, edges, head, 0, FORWARD_PLACES, 16)
+    channels, taps = weight.shape
+    y = x.new_empty(x.shape)
+    final = x.new_empty(walk.sequences, taps - 1, channels) if keep else x.new_empty(0)
+    if walk.tiles:
+        with on_device_of(x):
+            forward_kernel[(walk.tiles * walk.blocks,)](
+                x, weight, bias, None if window is None else window.contiguous(), edges, y, final, x.stride(0), x.stride(1),
+                x.shape[1], walk.sequences, channels, walk.blocks, walk.steps, eps, W=taps, SILU=silu, NORM=head is not None,
+                HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=keep, PACKED=edges is not None, HEAD=walk.head,
+                BD=padded(walk.head, 1), R=walk.rows, L=walk.places,
+                ALIGN=alignment(*x.stride()[:2], channels), num_warps=walk.warps,
+            )  # fmt: skip
+    return y, final
+
+
+def backward(
+    dy: Tensor,
+    dfinal: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor | None,
+    edges: Tensor | None,
+    silu: bool,
+    head: int | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, weight, bias and window (None where these are)."""
+    x, dy, weight = rows_together(x), rows_together(dy), weight.contiguous()
+    channels, taps = weight.shape
+    walk = plan(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
+    step = min(BACKWARD_STEP[4 if taps <= 4 else 8], walk.places)
+    dx = x.new_empty(x.shape)
+    window = None if window is None else window.contiguous()
+    dwindow = None if window is None else torch.empty_like(window)
+    dw = torch.empty((walk.tiles, *weight.shape), device=x.device, dtype=torch.float32)
+    db = None if bias is None else torch.empty((walk.tiles, channels), device=x.device, dtype=torch.float32)
+    if walk.tiles:
+        with on_device_of(x):
+            backward_kernel[(walk.tiles * walk.blocks,)](
+                x, weight, bias, window, edges, dy, None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db,
+                x.stride(0), x.stride(1), dy.stride(0), dy.stride(1), x.shape[1], walk.sequences, channels, walk.blocks,
+                walk.steps, eps, walk.places, W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None,
+                HAS_WINDOW=window is not None, KEEP=dfinal is not None, PACKED=edges is not None, HEAD=walk.head,
+                BD=padded(walk.head, 1), R=walk.rows, U=step,
+                ALIGN=alignment(*x.stride()[:2], *dy.stride()[:2], channels), num_warps=walk.warps,
+            )  # fmt: skip
+    dbias = None if bias is None or db is None else db.sum(0).to(bias.dtype)
+    return dx, dw.sum(0).to(weight.dtype), dbias, dwindow

@@ -1,1 +1,0 @@
-"""What every op shares: checks, packing, chunking, decay and the run around an implementation."""

@@ -1,0 +1,60 @@
+"""Ridge regression at every token, one after the other, with H_t formed: the specification.
+
+The gradient of the iterative solvers is by implicit differentiation with the same iteration,
+    dq = solve(dx),   dH = -dq x^T,   d(ridge) = -dq * x,
+which is that of the exact solution once the iteration has converged.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...framework.run import stack_time
+from .iterations import iterate
+from .ridge import relative_ridge
+
+__all__ = ["reference"]
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, mix: Tensor | None, H: Tensor, U: Tensor, *,
+    ridge: float | Tensor, solver: str, iterations: int,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
+    """q (scaled), k [B,T,H,K]; v [B,T,H,V]; g, beta, mix [B,T,H]; H [B,H,K,K]; U [B,H,K,V]; ridge a factor on |H_t|_F or
+    the diagonal itself, [H,K]."""
+    outputs = []
+    for t in range(v.shape[1]):
+        decay = g[:, t, :, None, None].exp()
+        write = (k[:, t] if beta is None else beta[:, t, :, None] * k[:, t])[..., None]
+        H = decay * H + write * k[:, t, :, None, :]
+        U = decay * U + write * v[:, t, :, None, :]
+        x = solution(H, q[:, t], ridge, solver, iterations)
+        if mix is not None:
+            x = q[:, t] + mix[:, t, :, None] * (x - q[:, t])
+        outputs.append(torch.einsum("bhk,bhkv->bhv", x, U))
+    return stack_time(outputs, v), (H, U)
+
+
+def solution(H: Tensor, q: Tensor, ridge: float | Tensor, solver: str, iterations: int) -> Tensor:
+    norm = None
+    if not isinstance(ridge, Tensor):
+        ridge, norm = relative_ridge(ridge, H.square().sum((-1, -2))[..., None])
+    matrix = H + torch.diag_embed(ridge.expand(q.shape))
+    if solver == "exact":
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        return torch.cholesky_solve(q[..., None], factor)[..., 0].masked_fill(failed[..., None] > 0, torch.nan)
+
+    def solve(b: Tensor) -> Tensor:
+        return iterate(solver, lambda x: multiply(matrix.detach(), x), b, ridge.detach(), norm, iterations)
+
+    with torch.no_grad():
+        x = solve(q)
+    residual = q - multiply(matrix, x)
+    if residual.requires_grad:  # x answers to a change of the residual: dr = solve(dx), then dq = dr, dA = -dr x^T
+        residual.register_hook(lambda dx: None if dx is None else solve(dx))
+    return x + (residual - residual.detach())
+
+
+def multiply(matrix: Tensor, x: Tensor) -> Tensor:
+    return (matrix @ x[..., None])[..., 0]
