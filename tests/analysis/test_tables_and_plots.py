@@ -64,6 +64,28 @@ def test_accuracy_by_pairs_has_a_line_a_mixer_and_the_chance_level():
     assert names == ["linear", "gla", "gdn", "hollow: loss\nstill falling", "guessing among\nthe values shown"]
 
 
+def test_every_axis_spans_the_field_it_is_named_after():
+    """pairs, state sizes and steps that no other field holds, so that no other field can stand in for them."""
+    results = [
+        made_up(mixer, pairs, state_size=size, accuracy=0.9, loss_steps=[30, 60, 90], losses=[3.0, 2.0, 1.0])
+        for mixer, size in (("linear", 7), ("gdn", 7000))
+        for pairs in (5, 500)
+    ]
+    (axes,) = accuracy_by_pairs(results).axes
+    assert axes.get_xlim() == pytest.approx((5 / 1.3, 500 * 1.3))
+    lines = [line for line in axes.get_lines() if len(line.get_xdata()) == 2]  # the chance level, and a line per mixer
+    assert len(lines) == 3 and all(list(line.get_xdata()) == pytest.approx([5, 500], rel=0.05) for line in lines)
+    for axes in accuracy_by_state_size(results).axes:
+        assert axes.get_xlim() == pytest.approx((7 / 2, 7000 * 2))
+        places = sorted({line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1})
+        assert places == pytest.approx([7, 7000])
+    for axes in loss_curves(results).axes:
+        curves = [line for line in axes.get_lines() if "guessing" not in line.get_label()]
+        assert [list(line.get_xdata()) for line in curves] == [[30, 60, 90]] * 2
+        low, high = axes.get_xlim()
+        assert 0 < low <= 30 and 90 <= high < 120
+
+
 def test_accuracy_by_state_size_spreads_equal_sizes():
     figure = accuracy_by_state_size(RESULTS)
     assert [axes.get_title() for axes in figure.axes] == ["4 pairs", "16 pairs"]

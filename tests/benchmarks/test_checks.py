@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from judge import checks
-from judge.cases import CASES, Sizes
+from judge import checks, measuring
+from judge.cases import CASES, Case, Sizes
 from judge.checks import PACKED, Combination, combinations
+from judge.timing import Ceilings
 from judge.verdict import DRAWS
 
 SMALL = Sizes(B=2, T=70, H=2, K=16, V=16, HV=4)
@@ -40,8 +41,8 @@ def test_the_torch_form_passes(name: str) -> None:
         assert row["errors"].keys() >= {"o", "dq", "dv", *CASES[name].states, *(f"d{s}" for s in CASES[name].states)}
 
 
-def broken_row(monkeypatch: pytest.MonkeyPatch, change: Any) -> dict[str, Any]:
-    """Of linear attention whose (o, S) go through `change`, in the checked calls alone."""
+def break_op(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """(o, S) of linear attention go through `change`, in the checked calls alone."""
     case = CASES["simple_gla"]
     plain = case.op
 
@@ -49,7 +50,11 @@ def broken_row(monkeypatch: pytest.MonkeyPatch, change: Any) -> dict[str, Any]:
         o, S = plain(**arguments, backend="torch")
         return change(o, S) if backend == "auto" else (o, S)
 
-    monkeypatch.setitem(checks.CASES, "simple_gla", replace(case, op=op))
+    monkeypatch.setitem(CASES, "simple_gla", replace(case, op=op))
+
+
+def broken_row(monkeypatch: pytest.MonkeyPatch, change: Any) -> dict[str, Any]:
+    break_op(monkeypatch, change)
     ((_, row),) = checks.check_group("simple_gla", [Combination(SMALL)], "cpu", "auto", 0)
     return row
 
@@ -97,21 +102,56 @@ def test_differing_runs_and_exceptions_are_found(monkeypatch: pytest.MonkeyPatch
     assert "RuntimeError: no such kernel" in broken(monkeypatch, fails)[0]
 
 
-def test_command_writes_a_file_and_fails_with_a_failure(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "benchmarks/kernels.py",
-        "--check",
-        "--device",
-        "cpu",
-        "--backend",
-        "torch",
-        "--jobs",
-        "1",
-    ]
-    command += ["--only", "linear,gdn", "--combination", "(2,1,8,64,64)", "--results", str(tmp_path), "--seed", "1"]
+@pytest.mark.parametrize("error", [0.0, 0.02])
+def test_the_command_writes_a_file_and_exits_with_1_where_an_op_fails(
+    error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import kernels
+
+    break_op(monkeypatch, lambda o, S: (o, S + error * S.detach()))
+    monkeypatch.setattr(kernels.tuning, "keep_choices", lambda: None)  # sets environment variables of this process
+    options = ["--check", "--device", "cpu", "--jobs", "1", "--only", "linear,simple_gla", "--seed", "1"]
+    options += ["--combination", "(2,1,8,64,64)", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["kernels.py", *options])
+    with pytest.raises(SystemExit) as end:
+        kernels.main()
+    *lines, last = capsys.readouterr().out.splitlines()
+    failed = [line for line in lines if line.startswith("FAILED")]
+    assert end.value.code == (1 if error else 0)
+    assert f"{2 - len(failed)} passed, {len(failed)} failed" in last
+    assert [line.split()[1] for line in failed] == (["simple_gla"] if error else [])
+    content = json.loads((tmp_path / "kernel-checks-cpu.json").read_text())
+    assert len(content["rows"]) == 2 and content["worst"]["linear"]["half"]["o"] < 5e-3
+    assert {row["failures"] == [] for row in content["rows"].values()} == ({True, False} if error else {True})
+
+
+def test_the_command_runs_from_a_bare_environment(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/kernels.py", "--check", "--device", "cpu", "--backend", "torch"]
+    command += ["--jobs", "1", "--only", "gdn", "--combination", "(2,1,8,64,64)", "--results", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PATH": ""})
     assert done.returncode == 0, done.stderr
-    assert "2 passed, 0 failed" in done.stdout.splitlines()[-1]
-    content = json.loads((tmp_path / "kernel-checks-cpu.json").read_text())
-    assert len(content["rows"]) == 2 and content["worst"]["gdn"]["half"]["o"] < 5e-3
+    assert "1 passed, 0 failed" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "o", "S", "o without states"])
+def test_the_judge_times_no_op_that_fails_its_check(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, with a clock that reads nothing."""
+    draw, timed = Case.draw, []
+    monkeypatch.setattr(Case, "draw", lambda self, sizes, dtype, device, seed: draw(self, sizes, dtype, "cpu", seed))
+    monkeypatch.setattr(measuring, "interleaved", lambda works, repeats: timed.append(sorted(works)) or {})
+    monkeypatch.setattr(measuring, "as_graph", lambda work: work)
+    monkeypatch.setattr(measuring, "peak_megabytes", lambda work: 0.0)
+
+    def change(o: Any, S: Any) -> Any:
+        if wrong == "o" or (wrong == "o without states" and S is None):
+            o = o + 0.02 * o.detach()
+        return o, S + 0.02 * S.detach() if wrong == "S" and S is not None else S
+
+    break_op(monkeypatch, change)
+    row = measuring.judge("simple_gla", SMALL, torch.bfloat16, "auto", 1, Ceilings(1.0, 1.0), with_peers=False)
+    if wrong == "nothing":
+        assert timed == [["ours"]] * 4 and "refused" not in row
+        assert row.keys() >= {"forward", "forward_backward"}
+    else:
+        assert timed == [] and not row.keys() & {"forward", "forward_backward"}
+        assert row["refused"][0].split()[0] == wrong.split()[0]

@@ -134,14 +134,15 @@ def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(
             assert rest.isfinite().all(), name
 
 
-def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, backend: str) -> None:
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, backend: str, bad: float) -> None:
     inputs = case.draw(time=70)
     _, states = case(inputs, backend=backend)
     for index, state in enumerate(states):
         if not state.is_floating_point():
             continue
         broken = state.clone()
-        broken[(1, 0) + (1,) * (state.ndim - 2)] = math.nan
+        broken[(1, 0) + (1,) * (state.ndim - 2)] = bad
         given = case.initial_state(tuple(broken if i == index else s for i, s in enumerate(states)))
         o, final = case(inputs, initial_state=given, backend=backend)
         assert o[1, :, 0].isnan().any()

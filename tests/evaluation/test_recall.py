@@ -67,6 +67,13 @@ def test_examples_are_those_of_the_test_split_and_the_seed():
     assert not torch.equal(oracles[0].seen[0][2], oracles[1].seen[0][2])
 
 
+def test_more_examples_than_a_batch_holds_are_new_ones():
+    oracle = Oracle(lambda answers: answers)
+    recall_accuracy(oracle, TASK, seed=3, examples=300)
+    batches = [TASK.batch("test", seed=3, index=index, batch_size=size) for index, size in enumerate((128, 128, 44))]
+    assert torch.equal(torch.cat([tokens for *_, tokens in oracle.seen]), torch.cat([b.input_ids for b in batches]))
+
+
 def test_labelled_logits_are_the_models_logits_at_the_labels():
     torch.manual_seed(0)
     model = FastWeightsForCausalLM(

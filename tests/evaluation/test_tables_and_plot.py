@@ -51,6 +51,8 @@ def test_two_lines_a_model_in_looks_of_their_own(tmp_path):
     (axes,) = figure.axes
     lines = axes.get_lines()
     assert len(lines) == 6
+    assert [list(line.get_xdata()) for line in lines] == [[512, 1024]] * 6
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["512", "1,024"]
     assert list(lines[0].get_ydata()) == [row.perplexity for row in ROWS]
     assert list(lines[1].get_ydata()) == [row.last_perplexity for row in ROWS]
     assert lines[0].get_color() == mixer_style("gdn").colour

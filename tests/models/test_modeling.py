@@ -91,6 +91,19 @@ def test_padded_equals_unpadded(mixer, side):
     assert all(state.shape == (3, 16, 16) for state in padded.hidden_states)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_cache_counts_the_columns_of_a_padded_batch_and_not_its_tokens(side):
+    """transformers takes the columns from it that it has already given to the model."""
+    lm, ids, mask = model(), tokens(3, 16), torch.ones(3, 16, dtype=torch.long)
+    mask[1:, :9] = 0
+    cache = lm(ids, attention_mask=mask if side == "left" else mask.flip(1)).past_key_values
+    assert cache.get_seq_length() == 16
+    lm(ids[:, :2], attention_mask=torch.cat([mask, mask.new_ones(3, 2)], 1), past_key_values=cache)
+    assert cache.get_seq_length() == 18
+    lm(ids, attention_mask=torch.zeros(3, 34), past_key_values=cache)
+    assert cache.get_seq_length() == 34
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_padding_is_not_learned(chunked):
     lm, ids = model(chunked_loss=chunked), tokens(2, 12)

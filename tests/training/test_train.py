@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from fastweights.evaluation import recall_accuracy
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.training import CheckpointError, train_run
+from fastweights.training import CheckpointError, learning_rate_factor, train_run
+from fastweights.training.optimizer import weight_decay_groups
 
 from .small import small_run
 
@@ -24,6 +27,28 @@ def test_learns_two_pairs(tmp_path):
     assert result.accuracy_steps == [150, 300]
     assert result.accuracies[-1] == result.accuracy
     assert result.status == "finished" and result.stopped_at == 300
+
+
+def test_a_run_takes_the_steps_that_are_written_out_here(tmp_path):
+    run = small_run(steps=6, learning_rate=0.05, warmup_fraction=0.5, weight_decay=0.3, max_gradient_norm=3.0)
+    result = train_run(run, tmp_path / "run.checkpoint")
+    torch.manual_seed(0)
+    model, task = FastWeightsForCausalLM(run.model_config()).train(), run.make_task()
+    optimizer = torch.optim.AdamW(weight_decay_groups(model, 0.3))
+    losses, norms = [], []
+    for step in range(6):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * learning_rate_factor(step, steps=6, warmup_steps=3, final=0.1)
+        batch = task.batch("train", seed=0, index=step, batch_size=4)
+        loss = F.cross_entropy(model(batch.input_ids).logits.flatten(0, 1), batch.labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 3.0).item())
+        optimizer.step()
+        losses.append(loss.item())
+    assert min(norms) < 3 < max(norms)  # clipping by one factor in all steps would change nothing: Adam divides by it
+    assert result.losses == pytest.approx(losses, rel=1e-4)
+    assert result.accuracies[-1] == recall_accuracy(model, task, seed=0, examples=8)
 
 
 def test_records_the_whole_loss_curve_and_the_sizes(tmp_path):
@@ -57,6 +82,16 @@ def test_numbers_do_not_depend_on_where_the_run_was_cut(tmp_path, cuts):
         assert train_run(run, checkpoint, should_stop=lambda asked=asked: next(asked)) is None
     result = train_run(run, checkpoint)
     assert numbers(result) == numbers(whole)
+
+
+def test_a_cut_between_two_points_of_the_loss_curve_loses_no_loss(tmp_path):
+    run = small_run(steps=201, evaluations=1)  # a point is the mean of 3 steps
+    whole = train_run(run, tmp_path / "whole.checkpoint")
+    assert whole.loss_steps[32:34] == [99, 102]
+    for cut in (1, 2, 101):  # 1 and 2 steps into a window
+        checkpoint, asked = tmp_path / f"{cut}.checkpoint", iter([False] * cut + [True])
+        assert train_run(run, checkpoint, should_stop=lambda asked=asked: next(asked)) is None
+        assert numbers(train_run(run, checkpoint)) == numbers(whole)
 
 
 def test_continues_from_a_checkpoint_of_every_step(tmp_path):
