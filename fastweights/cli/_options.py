@@ -25,7 +25,7 @@ def told(continues: str = "") -> Iterator[None]:
     remedy = f"; {continues}" if continues else ""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise typer.Exit(fail(str(error), 2)) from None
     except OSError as error:
         raise typer.Exit(fail(f"{error}{remedy}", 1)) from None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ..data._checks import integer
+from ..checks import check_whole_number
 from ..models import FastWeightsConfig, FastWeightsForCausalLM
 from .attributes import set_value
 from .mamba2 import mamba2_config, mamba2_weights
@@ -42,7 +42,7 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
         )
     before = own_config(model.config)
     after = fitting_config(before, to, options)
-    integer("seed", seed, 0)
+    check_whole_number("seed", seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # and not the generators of other devices
         converted = FastWeightsForCausalLM(after)

@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from .._files import staged_folder, write_bytes, write_json
-from ..data._checks import integer
-from ..layers._checks import check_positive, check_size
+from ..checks import check_positive, check_size, check_whole_number
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config
 from .plan import conversions_between
@@ -80,7 +79,7 @@ def convert_folder(
     _check_output(output)
     check_size("steps", steps)
     check_size("tokens", tokens)
-    integer("seed", seed, 0)
+    check_whole_number("seed", seed)
     if peak is not None:
         check_positive("peak", peak)
     folder_of_source = model_folder(source)

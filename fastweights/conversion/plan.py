@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from ..checks import closest
 from ..layers import MIXERS
-from ..layers._checks import closest
 from ..models import FastWeightsConfig
 from .table import CONVERSIONS, Conversion
 

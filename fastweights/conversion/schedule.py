@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..layers._checks import check_positive
+from ..checks import check_positive
 
 __all__ = ["run_file", "trained_peak", "usual_peak"]
 

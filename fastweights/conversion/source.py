@@ -101,7 +101,7 @@ def _loading(source: str) -> Iterator[None]:
     """What transformers says of files that it cannot load, without the advice that follows."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError, SafetensorError, StrictDataclassError) as error:
+    except (OSError, RuntimeError, TypeError, ValueError, SafetensorError, StrictDataclassError) as error:
         said, *more = str(error).splitlines() or [type(error).__name__]
         raise ValueError(
             f"{source} cannot be loaded: {' '.join([said, *more[:1]]) if said.endswith(':') else said}"

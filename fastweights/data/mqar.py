@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from . import _checks
+from ..checks import check_flag, check_number
 from ._draws import Draws, natural_log
 from .task import IGNORE_INDEX, RecallTask
 
@@ -43,9 +43,8 @@ class MQAR(RecallTask):
 
     def _check(self) -> None:
         self._require_vocabulary(2 * self.pairs + 2)
-        self._set("power_a", _checks.real("power_a", self.power_a, above=0, below=1e6))
-        if not isinstance(self.random_non_queries, bool):
-            raise ValueError(f"random_non_queries must be True or False, got {self.random_non_queries!r}; pass a bool")
+        self._set("power_a", check_number("power_a", self.power_a, above=0, below=1e6))
+        check_flag("random_non_queries", self.random_non_queries)
 
     def _keys(self, split: str) -> range:
         """The tokens that are keys in `split`."""
@@ -97,7 +96,7 @@ class OutOfDistributionMQAR(MQAR):
 
     def _check(self) -> None:
         super()._check()
-        self._set("held_out_keys", _checks.real("held_out_keys", self.held_out_keys, above=0, below=1))
+        self._set("held_out_keys", check_number("held_out_keys", self.held_out_keys, above=0, below=1))
         if not self.random_non_queries:
             raise ValueError(
                 f"random_non_queries must be True for task {self.name!r}, got False; the held-out keys would never "

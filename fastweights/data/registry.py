@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from . import _checks
+from ..checks import check_choice
 from .copying import Copy
 from .mqar import MQAR, OutOfDistributionMQAR
 from .shuffled_mqar import ShuffledMQAR
@@ -21,9 +21,9 @@ def make_task(
     length=None is the shortest sequence that holds the task. ValueError for an unknown name or option (it names the
     nearest valid ones) and for options that the task refuses.
     """
-    _checks.one_of("the name of a recall task", name, TASKS)
+    check_choice("the name of a recall task", name, TASKS)
     task = TASKS[name]
     valid = [field.name for field in fields(task)]
     for option in options:
-        _checks.one_of(f"an option of task {name!r}", option, valid)
+        check_choice(f"an option of task {name!r}", option, valid)
     return task(pairs=pairs, length=length, vocab_size=vocab_size, **options)  # type: ignore[arg-type]  # checked above

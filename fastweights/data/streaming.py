@@ -4,8 +4,8 @@ import queue
 import threading
 from collections.abc import Iterator
 
-from . import _checks
-from .task import Batch, RecallTask
+from ..checks import check_size, check_whole_number
+from .task import Batch, RecallTask, check_batch
 
 __all__ = ["stream"]
 
@@ -19,12 +19,12 @@ def stream(
 
     A thread, started by the first next(), generates up to `ahead` batches in advance. To resume after n batches, pass
     start=n. An exception in the thread is raised in the consumer. The thread ends with the last batch, and soon after
-    the iterator is closed (`.close()`) or garbage-collected. ValueError for bad arguments, at once.
+    the iterator is closed (`.close()`) or garbage-collected. ValueError or TypeError for bad arguments, at once.
     """
-    _checks.batch_arguments(split, seed, 0, batch_size)
-    start = _checks.integer("start", start, 0)
-    stop = _checks.integer("stop", stop, start)
-    ahead = _checks.integer("ahead", ahead, 1)
+    check_batch(split, seed, 0, batch_size)
+    start = check_whole_number("start", start)
+    stop = check_whole_number("stop", stop, low=start)
+    ahead = check_size("ahead", ahead)
     return _consume(task, split, seed, batch_size, range(start, stop), ahead)
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from . import _checks
+from ..checks import check_choice, check_size, check_whole_number
 from ._draws import Draws
 from ._splits import SPLITS, check_split, draw_split
 
-__all__ = ["IGNORE_INDEX", "VOCAB_SIZE", "Batch", "RecallTask"]
+__all__ = ["IGNORE_INDEX", "VOCAB_SIZE", "Batch", "RecallTask", "check_batch"]
 
 IGNORE_INDEX = -100  # the label that torch's cross-entropy ignores
 VOCAB_SIZE = 8192  # the Zoology benchmark's
@@ -28,12 +28,20 @@ class Batch(NamedTuple):
     labels: torch.Tensor
 
 
+def check_batch(split: object, seed: object, index: object, batch_size: object) -> None:
+    """Refuses arguments that name no batch of a task."""
+    check_choice("split", split, SPLITS)
+    check_whole_number("seed", seed)
+    check_whole_number("index", index)
+    check_size("batch_size", batch_size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecallTask(ABC):
     """A task of recalling associations a -> b (key -> value; for the copy task, position -> token).
 
     pairs: associations in a sequence; length: tokens in a sequence, T (None: the shortest that holds the task);
-    vocab_size: token ids lie in [0, vocab_size). Bad options raise ValueError.
+    vocab_size: token ids lie in [0, vocab_size). A wrong option raises ValueError, one of a wrong kind TypeError.
 
     Train and test share no example, whatever the seeds, lengths and vocabularies. Proof: an example is identified by
     the set of its associations, which can be read off its tokens. `is_test` is a fixed function of that set, and
@@ -50,10 +58,10 @@ class RecallTask(ABC):
     summary: ClassVar[str]
 
     def __post_init__(self) -> None:
-        self._set("pairs", _checks.integer("pairs", self.pairs, 1))
-        self._set("vocab_size", _checks.integer("vocab_size", self.vocab_size, 1, 2**31))
+        self._set("pairs", check_size("pairs", self.pairs))
+        self._set("vocab_size", check_whole_number("vocab_size", self.vocab_size, low=1, high=2**31))
         shortest = self._shortest_length()
-        self._set("length", shortest if self.length is None else _checks.integer("length", self.length, 1))
+        self._set("length", shortest if self.length is None else check_size("length", self.length))
         if self.length < shortest:
             raise ValueError(
                 f"length must be at least {shortest} for {self.pairs} pairs of task {self.name!r}, got {self.length}; "
@@ -68,9 +76,9 @@ class RecallTask(ABC):
 
         A pure function of the task and these arguments, identical on every machine and version of Python and NumPy.
         Any other index, seed or batch_size gives other sequences. ValueError for an unknown split, a seed or index
-        that is no integer of at least 0, a batch_size below 1.
+        below 0, a batch_size below 1; TypeError where one is no integer.
         """
-        _checks.batch_arguments(split, seed, index, batch_size)
+        check_batch(split, seed, index, batch_size)
         draws = Draws(seed, SPLITS.index(split), index)
         associations = draw_split(partial(self._draw_associations, draws, split), split, batch_size)
         input_ids, labels = self._lay_out(draws, associations)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data._checks import integer
-from ..layers._checks import check_number, check_positive, check_size
+from ..checks import check_number, check_positive, check_size, check_whole_number
 from .reading import evaluating
 from .tokens import prompt_tokens
 
@@ -74,10 +73,9 @@ def continue_text(
 def _sampling(temperature: float, top_p: float, seed: int | None) -> dict[str, float]:
     """The checked arguments of sampling, for generate()."""
     check_positive("temperature", temperature)
-    if not 0 < check_number("top_p", top_p) <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    check_number("top_p", top_p, above=0, high=1)
     if seed is not None:
-        torch.manual_seed(integer("seed", seed, 0))
+        torch.manual_seed(check_whole_number("seed", seed))
     return {"temperature": temperature, "top_p": top_p, "top_k": 0}
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..data._checks import integer, one_of
-from ..layers._checks import check_number, check_size
+from ..checks import check_choice, check_number, check_size, check_whole_number
 from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
 from .windows import check_lengths
@@ -53,7 +52,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         for measure in self.measures:
-            one_of("a measure", measure, MEASURES)
+            check_choice("a measure", measure, MEASURES)
         check_lengths(self.lengths, 2)
         for name in (
             "texts",
@@ -66,12 +65,11 @@ class EvaluationSettings:
             "block",
         ):
             check_size(name, getattr(self, name))
-        integer("seed", self.seed, 0)
+        check_whole_number("seed", self.seed)
         if len(set(self.measures)) < len(self.measures):
             raise ValueError(f"measures must be different from each other, got {', '.join(self.measures)}")
         for depth in self.depths:
-            if not 0 <= check_number("depths", depth) <= 1:
-                raise ValueError(f"depths must be from 0, the start of the text, to 1, its end, got {depth}")
+            check_number("depths", depth, low=0, high=1)
 
 
 def evaluate(

@@ -18,8 +18,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from .. import models  # noqa: F401  # makes transformers' Auto classes, which the harness loads by, know our models
-from ..data._checks import integer
-from ..layers._checks import check_size
+from ..checks import check_size, check_whole_number
 
 __all__ = ["FastWeightsLM", "HarnessScore", "evaluate_with_harness"]
 
@@ -69,7 +68,7 @@ def evaluate_with_harness(
         if value is not None:
             check_size(name, value)
     if num_fewshot is not None:
-        integer("num_fewshot", num_fewshot, 0)
+        check_whole_number("num_fewshot", num_fewshot)
     if not all(tasks):
         raise ValueError("tasks must be names of tasks, got an empty one")
     manager = _task_manager(tasks, include_path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..checks import check_choice
 from ..data.text.tokenizer import vocabulary_size
 
 __all__ = [
@@ -41,8 +42,8 @@ def load_language_model(path: str | Path, *, device: str = "cpu", dtype: str | N
     if not has_tokenizer(folder):
         raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
     _check_device(device)
-    if dtype is not None and dtype not in _DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+    if dtype is not None:
+        check_choice("dtype", dtype, _DTYPES)
     model, tokenizer = load_weights(folder, dtype), load_tokenizer(folder)
     if vocabulary_size(tokenizer) > model.config.vocab_size:
         raise ValueError(

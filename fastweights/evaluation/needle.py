@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..data._checks import integer
-from ..layers._checks import check_number, check_size
+from ..checks import check_number, check_size, check_whole_number
 from .needle_text import NEEDLE_TASKS, documentation, needle_of, needle_prompt
 from .reading import evaluating, hidden_blocks, read
 from .tokens import prompt_tokens
@@ -80,9 +79,8 @@ def needle_recall(
     check_size("length", length)
     check_size("examples", examples)
     check_size("block", block)
-    integer("seed", seed, 0)
-    if not 0 <= check_number("depth", depth) <= 1:
-        raise ValueError(f"depth must be from 0, the start of the text, to 1, its end, got {depth}")
+    check_whole_number("seed", seed)
+    check_number("depth", depth, low=0, high=1)
     words = (documentation() if text is None else text).split()
     if not words:
         raise ValueError("text must hold at least one word, got none; pass text to hide the needle in")

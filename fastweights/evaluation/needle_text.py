@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from ..data._checks import one_of
+from ..checks import check_choice
 from ..data._draws import Draws
 
 __all__ = ["NEEDLE_TASKS", "Needle", "documentation", "needle_of", "needle_prompt"]
@@ -79,7 +79,7 @@ def needle_of(
     Raises:
         ValueError: an unknown task, or a length that does not hold the needle, the question and the answer.
     """
-    one_of("the name of a needle task", task, NEEDLE_TASKS)
+    check_choice("the name of a needle task", task, NEEDLE_TASKS)
     draws = Draws(seed, 2 + list(NEEDLE_TASKS).index(task), index)  # streams 0 and 1 are the recall tasks'
     needle = Needle.draw(NEEDLE_TASKS[task].value, draws)
     shortest = count_tokens(f"{needle.prompt([needle.sentence])} {needle.value}")

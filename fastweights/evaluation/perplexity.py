@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..layers._checks import check_size
+from ..checks import check_size
 from ..layers.norms import at_least_float32
 from .reading import evaluating, hidden_blocks
 from .windows import check_lengths, text_windows

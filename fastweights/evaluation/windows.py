@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..layers._checks import check_size
+from ..checks import check_size
 
 __all__ = ["check_lengths", "text_windows"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..checks import check_choice, check_size
 from ..data import make_task
-from ..data._checks import one_of
-from ..layers._checks import check_size
 from .recall import recall_accuracy
 from .symbols import TaskInWords, word_tokens
 from .tokens import prompt_tokens
@@ -88,7 +87,8 @@ def word_recall(
 
 def task_in_words(tokenizer: Any, task: str, *, length: int | None, pairs: int, symbols: int) -> TaskInWords:
     """The task that `word_recall` measures."""
-    one_of("the name of a recall task in words", task, WORD_TASKS)
+    check_choice("the name of a recall task in words", task, WORD_TASKS)
+    check_size("symbols", symbols)
     try:
         made = make_task(task, pairs=pairs, length=length, vocab_size=symbols, **WORD_TASKS[task])
     except ValueError as error:

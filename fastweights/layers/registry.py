@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._checks import closest
+from ..checks import check_text, closest, error_prefix
 from .delta_net import DeltaNet
 from .gated_kalmanet import GatedKalmaNet
 from .lattice import Lattice
@@ -227,9 +227,11 @@ def check_mixer(name: str, options: Mapping[str, Any]) -> MixerSpec:
 
     Raises:
         ValueError: an unknown mixer or option; the message names the nearest and all valid ones.
+        TypeError: a name that is no string.
     """
+    check_text("mixer", name, what="the name of a mixer")
     if name not in MIXERS:
-        raise ValueError(f"unknown mixer {name!r}{closest(str(name), MIXERS)}; choose from {', '.join(MIXERS)}")
+        raise ValueError(f"unknown mixer {name!r}{closest(name, MIXERS)}; choose from {', '.join(MIXERS)}")
     spec = MIXERS[name]
     valid = [key for key in inspect.signature(spec.layer).parameters if key not in ("hidden_size", "num_heads")]
     for key in options:
@@ -245,9 +247,8 @@ def build_mixer(name: str, *, hidden_size: int, num_heads: int, layer_idx: int =
 
     Raises:
         ValueError: an unknown name or option, or a value that does not fit.
+        TypeError: an option of a wrong kind.
     """
-    try:
+    with error_prefix(f"layer {layer_idx}"):
         spec = check_mixer(name, options)
         return spec.layer(hidden_size=hidden_size, num_heads=num_heads, **{**spec.options, **options})
-    except ValueError as error:
-        raise ValueError(f"layer {layer_idx}: {error}") from None

@@ -8,7 +8,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from ..ops.framework.checks import values_can_be_read
+from ..checks import values_can_be_read
 from .cache import FastWeightsCache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin

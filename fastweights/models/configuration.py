@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..layers._checks import check_flag, check_positive, check_size, closest
+from ..checks import check_flag, check_positive, check_size, closest, error_prefix, shown
 from ..layers.registry import check_mixer
 
 __all__ = ["FastWeightsConfig"]
@@ -55,6 +55,7 @@ class FastWeightsConfig(PreTrainedConfig):
 
     Raises:
         ValueError: an unknown key (the message names the nearest valid one), mixer or option, or a value that does not fit.
+        TypeError: a value of a wrong kind.
     """
 
     model_type = "fastweights"
@@ -79,7 +80,7 @@ class FastWeightsConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads"):
-            check_size(name, getattr(self, name))
+            setattr(self, name, check_size(name, getattr(self, name)))
         for name in ("norm_eps", "initializer_range"):
             check_positive(name, getattr(self, name))
         for name in ("tie_word_embeddings", "use_cache", "chunked_loss"):
@@ -87,7 +88,7 @@ class FastWeightsConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // (3 * 64)) * 64
         elif self.intermediate_size != 0:
-            check_size("intermediate_size", self.intermediate_size)
+            self.intermediate_size = check_size("intermediate_size", self.intermediate_size)
         self.mixers()
         super().__post_init__(**kwargs)
 
@@ -105,11 +106,11 @@ class FastWeightsConfig(PreTrainedConfig):
         options = dict(entry) if isinstance(entry, dict) else {"name": entry}
         name = options.pop("name", None)
         if not isinstance(name, str):
-            raise ValueError(f"mixer of layer {layer} must be a name or {{'name': ..., option: ...}}, got {entry!r}")
-        try:
+            raise TypeError(
+                f"mixer of layer {layer} must be a name or {{'name': ..., option: ...}}, got {shown(entry)}"
+            )
+        with error_prefix(f"mixer of layer {layer}"):
             check_mixer(name, options)
-        except ValueError as error:
-            raise ValueError(f"mixer of layer {layer}: {error}") from None
         return name, options
 
     @classmethod

@@ -125,11 +125,11 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         return self.embed_tokens(input_ids)
 
     def _layer_caches(self, past_key_values: FastWeightsCache) -> list[LayerCache]:
-        if not isinstance(past_key_values, FastWeightsCache) or len(past_key_values.layers) != len(self.layers):
-            raise ValueError(
-                f"past_key_values must be a FastWeightsCache of {len(self.layers)} layers, as this model returns it, "
-                f"got {type(past_key_values).__name__}"
-            )
+        wanted = f"past_key_values must be a FastWeightsCache of {len(self.layers)} layers, as this model returns it"
+        if not isinstance(past_key_values, FastWeightsCache):
+            raise TypeError(f"{wanted}, got {type(past_key_values).__name__}")
+        if len(past_key_values.layers) != len(self.layers):
+            raise ValueError(f"{wanted}, got one of {len(past_key_values.layers)} layers")
         if self.training and self.gradient_checkpointing:
             raise ValueError(
                 "past_key_values must be None and use_cache False while training with gradient checkpointing, which would "

@@ -241,7 +241,7 @@ def _check_no_gradient(op: str, **tensors: Tensor | None) -> None:
 def _center(center: Tensor | float, k: Tensor, sizes: Shapes) -> Tensor:
     """The centre as a tensor [1], [H] or [HV], without waiting for the device."""
     if not isinstance(center, Tensor):
-        return k.new_full((1,), check_number("center", center, low=-float("inf")), dtype=compute_dtype(k))
+        return k.new_full((1,), check_number("center", center), dtype=compute_dtype(k))
     if center.ndim == 1 and len(center) in (sizes.key_heads, sizes.heads):
         check_tensor("center", center, k)
         return center

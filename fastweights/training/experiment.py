@@ -5,8 +5,8 @@ import itertools
 
 import torch
 
+from ..checks import check_number, check_positive, check_size, check_text, check_whole_number, shown
 from ..data import RecallTask, make_task
-from ..layers._checks import check_number, check_positive, check_size
 from ..layers.registry import check_mixer
 from ..models import FastWeightsConfig
 
@@ -53,12 +53,10 @@ class _Settings:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "heads", "layers", "steps", "batch_size", "test_examples", "evaluations"):
-            check_size(name, getattr(self, name))
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))
         for name in ("warmup_fraction", "final_fraction"):
-            if not 0 <= check_number(name, getattr(self, name)) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
-        if check_number("weight_decay", self.weight_decay) < 0:
-            raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay!r}")
+            check_number(name, getattr(self, name), low=0, high=1)
+        check_number("weight_decay", self.weight_decay, low=0)
         check_positive("max_gradient_norm", self.max_gradient_norm)
         if self.width % self.heads:
             raise ValueError(
@@ -87,8 +85,7 @@ class RecallRun(_Settings):
         super().__post_init__()
         check_mixer(self.mixer, {})
         check_positive("learning_rate", self.learning_rate)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed must be a whole number of 0 or more, got {self.seed!r}")
+        object.__setattr__(self, "seed", check_whole_number("seed", self.seed))
         self.make_task()
         self.model_config()
 
@@ -142,8 +139,10 @@ class RecallExperiment(_Settings):
         super().__post_init__()
         for name in ("mixers", "pairs", "learning_rates", "seeds"):
             values = getattr(self, name)
-            if not isinstance(values, tuple) or not values:
-                raise ValueError(f"{name} must be a tuple of at least one value, got {values!r}")
+            if not isinstance(values, tuple):
+                raise TypeError(f"{name} must be a tuple of at least one value, got {shown(values)}")
+            if not values:
+                raise ValueError(f"{name} must be a tuple of at least one value, got ()")
             repeated = sorted({value for value in values if values.count(value) > 1})
             if repeated:
                 raise ValueError(f"{name} must differ from each other, but {repeated[0]!r} is there twice")
@@ -160,6 +159,7 @@ class RecallExperiment(_Settings):
 
 
 def _check_device(device: str) -> None:
+    check_text("device", device, what="a torch device such as 'cpu' or 'cuda'")
     try:
         kind = torch.device(device).type
     except RuntimeError:

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from ..checks import check_number
+
 __all__ = ["weight_decay_groups"]
 
 
@@ -16,8 +18,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
     Raises:
         ValueError: a negative weight_decay.
     """
-    if weight_decay < 0:
-        raise ValueError(f"weight_decay must be 0 or more, got {weight_decay}")
+    check_number("weight_decay", weight_decay, low=0)
     exempt = {
         id(parameter)
         for module in model.modules()

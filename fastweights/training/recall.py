@@ -8,7 +8,7 @@ import torch
 
 from ..analysis.results import RecallResult, load_result
 from ..analysis.results_file import save_results
-from ..layers._checks import check_number, check_size
+from ..checks import check_number, check_size
 from ..models import FastWeightsForCausalLM
 from .environment import usable_cores
 from .experiment import RecallExperiment, RecallRun
@@ -52,8 +52,7 @@ def run_recall(
     if workers is None:
         workers = usable_cores() if experiment.device == "cpu" else 1
     check_size("workers", workers)
-    if check_number("checkpoint_seconds", checkpoint_seconds) < 0:
-        raise ValueError(f"checkpoint_seconds must be 0 or more, got {checkpoint_seconds}")
+    check_number("checkpoint_seconds", checkpoint_seconds, low=0)
     runs = experiment.runs()
     _check_models(runs)
     folder = ExperimentFolder(Path(output))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -79,11 +80,15 @@ def test_errors_are_one_line_and_exit_code_2(source, tmp_path, capsys):
     refused((tmp_path / "llama", "pgdn", new), "'llama'")
     model({"name": "gdn", "negative_eigenvalues": True}).save_pretrained(tmp_path / "negative")
     refused((tmp_path / "negative", "gka", new), "layer 0", "negative_eigenvalues must be False")
+    config = model({"name": "gdn"}).config.to_dict()
+    (tmp_path / "kind").mkdir()
+    (tmp_path / "kind" / "config.json").write_text(json.dumps({**config, "num_heads": "four"}))
+    refused((tmp_path / "kind", "pgdn", new), "cannot be loaded", "num_heads must be", "'four'")
     refused((source, "pgdn", new, "--option", "bound"), "NAME=VALUE", "'bound'")
-    refused((source, "pgdn", new, "--option", "bound=big"), "bound must be a finite number", "'big'")
+    refused((source, "pgdn", new, "--option", "bound=big"), "bound must be a number", "'big'")
     refused((source, "pgdn", new, "--option", "name=gka"), "no option 'name'")
     refused((source, "pgdn", new, "--option", "head_dim=7"), "do not fit head_dim=7")
-    refused((source, "pgdn", new, "--seed", "-1"), "seed must be from 0")
+    refused((source, "pgdn", new, "--seed", "-1"), "seed must be a whole number of at least 0")
     refused((source, "pgdn", source / "config.json" / "new"), "config.json is none")
     refused((source, "pgdn", new, "--tokens", "0"), "tokens must be a positive whole number")
     (tmp_path / "full").mkdir()

@@ -78,3 +78,28 @@ def test_errors_are_one_line(folder, capsys, monkeypatch):
     anew = "stopped; the same command without --overwrite continues after the last checkpoint"
     assert anew in printed_line(130, "run.toml", "--overwrite")
     assert "stopped; the same command continues after the last checkpoint" in printed_line(130, "run.toml")
+
+
+@pytest.mark.parametrize(
+    "was, becomes, message",
+    [
+        ("max_steps = 4", "max_steps = 'ten'", "max_steps must be a positive whole number, got 'ten'"),
+        ("hidden_size = 16", "hidden_size = '16'", "hidden_size must be a positive whole number, got '16'"),
+        (
+            'mixers = ["linear", "gdn"]\n',
+            "[model.mixer]\nname = 'gdn'\nexpand_v = '2'\n",
+            "expand_v must be a number, got '2'",
+        ),
+        ("paths = ", "text_field = 3\npaths = ", "text_field must be a string, got 3"),
+    ],
+)
+def test_wrong_kinds_in_a_run_file_are_one_line(folder, capsys, was, becomes, message):
+    assert was in RUN
+    text = RUN.replace(was, becomes)
+    if "[model.mixer]" in becomes:  # a table in TOML ends where the next begins
+        text = RUN.replace(was, "").replace("[tokenizer]", f"{becomes}[tokenizer]")
+    (folder / "run.toml").write_text(text)
+    assert main(["train", "run.toml"]) == 2
+    printed = capsys.readouterr()
+    error = printed.err.splitlines()[-1]
+    assert error.startswith("fastweights: error: ") and message in error and "Traceback" not in printed.err

@@ -61,24 +61,24 @@ def test_writing_into_a_batch_changes_no_other(task: RecallTask) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "error, bad",
     [
-        {"split": "validation"},
-        {"split": None},
-        {"seed": -1},
-        {"seed": 2**63},
-        {"seed": 1.0},
-        {"seed": True},
-        {"index": -1},
-        {"index": "0"},
-        {"batch_size": 0},
-        {"batch_size": 2.0},
-        {"batch_size": True},
+        (ValueError, {"split": "validation"}),
+        (TypeError, {"split": None}),
+        (ValueError, {"seed": -1}),
+        (ValueError, {"seed": 2**63}),
+        (TypeError, {"seed": 1.0}),
+        (TypeError, {"seed": True}),
+        (ValueError, {"index": -1}),
+        (TypeError, {"index": "0"}),
+        (ValueError, {"batch_size": 0}),
+        (TypeError, {"batch_size": 2.0}),
+        (TypeError, {"batch_size": True}),
     ],
     ids=str,
 )
-def test_bad_arguments(task: RecallTask, bad: dict[str, Any]) -> None:
+def test_bad_arguments(task: RecallTask, error: type[Exception], bad: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"split": "train", "seed": 0, "index": 0, "batch_size": 1}
     (name,) = bad
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(error, match=name):
         task.batch(**(arguments | bad))

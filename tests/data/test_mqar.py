@@ -109,22 +109,22 @@ def test_out_of_distribution_keys(split: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("error", "options", "message"),
     [
-        ({"length": 31}, "length must be at least 32"),
-        ({"vocab_size": 17}, "vocab_size must be at least 18"),
-        ({"power_a": 0}, "power_a"),
-        ({"power_a": -0.5}, "power_a"),
-        ({"power_a": float("nan")}, "power_a"),
-        ({"power_a": float("inf")}, "power_a"),
-        ({"power_a": True}, "power_a"),
-        ({"power_a": "0.01"}, "power_a"),
-        ({"random_non_queries": 1}, "random_non_queries"),
+        (ValueError, {"length": 31}, "length must be at least 32"),
+        (ValueError, {"vocab_size": 17}, "vocab_size must be at least 18"),
+        (ValueError, {"power_a": 0}, "power_a"),
+        (ValueError, {"power_a": -0.5}, "power_a"),
+        (ValueError, {"power_a": float("nan")}, "power_a"),
+        (ValueError, {"power_a": float("inf")}, "power_a"),
+        (TypeError, {"power_a": True}, "power_a"),
+        (TypeError, {"power_a": "0.01"}, "power_a"),
+        (TypeError, {"random_non_queries": 1}, "random_non_queries"),
     ],
 )
 @pytest.mark.parametrize("kind", [MQAR, OutOfDistributionMQAR])
-def test_bad_options(kind: type[MQAR], options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_options(kind: type[MQAR], error: type[Exception], options: dict, message: str) -> None:
+    with pytest.raises(error, match=message):
         kind(pairs=8, **options)
 
 
@@ -137,9 +137,19 @@ def test_a_vocabulary_smaller_than_the_length_works() -> None:
     assert MQAR(pairs=2, vocab_size=12, length=100).batch("train", seed=0, index=0, batch_size=1).labels.max() >= 6
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan"), True, 0.95])
-def test_bad_share_of_held_out_keys(share: float) -> None:
-    with pytest.raises(ValueError, match="held_out_keys"):
+@pytest.mark.parametrize(
+    "error, share",
+    [
+        (ValueError, 0),
+        (ValueError, 1),
+        (ValueError, -0.1),
+        (ValueError, float("nan")),
+        (TypeError, True),
+        (ValueError, 0.95),
+    ],
+)
+def test_bad_share_of_held_out_keys(error: type[Exception], share: float) -> None:
+    with pytest.raises(error, match="held_out_keys"):
         OutOfDistributionMQAR(pairs=4, vocab_size=64, held_out_keys=share)
 
 

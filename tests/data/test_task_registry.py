@@ -39,7 +39,7 @@ def test_options_reach_the_task() -> None:
     ("name", "options", "message"),
     [
         ("mqar-shufled", {}, "did you mean 'mqar-shuffled'"),
-        ("nonsense", {}, "mqar, mqar-shuffled, copy, mqar-ood"),
+        ("nonsense", {}, "'mqar', 'mqar-shuffled', 'copy', 'mqar-ood'"),
         ("mqar", {"power": 1.0}, "did you mean 'power_a'"),
         ("copy", {"power_a": 1.0}, "an option of task 'copy'"),
         ("mqar", {"held_out_keys": 0.5}, "an option of task 'mqar'"),
@@ -52,10 +52,20 @@ def test_unknown_names_and_options(name: str, options: dict[str, Any], message: 
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("option", ["pairs", "length", "vocab_size"])
-@pytest.mark.parametrize("bad", [0, -1, 16.0, True, "16", np.float64(16)])
-def test_sizes_that_are_no_positive_integers(name: str, option: str, bad: object) -> None:
+@pytest.mark.parametrize(
+    "error, bad",
+    [
+        (ValueError, 0),
+        (ValueError, -1),
+        (TypeError, 16.0),
+        (TypeError, True),
+        (TypeError, "16"),
+        (TypeError, np.float64(16)),
+    ],
+)
+def test_sizes_that_are_no_positive_integers(name: str, option: str, error: type[Exception], bad: object) -> None:
     options: dict[str, Any] = {"pairs": 4, "length": 16, "vocab_size": 64}
-    with pytest.raises(ValueError, match=option):
+    with pytest.raises(error, match=option):
         make_task(name, **(options | {option: bad}))
 
 

@@ -52,8 +52,8 @@ def test_an_empty_prompt_begins_a_text(prompt):
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
         ({"temperature": 0.0}, "temperature must be positive"),
-        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
-        ({"seed": -1}, "seed must be from 0"),
+        ({"top_p": 1.5}, "top_p must be a finite number, more than 0 and at most 1, got 1.5"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
     ],
 )
 def test_bad_input(options, message):

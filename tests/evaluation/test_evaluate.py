@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_told_before_anything_is_measured():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"measures": ["perplexty"]}, "a measure must be one of perplexity, .* did you mean 'perplexity'"),
+        ({"measures": ["perplexty"]}, "a measure must be one of 'perplexity', .* .did you mean 'perplexity'"),
         ({"measures": ["copy", "copy"]}, "measures must be different from each other, got copy, copy"),
         ({"lengths": []}, "at least one length"),
         ({"lengths": [0]}, "lengths must be"),

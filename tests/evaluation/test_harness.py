@@ -102,5 +102,5 @@ def test_bad_input(tasks, folder, message):
 def test_a_number_of_examples_below_zero_is_refused():
     from fastweights.evaluation.harness import evaluate_with_harness
 
-    with pytest.raises(ValueError, match="num_fewshot must be from 0"):
+    with pytest.raises(ValueError, match="num_fewshot must be a whole number of at least 0"):
         evaluate_with_harness(model(), WORDS, ["facts_choice"], include_path=EXAMPLES, num_fewshot=-2)

@@ -71,5 +71,5 @@ def test_arguments(tmp_path):
         load_language_model(folder, device="abacus")
     with pytest.raises(ValueError, match="device must be a torch device that this machine has, got 'meta'"):
         load_language_model(folder, device="meta")
-    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got 'int8'"):
+    with pytest.raises(ValueError, match="dtype must be one of 'float32', 'bfloat16', 'float16', got 'int8'"):
         load_language_model(folder, dtype="int8")

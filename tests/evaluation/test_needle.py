@@ -145,13 +145,13 @@ def test_answers_are_the_full_forwards(block):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"task": "s-niah-4"}, "must be one of s-niah-1, s-niah-2, s-niah-3, got 's-niah-4'"),
+        ({"task": "s-niah-4"}, "must be one of 's-niah-1', 's-niah-2', 's-niah-3', got 's-niah-4'"),
         (
             {"length": 20},
             "lengths must be at least .* tokens for 's-niah-2', the needle and the question alone, got 20",
         ),
         ({"length": 0}, "length must be a positive whole number"),
-        ({"depth": 1.5}, "depth must be from 0, .* got 1.5"),
+        ({"depth": 1.5}, "depth must be a finite number, at least 0 and at most 1, got 1.5"),
         ({"text": " \n"}, "text must hold at least one word"),
         ({"examples": 0}, "examples must be"),
         ({"seed": -1}, "seed must be"),

@@ -76,22 +76,34 @@ def test_documents_beyond_those_needed_are_not_read():
 
 
 @pytest.mark.parametrize(
-    "documents, lengths, options, message",
+    "error, documents, lengths, options, message",
     [
-        (LONG, [], {}, "lengths must hold at least one length"),
-        (LONG, [1], {}, "lengths must be at least 2 tokens, got 1"),
-        (LONG, [2.5], {}, "lengths must be a positive whole number"),
-        (LONG, [16], {"block": 0}, "block must be a positive whole number"),
-        (LONG, [16], {"texts": 0}, "texts must be"),
-        (SHORT, [121], {}, "at least 121 tokens, the longest length, got 120 in all"),
-        ([], [16], {}, "got 0 in all"),
-        ([torch.arange(390, 410)], [16], {}, "token ids from 0 to 399, the model's vocabulary, got 390 to 405"),
-        ([torch.rand(20)], [16], {}, "rows of token ids"),
-        ([torch.ones(2, 20, dtype=torch.long)], [16], {}, r"rows of token ids \(integers\), got shape \[2, 20\]"),
+        (ValueError, LONG, [], {}, "lengths must hold at least one length"),
+        (ValueError, LONG, [1], {}, "lengths must be at least 2 tokens, got 1"),
+        (TypeError, LONG, [2.5], {}, "lengths must be a positive whole number"),
+        (ValueError, LONG, [16], {"block": 0}, "block must be a positive whole number"),
+        (ValueError, LONG, [16], {"texts": 0}, "texts must be"),
+        (ValueError, SHORT, [121], {}, "at least 121 tokens, the longest length, got 120 in all"),
+        (ValueError, [], [16], {}, "got 0 in all"),
+        (
+            ValueError,
+            [torch.arange(390, 410)],
+            [16],
+            {},
+            "token ids from 0 to 399, the model's vocabulary, got 390 to 405",
+        ),
+        (ValueError, [torch.rand(20)], [16], {}, "rows of token ids"),
+        (
+            ValueError,
+            [torch.ones(2, 20, dtype=torch.long)],
+            [16],
+            {},
+            r"rows of token ids \(integers\), got shape \[2, 20\]",
+        ),
     ],
 )
-def test_bad_input(documents, lengths, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input(error, documents, lengths, options, message):
+    with pytest.raises(error, match=message):
         perplexity_by_length(model(), documents, lengths, **options)
 
 

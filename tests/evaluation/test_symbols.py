@@ -56,6 +56,6 @@ def test_accuracy_is_over_the_whole_vocabulary(task):
 
 def test_unknown_tasks_are_refused():
     with pytest.raises(
-        ValueError, match="recall task in words must be one of mqar, mqar-shuffled, copy, got 'mqar-ood'"
+        ValueError, match="recall task in words must be one of 'mqar', 'mqar-shuffled', 'copy', got 'mqar-ood'"
     ):
         word_recall(model(), tokenizer(), "mqar-ood")

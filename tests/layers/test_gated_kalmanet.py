@@ -74,19 +74,31 @@ def test_names_of_gated_deltanet():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "error, options, message",
     [
-        ({"adaptive_ridge": False}, "solver must be 'conjugate_gradient' with adaptive_ridge False, got 'chebyshev'"),
-        ({"adaptive_ridge": False, "solver": "exact"}, "solver must be 'conjugate_gradient' .* got 'exact'"),
-        ({"solver": "jacobi"}, "solver must be one of 'chebyshev', 'conjugate_gradient', 'exact', got 'jacobi'"),
-        ({"sketch": 5}, "sketch must be at most head_dim, 4, got 5"),
-        ({"sketch": 0}, "sketch must be a positive whole number, got 0"),
-        ({"ridge": 0}, "ridge must be positive"),
-        ({"iterations": 0}, "iterations must be a positive whole number"),
-        ({"decay": "channel"}, "decay must be one of 'none', 'head'"),
-        ({"alpha_connection": 1}, "alpha_connection must be True or False"),
+        (
+            ValueError,
+            {"adaptive_ridge": False},
+            "solver must be 'conjugate_gradient' with adaptive_ridge False, got 'chebyshev'",
+        ),
+        (
+            ValueError,
+            {"adaptive_ridge": False, "solver": "exact"},
+            "solver must be 'conjugate_gradient' .* got 'exact'",
+        ),
+        (
+            ValueError,
+            {"solver": "jacobi"},
+            "solver must be one of 'chebyshev', 'conjugate_gradient', 'exact', got 'jacobi'",
+        ),
+        (ValueError, {"sketch": 5}, "sketch must be at most head_dim, 4, got 5"),
+        (ValueError, {"sketch": 0}, "sketch must be a positive whole number, got 0"),
+        (ValueError, {"ridge": 0}, "ridge must be positive"),
+        (ValueError, {"iterations": 0}, "iterations must be a positive whole number"),
+        (ValueError, {"decay": "channel"}, "decay must be one of 'none', 'head'"),
+        (TypeError, {"alpha_connection": 1}, "alpha_connection must be True or False"),
     ],
 )
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_options_are_refused(error, options, message):
+    with pytest.raises(error, match=message):
         build_mixer("gka", hidden_size=16, num_heads=4, **options)

@@ -102,20 +102,20 @@ def test_first_rate():
 
 
 @pytest.mark.parametrize(
-    "name, options, message",
+    "error, name, options, message",
     [
-        ("lattice", {"objective": "encoding"}, "objective must be one of 'decode', 'encode', 'similarity'"),
-        ("lattice", {"slots": 257}, "slots must be at most 256, got 257"),
-        ("lattice", {"slots": 0}, "slots must be a positive whole number"),
-        ("lattice", {"l1": -0.1}, "l1 must be at least 0, got -0.1"),
-        ("lattice", {"normalize": 1}, "normalize must be True or False"),
-        ("lattice", {"decay": "channel"}, "decay must be one of 'none', 'head'"),
-        ("lattice", {"rate": 0}, "rate must be positive"),
-        ("lattice", {"conv_size": None}, "conv_size must be a positive whole number"),
-        ("ttt", {"rate": -1.0}, "rate must be positive"),
-        ("ttt", {"normalize_v": 0}, "normalize_v must be True or False"),
+        (ValueError, "lattice", {"objective": "encoding"}, "objective must be one of 'decode', 'encode', 'similarity'"),
+        (ValueError, "lattice", {"slots": 257}, "slots must be at most 256, got 257"),
+        (ValueError, "lattice", {"slots": 0}, "slots must be a positive whole number"),
+        (ValueError, "lattice", {"l1": -0.1}, "l1 must be at least 0, got -0.1"),
+        (TypeError, "lattice", {"normalize": 1}, "normalize must be True or False"),
+        (ValueError, "lattice", {"decay": "channel"}, "decay must be one of 'none', 'head'"),
+        (ValueError, "lattice", {"rate": 0}, "rate must be positive"),
+        (TypeError, "lattice", {"conv_size": None}, "conv_size must be a positive whole number"),
+        (ValueError, "ttt", {"rate": -1.0}, "rate must be positive"),
+        (TypeError, "ttt", {"normalize_v": 0}, "normalize_v must be True or False"),
     ],
 )
-def test_bad_options_are_refused(name, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_options_are_refused(error, name, options, message):
+    with pytest.raises(error, match=message):
         build_mixer(name, hidden_size=16, num_heads=4, **options)

@@ -77,16 +77,16 @@ def test_long_memory():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "error, options, message",
     [
-        ({"prior": 0}, "prior must be positive, got 0"),
-        ({"b_scale": "1"}, "b_scale must be a finite number"),
-        ({"metaplasticity": 1}, "metaplasticity must be True or False"),
-        ({"residual": None}, "residual must be True or False"),
-        ({"long_memory": "yes"}, "long_memory must be True or False"),
-        ({"gain": "dt"}, "gain must be one of None, 'beta'"),
+        (ValueError, {"prior": 0}, "prior must be positive, got 0"),
+        (TypeError, {"b_scale": "1"}, "b_scale must be a number"),
+        (TypeError, {"metaplasticity": 1}, "metaplasticity must be True or False"),
+        (TypeError, {"residual": None}, "residual must be True or False"),
+        (TypeError, {"long_memory": "yes"}, "long_memory must be True or False"),
+        (ValueError, {"gain": "dt"}, "gain must be one of None, 'beta'"),
     ],
 )
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_options_are_refused(error, options, message):
+    with pytest.raises(error, match=message):
         build_mixer("palimpsa-d", hidden_size=16, num_heads=4, **options)

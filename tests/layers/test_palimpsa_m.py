@@ -113,20 +113,20 @@ def test_without_importance_it_is_mamba2():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "error, options, message",
     [
-        ({"num_groups": 3}, "num_groups must divide num_heads, 4, got 3"),
-        ({"norm_groups": 3}, "norm_groups must divide the 16 channels of all heads, got 3"),
-        ({"dt_min": -1.0}, "dt_min must be at least 0, got -1.0"),
-        ({"dt_min": 0.1, "dt_max": 0.1}, "dt_max must be above dt_min, 0.1, got 0.1"),
-        ({"conv_size": None}, "conv_size must be a positive whole number"),
-        ({"conv_bias": 1}, "conv_bias must be True or False"),
-        ({"bias": 0}, "bias must be True or False"),
-        ({"prior": -1.0}, "prior must be positive"),
-        ({"output_gate": "tanh"}, "output_gate must be one of None, 'silu'"),
-        ({"num_heads": 0}, "num_heads must be a positive whole number"),
+        (ValueError, {"num_groups": 3}, "num_groups must divide num_heads, 4, got 3"),
+        (ValueError, {"norm_groups": 3}, "norm_groups must divide the 16 channels of all heads, got 3"),
+        (ValueError, {"dt_min": -1.0}, "dt_min must be at least 0, got -1.0"),
+        (ValueError, {"dt_min": 0.1, "dt_max": 0.1}, "dt_max must be above dt_min, 0.1, got 0.1"),
+        (TypeError, {"conv_size": None}, "conv_size must be a positive whole number"),
+        (TypeError, {"conv_bias": 1}, "conv_bias must be True or False"),
+        (TypeError, {"bias": 0}, "bias must be True or False"),
+        (ValueError, {"prior": -1.0}, "prior must be positive"),
+        (ValueError, {"output_gate": "tanh"}, "output_gate must be one of None, 'silu'"),
+        (ValueError, {"num_heads": 0}, "num_heads must be a positive whole number"),
     ],
 )
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_options_are_refused(error, options, message):
+    with pytest.raises(error, match=message):
         build_mixer("palimpsa-m", **{"hidden_size": 16, "num_heads": 4, **options})

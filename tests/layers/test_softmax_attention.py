@@ -32,14 +32,14 @@ def test_state_grows_with_the_sequence_and_the_key_value_heads():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "error, options, message",
     [
-        ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads, 4, got 3"),
-        ({"head_dim": 5}, "head_dim must be even .* got 5"),
-        ({"rope_theta": -1.0}, "rope_theta must be positive"),
-        ({"qk_norm": 1}, "qk_norm must be True or False, got 1"),
+        (ValueError, {"num_kv_heads": 3}, "num_kv_heads must divide num_heads, 4, got 3"),
+        (ValueError, {"head_dim": 5}, "head_dim must be even .* got 5"),
+        (ValueError, {"rope_theta": -1.0}, "rope_theta must be positive"),
+        (TypeError, {"qk_norm": 1}, "qk_norm must be True or False, got 1"),
     ],
 )
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_options_are_refused(error, options, message):
+    with pytest.raises(error, match=message):
         SoftmaxAttention(hidden_size=16, num_heads=4, **options)

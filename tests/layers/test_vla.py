@@ -81,17 +81,17 @@ def test_without_normalisation_the_memory_explodes():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "error, options, message",
     [
-        ({"ridge": 0.0}, "ridge must be positive"),
-        ({"refresh_every": 0}, "refresh_every must be a positive whole number"),
-        ({"refresh": -1.0}, "refresh must be at least 0, got -1.0"),
-        ({"normalize_keys": 1}, "normalize_keys must be True or False"),
-        ({"normalize_writes": "no"}, "normalize_writes must be True or False"),
-        ({"adaptive": None}, "adaptive must be True or False"),
-        ({"norm_eps": 0}, "norm_eps must be positive"),
+        (ValueError, {"ridge": 0.0}, "ridge must be positive"),
+        (ValueError, {"refresh_every": 0}, "refresh_every must be a positive whole number"),
+        (ValueError, {"refresh": -1.0}, "refresh must be at least 0, got -1.0"),
+        (TypeError, {"normalize_keys": 1}, "normalize_keys must be True or False"),
+        (TypeError, {"normalize_writes": "no"}, "normalize_writes must be True or False"),
+        (TypeError, {"adaptive": None}, "adaptive must be True or False"),
+        (ValueError, {"norm_eps": 0}, "norm_eps must be positive"),
     ],
 )
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_options_are_refused(error, options, message):
+    with pytest.raises(error, match=message):
         build_mixer("vla", hidden_size=16, num_heads=4, **options)

@@ -61,25 +61,30 @@ def test_a_foreign_key_in_the_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "key, value, message",
+    "error, key, value, message",
     [
-        ("hiden_size", 16, r"FastWeightsConfig has no key 'hiden_size' \(did you mean 'hidden_size'\?\)"),
-        ("max_length", 20, "has no key 'max_length'"),
-        ("vocab_size", 0, "vocab_size must be a positive whole number, got 0"),
-        ("hidden_size", 16.0, "hidden_size must be a positive whole number, got 16.0"),
-        ("num_hidden_layers", "2", "num_hidden_layers must be a positive whole number, got '2'"),
-        ("num_heads", None, "num_heads must be a positive whole number, got None"),
-        ("intermediate_size", -1, "intermediate_size must be a positive whole number, got -1"),
-        ("norm_eps", 0.0, "norm_eps must be positive, got 0.0"),
-        ("initializer_range", float("nan"), "initializer_range must be a finite number, got nan"),
-        ("tie_word_embeddings", "yes", "tie_word_embeddings must be True or False, got 'yes'"),
-        ("mixer", "gdnn", r"mixer of layer 0: unknown mixer 'gdnn' \(did you mean 'gdn'\?\)"),
-        ("mixer", ["gdn"], "mixer must list one mixer a layer, num_hidden_layers is 2, got 1"),
-        ("mixer", ["gdn", {"expand_v": 2}], "mixer of layer 1 must be a name or"),
-        ("mixer", 3, "mixer of layer 0 must be a name or"),
-        ("mixer", ["gdn", {"name": "gdn", "expandv": 2}], "mixer of layer 1: mixer 'gdn' has no option 'expandv'"),
+        (ValueError, "hiden_size", 16, r"FastWeightsConfig has no key 'hiden_size' \(did you mean 'hidden_size'\?\)"),
+        (ValueError, "max_length", 20, "has no key 'max_length'"),
+        (ValueError, "vocab_size", 0, "vocab_size must be a positive whole number, got 0"),
+        (TypeError, "hidden_size", 16.0, "hidden_size must be a positive whole number, got 16.0"),
+        (TypeError, "num_hidden_layers", "2", "num_hidden_layers must be a positive whole number, got '2'"),
+        (TypeError, "num_heads", None, "num_heads must be a positive whole number, got None"),
+        (ValueError, "intermediate_size", -1, "intermediate_size must be a positive whole number, got -1"),
+        (ValueError, "norm_eps", 0.0, "norm_eps must be positive, got 0.0"),
+        (ValueError, "initializer_range", float("nan"), "initializer_range must be a finite number, got nan"),
+        (TypeError, "tie_word_embeddings", "yes", "tie_word_embeddings must be True or False, got 'yes'"),
+        (ValueError, "mixer", "gdnn", r"mixer of layer 0: unknown mixer 'gdnn' \(did you mean 'gdn'\?\)"),
+        (ValueError, "mixer", ["gdn"], "mixer must list one mixer a layer, num_hidden_layers is 2, got 1"),
+        (TypeError, "mixer", ["gdn", {"expand_v": 2}], "mixer of layer 1 must be a name or"),
+        (TypeError, "mixer", 3, "mixer of layer 0 must be a name or"),
+        (
+            ValueError,
+            "mixer",
+            ["gdn", {"name": "gdn", "expandv": 2}],
+            "mixer of layer 1: mixer 'gdn' has no option 'expandv'",
+        ),
     ],
 )
-def test_bad_keys_and_values_are_refused(key, value, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_keys_and_values_are_refused(error, key, value, message):
+    with pytest.raises(error, match=message):
         FastWeightsConfig(**{**SMALL, key: value})

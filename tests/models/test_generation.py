@@ -138,21 +138,21 @@ def test_rows_of_a_cache_can_be_chosen_and_repeated():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "error, options, message",
     [
-        ({"prompt_lookup_num_tokens": 2}, "assisted generation is not supported with stateful models"),
-        ({"assistant_model": model("gdn")}, "assisted generation is not supported with stateful models"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "Contrastive Search requires `trust_remote_code=True`"),
-        ({"dola_layers": "low"}, "Dola Generation requires `trust_remote_code=True`"),
-        ({"cache_implementation": "static"}, "cache_implementation must be None.* got 'static'"),
-        ({"is_assistant": True}, "cannot be the assistant of assisted decoding"),
-        ({"past_key_values": DynamicCache()}, "past_key_values must be a FastWeightsCache of 2 layers"),
-        ({"max_new_tokens_": 3}, "max_new_tokens_"),
+        (ValueError, {"prompt_lookup_num_tokens": 2}, "assisted generation is not supported with stateful models"),
+        (ValueError, {"assistant_model": model("gdn")}, "assisted generation is not supported with stateful models"),
+        (ValueError, {"penalty_alpha": 0.6, "top_k": 4}, "Contrastive Search requires `trust_remote_code=True`"),
+        (ValueError, {"dola_layers": "low"}, "Dola Generation requires `trust_remote_code=True`"),
+        (ValueError, {"cache_implementation": "static"}, "cache_implementation must be None.* got 'static'"),
+        (ValueError, {"is_assistant": True}, "cannot be the assistant of assisted decoding"),
+        (TypeError, {"past_key_values": DynamicCache()}, "past_key_values must be a FastWeightsCache of 2 layers"),
+        (ValueError, {"max_new_tokens_": 3}, "max_new_tokens_"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
-def test_what_cannot_be_had_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_had_is_refused(error, options, message):
+    with pytest.raises(error, match=message):
         model("gdn").generate(tokens(1, 5), max_new_tokens=3, **options)
 
 

@@ -189,27 +189,41 @@ def test_autocast(recwarn):
 
 
 @pytest.mark.parametrize(
-    "call, message",
+    "error, call, message",
     [
-        (lambda lm, ids: lm(), "pass either input_ids or inputs_embeds"),
-        (lambda lm, ids: lm(ids, inputs_embeds=lm.model.embed_tokens(ids)), "pass either input_ids or inputs_embeds"),
-        (lambda lm, ids: lm(ids[0]), r"input_ids must be \[batch, time\], got shape \[19\]"),
-        (lambda lm, ids: lm(ids, attention_mask=torch.ones(2, 18)), r"attention_mask must be \[2, at least 19\]"),
-        (lambda lm, ids: lm(ids, output_attentions=True), "output_attentions must be False"),
-        (lambda lm, ids: lm(ids, cu_seqlens=torch.tensor([0, 19])), "batch must be 1"),
+        (ValueError, lambda lm, ids: lm(), "pass either input_ids or inputs_embeds"),
         (
+            ValueError,
+            lambda lm, ids: lm(ids, inputs_embeds=lm.model.embed_tokens(ids)),
+            "pass either input_ids or inputs_embeds",
+        ),
+        (ValueError, lambda lm, ids: lm(ids[0]), r"input_ids must be \[batch, time\], got shape \[19\]"),
+        (
+            ValueError,
+            lambda lm, ids: lm(ids, attention_mask=torch.ones(2, 18)),
+            r"attention_mask must be \[2, at least 19\]",
+        ),
+        (ValueError, lambda lm, ids: lm(ids, output_attentions=True), "output_attentions must be False"),
+        (ValueError, lambda lm, ids: lm(ids, cu_seqlens=torch.tensor([0, 19])), "batch must be 1"),
+        (
+            ValueError,
             lambda lm, ids: lm(ids[:1], attention_mask=torch.zeros(1, 19), cu_seqlens=torch.tensor([0, 19])),
             "attention_mask must be None or all ones with cu_seqlens",
         ),
-        (lambda lm, ids: lm(ids, past_key_values=DynamicCache()), "FastWeightsCache of 2 layers.* got DynamicCache"),
         (
+            TypeError,
+            lambda lm, ids: lm(ids, past_key_values=DynamicCache()),
+            "FastWeightsCache of 2 layers.* got DynamicCache",
+        ),
+        (
+            ValueError,
             lambda lm, ids: lm(ids[:1], past_key_values=lm(ids).past_key_values),
             "cache must hold as many sequences as the input, 1, got 2",
         ),
     ],
 )
-def test_bad_input_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input_is_refused(error, call, message):
+    with pytest.raises(error, match=message):
         call(model(), tokens())
 
 

@@ -46,5 +46,5 @@ def test_frozen_parameters_are_left_out():
 
 
 def test_negative_weight_decay_is_refused():
-    with pytest.raises(ValueError, match="weight_decay must be 0 or more, got -0.1"):
+    with pytest.raises(ValueError, match="weight_decay must be a finite number, at least 0, got -0.1"):
         weight_decay_groups(model(), -0.1)

@@ -38,31 +38,31 @@ def test_learning_rates_that_differ_have_names_that_differ():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("error", "changes", "message"),
     [
-        ({"mixer": "gnd"}, "unknown mixer 'gnd'.*did you mean 'gdn'"),
-        ({"task": "mqr"}, "mqar"),
-        ({"pairs": 0}, "pairs"),
-        ({"pairs": 2.0}, "pairs"),
-        ({"length": 6}, "length must be at least 7"),
-        ({"vocab_size": 4}, "vocab_size"),
-        ({"width": 9}, "width must be a multiple of heads, got width 9 and 2 heads"),
-        ({"steps": 0}, "steps"),
-        ({"steps": True}, "steps"),
-        ({"batch_size": -1}, "batch_size"),
-        ({"layers": 1.5}, "layers"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-        ({"learning_rate": float("nan")}, "learning_rate"),
-        ({"learning_rate": float("inf")}, "learning_rate"),
-        ({"seed": -1}, "seed"),
-        ({"weight_decay": -0.1}, "weight_decay"),
-        ({"warmup_fraction": 1.5}, "warmup_fraction"),
-        ({"max_gradient_norm": 0.0}, "max_gradient_norm"),
-        ({"device": "gpu"}, "device"),
+        (ValueError, {"mixer": "gnd"}, "unknown mixer 'gnd'.*did you mean 'gdn'"),
+        (ValueError, {"task": "mqr"}, "mqar"),
+        (ValueError, {"pairs": 0}, "pairs"),
+        (TypeError, {"pairs": 2.0}, "pairs"),
+        (ValueError, {"length": 6}, "length must be at least 7"),
+        (ValueError, {"vocab_size": 4}, "vocab_size"),
+        (ValueError, {"width": 9}, "width must be a multiple of heads, got width 9 and 2 heads"),
+        (ValueError, {"steps": 0}, "steps"),
+        (TypeError, {"steps": True}, "steps"),
+        (ValueError, {"batch_size": -1}, "batch_size"),
+        (TypeError, {"layers": 1.5}, "layers"),
+        (ValueError, {"learning_rate": 0.0}, "learning_rate"),
+        (ValueError, {"learning_rate": float("nan")}, "learning_rate"),
+        (ValueError, {"learning_rate": float("inf")}, "learning_rate"),
+        (ValueError, {"seed": -1}, "seed"),
+        (ValueError, {"weight_decay": -0.1}, "weight_decay"),
+        (ValueError, {"warmup_fraction": 1.5}, "warmup_fraction"),
+        (ValueError, {"max_gradient_norm": 0.0}, "max_gradient_norm"),
+        (ValueError, {"device": "gpu"}, "device"),
     ],
 )
-def test_bad_settings_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_settings_are_refused(error, changes, message):
+    with pytest.raises(error, match=message):
         small_run(**changes)
 
 

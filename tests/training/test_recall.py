@@ -70,8 +70,11 @@ def test_an_error_in_a_worker_arrives_with_its_traceback(tmp_path):
     assert "save_result" in error.value.details
 
 
-@pytest.mark.parametrize(("option", "value"), [("workers", 0), ("workers", 1.5), ("checkpoint_seconds", -1.0)])
-def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, option, value):
-    with pytest.raises(ValueError, match=option):
+@pytest.mark.parametrize(
+    ("error", "option", "value"),
+    [(ValueError, "workers", 0), (TypeError, "workers", 1.5), (ValueError, "checkpoint_seconds", -1.0)],
+)
+def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, error, option, value):
+    with pytest.raises(error, match=option):
         run_recall(small_experiment(), tmp_path / "output", **{option: value})
     assert not (tmp_path / "output").exists()

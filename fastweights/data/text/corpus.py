@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...layers._checks import check_number, check_positive
+from ...checks import check_number, check_positive, check_text, check_texts
 from .files import TextFile, field_text, plain_pieces, rows, text_files
 
 __all__ = ["Document", "TextCorpus"]
@@ -49,6 +49,7 @@ class TextCorpus:
 
     Raises:
         ValueError: a value that does not fit.
+        TypeError: a value of a wrong kind.
     """
 
     paths: tuple[str, ...] = ()
@@ -65,15 +66,12 @@ class TextCorpus:
         for name in ("paths", "held_out", "excluded"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str) else value
-            if not isinstance(value, (list, tuple)) or not all(isinstance(path, str) and path for path in value):
-                raise ValueError(f"{name} must be a list of paths, none of them empty, got {value!r}")
-            object.__setattr__(self, name, tuple(value))
-        if not 0 < check_number("held_out_fraction", self.held_out_fraction) < 1:
-            raise ValueError(f"held_out_fraction must be between 0 and 1, got {self.held_out_fraction}")
+            object.__setattr__(self, name, check_texts(name, value, what="paths", empty=False))
+        check_number("held_out_fraction", self.held_out_fraction, above=0, below=1)
         for name in ("dataset", "dataset_config", "dataset_split", "text_field"):
             value = getattr(self, name)
-            if not isinstance(value, str) and not (value is None and name in ("dataset", "dataset_config")):
-                raise ValueError(f"{name} must be a string, got {value!r}")
+            if value is not None or name not in ("dataset", "dataset_config"):
+                check_text(name, value)
         if self.dataset is not None and self.paths:
             raise ValueError(f"dataset must be None where paths are given, got {self.dataset!r}; choose one of them")
         if self.max_megabytes is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...layers._checks import check_positive, check_size
+from ...checks import check_positive, check_size, check_text
 
 __all__ = ["END_OF_TEXT", "TextTokenizer", "fingerprint", "vocabulary_size"]
 
@@ -31,6 +31,7 @@ class TextTokenizer:
 
     Raises:
         ValueError: a value that does not fit.
+        TypeError: a value of a wrong kind.
     """
 
     path: str | None = None
@@ -38,8 +39,8 @@ class TextTokenizer:
     sample_megabytes: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.path is not None and not isinstance(self.path, str):
-            raise ValueError(f"tokenizer path must be a string, got {self.path!r}")
+        if self.path is not None:
+            check_text("tokenizer path", self.path)
         if check_size("tokenizer vocab_size", self.vocab_size) < SMALLEST_VOCABULARY:
             raise ValueError(
                 f"tokenizer vocab_size must be at least {SMALLEST_VOCABULARY}, the bytes and {END_OF_TEXT}, got {self.vocab_size}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ...layers._checks import closest
+from ...checks import check_text, closest
 from ..configuration import FastWeightsConfig
 
 __all__ = ["PRESETS", "Preset", "preset"]
@@ -43,6 +43,7 @@ def preset(name: str, **changes: Any) -> FastWeightsConfig:
     Raises:
         ValueError: an unknown name (the message gives the nearest and all valid ones), or changes that do not fit.
     """
+    check_text("name", name, what="the name of a preset")
     if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}{closest(str(name), PRESETS)}; choose from {', '.join(PRESETS)}")
+        raise ValueError(f"unknown preset {name!r}{closest(name, PRESETS)}; choose from {', '.join(PRESETS)}")
     return FastWeightsConfig(**{**PRESETS[name].config, **changes})

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-LARGEST_HEAD = 256
+from ...checks import (
+    FLOATS,
+    LARGEST_HEAD,
+    check_flag,
+    check_number,
+    check_tensor,
+    constant,
+    shape_of,
+    values_can_be_read,
+)
 
-
-def values_can_be_read(x: Tensor) -> bool:
-    """Whether looking at numbers costs nothing but a pass: on a GPU it would wait for the device, in a traced graph it
-    would break the graph, so there the numbers are taken as they are."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def shape_of(x: Tensor) -> str:
-    return str(list(x.shape))
-
-
-def check_tensor(name: str, x: object, like: Tensor | None = None, *, integer: bool = False) -> Tensor:
-    """A floating-point tensor (or one of 64-bit integers), on the device of `like`."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; convert it with torch.as_tensor")
-    if integer and x.dtype != torch.int64:
-        raise ValueError(f"{name} must be int64, got {x.dtype}; convert it with {name}.long()")
-    if not integer and x.dtype not in FLOATS:
-        raise ValueError(
-            f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; convert it with {name}.float()"
-        )
-    if like is not None and x.device != like.device:
-        raise ValueError(
-            f"{name} must be on the device of the other inputs, {like.device}, got {x.device}; move it there"
-        )
-    return x
+__all__ = [
+    "FLOATS",
+    "LARGEST_HEAD",
+    "Shapes",
+    "check_decay",
+    "check_flag",
+    "check_gate",
+    "check_log_decay",
+    "check_nonnegative",
+    "check_number",
+    "check_qkv",
+    "check_same_shape",
+    "check_scale",
+    "check_states",
+    "check_tensor",
+    "check_tokens",
+    "constant",
+    "head_choices",
+    "shape_of",
+    "values_can_be_read",
+]
 
 
 @dataclass(frozen=True)
@@ -134,35 +135,11 @@ def check_nonnegative(name: str, x: Tensor, remedy: str = "sigmoid(...)") -> Non
         )
 
 
-def constant(x: Any) -> Any:
-    """x, where torch.compile would make a symbol of a number that differs from call to call: what is in a set is not one."""
-    return list({x})[0] if isinstance(x, (int, float)) else x
-
-
-def check_number(name: str, x: float, *, low: float, high: float = math.inf, open_low: bool = False) -> float:
-    """A finite plain number in [low, high], or (low, high] where `open_low`."""
-    if isinstance(x, bool) or not isinstance(x, (int, float)):
-        raise TypeError(f"{name} must be a number, got {type(x).__name__}")
-    x = constant(x)
-    below = x <= low if open_low else x < low
-    if not math.isfinite(x) or below or x > high:
-        bounds = f"{'more than' if open_low else 'at least'} {low:g}" + (
-            f" and at most {high:g}" if high < math.inf else ""
-        )
-        raise ValueError(f"{name} must be a finite number, {bounds}, got {x}")
-    return float(x)
-
-
 def check_scale(scale: float | None, key: int) -> float:
     """The factor on q: key^-0.5 unless given."""
     if scale is None:
         return key**-0.5
-    return check_number("scale", scale, low=-math.inf)
-
-
-def check_flag(name: str, x: object) -> None:
-    if not isinstance(x, bool):
-        raise TypeError(f"{name} must be True or False, got {type(x).__name__}")
+    return check_number("scale", scale)
 
 
 def check_states(

@@ -83,7 +83,7 @@ def gated_kalmanet(
         "gated_kalmanet",
         sizes,
         {"q": q, "k": k, "v": v, "g": g, "beta": None, "mix": mix},
-        ridge=check_number("ridge", ridge, low=0, open_low=True),
+        ridge=check_number("ridge", ridge, above=0),
         solver=solver,
         iterations=iterations,
         scale=scale,

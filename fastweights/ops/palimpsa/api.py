@@ -172,7 +172,7 @@ def check_prior(prior: Tensor | float, sizes: Shapes, like: Tensor) -> Tensor:
     """The prior importance as a tensor [v heads] in the dtype of the computation."""
     dtype = compute_dtype(like)
     if not isinstance(prior, Tensor):
-        prior = torch.tensor(check_number("prior", prior, low=0, open_low=True), device=like.device, dtype=dtype)
+        prior = torch.tensor(check_number("prior", prior, above=0), device=like.device, dtype=dtype)
     check_tensor("prior", prior, like)
     if prior.ndim == 0:
         prior = prior.expand(sizes.heads)

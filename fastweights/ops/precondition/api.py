@@ -155,7 +155,7 @@ def gate_heads(k: Tensor, g: Tensor, beta: Tensor) -> int:
 def check_center(center: Tensor | float, k: Tensor, heads: int) -> Tensor:
     """The centre as a tensor [heads] on the keys' device."""
     if not isinstance(center, Tensor):
-        center = torch.tensor(check_number("center", center, low=-math.inf), device=k.device, dtype=compute_dtype(k))
+        center = torch.tensor(check_number("center", center), device=k.device, dtype=compute_dtype(k))
     check_tensor("center", center, k)
     if center.ndim == 0:
         return center.expand(heads)
@@ -166,13 +166,13 @@ def check_center(center: Tensor | float, k: Tensor, heads: int) -> Tensor:
 
 def check_squash(bound: float, eps: float) -> None:
     check_number("bound", bound, low=1, high=2)
-    check_number("eps", eps, low=0, open_low=True)
+    check_number("eps", eps, above=0)
 
 
 def check_ridge(ridge: Tensor | float, k: Tensor, heads: int) -> Tensor | float:
     """The ridge as a positive number, or a tensor that broadcasts against [B, T, heads, K]."""
     if not isinstance(ridge, Tensor):
-        return check_number("ridge", ridge, low=0, open_low=True)
+        return check_number("ridge", ridge, above=0)
     check_tensor("ridge", ridge, k)
     allowed = [(n,) for n in (heads, k.shape[2])] + [(n, k.shape[3]) for n in (heads, k.shape[2])]
     if ridge.ndim and tuple(ridge.shape) not in allowed:

@@ -82,7 +82,7 @@ def recursive_least_squares(
     check_gate("beta", beta, sizes, v)
     check_nonnegative("beta", beta)
     check_decay("g", g, sizes, v)
-    check_number("ridge", ridge, low=0, open_low=True)
+    check_number("ridge", ridge, above=0)
     scale = check_scale(scale, sizes.key)
     check_flag("output_final_state", output_final_state)
     sequences = check_cu_seqlens(cu_seqlens, sizes.batch, sizes.time)

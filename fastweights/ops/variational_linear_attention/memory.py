@@ -51,9 +51,9 @@ def penalized_memory(
     if u is not None:
         check_tokens(k=k, u=u)
         check_gate("u", u, sizes, v, sizes.key)
-    check_number("ridge", ridge, low=0, open_low=True)
+    check_number("ridge", ridge, above=0)
     check_number("refresh", refresh, low=0)
-    check_number("eps", eps, low=0, open_low=True)
+    check_number("eps", eps, above=0)
     check_period(refresh_every)
     check_flag("output_final_state", output_final_state)
     sequences = check_cu_seqlens(cu_seqlens, sizes.batch, sizes.time)

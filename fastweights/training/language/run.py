@@ -6,8 +6,20 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from ...checks import (
+    LARGEST_COUNTER,
+    check_choice,
+    check_flag,
+    check_number,
+    check_positive,
+    check_size,
+    check_text,
+    check_texts,
+    check_whole_number,
+    closest,
+    shown,
+)
 from ...data.text import TextCorpus, TextTokenizer
-from ...layers._checks import check_choice, check_flag, check_number, check_positive, check_size, closest
 
 __all__ = ["LanguageRun", "from_mapping"]
 
@@ -59,6 +71,7 @@ class LanguageRun:
 
     Raises:
         ValueError: a value that does not fit.
+        TypeError: a value of a wrong kind.
     """
 
     output: str = "runs/train"
@@ -94,52 +107,44 @@ class LanguageRun:
 
     def __post_init__(self) -> None:
         for name in SIZES:
-            check_size(name, getattr(self, name))
-        for name in ("evaluate_every", "seed"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
-        if self.seed >= 2**32:
-            raise ValueError(f"seed must be less than 2**32, got {self.seed}")
+            object.__setattr__(self, name, check_size(name, getattr(self, name)))
+        for name, largest in (("evaluate_every", LARGEST_COUNTER), ("seed", 2**32 - 1)):
+            object.__setattr__(self, name, check_whole_number(name, getattr(self, name), high=largest))
         if self.length < 2:
             raise ValueError(
                 f"length must be at least 2 tokens, of which the first predicts the next, got {self.length}"
             )
         for name in ("learning_rate", "max_gradient_norm"):
             check_positive(name, getattr(self, name))
-        for name in ("warmup_fraction", "final_fraction", "beta1", "beta2"):
-            if not 0 <= check_number(name, getattr(self, name)) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)!r}")
-            if name.startswith("beta") and getattr(self, name) == 1:
-                raise ValueError(f"{name} must be less than 1, got {getattr(self, name)!r}")
-        if check_number("weight_decay", self.weight_decay) < 0:
-            raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay!r}")
+        for name in ("warmup_fraction", "final_fraction"):
+            check_number(name, getattr(self, name), low=0, high=1)
+        for name in ("beta1", "beta2"):
+            check_number(name, getattr(self, name), low=0, below=1)
+        check_number("weight_decay", self.weight_decay, low=0)
         for name in ("gradient_checkpointing", "fsdp", "tensorboard"):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
         for name in ("output", "cache"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValueError(f"{name} must be the path of a folder, got {getattr(self, name)!r}")
-        if not isinstance(self.prompt, str):
-            raise ValueError(f"prompt must be a text, got {self.prompt!r}")
+            check_text(name, getattr(self, name), what="the path of a folder", empty=False)
+        check_text("prompt", self.prompt)
         self._check_model()
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if not isinstance(getattr(self, name), made):
                 got = getattr(self, name)
-                raise ValueError(f"{name} must be a {made.__name__}, a table in a run file, got {got!r}")
-        for name, kind in (("mixers", str), ("context_lengths", int)):
-            value = getattr(self, name)
-            if not isinstance(value, (list, tuple)) or not all(isinstance(entry, kind) for entry in value):
-                raise ValueError(f"{name} must be a list of {'names' if kind is str else 'numbers'}, got {value!r}")
-            object.__setattr__(self, name, tuple(value))
+                raise TypeError(f"{name} must be a {made.__name__}, a table in a run file, got {shown(got)}")
+        object.__setattr__(self, "mixers", check_texts("mixers", self.mixers, what="names of mixers"))
+        if not isinstance(self.context_lengths, (list, tuple)):
+            raise TypeError(f"context_lengths must be a list of whole numbers, got {shown(self.context_lengths)}")
+        lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in self.context_lengths)
+        object.__setattr__(self, "context_lengths", lengths)
         if len(set(self.mixers)) < len(self.mixers):
             raise ValueError(f"mixers must be different from each other, got {', '.join(self.mixers)}")
-        if any(length < 2 for length in self.context_lengths):
-            raise ValueError(f"context_lengths must be at least 2 tokens each, got {self.context_lengths}")
 
     def _check_model(self) -> None:
         if not isinstance(self.model, Mapping) or not all(isinstance(key, str) for key in self.model):
-            raise ValueError(f"model must be a table of FastWeightsConfig fields, preset or path, got {self.model!r}")
+            raise TypeError(
+                f"model must be a table of FastWeightsConfig fields, preset or path, got {shown(self.model)}"
+            )
         if "path" in self.model and (len(self.model) > 1 or self.mixers):
             raise ValueError(
                 "model must have nothing beside path, and mixers must be empty: a trained model's sizes and layers stay as they "

@@ -15,8 +15,8 @@ from accelerate import PartialState
 from rich.console import Console
 
 from ..._files import write_json
+from ...checks import check_size
 from ...data.text import PackedRows, PreparedText, prepare_text
-from ...layers._checks import check_size
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ..environment import machine, versions
 from ..output_folder import as_stored

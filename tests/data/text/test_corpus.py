@@ -229,16 +229,20 @@ def test_a_folder_without_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("error", "settings", "words"),
     [
-        ({"paths": 3}, "paths must be a list of paths"),
-        ({"paths": [""]}, "paths must be a list of paths, none of them empty"),
-        ({"held_out_fraction": 1}, "held_out_fraction must be between 0 and 1"),
-        ({"dataset": "a", "paths": ("b",)}, "choose one of them"),
-        ({"max_megabytes": 0}, "max_megabytes must be positive"),
-        ({"text_field": None}, "text_field must be a string"),
+        (TypeError, {"paths": 3}, "paths must be a list of paths"),
+        (ValueError, {"paths": [""]}, "paths must be a list of paths, none of them empty"),
+        (
+            ValueError,
+            {"held_out_fraction": 1},
+            "held_out_fraction must be a finite number, more than 0 and less than 1",
+        ),
+        (ValueError, {"dataset": "a", "paths": ("b",)}, "choose one of them"),
+        (ValueError, {"max_megabytes": 0}, "max_megabytes must be positive"),
+        (TypeError, {"text_field": None}, "text_field must be a string"),
     ],
 )
-def test_settings_that_do_not_fit(settings, words):
-    with pytest.raises(ValueError, match=words):
+def test_settings_that_do_not_fit(error, settings, words):
+    with pytest.raises(error, match=words):
         TextCorpus(**settings)

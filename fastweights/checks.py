@@ -1,0 +1,197 @@
+"""Argument checks for the whole library: TypeError for a wrong kind of argument, ValueError for a wrong value.
+
+Every message names the argument, what it must be and what it was.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "FLOATS",
+    "LARGEST_COUNTER",
+    "LARGEST_HEAD",
+    "check_choice",
+    "check_flag",
+    "check_number",
+    "check_positive",
+    "check_size",
+    "check_tensor",
+    "check_text",
+    "check_texts",
+    "check_whole_number",
+    "closest",
+    "constant",
+    "error_prefix",
+    "shape_of",
+    "shown",
+    "values_can_be_read",
+]
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LARGEST_HEAD = 256  # channels per head
+LARGEST_COUNTER = 2**63 - 1  # a seed or an index is one 64-bit word of the random generator's key
+
+
+def closest(name: object, known: Iterable[str]) -> str:
+    """' (did you mean ...?)' for a misspelt name, or nothing when no known name is near."""
+    matches = get_close_matches(str(name), list(known), n=1)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""
+
+
+def shown(x: object) -> str:
+    """How a message shows an argument: numbers and text as they are written, other objects by their type."""
+    if isinstance(x, Tensor):
+        return f"a tensor of shape {shape_of(x)}"
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return repr(x)
+    if isinstance(x, (list, tuple, dict, set)):
+        return reprlib.repr(x)
+    return f"{type(x).__name__} {reprlib.repr(x)}"
+
+
+def check_whole_number(name: str, x: object, *, low: int = 0, high: int = LARGEST_COUNTER) -> int:
+    """A whole number from `low` to `high`. NumPy's integers count, floats and bools do not."""
+    bounds = f"of at least {low}" if high == LARGEST_COUNTER else f"from {low} to {high}"
+    number = _whole(name, x, f"a whole number {bounds}")
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be a whole number {bounds}, got {number}")
+    return number
+
+
+def check_size(name: str, x: object) -> int:
+    """A positive whole number."""
+    number = _whole(name, x, "a positive whole number")
+    if number < 1:
+        raise ValueError(f"{name} must be a positive whole number, got {number}")
+    return number
+
+
+def _whole(name: str, x: object, wanted: str) -> int:
+    if isinstance(x, bool) or not isinstance(x, (int, Integral)):
+        raise TypeError(f"{name} must be {wanted}, got {shown(x)}; pass an int")
+    return int(x)
+
+
+def constant(x: Any) -> Any:
+    """x as a constant of the graph. torch.compile would otherwise make a symbol of a number that differs from call to
+    call; the elements of a set stay constants."""
+    return list({x})[0] if isinstance(x, (int, float)) else x
+
+
+def check_number(
+    name: str,
+    x: object,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> float:
+    """A finite number with low <= x <= high and above < x < below, as far as these bounds are given."""
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
+        raise TypeError(f"{name} must be a number, got {shown(x)}; pass an int or float")
+    number = constant(x)
+    fits = (
+        math.isfinite(number)
+        and (low is None or number >= low)
+        and (high is None or number <= high)
+        and (above is None or number > above)
+        and (below is None or number < below)
+    )
+    if not fits:
+        bounds = {"more than": above, "at least": low, "less than": below, "at most": high}
+        given = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
+        raise ValueError(f"{name} must be a finite number{f', {given}' * bool(given)}, got {number}")
+    return float(number)
+
+
+def check_positive(name: str, x: object) -> float:
+    """A positive finite number."""
+    number = check_number(name, x)
+    if number <= 0:
+        raise ValueError(f"{name} must be positive, got {x}")
+    return number
+
+
+def check_flag(name: str, x: object) -> bool:
+    """True or False."""
+    if not isinstance(x, bool):
+        raise TypeError(f"{name} must be True or False, got {shown(x)}")
+    return x
+
+
+def check_choice(name: str, x: object, choices: Iterable[object]) -> Any:
+    """One of `choices`. TypeError where none of them is of the kind of x."""
+    known = list(choices)
+    if not isinstance(x, tuple({type(choice) for choice in known})):
+        raise TypeError(f"{name} must be one of {', '.join(map(repr, known))}, got {shown(x)}")
+    if x not in known:
+        near = closest(x, [choice for choice in known if isinstance(choice, str)]) if isinstance(x, str) else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {x!r}{near}")
+    return x
+
+
+def check_text(name: str, x: object, *, what: str = "a string", empty: bool = True) -> str:
+    """A string; `what` says in the message what it stands for, `empty` whether it may be ''."""
+    if not isinstance(x, str):
+        raise TypeError(f"{name} must be {what}, got {shown(x)}; pass a string")
+    if not empty and not x:
+        raise ValueError(f"{name} must be {what}, got ''")
+    return x
+
+
+def check_texts(name: str, x: object, *, what: str = "strings", empty: bool = True) -> tuple[str, ...]:
+    """A list or tuple of strings, as a tuple; `empty` says whether one of them may be ''."""
+    if not isinstance(x, (list, tuple)) or not all(isinstance(entry, str) for entry in x):
+        raise TypeError(f"{name} must be a list of {what}, got {shown(x)}")
+    if not empty and not all(x):
+        raise ValueError(f"{name} must be a list of {what}, none of them empty, got {shown(x)}")
+    return tuple(x)
+
+
+def values_can_be_read(x: Tensor) -> bool:
+    """Whether a check may look at the numbers of x. On a GPU it would wait for the device, and in a traced graph it would
+    break the graph, so there the numbers are not checked."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def shape_of(x: Tensor) -> str:
+    return str(list(x.shape))
+
+
+def check_tensor(name: str, x: object, like: Tensor | None = None, *, integer: bool = False) -> Tensor:
+    """A floating-point tensor (or one of 64-bit integers), on the device of `like`."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; convert it with torch.as_tensor")
+    if integer and x.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64, got {x.dtype}; convert it with {name}.long()")
+    if not integer and x.dtype not in FLOATS:
+        raise ValueError(
+            f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; convert it with {name}.float()"
+        )
+    if like is not None and x.device != like.device:
+        raise ValueError(
+            f"{name} must be on the device of the other inputs, {like.device}, got {x.device}; move it there"
+        )
+    return x
+
+
+@contextmanager
+def error_prefix(prefix: str) -> Iterator[None]:
+    """Puts `prefix` and a colon before the message of a TypeError or ValueError of the body."""
+    try:
+        yield
+    except TypeError as error:
+        raise TypeError(f"{prefix}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{prefix}: {error}") from None
