@@ -57,7 +57,7 @@ def test_a_seed_gives_the_same_sample(run, capsys):
 @pytest.mark.parametrize(
     "options, words",
     [
-        (["The", "--top-p", "0"], ["top_p must be above 0"]),
+        (["The", "--top-p", "0"], ["top_p must be a finite number, more than 0"]),
         (["The", "--temperature", "-1"], ["temperature must be positive"]),
         (["The", "--max-new-tokens", "0"], ["max_new_tokens"]),
         (["The", "--device", "abacus"], ["device", "abacus"]),
