@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from fastweights import ops
 
 from .compare import relative_error
+from .golden import FILES, load
 
-FILES = sorted((Path(__file__).parents[1] / "golden").glob("*.npz"))
 TOLERANCE = {"gated_kalmanet": 1e-8, "mesa": 1e-8}
-
-
-def load(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
-    arrays = dict(np.load(path))
-    return json.loads(str(arrays.pop("static"))), arrays
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

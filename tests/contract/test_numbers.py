@@ -11,6 +11,7 @@ from torch import Tensor
 from fastweights.testing import OpCase, OpInputs
 
 from .compare import relative_error, values_and_gradients
+from .inputs import EXTREMES, with_tokens
 
 DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-10}
 
@@ -49,23 +50,6 @@ def test_autocast_changes_nothing(case: OpCase, backend: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast, _ = case(inputs, backend=backend)
     assert torch.equal(plain, cast)
-
-
-def with_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:
-    return OpInputs({**inputs.tokens, **tokens}, inputs.parameters, inputs.options)
-
-
-KEYS = ("key", "positive key")
-EXTREMES = {
-    "zero keys": lambda kind, x: torch.zeros_like(x) if kind in KEYS else x,
-    "one key": lambda kind, x: x[:, :1].expand_as(x) if kind in KEYS else x,
-    "decay 0": lambda kind, x: torch.full_like(x, -math.inf) if "decay" in kind else x,
-    "some decay 0": lambda kind, x: torch.where(x < x.median(), -math.inf, x) if "decay" in kind else x,
-    "strong decay": lambda kind, x: 100 * x if "decay" in kind else x,
-    "decay 1": lambda kind, x: torch.zeros_like(x) if "decay" in kind else x,
-    "gain 0": lambda kind, x: torch.zeros_like(x) if "gate" in kind else x,
-    "gain 1": lambda kind, x: torch.ones_like(x) if "gate" in kind else x,
-}
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,33 +9,14 @@ from torch import Tensor
 from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.testing import CASES
-from tests.contract.compare import relative_error, values_and_gradients
+from tests.contract.compare import values_and_gradients
+
+from .judging import Record, judge
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-Record = Callable[[str, object], None]
-
-
-def judge(
-    name: str,
-    backend: str,
-    dtype: torch.dtype,
-    got: tuple[list[Tensor], ...],
-    wanted: tuple[list[Tensor], ...],
-    record: Record,
-) -> None:
-    """The worst relative error of the values and of the gradients, into the report (benchmarks/gpu_tests.py) and judged."""
-    case = CASES[name]
-    errors = [max(relative_error(g.cpu(), w.cpu()) for g, w in zip(*pair, strict=True)) for pair in zip(got, wanted)]
-    record("op", name)
-    record("backend", backend)
-    for what, error in zip(("values", "gradients"), errors):
-        record(f"{str(dtype).removeprefix('torch.')} {what}", float(error))
-    tolerance = case.tolerance(TOLERANCE[dtype])
-    assert errors[0] <= tolerance and errors[1] <= 5 * tolerance
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])

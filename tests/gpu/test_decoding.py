@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights.testing import CASES, OpCase, OpInputs
-from tests.ops.test_decoding import DECODING, IN_PLACE, draw_states, exact, in_place, largest_error
+from tests.ops.decoding import DECODING, IN_PLACE, draw_states, exact, in_place, largest_error
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,10 +12,10 @@ from torch import Tensor
 from fastweights.kernels.availability import HAS_TRITON
 from fastweights.testing import OpCase, OpInputs
 from tests.contract.compare import values_and_gradients
-from tests.contract.test_numbers import with_tokens
+from tests.contract.inputs import with_tokens
 from tests.kernels.cases import KERNEL_CASES, SOME
 
-from .test_cuda import Record, judge
+from .judging import Record, judge
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,8 +12,8 @@ from torch import Tensor
 from fastweights import ops
 from fastweights.testing import OpCase, OpInputs
 from tests.contract.compare import assert_close, relative_error, values_and_gradients
-from tests.contract.test_golden import FILES, load
-from tests.contract.test_numbers import with_tokens
+from tests.contract.golden import FILES, load
+from tests.contract.inputs import with_tokens
 
 from .cases import DEVICE, KERNEL_CASES, KERNEL_OPS, draw_states, exact, small, some_cases
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fastweights.testing import OpCase, OpInputs
-from tests.ops import test_decoding, test_gated_norm, test_short_convolution
 from tests.ops.kernel_launches import recorded
 
+from . import forms
 from .cases import KERNEL_CASES
 
 pytestmark = pytest.mark.compiler
@@ -139,11 +139,8 @@ def test_memory(name: str, dtype: str, width: int, capability: int) -> None:
     compile_all([whole, in_segments], capability)
 
 
-@pytest.mark.parametrize("capability", [90])
 @pytest.mark.parametrize(
-    "module",
-    [test_decoding, test_short_convolution, test_gated_norm],
-    ids=["decoding", "short_convolution", "gated_norm"],
+    "launches", [forms.decoding, forms.short_convolution, forms.gated_norm], ids=lambda f: f.__name__
 )
-def test_around(module, capability: int) -> None:
-    compile_all(module.launches(), capability)
+def test_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
+    compile_all(launches(), 90)

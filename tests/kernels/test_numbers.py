@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastweights.testing import OpCase
 from tests.contract.compare import relative_error, values_and_gradients
-from tests.contract.test_numbers import EXTREMES, with_tokens
+from tests.contract.inputs import EXTREMES, with_tokens
 
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small, some_cases
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,15 +10,10 @@ import torch
 from torch import Tensor
 
 from fastweights import ops
-from fastweights.testing import CASES, OpCase, OpInputs
+from fastweights.testing import OpCase, OpInputs
 from tests.kernels.cases import DEVICE
 
-IN_PLACE: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    ops.linear_attention: ops.linear_attention_,
-    ops.delta_rule: ops.delta_rule_,
-    ops.preconditioned_delta_rule: ops.preconditioned_delta_rule_,
-}
-DECODING = {name: case for name, case in CASES.items() if case.op in IN_PLACE}
+from .decoding import DECODING, IN_PLACE, call_decode, draw_states, exact, in_place, largest_error
 
 SOME = ["linear_attention-channel", "delta_rule-head-write", "preconditioned_delta_rule-head"]
 some_cases = pytest.mark.parametrize("case", [DECODING[name] for name in SOME], ids=SOME)
@@ -29,36 +22,6 @@ some_cases = pytest.mark.parametrize("case", [DECODING[name] for name in SOME], 
 @pytest.fixture(params=DECODING)
 def case(request: pytest.FixtureRequest) -> OpCase:
     return DECODING[request.param]
-
-
-def draw_states(case: OpCase, inputs: OpInputs, count: int, seed: int = 5) -> tuple[Tensor, ...]:
-    """States in float64: S of any numbers, A of positive ones."""
-    generator = torch.Generator().manual_seed(seed)
-    heads, value = inputs.tokens["v"].shape[2:]
-    S = torch.randn(count, heads, inputs.tokens["k"].shape[3], value, generator=generator, dtype=torch.float64)
-    return (S, S[..., 0].abs())[: len(case.states)]
-
-
-def in_place(
-    case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], **keywords: Any
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """o and the states after the call, in copies of these in the dtype of the computation."""
-    dtype = torch.float64 if inputs.tokens["v"].dtype == torch.float64 else torch.float32
-    held = tuple(s.to(inputs.tokens["v"].device, dtype, copy=True) for s in states)
-    o = IN_PLACE[case.op](**inputs.arguments(), state=case.initial_state(held), **keywords)
-    return o, held
-
-
-def exact(
-    case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], **keywords: Any
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    inputs = inputs.map(lambda x: x.cpu().double())
-    return case(inputs, initial_state=case.initial_state(states), backend="reference", **keywords)
-
-
-def largest_error(got: tuple[Tensor, tuple[Tensor, ...]], wanted: tuple[Tensor, tuple[Tensor, ...]]) -> float:
-    pairs = zip((got[0], *got[1]), (wanted[0], *wanted[1]), strict=True)
-    return max(float(((g.cpu() - w).abs() / (1 + w.abs())).max()) for g, w in pairs if w.numel())
 
 
 EDGES = torch.tensor([0, 0, 3, 4, 4, 10])
@@ -188,18 +151,6 @@ def test_kernel_on_packed_rows(case: OpCase, index: torch.dtype) -> None:
         assert torch.equal(after[[0, 3]].cpu(), before[[0, 3]].float())
 
 
-def call_decode(inputs: OpInputs, states: tuple[Tensor, ...], new: tuple[Tensor | None, ...], scale: float) -> Tensor:
-    """The kernel's own function on the inputs of a case."""
-    from fastweights.kernels.recurrent.decode import Preconditioner, decode
-
-    tokens = dict(inputs.tokens)
-    preconditioner = None
-    if "precond_g" in tokens:
-        gates = tokens.pop("precond_g"), tokens.pop("precond_beta")
-        preconditioner = Preconditioner(states[1], new[1], *gates, inputs.parameters["center"], 1.5, 1e-6)
-    return decode(**tokens, state=states[0], new_state=new[0], preconditioner=preconditioner, scale=scale)
-
-
 @pytest.mark.kernels
 def test_kernel_into_new_states(case: OpCase) -> None:
     """The states given stay as they are, and the new ones are those of an update in place, bit by bit."""
@@ -309,12 +260,3 @@ def test_kernel_without_tokens(case: OpCase, batch: int, time: int) -> None:
     o, held = in_place(case, inputs, states, backend="triton")
     assert o.shape == inputs.tokens["v"].shape
     assert all(torch.equal(after.cpu(), before.float()) for before, after in zip(states, held))
-
-
-def launches() -> Iterator[Callable[[], object]]:
-    """The kernel in bfloat16, decaying a channel, for one token and several, with a preconditioner and without."""
-    for name in ("linear_attention-channel", "delta_rule-channel-write", "preconditioned_delta_rule-channel"):
-        for time, size in ((1, 64), (4, 128), (1, 256)):
-            inputs = DECODING[name].draw(batch=2, time=time, key=size, value=size, dtype=torch.bfloat16)
-            states = tuple(s.float() for s in draw_states(DECODING[name], inputs, 2))
-            yield partial(call_decode, inputs, states, (None, None), 1.0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 import torch
@@ -88,10 +86,10 @@ def test_kernels(shape, per_group, activation, first):
 @pytest.mark.kernels
 @pytest.mark.parametrize("per_group", [False, True])
 def test_kernels_sum_over_many_tiles(per_group, monkeypatch):
-    from fastweights.ops.gated_norm import triton
+    from fastweights.kernels.pointwise import gated_norm as kernels
 
-    monkeypatch.setattr(triton, "ENOUGH_PROGRAMS", 4)
-    monkeypatch.setattr(triton, "BACKWARD_NUMBERS", 1)
+    monkeypatch.setattr(kernels, "ENOUGH_PROGRAMS", 4)
+    monkeypatch.setattr(kernels, "BACKWARD_NUMBERS", 1)
     given = inputs((150, 2, 32), "silu", per_group)
     assert_same(results(given, backend="triton"), results(given, backend="torch"), rtol=1e-4, atol=1e-5)
 
@@ -153,22 +151,3 @@ def test_rows_too_wide_for_the_kernels():
     with pytest.raises(ValueError, match="up to 4096 wide"):
         gated_rms_norm(x, weight, backend="triton")
     assert gated_rms_norm(x, weight).shape == x.shape
-
-
-def launches() -> Iterator[Callable[[], object]]:
-    """Every kernel in the forms that layers launch."""
-    from fastweights.kernels.pointwise.gated_norm import backward, forward
-
-    forms = [
-        (64, "silu", False),
-        (128, "silu", False),
-        (128, "gelu", False),
-        (2048, "silu", True),
-        (4096, "silu", True),
-    ]
-    for dtype in (torch.bfloat16, torch.float32):
-        for width, activation, first in forms:
-            x = torch.empty(8192, max(1, 1024 // width), width, dtype=dtype)
-            options = (x, torch.empty(width), x, activation, 1e-6, first)
-            yield partial(forward, *options)
-            yield partial(backward, x, *options)

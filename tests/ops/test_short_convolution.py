@@ -5,9 +5,6 @@ The kernels run on a GPU, or anywhere in Triton's interpreter (TRITON_INTERPRET=
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
@@ -22,9 +19,9 @@ from tests.kernels.cases import DEVICE
 def tiles_of_several_rows(monkeypatch):
     """As long inputs have them."""
     if HAS_TRITON and INTERPRETED:
-        from fastweights.ops.short_convolution import triton
+        from fastweights.kernels.pointwise import short_convolution as kernels
 
-        monkeypatch.setattr(triton, "ENOUGH_PROGRAMS", 1)
+        monkeypatch.setattr(kernels, "ENOUGH_PROGRAMS", 1)
 
 
 def inputs(
@@ -130,9 +127,9 @@ def test_kernels_of_packed_sequences(edges, keep):
 
 @pytest.mark.kernels
 def test_kernels_of_few_segments(monkeypatch):
-    from fastweights.ops.short_convolution import triton
+    from fastweights.kernels.pointwise import short_convolution as kernels
 
-    monkeypatch.setattr(triton, "ENOUGH_PROGRAMS", 100)
+    monkeypatch.setattr(kernels, "ENOUGH_PROGRAMS", 100)
     given = inputs(2, 10, 8, 4)
     options = {"activation": "silu", "normalize": 4, "output_final_state": True}
     assert_same(results(given, **options, backend="triton"), results(given, **options, backend="torch"))
@@ -253,21 +250,3 @@ def test_filters_too_wide_for_the_kernels():
     with pytest.raises(ValueError, match="up to 8 wide"):
         short_convolution(x, weight, backend="triton")
     assert short_convolution(x, weight)[0].shape == x.shape
-
-
-def launches() -> Iterator[Callable[[], object]]:
-    """Every kernel in the forms that layers launch."""
-    from fastweights.kernels.pointwise.short_convolution import backward, forward
-
-    forms = [(64, 4, 2048, torch.bfloat16), (None, 4, 2048, torch.float32)]
-    for head, batch, time, dtype in forms:
-        x, options = (
-            torch.empty(batch, time, 1024, dtype=dtype),
-            (torch.empty(1024, 4), None, None, None, True, head, 1e-6),
-        )
-        yield partial(forward, x, *options, False)
-        yield partial(backward, x, None, x, *options)
-    packed, window = torch.empty(1, 8192, 1024, dtype=torch.bfloat16), torch.empty(8, 3, 1024, dtype=torch.bfloat16)
-    options = (torch.empty(1024, 4), torch.empty(1024), window, torch.zeros(9).int(), True, 128, 1e-6)
-    yield partial(forward, packed, *options, True)
-    yield partial(backward, packed, window, packed, *options)

@@ -1,7 +1,9 @@
-"""Runs and experiments that take a fraction of a second."""
+"""Runs and experiments that take a fraction of a second, and what to compare of their results."""
 
+import dataclasses
 from typing import Any
 
+from fastweights.analysis import RecallResult
 from fastweights.training import RecallExperiment, RecallRun
 
 SMALL = {
@@ -24,3 +26,8 @@ def small_run(**changes: Any) -> RecallRun:
 def small_experiment(**changes: Any) -> RecallExperiment:
     grid = {"mixers": ("linear",), "pairs": (2,), "learning_rates": (0.01,)}
     return RecallExperiment(**{**SMALL, **grid, **changes})
+
+
+def numbers(result: RecallResult) -> dict[str, Any]:
+    """All of a result but the times."""
+    return {name: value for name, value in dataclasses.asdict(result).items() if not name.endswith("seconds")}

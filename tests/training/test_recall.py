@@ -10,8 +10,7 @@ from fastweights.analysis import load_results
 from fastweights.training import WorkerError, run_recall, train_run
 from fastweights.training.progress import Silent
 
-from .small import small_experiment
-from .test_train import numbers
+from .small import numbers, small_experiment
 
 
 class Recorder(Silent):

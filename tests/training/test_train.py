@@ -11,12 +11,7 @@ from fastweights.models import FastWeightsForCausalLM
 from fastweights.training import CheckpointError, learning_rate_factor, train_run
 from fastweights.training.optimizer import weight_decay_groups
 
-from .small import small_run
-
-
-def numbers(result):
-    """All of a result but the times."""
-    return {name: value for name, value in dataclasses.asdict(result).items() if not name.endswith("seconds")}
+from .small import numbers, small_run
 
 
 def test_learns_two_pairs(tmp_path):

@@ -1,0 +1,56 @@
+"""The forms in which layers launch the kernels that stand beside the memories: decoding, short convolution, gated norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from tests.ops.decoding import DECODING, call_decode, draw_states
+
+
+def decoding() -> Iterator[Callable[[], object]]:
+    """The kernel in bfloat16, decaying a channel, for one token and several, with a preconditioner and without."""
+    for name in ("linear_attention-channel", "delta_rule-channel-write", "preconditioned_delta_rule-channel"):
+        for time, size in ((1, 64), (4, 128), (1, 256)):
+            inputs = DECODING[name].draw(batch=2, time=time, key=size, value=size, dtype=torch.bfloat16)
+            states = tuple(s.float() for s in draw_states(DECODING[name], inputs, 2))
+            yield partial(call_decode, inputs, states, (None, None), 1.0)
+
+
+def short_convolution() -> Iterator[Callable[[], object]]:
+    """Every kernel in the forms that layers launch."""
+    from fastweights.kernels.pointwise.short_convolution import backward, forward
+
+    forms = [(64, 4, 2048, torch.bfloat16), (None, 4, 2048, torch.float32)]
+    for head, batch, time, dtype in forms:
+        x, options = (
+            torch.empty(batch, time, 1024, dtype=dtype),
+            (torch.empty(1024, 4), None, None, None, True, head, 1e-6),
+        )
+        yield partial(forward, x, *options, False)
+        yield partial(backward, x, None, x, *options)
+    packed, window = torch.empty(1, 8192, 1024, dtype=torch.bfloat16), torch.empty(8, 3, 1024, dtype=torch.bfloat16)
+    options = (torch.empty(1024, 4), torch.empty(1024), window, torch.zeros(9).int(), True, 128, 1e-6)
+    yield partial(forward, packed, *options, True)
+    yield partial(backward, packed, window, packed, *options)
+
+
+def gated_norm() -> Iterator[Callable[[], object]]:
+    """Every kernel in the forms that layers launch."""
+    from fastweights.kernels.pointwise.gated_norm import backward, forward
+
+    forms = [
+        (64, "silu", False),
+        (128, "silu", False),
+        (128, "gelu", False),
+        (2048, "silu", True),
+        (4096, "silu", True),
+    ]
+    for dtype in (torch.bfloat16, torch.float32):
+        for width, activation, first in forms:
+            x = torch.empty(8192, max(1, 1024 // width), width, dtype=dtype)
+            options = (x, torch.empty(width), x, activation, 1e-6, first)
+            yield partial(forward, *options)
+            yield partial(backward, x, *options)

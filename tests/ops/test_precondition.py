@@ -1,0 +1,185 @@
+"""Diagonal preconditioners: the running energy of the key channels, and what write keys and queries become by it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.ops import linear_attention, mesa, precondition_keys, precondition_queries
+from fastweights.testing import CASES
+
+backends = pytest.mark.parametrize("backend", ["reference", "torch"])
+EXACT = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def draw(name: str = "precondition_keys", **sizes: int) -> dict[str, Tensor]:
+    inputs = CASES[name].draw(**sizes)
+    return {**inputs.tokens, **inputs.parameters}
+
+
+def numbers(*rows: object) -> Tensor:
+    """One sequence and one head: [1, T, 1, ...]."""
+    return torch.tensor(rows, dtype=torch.float64)[None, :, None]
+
+
+TWO = {
+    "k": numbers([2.0, 1.0], [0.0, -2.0]),
+    "g": numbers(math.log(0.5), math.log(0.25)),
+    "beta": numbers(0.5, 2.0),
+}
+START = torch.tensor([[[4.0, 1.0]]], dtype=torch.float64)
+ENERGY = numbers([4.0, 1.0], [1.0, 8.25])  # 0.5 (4, 1) + 0.5 (4, 1), then 0.25 (4, 1) + 2 (0, 4)
+
+
+# Keys
+
+
+@backends
+def test_keys_of_two_tokens_by_hand(backend: str) -> None:
+    w, A = precondition_keys(
+        **TWO, center=0.5, bound=2.0, eps=0.75, initial_state=START, output_final_state=True, backend=backend
+    )
+    torch.testing.assert_close(A, ENERGY[:, -1])
+    wanted = []
+    for key, energy in zip(TWO["k"].flatten().tolist(), ENERGY.flatten().tolist()):
+        r = math.log(energy + 0.75) - 0.5
+        wanted.append(2.0 ** (-r / (1 + abs(r))) * key)
+    torch.testing.assert_close(w.flatten().tolist(), wanted)
+
+
+@backends
+def test_without_decay_the_energy_is_a_cumulative_sum(backend: str) -> None:
+    x = draw(time=130)
+    x["g"] = torch.zeros_like(x["g"])
+    _, A = precondition_keys(**x, output_final_state=True, backend=backend)
+    torch.testing.assert_close(A, (x["beta"][..., None] * x["k"].square()).sum(1), **EXACT)
+
+
+@backends
+def test_decay_0_and_gain_0(backend: str) -> None:
+    x, start = draw(time=70), torch.rand(2, 2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    options = {"initial_state": start, "output_final_state": True, "backend": backend}
+    forgetful = {**x, "g": torch.full_like(x["g"], -math.inf)}
+    _, A = precondition_keys(**forgetful, **options)
+    torch.testing.assert_close(A, x["beta"][:, -1, :, None] * x["k"][:, -1].square(), **EXACT)
+    deaf = {**x, "beta": torch.zeros_like(x["beta"])}
+    _, A = precondition_keys(**deaf, **options)
+    torch.testing.assert_close(A, x["g"].sum(1).exp()[..., None] * start, **EXACT)
+
+
+@backends
+def test_bound_1_leaves_the_keys(backend: str) -> None:
+    x = draw(time=70)
+    torch.testing.assert_close(precondition_keys(**x, bound=1.0, backend=backend)[0], x["k"], rtol=0, atol=0)
+
+
+@backends
+def test_the_energy_at_the_center_leaves_the_key(backend: str) -> None:
+    x = {**draw(time=1), "center": torch.tensor([0.0, math.log(3.0)])}
+    x["g"], x["beta"] = torch.zeros(2, 1, 2), torch.zeros(2, 1, 2)
+    for energy, kept in ((1.0, 0), (3.0, 1)):
+        start = torch.full((2, 2, 8), energy, dtype=torch.float64)
+        w, _ = precondition_keys(**x, eps=1e-12, initial_state=start, backend=backend)
+        torch.testing.assert_close(w[:, :, kept], x["k"][:, :, kept])
+        assert (w[:, :, 1 - kept] - x["k"][:, :, 1 - kept]).abs().min() > 1e-3
+
+
+@backends
+def test_quiet_channels_are_written_more_strongly_within_the_bound(backend: str) -> None:
+    energies = torch.logspace(-8, 8, 8, dtype=torch.float64)
+    x = {"k": -torch.ones(1, 1, 1, 8, dtype=torch.float64), "g": torch.zeros(1, 1, 1), "beta": torch.zeros(1, 1, 1)}
+    w, _ = precondition_keys(**x, center=0.0, bound=1.7, initial_state=energies[None, None], backend=backend)
+    factor = -w.flatten()  # the sign of the key stays
+    assert (factor.diff() < 0).all()
+    assert 1 / 1.7 < factor[-1] < 1 / 1.6 and 1.6 < factor[0] < 1.7
+    torch.testing.assert_close(factor * factor.flip(0), torch.ones(8, dtype=torch.float64), rtol=1e-2, atol=0)
+
+
+@backends
+def test_a_center_may_be_a_number_or_one_per_head(backend: str) -> None:
+    x = draw(time=20)
+    x.pop("center")
+    number, _ = precondition_keys(**x, center=-0.3, backend=backend)
+    for center in (torch.tensor(-0.3), torch.full((2,), -0.3)):
+        torch.testing.assert_close(precondition_keys(**x, center=center, backend=backend)[0], number, rtol=1e-6, atol=0)
+    heads = torch.tensor([-0.3, 0.4], dtype=torch.float64)
+    both, _ = precondition_keys(**x, center=heads, backend=backend)
+    torch.testing.assert_close(both[:, :, 0], number[:, :, 0], **EXACT)
+    torch.testing.assert_close(both[:, :, 1], precondition_keys(**x, center=0.4, backend=backend)[0][:, :, 1], **EXACT)
+
+
+@backends
+def test_channels_do_not_meet(backend: str) -> None:
+    x = draw(time=20)
+    w, _ = precondition_keys(**x, backend=backend)
+    louder = {**x, "k": x["k"] * torch.tensor([5.0, 1, 1, 1, 1, 1, 1, 1])}
+    torch.testing.assert_close(precondition_keys(**louder, backend=backend)[0][..., 1:], w[..., 1:], **EXACT)
+
+
+@backends
+def test_one_write_key_per_value_head(backend: str) -> None:
+    x = draw(time=20, heads=2, value_heads=6)
+    w, A = precondition_keys(**x, output_final_state=True, backend=backend)
+    assert w.shape == (2, 20, 6, 8) and A.shape == (2, 6, 8)
+    for head, key_head in enumerate([0, 0, 0, 1, 1, 1]):
+        own = {"k": x["k"][:, :, [key_head]], **{name: x[name][:, :, [head]] for name in ("g", "beta")}}
+        alone = precondition_keys(**own, center=x["center"][[head]], output_final_state=True, backend=backend)
+        torch.testing.assert_close((w[:, :, [head]], A[:, [head]]), alone, **EXACT)
+
+
+@backends
+def test_silence_has_finite_gradients(backend: str) -> None:
+    x = {name: y.requires_grad_() for name, y in draw(time=20).items()}
+    w, A = precondition_keys(**{**x, "k": 0 * x["k"]}, output_final_state=True, backend=backend)
+    assert not w.any() and not A.any()
+    assert all(y.isfinite().all() for y in torch.autograd.grad(w.sum() + A.sum(), list(x.values())))
+
+
+# Queries
+
+
+@backends
+def test_queries_of_two_tokens_by_hand(backend: str) -> None:
+    q = numbers([6.0, -3.0], [4.0, 0.0])
+    options = {"initial_state": START, "output_final_state": True, "backend": backend}
+    o, A = precondition_queries(q, **TWO, ridge=2.0, **options)
+    torch.testing.assert_close(A, ENERGY[:, -1])
+    torch.testing.assert_close(o, numbers([1.0, -1.0], [4 / 3, 0.0]))
+    o, _ = precondition_queries(q, **TWO, ridge=torch.tensor([[2.0, 5.0]]), **options)
+    torch.testing.assert_close(o, numbers([1.0, -0.5], [4 / 3, 0.0]))
+
+
+@backends
+def test_a_ridge_may_be_one_per_head(backend: str) -> None:
+    x = draw("precondition_queries", time=20)
+    heads, _ = precondition_queries(**x, ridge=torch.tensor([0.5, 2.0]), backend=backend)
+    for head, ridge in enumerate((0.5, 2.0)):
+        alone, _ = precondition_queries(**x, ridge=ridge, backend=backend)
+        torch.testing.assert_close(heads[:, :, head], alone[:, :, head], **EXACT)
+
+
+@backends
+def test_one_query_per_value_head(backend: str) -> None:
+    x = draw("precondition_queries", time=20, heads=2, value_heads=6)
+    o, A = precondition_queries(**x, ridge=0.3, output_final_state=True, backend=backend)
+    assert o.shape == (2, 20, 6, 8) and A.shape == (2, 6, 8)
+    for head, key_head in enumerate([0, 0, 0, 1, 1, 1]):
+        own = {name: x[name][:, :, [key_head if name in "qk" else head]] for name in x}
+        alone = precondition_queries(**own, ridge=0.3, output_final_state=True, backend=backend)
+        torch.testing.assert_close((o[:, :, [head]], A[:, [head]]), alone, **EXACT)
+
+
+@backends
+def test_with_keys_of_one_channel_each_it_solves_the_regression(backend: str) -> None:
+    """The key Gram matrix is then diagonal: linear attention behind these queries is the exact ridge regression of mesa."""
+    x = draw("precondition_queries", time=40)
+    v = CASES["mesa"].draw(time=40).tokens["v"]
+    channel = torch.arange(40) * 3 % 8
+    x["k"] = 1.5 * torch.eye(8, dtype=torch.float64)[channel][None, :, None].expand(2, 40, 2, 8)
+    q, _ = precondition_queries(**x, ridge=0.4, backend=backend)
+    o, _ = linear_attention(q, x["k"], x["beta"][..., None] * v, x["g"], scale=1.0, backend=backend)
+    wanted, _ = mesa(**x, v=v, ridge=0.4, scale=1.0, iterations=30)
+    torch.testing.assert_close(o, wanted, rtol=1e-8, atol=1e-9)
