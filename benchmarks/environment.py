@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 import fastweights
+from fastweights.environment import cpu_model
+from fastweights.files import write_bytes
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("fastweights", "benchmarks")
@@ -41,21 +43,12 @@ def source() -> str:
     return total.hexdigest()[:16]
 
 
-def processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def describe() -> dict[str, Any]:
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
         "source": source(),
-        "processor": processor(),
+        "processor": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -67,6 +60,4 @@ def describe() -> dict[str, Any]:
 def write_json(path: Path, content: Any) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(draft, path)
+    write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())

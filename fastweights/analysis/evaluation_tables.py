@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from ..evaluation import LengthPerplexity
-    from ..evaluation.harness import HarnessScore
+from ..results import HarnessScore, LengthPerplexity
 
 __all__ = ["evaluation_tables", "harness_table", "perplexity_table", "retrieval_table"]
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..layers import MIXERS
+from ..results import LengthPerplexity
 from .plot_style import length_axis, mixer_style, plain_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from ..evaluation import LengthPerplexity
 
 __all__ = ["perplexity_plot", "save_perplexity_plot"]
 

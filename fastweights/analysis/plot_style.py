@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._files import write_bytes
+from ..files import write_bytes
 from ..layers import MIXERS
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..results import RecallResult, RecallSummary, summarize
+from ..results.experiment import best_results, chance_level, describe_experiment
 from .plot_style import mixer_style, plain_axes, save_figure, spread
-from .results import RecallResult
-from .summary import RecallSummary, best_results, chance_level, summarize
-from .titles import describe_experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,15 +1,15 @@
 """Tables for the terminal."""
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from ..layers import MIXERS
-from .results import RecallResult
-from .summary import RecallSummary, summarize
-from .titles import describe_experiment
+from ..results import LanguageResult, RecallResult, RecallSummary, summarize
+from ..results.experiment import describe_experiment
 
-__all__ = ["mixers_table", "recall_table"]
+__all__ = ["language_table", "mixers_table", "recall_table"]
 
 
 def mixers_table() -> Table:
@@ -51,6 +51,26 @@ def recall_table(results: Sequence[RecallResult]) -> Table:
                 f"{row.parameters:,}",
                 _notes(row),
             )
+    return table
+
+
+def language_table(results: Sequence[LanguageResult]) -> Table:
+    """Held-out perplexity of every model, over all held-out rows and by context length."""
+    lengths = [entry["length"] for entry in results[0].perplexities]
+    table = Table(
+        title=f"Held-out perplexity after {results[0].tokens:,} tokens",
+        caption=(
+            "Rows: packed documents, as in training; then texts of N tokens, by N. State: numbers a sequence holds in memory."
+        ),
+        title_justify="left",
+        caption_justify="left",
+    )
+    for header in ("model", "params", "state", "rows", *(f"{length:,}" for length in lengths)):
+        table.add_column(header, justify="left" if header == "model" else "right", no_wrap=True)
+    for result in results:
+        losses = [result.held_out_loss, *(entry["loss"] for entry in result.perplexities)]
+        perplexities = [f"{math.exp(loss):.4g}" for loss in losses]
+        table.add_row(result.name, f"{result.parameters:,}", f"{result.state_size:,}", *perplexities)
     return table
 
 

@@ -67,12 +67,12 @@ def evaluate(
     """
     with told():
         from ..analysis.evaluation_tables import evaluation_tables
-        from ..evaluation import load_language_model
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
-        from ..evaluation.memory import within_memory
+        from ..evaluation.reading import within_memory
         from ..evaluation.report import EvaluationReport
         from ..evaluation.text import HeldOutText
+        from ..models.loading import load_language_model
 
         settings = EvaluationSettings(
             measures=() if lm_eval and not on else values("--on", on or ["perplexity"], str),

@@ -29,8 +29,9 @@ def generate(
     with told():
         from transformers import TextStreamer
 
-        from ..evaluation import continue_text, load_language_model
-        from ..evaluation.memory import within_memory
+        from ..evaluation import continue_text
+        from ..evaluation.reading import within_memory
+        from ..models.loading import load_language_model
 
         text = sys.stdin.read() if prompt == "-" else prompt
         with within_memory("--dtype bfloat16"):

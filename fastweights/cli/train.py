@@ -34,9 +34,9 @@ def train(
         from accelerate import PartialState
         from transformers.utils.logging import disable_progress_bar
 
+        from ..analysis.language_plots import save_language_plots
+        from ..analysis.tables import language_table
         from ..training.language import NonFiniteLoss, load_run, train_language
-        from ..training.language.plots import save_language_plots
-        from ..training.language.results import results_table
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
 
@@ -59,7 +59,7 @@ def train(
     PartialState().destroy_process_group()
     if results is None:
         return
-    Console().print(results_table(results))
+    Console().print(language_table(results))
     for result in results:
         if result.continuation is not None:
             print(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")

@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models import FastWeightsForCausalLM
-from .attributes import set_value
-from .convert import own_config
+from .convert import own_config, set_value
 from .plan import conversions_between
 from .table import Conversion
 

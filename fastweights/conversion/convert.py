@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..checks import check_whole_number
 from ..models import FastWeightsConfig, FastWeightsForCausalLM
-from .attributes import set_value
 from .mamba2 import mamba2_config, mamba2_weights
 from .plan import conversions_between, converted_config
 
-__all__ = ["convert", "fitting_config", "own_config"]
+__all__ = ["convert", "fitting_config", "own_config", "set_value"]
 
 
 def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -> FastWeightsForCausalLM:
@@ -86,6 +85,20 @@ def own_config(config: PreTrainedConfig) -> FastWeightsConfig:
         return mamba2_config(config)
     assert isinstance(config, FastWeightsConfig)
     return config
+
+
+@torch.no_grad()
+def set_value(layer: nn.Module, name: str, value: float | Tensor) -> float | Tensor:
+    """Give an attribute, or every number of a parameter, a value; returns what was there."""
+    path, _, attribute = name.rpartition(".")
+    owner = layer.get_submodule(path)
+    present = getattr(owner, attribute)
+    if not isinstance(present, Tensor):
+        setattr(owner, attribute, value)
+        return present
+    before = present.clone()
+    present.copy_(torch.as_tensor(value))
+    return before
 
 
 def _weights(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
-from .._files import staged_folder, write_bytes, write_json
 from ..checks import check_positive, check_size, check_whole_number
+from ..files import staged_folder, write_bytes, write_json
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config
 from .plan import conversions_between

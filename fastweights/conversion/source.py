@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from ..evaluation.loading import has_tokenizer, saved_in
 from ..models import FastWeightsConfig
+from ..models.loading import has_tokenizer, saved_in
 
 __all__ = ["copy_tokenizer", "load_config", "load_model", "model_folder"]
 

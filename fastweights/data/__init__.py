@@ -1,9 +1,8 @@
 """Recall tasks: seeded, identical on every machine, train and test disjoint by construction."""
 
-from .copying import Copy
 from .mqar import MQAR, OutOfDistributionMQAR
 from .registry import TASKS, make_task
-from .shuffled_mqar import ShuffledMQAR
+from .separated import Copy, ShuffledMQAR
 from .streaming import stream
 from .task import IGNORE_INDEX, Batch, RecallTask
 

@@ -3,9 +3,8 @@
 from dataclasses import fields
 
 from ..checks import check_choice
-from .copying import Copy
 from .mqar import MQAR, OutOfDistributionMQAR
-from .shuffled_mqar import ShuffledMQAR
+from .separated import Copy, ShuffledMQAR
 from .task import VOCAB_SIZE, RecallTask
 
 __all__ = ["TASKS", "make_task"]

@@ -1,8 +1,8 @@
 """Measuring trained models: recall of small ones, and perplexity, recall and retrieval of text models by context length."""
 
+from ..models.loading import load_language_model
 from .continuation import continue_text
 from .evaluate import MEASURES, EvaluationSettings, evaluate
-from .loading import load_language_model
 from .needle import NEEDLE_TASKS, NeedleRecall, needle_recall
 from .perplexity import LengthPerplexity, perplexity_by_length
 from .recall import recall_accuracy

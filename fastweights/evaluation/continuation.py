@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_number, check_positive, check_size, check_whole_number
-from .reading import evaluating
-from .tokens import prompt_tokens
+from .reading import evaluating, prompt_tokens
 
 __all__ = ["continue_text"]
 

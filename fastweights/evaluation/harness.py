@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from lm_eval.tasks import TaskManager
 
 from .. import models  # noqa: F401  # makes transformers' Auto classes, which the harness loads by, know our models
 from ..checks import check_size, check_whole_number
+from ..results import HarnessScore
 
 __all__ = ["FastWeightsLM", "HarnessScore", "evaluate_with_harness"]
 
@@ -30,15 +30,6 @@ class FastWeightsLM(HFLM):
     (16,384 tokens; logits of a likelihood cost memory with length, so it stays finite)."""
 
     _DEFAULT_MAX_LENGTH = 16384
-
-
-@dataclass(frozen=True, kw_only=True)
-class HarnessScore:
-    """One number of the harness: the value of a task's metric, or its standard error (`acc_stderr`)."""
-
-    task: str
-    metric: str
-    value: float
 
 
 def evaluate_with_harness(

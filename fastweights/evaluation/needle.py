@@ -12,36 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from ..checks import check_number, check_size, check_whole_number
+from ..results import NeedleRecall
 from .needle_text import NEEDLE_TASKS, documentation, needle_of, needle_prompt
-from .reading import evaluating, hidden_blocks, read
-from .tokens import prompt_tokens
+from .reading import evaluating, hidden_blocks, prompt_tokens, read
 
 __all__ = ["DEPTHS", "NEEDLE_TASKS", "NeedleRecall", "check_needles", "needle_recall"]
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MORE_TOKENS = 16  # tokens generated beyond the answer's own number
-
-
-@dataclass(frozen=True, kw_only=True)
-class NeedleRecall:
-    """What a model finds of needles at one depth of texts of one length.
-
-    Attributes:
-        task, length, depth: name, tokens of prompt and answer together (at most), part of the text before the needle.
-        examples: texts.
-        found: part of them, 0 to 1, in whose greedy continuation the value stands, RULER's score.
-        exact: part of them whose every token of the answer is the most likely one behind the right tokens before it, which is
-            to say that the greedy continuation begins with the answer as the tokenizer writes it.
-        answer_loss: mean of -ln p over the answers' tokens, in nats: tells models apart long before one is right.
-    """
-
-    task: str
-    length: int
-    depth: float
-    examples: int
-    found: float
-    exact: float
-    answer_loss: float
 
 
 def needle_recall(

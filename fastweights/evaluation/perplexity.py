@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,41 +12,11 @@ from torch import Tensor
 
 from ..checks import check_size
 from ..layers.norms import at_least_float32
+from ..results import LengthPerplexity
 from .reading import evaluating, hidden_blocks
 from .windows import check_lengths, text_windows
 
 __all__ = ["LengthPerplexity", "perplexity_by_length"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LengthPerplexity:
-    """What a model makes of texts of one length.
-
-    Attributes:
-        length: L, tokens of context and prediction together.
-        loss: mean of -ln p(x_t | x_0 ... x_(t-1)) over the positions t = 1 ... L - 1 of all texts, in nats a token. It is the
-            loss of the full forward on texts cut to L tokens.
-        last_loss: the same over the last `stretch` positions before L alone, where (nearly) all of the context can help. A
-            memory that keeps using a longer context has a last_loss that keeps falling with L.
-        texts: how many texts the means are over, the same ones at every length.
-        joined: how many of these are documents joined to one another because too few were long enough.
-    """
-
-    length: int
-    loss: float
-    last_loss: float
-    texts: int
-    joined: int
-
-    @property
-    def perplexity(self) -> float:
-        """e^loss"""
-        return float(np.exp(self.loss))
-
-    @property
-    def last_perplexity(self) -> float:
-        """e^last_loss"""
-        return float(np.exp(self.last_loss))
 
 
 def perplexity_by_length(

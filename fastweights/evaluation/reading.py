@@ -1,4 +1,4 @@
-"""Reading long sequences through a model's cache, a block at a time."""
+"""Reading with a trained model: text to tokens, long sequences in blocks through the cache, a device out of memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..models import FastWeightsCache
 
-__all__ = ["evaluating", "hidden_blocks", "read"]
+__all__ = ["evaluating", "hidden_blocks", "prompt_tokens", "read", "within_memory"]
 
 
 @contextmanager
@@ -42,3 +42,22 @@ def read(model: Any, ids_BT: Tensor, block: int) -> FastWeightsCache:
     for _ in hidden_blocks(model, ids_BT, block, cache):
         pass
     return cache
+
+
+def prompt_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text that goes on: with what the tokenizer puts in front of a text, without what it puts behind it."""
+    ids = list(tokenizer(text, verbose=False).input_ids)
+    behind = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
+    while ids and ids[-1] in behind:
+        ids.pop()
+    return ids
+
+
+@contextmanager
+def within_memory(remedy: str) -> Iterator[None]:
+    """An OSError with `remedy`, what needs less, in place of torch's own error."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        what = ". ".join(str(error).split(". ")[:2])  # the rest is advice on torch's allocator
+        raise OSError(f"the device's memory is full; {remedy} needs less. {what}") from None

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from .._files import write_json
-from ..training.environment import machine, versions
+from ..environment import machine, versions
+from ..files import write_json
 from .evaluate import EvaluationSettings
 
 __all__ = ["EvaluationReport"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ..checks import check_choice, check_size
 from ..data import make_task
+from ..results import WordRecall
+from .reading import prompt_tokens
 from .recall import recall_accuracy
 from .symbols import TaskInWords, word_tokens
-from .tokens import prompt_tokens
 
 __all__ = ["WORD_TASKS", "WordRecall", "task_in_words", "word_recall"]
 
@@ -19,25 +19,6 @@ WORD_TASKS: dict[str, dict[str, object]] = {
     "mqar-shuffled": {},
     "copy": {},
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class WordRecall:
-    """Accuracy of a text model on a recall task put in words.
-
-    Attributes:
-        task, length, pairs, symbols, examples: the task, its tokens, its associations and words, and the sequences measured.
-        accuracy: part of the queries, 0 to 1, whose right word is the most likely one of the whole vocabulary.
-        chance: what guessing among the values shown would give, 1 / pairs.
-    """
-
-    task: str
-    length: int
-    pairs: int
-    symbols: int
-    examples: int
-    accuracy: float
-    chance: float
 
 
 def word_recall(

@@ -2,9 +2,8 @@
 
 from .checkpoint import CheckpointError
 from .experiment import RecallExperiment, RecallRun
-from .optimizer import weight_decay_groups
+from .optimization import learning_rate_factor, weight_decay_groups
 from .recall import run_recall
-from .schedule import learning_rate_factor
 from .train import train_run
 from .workers import WorkerError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._files import write_bytes
+from ..files import write_bytes
 
 __all__ = ["CheckpointError", "load_checkpoint", "save_checkpoint"]
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..analysis.plots import PLOT_FILES
-from ..analysis.results import load_result
+from ..environment import versions
+from ..results.recall import load_result
 from .checkpoint import load_checkpoint
-from .environment import versions
 from .experiment import RecallExperiment, RecallRun
 from .output_folder import OwnedFolder, as_stored
 

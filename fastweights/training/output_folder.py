@@ -11,7 +11,7 @@ from typing import Any
 
 import filelock
 
-from .._files import PARTIAL_FILES, write_json
+from ..files import PARTIAL_FILES, write_json
 
 __all__ = ["OwnedFolder", "as_stored"]
 

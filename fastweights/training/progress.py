@@ -7,7 +7,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..analysis.results import RecallResult
+from ..results import RecallResult
 from .experiment import RecallRun
 
 __all__ = ["BarReporter", "LineReporter", "Reporter", "Silent", "progress_bars", "reporter_for"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from ..analysis.results import RecallResult, load_result
-from ..analysis.results_file import save_results
 from ..checks import check_number, check_size
+from ..environment import usable_cores
 from ..models import FastWeightsForCausalLM
-from .environment import usable_cores
+from ..results import RecallResult, save_results
+from ..results.recall import load_result
 from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
 from .progress import Reporter, Silent

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..analysis.convergence import still_falling
-from ..analysis.results import RecallResult
 from ..data import Batch, stream
+from ..environment import machine, versions
 from ..evaluation.recall import labelled_logits, recall_accuracy
 from ..models import FastWeightsForCausalLM
+from ..results import RecallResult, still_falling
 from .checkpoint import load_checkpoint, save_checkpoint
-from .environment import machine, versions
 from .experiment import RecallRun
-from .optimizer import weight_decay_groups
-from .schedule import learning_rate_factor
+from .optimization import learning_rate_factor, weight_decay_groups
 
 __all__ = ["train_run"]
 

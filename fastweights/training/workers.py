@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..analysis.results import RecallResult, save_result
+from ..results.recall import RecallResult, save_result
 from .experiment import RecallRun
 from .folder import ExperimentFolder
 from .progress import Reporter

@@ -10,7 +10,7 @@ from fastweights.analysis.plot_style import mixer_style, spread
 from fastweights.analysis.plots import PLOT_FILES, accuracy_by_pairs, accuracy_by_state_size, loss_curves
 from fastweights.layers import MIXERS
 
-from .made_up import made_up
+from ..results.made_up import made_up
 
 RESULTS = [
     made_up(mixer, pairs, rate, seed, accuracy=0.9 - pairs / 40 - rate, undertrained=mixer == "gla")

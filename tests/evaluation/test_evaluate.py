@@ -19,7 +19,7 @@ from fastweights.evaluation import (
     recall_accuracy,
     word_tokens,
 )
-from fastweights.evaluation.memory import within_memory
+from fastweights.evaluation.reading import within_memory
 from fastweights.evaluation.report import EvaluationReport
 from fastweights.evaluation.text import HeldOutText
 from fastweights.training.language import LanguageRun

@@ -11,7 +11,7 @@ import torch
 
 from fastweights.evaluation import NEEDLE_TASKS, needle_recall
 from fastweights.evaluation.needle_text import documentation, needle_prompt
-from fastweights.evaluation.tokens import prompt_tokens
+from fastweights.evaluation.reading import prompt_tokens
 
 from .small import TEXT, model, tokenizer
 

@@ -34,8 +34,8 @@ def test_compiled_once_for_what_is_alike(aligned: bool) -> None:
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
-    from fastweights.kernels.runtime import jit
     from fastweights.kernels.chunk.cumsum import cumulate as known
+    from fastweights.kernels.runtime import jit
 
     cumulate = jit.Kernel(known.fn, aligned)
 

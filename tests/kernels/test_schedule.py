@@ -178,8 +178,8 @@ def test_a_thread_that_fails_costs_time_alone(
 ) -> None:
     """One kernel does not compile beside others; by itself it does."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from fastweights.kernels.runtime import compiling
     from fastweights.kernels.chunk.cumsum import cumulate
+    from fastweights.kernels.runtime import compiling
     from fastweights.kernels.runtime.jit import Kernel
     from fastweights.kernels.runtime.workspace import Buffer
 

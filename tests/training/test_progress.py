@@ -8,7 +8,7 @@ from rich.console import Console
 from fastweights.training import progress
 from fastweights.training.progress import BarReporter, LineReporter, reporter_for
 
-from ..analysis.made_up import made_up
+from ..results.made_up import made_up
 from .small import small_experiment
 
 RUNS = small_experiment(mixers=("linear", "gdn")).runs()

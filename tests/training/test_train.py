@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fastweights.evaluation import recall_accuracy
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.training import CheckpointError, learning_rate_factor, train_run
-from fastweights.training.optimizer import weight_decay_groups
+from fastweights.training.optimization import weight_decay_groups
 
 from .small import numbers, small_run
 

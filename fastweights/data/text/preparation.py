@@ -13,7 +13,7 @@ from typing import Any
 
 import filelock
 
-from ..._files import PARTIAL_FILES, staged_folder
+from ...files import PARTIAL_FILES, staged_folder
 from .corpus import TextCorpus
 from .shards import ShardWriter, TokenShards, is_whole, text_hash, token_dtype, write_manifest
 from .tokenizer import TextTokenizer, fingerprint, vocabulary_size

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._files import write_json
+from ...files import write_json
 
 __all__ = ["ShardWriter", "TokenShards", "is_whole", "text_hash", "token_dtype", "write_manifest"]
 

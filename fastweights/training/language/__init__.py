@@ -1,6 +1,6 @@
 """Training language models on text: a run file in, a model with its measurements out."""
 
-from .results import LanguageResult
+from ...results import LanguageResult
 from .run import LanguageRun
 from .run_file import load_run
 from .train import NonFiniteLoss, train_language

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..._files import write_bytes
+from ...files import write_bytes
 from .checkpoints import checkpoints_in
 
 __all__ = ["NonFiniteLoss", "RunLog", "StopAt", "TensorBoardLog", "loss_curves", "read_log"]

@@ -12,9 +12,9 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
+from ...analysis.language_plots import PLOT_FILES
 from ...data.text import PreparedText
 from ..output_folder import OwnedFolder, as_stored
-from .plots import PLOT_FILES
 from .run import LanguageRun
 
 __all__ = ["MEASURED", "LanguageFolder", "from_main_process", "is_main_process", "world_size"]

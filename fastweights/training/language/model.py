@@ -9,8 +9,8 @@ import torch
 
 from ...data.text import TextTokenizer
 from ...data.text.tokenizer import vocabulary_size
-from ...evaluation.loading import has_tokenizer, load_config, load_tokenizer, load_weights, model_folder
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, preset
+from ...models.loading import has_tokenizer, load_config, load_tokenizer, load_weights, model_folder
 from .run import LanguageRun
 
 __all__ = ["build_model", "mixer_name", "model_config", "model_tokenizer"]

@@ -14,24 +14,26 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
-from ..._files import write_json
 from ...checks import check_size
-from ...data.text import PackedRows, PreparedText, prepare_text
+from ...data.text import PackedRows, PreparedText, TokenShards, prepare_text
+from ...environment import machine, versions
+from ...evaluation import continue_text, load_language_model, perplexity_by_length
+from ...files import write_json
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
-from ..environment import machine, versions
+from ...results import LanguageResult
+from ...results.language import load_result, save_result
 from ..output_folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, TensorBoardLog, loss_curves
 from .checkpoints import check_checkpoint, checkpoints_in
 from .folder import MEASURED, LanguageFolder, from_main_process, is_main_process, world_size
-from .measure import measure
 from .model import build_model, mixer_name, model_config, model_tokenizer
 from .progress import TrainingProgress
-from .results import LanguageResult, load_result, save_result
 from .run import LanguageRun
 from .trainer import LanguageTrainer
 
 __all__ = ["NonFiniteLoss", "train_language"]
 
+CONTINUED_TOKENS = 100
 PATIENCE = timedelta(hours=1)  # for the main process, which measures a model while the others wait to train the next
 
 
@@ -157,7 +159,7 @@ def _train_one(
             steps=run.max_steps,
             tokens=run.max_steps * tokens_a_step,
             **loss_curves(folder.log),
-            **measure(run, folder.model, text.held_out, trainer.args.device),
+            **_measured(run, folder.model, text.held_out, trainer.args.device),
             seconds=time.perf_counter() - began,
             versions=versions(),
             machine=machine(str(trainer.args.device)),
@@ -175,7 +177,22 @@ def _finished(
     same = wanted.items() <= result.run.items()
     report(f"{result.name}: finished earlier, not trained again" + ("" if same else "; measured as this run asks"))
     if not same:
-        measured = measure(run, folder.model, text.held_out, PartialState().device)
+        measured = _measured(run, folder.model, text.held_out, PartialState().device)
         result = dataclasses.replace(result, run={**result.run, **wanted}, **measured)
         save_result(folder.result, result)
     return result
+
+
+def _measured(run: LanguageRun, model_folder: Path, held_out: TokenShards, device: torch.device) -> dict[str, Any]:
+    """The fields `perplexities` and `continuation` of a result, of the model as it was saved. Context lengths that the held-out
+    text is too short for are left out."""
+    model, tokenizer = load_language_model(model_folder, device=str(device))
+    lengths = [length for length in run.context_lengths if length <= len(held_out)]
+    entries = []
+    if lengths:
+        documents = (held_out.document(number) for number in range(len(held_out.starts)))
+        entries = perplexity_by_length(model, documents, lengths, texts=run.context_texts)
+    written = None
+    if run.prompt:
+        written = continue_text(model, tokenizer, run.prompt, max_new_tokens=CONTINUED_TOKENS, seed=run.seed)
+    return {"perplexities": [dataclasses.asdict(entry) for entry in entries], "continuation": written}

@@ -11,12 +11,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ..._files import publish_folder
 from ...data.text import PackedRows, PreparedText, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
-from ..optimizer import weight_decay_groups
-from ..schedule import learning_rate_factor
+from ...files import publish_folder
+from ..optimization import learning_rate_factor, weight_decay_groups
 from .checkpoints import drop_old, loading, saving
 from .folder import LanguageFolder, world_size
 from .run import LanguageRun

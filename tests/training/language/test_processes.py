@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from fastweights.results.language import load_result
 from fastweights.training.language import load_run, train_language
-from fastweights.training.language.results import load_result
 
 from .small import log
 

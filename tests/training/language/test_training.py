@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fastweights.analysis.language_plots import save_language_plots
+from fastweights.analysis.tables import language_table
 from fastweights.data.text import PackedRows, TextTokenizer, pack_rows, prepare_text
+from fastweights.results.language import load_result
 from fastweights.training.language import train_language
-from fastweights.training.language.plots import save_language_plots
-from fastweights.training.language.results import load_result, results_table
 
 from .small import log, losses
 
@@ -51,7 +52,7 @@ def test_trains_two_mixers_and_records_all_of_it(make_run):
         loss = model(**pack_rows([rows[row] for row in range(len(rows))])).loss.item()
         assert abs(loss - result.held_out_loss) < 0.2
     assert json.loads(Path(run.output, "results.json").read_text())[1]["name"] == "pgdn"
-    assert results_table(results).row_count == 2
+    assert language_table(results).row_count == 2
     assert [path.name for path in save_language_plots(results, Path(run.output))] == ["loss.png", "perplexity.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path(run.output).glob("*.png"))
     assert train_language(run) == results  # nothing is left to do
@@ -73,7 +74,7 @@ def test_the_schedule_the_optimizer_and_the_data_are_those_of_the_run(make_run, 
     """One step of Trainer is one step written by hand."""
     from fastweights.data.text.packing import ShuffledRows
     from fastweights.training.language.model import build_model, model_config
-    from fastweights.training.optimizer import weight_decay_groups
+    from fastweights.training.optimization import weight_decay_groups
 
     run = make_run(max_steps=3, warmup_fraction=0.4, max_gradient_norm=0.5, weight_decay=0.3, beta1=0.5, beta2=0.5)
     result = train_language(run)[0]

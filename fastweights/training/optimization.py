@@ -1,14 +1,15 @@
-"""Which parameters an optimizer pulls towards zero."""
+"""Weight decay and learning rate: which parameters decay, and the schedule over the steps."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import nn
 
 from ..checks import check_number
 
-__all__ = ["weight_decay_groups"]
+__all__ = ["learning_rate_factor", "weight_decay_groups"]
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -30,3 +31,15 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
         {"params": [p for p in trained if id(p) not in exempt], "weight_decay": weight_decay},
         {"params": [p for p in trained if id(p) in exempt], "weight_decay": 0.0},
     ]
+
+
+def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, final: float) -> float:
+    """The factor on the peak learning rate at optimizer step `step`, counted from 0.
+
+    It rises linearly and reaches 1 at step `warmup_steps`, then follows half a cosine that would reach `final` at step
+    `steps`. A pure function of the step, so that a resumed run needs no scheduler state.
+    """
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,11 +1,11 @@
-"""The result of a recall run, and its JSON file."""
+"""The result of one recall run, and its JSON file."""
 
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from .._files import write_json
+from ..files import write_json
 
 __all__ = ["RecallResult", "ResultsError", "load_result", "read_object", "result_from_record", "save_result"]
 

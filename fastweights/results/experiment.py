@@ -1,12 +1,25 @@
-"""From all runs of a grid to one row for each mixer and difficulty."""
+"""A whole recall experiment: one row per mixer and difficulty, one line that describes it, and the file results.json."""
 
 import dataclasses
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from .results import RecallResult
+from ..files import write_json
+from .recall import RecallResult, ResultsError, read_object, result_from_record
 
-__all__ = ["RecallSummary", "best_results", "chance_level", "summarize"]
+__all__ = [
+    "RecallSummary",
+    "best_results",
+    "chance_level",
+    "describe_experiment",
+    "load_results",
+    "save_results",
+    "summarize",
+]
+
+FORMAT = 1  # of results.json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,3 +97,48 @@ def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
         parameters=runs[0].parameters,
         state_size=runs[0].state_size,
     )
+
+
+def describe_experiment(results: Sequence[RecallResult]) -> str:
+    """Task, model, training and grid in one line, from runs that differ in mixer, pairs, learning rate and seed only."""
+    run = results[0].run
+    length = "" if run["length"] is None else f", length {run['length']}"
+    rates, seeds = _values(results, "learning_rate"), _values(results, "seed")
+    return (
+        f"{run['task']}{length}, {run['vocab_size']:,} tokens; {_count(run['layers'], 'layer')} of width {run['width']}, "
+        f"{_count(run['heads'], 'head')}; {run['steps']:,} steps of {run['batch_size']}, "
+        f"lr {', '.join(f'{rate:g}' for rate in rates)}; {_count(len(seeds), 'seed')}"
+    )
+
+
+def _values(results: Sequence[RecallResult], field: str) -> list[Any]:
+    return sorted({result.run[field] for result in results})
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def save_results(path: Path, *, experiment: dict[str, Any], results: Sequence[RecallResult]) -> None:
+    """Write the experiment's configuration, the summary (see `RecallSummary`) and all runs (see `RecallResult`)."""
+    write_json(
+        path,
+        {
+            "format": FORMAT,
+            "experiment": experiment,
+            "summary": [dataclasses.asdict(row) for row in summarize(results)],
+            "runs": [dataclasses.asdict(result) for result in results],
+        },
+    )
+
+
+def load_results(path: Path) -> list[RecallResult]:
+    """All runs of a results.json.
+
+    Raises:
+        ResultsError: the file is damaged or has another format.
+    """
+    record = read_object(path)
+    if record.get("format") != FORMAT or not isinstance(record.get("runs"), list):
+        raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
+    return [result_from_record(run, path) for run in record["runs"]]

@@ -1,17 +1,16 @@
-"""What a result depends on besides its configuration: library versions and the machine."""
+"""Where a number was measured: the versions of the libraries, and the machine."""
 
 import os
 import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
-import transformers
 
-from .._version import __version__
+from ._version import __version__
 
-__all__ = ["machine", "usable_cores", "versions"]
+__all__ = ["cpu_model", "machine", "usable_cores", "versions"]
 
 
 def versions() -> dict[str, str]:
@@ -20,8 +19,8 @@ def versions() -> dict[str, str]:
         "fastweights": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": numpy.__version__,
+        "transformers": version("transformers"),
+        "numpy": version("numpy"),
     }
 
 
@@ -36,7 +35,7 @@ def machine(device: str) -> dict[str, Any]:
     """The processor, the cores and, for a CUDA device, the accelerator."""
     description: dict[str, Any] = {
         "system": platform.platform(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": usable_cores(),
         "device": device,
     }
@@ -45,7 +44,8 @@ def machine(device: str) -> dict[str, Any]:
     return description
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The name of the processor."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(errors="replace").splitlines():

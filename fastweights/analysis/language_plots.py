@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...analysis.plot_style import length_axis, mixer_style, plain_axes, save_figure
-from .results import LanguageResult
+from ..results import LanguageResult
+from .plot_style import length_axis, mixer_style, plain_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,6 +12,8 @@ import torch
 
 from ..checks import check_choice
 from ..data.text.tokenizer import vocabulary_size
+from .causal_lm import FastWeightsForCausalLM
+from .configuration import FastWeightsConfig
 
 __all__ = [
     "has_tokenizer",
@@ -89,8 +91,6 @@ def has_tokenizer(folder: Path) -> bool:
 
 def load_config(folder: Path) -> Any:
     """The configuration in a `model_folder`; ValueError if it does not fit."""
-    from ..models import FastWeightsConfig
-
     with _loading(f"the model in {folder}"):
         return FastWeightsConfig.from_pretrained(folder, local_files_only=True)
 
@@ -106,8 +106,6 @@ def load_tokenizer(folder: Path) -> Any:
 
 def load_weights(folder: Path, dtype: str | None = None) -> Any:
     """The model in a `model_folder`; ValueError unless its weights are whole and exactly those of its configuration."""
-    from ..models import FastWeightsForCausalLM
-
     with _loading(f"the model in {folder}"):
         loaded: Any = FastWeightsForCausalLM.from_pretrained(
             folder, dtype=dtype or "auto", local_files_only=True, output_loading_info=True

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from fastweights.evaluation import load_language_model
+from fastweights.models.loading import load_language_model
 
-from .small import model, save, tokenizer
+from ..evaluation.small import model, save, tokenizer
 
 
 def test_model_and_tokenizer_of_a_folder_and_of_a_run(tmp_path):

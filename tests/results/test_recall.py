@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from fastweights.analysis import ResultsError, load_results
-from fastweights.analysis.results import load_result, save_result
-from fastweights.analysis.results_file import save_results
+from fastweights.results import ResultsError, load_results
+from fastweights.results.experiment import save_results
+from fastweights.results.recall import load_result, save_result
 
 from .made_up import made_up
 

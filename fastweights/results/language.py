@@ -1,19 +1,15 @@
-"""What a training gave: one record a model, a file, and a table for the terminal."""
+"""The result of one trained language model, and its JSON file."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from ..files import write_json
 
-from ..._files import write_json
-
-__all__ = ["LanguageResult", "load_result", "results_table", "save_result"]
+__all__ = ["LanguageResult", "load_result", "save_result"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,23 +67,3 @@ def load_result(path: Path) -> LanguageResult:
         raise ValueError(
             f"result {path} is damaged or of another version: {error}; delete it to measure again"
         ) from None
-
-
-def results_table(results: Sequence[LanguageResult]) -> Table:
-    """Held-out perplexity of every model, over all held-out rows and by context length."""
-    lengths = [entry["length"] for entry in results[0].perplexities]
-    table = Table(
-        title=f"Held-out perplexity after {results[0].tokens:,} tokens",
-        caption=(
-            "Rows: packed documents, as in training; then texts of N tokens, by N. State: numbers a sequence holds in memory."
-        ),
-        title_justify="left",
-        caption_justify="left",
-    )
-    for header in ("model", "params", "state", "rows", *(f"{length:,}" for length in lengths)):
-        table.add_column(header, justify="left" if header == "model" else "right", no_wrap=True)
-    for result in results:
-        losses = [result.held_out_loss, *(entry["loss"] for entry in result.perplexities)]
-        perplexities = [f"{math.exp(loss):.4g}" for loss in losses]
-        table.add_row(result.name, f"{result.parameters:,}", f"{result.state_size:,}", *perplexities)
-    return table

@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from fastweights.analysis import summarize
+from fastweights.results import summarize
 
 from .made_up import made_up
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from fastweights.analysis.evaluation_tables import evaluation_tables
 from fastweights.analysis.perplexity_plot import perplexity_plot, save_perplexity_plot
 from fastweights.analysis.plot_style import mixer_style
-from fastweights.evaluation import LengthPerplexity, NeedleRecall, WordRecall
+from fastweights.results import LengthPerplexity, NeedleRecall, WordRecall
 
 ROWS = [
     LengthPerplexity(length=length, loss=loss, last_loss=loss / 2, texts=5, joined=2)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastweights.analysis import RecallResult
+from fastweights.results import RecallResult
 
 RUN = {
     "task": "mqar-shuffled",

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
+from fastweights.analysis.language_plots import loss_plot, perplexity_plot
 from fastweights.analysis.plot_style import mixer_style
-from fastweights.training.language.plots import loss_plot, perplexity_plot
-from fastweights.training.language.results import LanguageResult
+from fastweights.results import LanguageResult
 
 pytest.importorskip("matplotlib")
 

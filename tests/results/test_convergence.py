@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fastweights.analysis import still_falling
+from fastweights.results import still_falling
 from fastweights.training import learning_rate_factor
 
 STEPS = list(range(10, 1001, 10))

@@ -1,0 +1,22 @@
+"""Results of recall experiments, trained language models and evaluations: record types and their files."""
+
+from .convergence import still_falling
+from .evaluation import HarnessScore, LengthPerplexity, NeedleRecall, WordRecall
+from .experiment import RecallSummary, load_results, save_results, summarize
+from .language import LanguageResult
+from .recall import RecallResult, ResultsError
+
+__all__ = [
+    "HarnessScore",
+    "LanguageResult",
+    "LengthPerplexity",
+    "NeedleRecall",
+    "RecallResult",
+    "RecallSummary",
+    "ResultsError",
+    "WordRecall",
+    "load_results",
+    "save_results",
+    "still_falling",
+    "summarize",
+]

@@ -1,0 +1,88 @@
+"""What was measured of a text model: one record per context length, task, depth or metric."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["HarnessScore", "LengthPerplexity", "NeedleRecall", "WordRecall"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPerplexity:
+    """What a model makes of texts of one length.
+
+    Attributes:
+        length: L, tokens of context and prediction together.
+        loss: mean of -ln p(x_t | x_0 ... x_(t-1)) over the positions t = 1 ... L - 1 of all texts, in nats a token. It is the
+            loss of the full forward on texts cut to L tokens.
+        last_loss: the same over the last `stretch` positions before L alone, where (nearly) all of the context can help. A
+            memory that keeps using a longer context has a last_loss that keeps falling with L.
+        texts: how many texts the means are over, the same ones at every length.
+        joined: how many of these are documents joined to one another because too few were long enough.
+    """
+
+    length: int
+    loss: float
+    last_loss: float
+    texts: int
+    joined: int
+
+    @property
+    def perplexity(self) -> float:
+        """e^loss"""
+        return float(np.exp(self.loss))
+
+    @property
+    def last_perplexity(self) -> float:
+        """e^last_loss"""
+        return float(np.exp(self.last_loss))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordRecall:
+    """Accuracy of a text model on a recall task put in words.
+
+    Attributes:
+        task, length, pairs, symbols, examples: the task, its tokens, its associations and words, and the sequences measured.
+        accuracy: part of the queries, 0 to 1, whose right word is the most likely one of the whole vocabulary.
+        chance: what guessing among the values shown would give, 1 / pairs.
+    """
+
+    task: str
+    length: int
+    pairs: int
+    symbols: int
+    examples: int
+    accuracy: float
+    chance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleRecall:
+    """What a model finds of needles at one depth of texts of one length.
+
+    Attributes:
+        task, length, depth: name, tokens of prompt and answer together (at most), part of the text before the needle.
+        examples: texts.
+        found: part of them, 0 to 1, in whose greedy continuation the value stands, RULER's score.
+        exact: part of them whose every token of the answer is the most likely one behind the right tokens before it, which is
+            to say that the greedy continuation begins with the answer as the tokenizer writes it.
+        answer_loss: mean of -ln p over the answers' tokens, in nats: tells models apart long before one is right.
+    """
+
+    task: str
+    length: int
+    depth: float
+    examples: int
+    found: float
+    exact: float
+    answer_loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessScore:
+    """One number of the harness: the value of a task's metric, or its standard error (`acc_stderr`)."""
+
+    task: str
+    metric: str
+    value: float
