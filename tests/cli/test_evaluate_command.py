@@ -130,7 +130,7 @@ def test_a_full_device_is_one_line(run, capsys, monkeypatch):
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. More")
 
-    monkeypatch.setattr("fastweights.evaluation.load_language_model", full)
+    monkeypatch.setattr("fastweights.models.loading.load_language_model", full)
     assert main(command(run, "")) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
