@@ -130,7 +130,6 @@ def test_modules_have_no_circle() -> None:
     assert circle(imports("fastweights")) == []
 
 
-@pytest.mark.xfail(strict=True, reason="some tests of ops and kernels still import others")
 def test_tests_do_not_import_tests() -> None:
     wrong = {
         f"{module} imports {target}"
