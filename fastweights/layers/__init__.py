@@ -5,11 +5,15 @@ from .delta_net import DeltaNet
 from .gated_kalmanet import GatedKalmaNet
 from .lattice import Lattice
 from .linear_attention import LinearAttention
+from .memory_layer import MemoryLayer, RuleCall
 from .mesa import MesaNet
 from .mixer import Mixer
+from .options import MemoryOptions, MixerOptions, ProjectionOptions, option
 from .palimpsa_d import PalimpsaD
 from .palimpsa_m import PalimpsaM
-from .registry import MIXERS, MixerSpec, build_mixer
+from .plugins import import_mixers
+from .probe import Seen, probe
+from .registry import MIXERS, MixerSpec, build_mixer, register_mixer
 from .rls import RecursiveLeastSquares
 from .softmax_attention import SoftmaxAttention
 from .ttt import TestTimeTraining
@@ -22,14 +26,24 @@ __all__ = [
     "Lattice",
     "LayerCache",
     "LinearAttention",
+    "MemoryLayer",
+    "MemoryOptions",
     "MesaNet",
     "Mixer",
+    "MixerOptions",
     "MixerSpec",
     "PalimpsaD",
     "PalimpsaM",
+    "ProjectionOptions",
     "RecursiveLeastSquares",
+    "RuleCall",
+    "Seen",
     "SoftmaxAttention",
     "TestTimeTraining",
     "VariationalLinearAttention",
     "build_mixer",
+    "import_mixers",
+    "option",
+    "probe",
+    "register_mixer",
 ]

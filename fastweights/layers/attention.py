@@ -1,7 +1,8 @@
-"""Causal attention over a row of key slots, all of them or the last few, through torch's scaled_dot_product_attention.
+"""Causal attention over a row of key slots, all of them or the last few, through torch's scaled_dot_product_attention; and
+rotary positions.
 
-Keys stand in S slots of which the last T belong to the T queries; slots in front come from a cache, and the first
-`padding` [N] of a row may be empty.
+There are S slots of keys. The last T belong to the T queries; slots in front come from a cache, and the first `padding` [N]
+of a row may be empty.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["causal_attention", "document_attention"]
+__all__ = ["causal_attention", "document_attention", "rotate"]
 
 
 def causal_attention(
@@ -41,8 +42,8 @@ def causal_attention(
 def document_attention(
     q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, cu_seqlens: Tensor, window: int | None
 ) -> Tensor:
-    """o [1, T, H, K] of sequences packed into one row, masked in a square of T x T. Needs no length as a Python number, which
-    a traced graph does not have."""
+    """o [1, T, H, K] of sequences packed into one row, masked in a square of T x T. Needs no length as a Python number:
+    a traced graph has none."""
     token_T = torch.arange(q_BTHK.shape[1], device=q_BTHK.device)
     document_T = torch.bucketize(token_T, cu_seqlens, right=True)
     visible_TS = (document_T[:, None] == document_T) & _visible(q_BTHK, len(token_T), window, None)
@@ -86,3 +87,17 @@ def _attend(
         enable_gqa=k_NSHK.shape[2] != q_NTHK.shape[2],
     )
     return o_NHTK.transpose(1, 2)
+
+
+def rotate(x_BTHK: Tensor, position: Tensor, theta: float) -> Tensor:
+    """Rotary position embedding (RoFormer): x [B, T, H, K] with pairs of channels rotated by an angle that grows with the
+    position [B or 1, T]. Channel i is paired with channel i + K/2, at theta^(-2i/K) per token.
+
+    The angles are computed at every call in float32: positions are exact up to 2^24.
+    """
+    half = x_BTHK.shape[-1] // 2
+    frequency = theta ** (-torch.arange(half, device=x_BTHK.device, dtype=torch.float32) / half)
+    angle = (position[..., None].float() * frequency)[:, :, None]
+    cos, sin = angle.cos().to(x_BTHK.dtype), angle.sin().to(x_BTHK.dtype)
+    a, b = x_BTHK[..., :half], x_BTHK[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

@@ -1,4 +1,4 @@
-"""What one layer remembers between two calls, so that decoding goes on where it stopped."""
+"""The state of one layer between two calls, from which decoding continues."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class LayerCache:
     """The state of one layer for N sequences, created empty and updated by the layer's forward.
 
     Every tensor has the sequence as its first dimension, whatever the layer, so a cache can be reordered, repeated or
-    moved without knowing which layer it belongs to. A layer puts new tensors in the place of those held and never writes
-    into them, so that whoever holds them too keeps what he had.
+    moved without knowing which layer it belongs to. A layer replaces the tensors and never writes into them, so that other
+    holders of a tensor keep its values.
 
     Attributes:
         memory: the fast weights (S and, with a preconditioner, A), or the keys and values of softmax attention: what the
             layer's `state_size` counts.
-        context: what else is needed to go on: the last inputs of the short convolutions, the number of tokens seen.
+        context: other tensors that the next call needs: the last inputs of the short convolutions, the number of tokens seen.
     """
 
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -34,11 +34,11 @@ class LayerCache:
         return len(tensors[0]) if tensors else None
 
     def update(self, memory: Mapping[str, Tensor | None], context: Mapping[str, Tensor]) -> None:
-        """Hold these in the place of what is held; a memory that is None does not exist."""
+        """Replace the contents; a memory that is None does not exist."""
         self.memory = {name: tensor for name, tensor in memory.items() if tensor is not None}
         self.context = dict(context)
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace every tensor by what `change` makes of it."""
+        """Replace every tensor by change(tensor)."""
         self.memory = {name: change(tensor) for name, tensor in self.memory.items()}
         self.context = {name: change(tensor) for name, tensor in self.context.items()}

@@ -1,4 +1,4 @@
-"""Short causal convolution along time, one filter a channel: lets a token see the few tokens before it."""
+"""Short causal convolution along time, one filter per channel: a token sees the few tokens before it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.short_convolution import short_convolution
-from ._checks import check_size
 from .initialization import OwnInitialValues
 
 __all__ = ["ShortConvolution"]
 
 
 class ShortConvolution(OwnInitialValues):
-    """y_t = sum_j w_j x_(t-W+1+j) for each channel apart, over the last W tokens of the same sequence.
+    """y_t = sum_j w_j x_(t-W+1+j) for each channel by itself, over the last W tokens of the same sequence.
 
     Args:
         channels: D.
-        width: W, number of tokens seen, the present one included.
-        bias: whether a learned number a channel, zero at first, is added.
+        width: W, number of tokens that a token sees, itself included.
+        bias: whether one learned number per channel, zero at first, is added.
     """
 
     def __init__(self, channels: int, width: int = 4, bias: bool = False) -> None:
         super().__init__()
-        self.width = check_size("width", width)
+        self.width = width
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
@@ -37,22 +36,22 @@ class ShortConvolution(OwnInitialValues):
     def forward(
         self,
         x_BTD: Tensor,
-        window_NWD: Tensor | None = None,
+        conv_state_NWD: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         *,
         activation: str | None = None,
         normalize: int | None = None,
-        keep_window: bool = True,
+        output_final_state: bool = True,
         backend: str = "auto",
     ) -> tuple[Tensor, Tensor | None]:
-        """Convolve sequences that follow on the W-1 inputs in `window_NWD` (zeros when None), then the activation and the norm
-        of heads of `normalize` channels.
+        """Convolve sequences, then apply the activation and the norm of heads of `normalize` channels.
 
-        Returns y [B, T, D] and the last W-1 inputs [N, W-1, D] of each sequence, to go on from, unless `keep_window` is False.
+        conv_state_NWD holds the W-1 inputs before those in x, zeros when None. Returns y [B, T, D] and the last W-1 inputs
+        [N, W-1, D] of each sequence for the next call, None where `output_final_state` is False.
         """
         return short_convolution(
-            x_BTD, self.weight, self.bias, activation=activation, normalize=normalize, initial_state=window_NWD,
-            output_final_state=keep_window, cu_seqlens=cu_seqlens, backend=backend,
+            x_BTD, self.weight, self.bias, activation=activation, normalize=normalize, initial_state=conv_state_NWD,
+            output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

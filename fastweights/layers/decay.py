@@ -1,4 +1,4 @@
-"""Log decays g <= 0 computed from the input: one number a head (Mamba-2), or one a key channel (GLA, Kimi Linear)."""
+"""Log decays g <= 0 computed from the input: one per head (Mamba-2) or one per key channel (GLA, Kimi Linear)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
 
 class SoftplusDecay(OwnInitialValues):
-    """g = -exp(A_log) softplus(projection(x) + dt_bias): the discretised decay of Mamba-2, rate A a head.
+    """g = -exp(A_log) softplus(projection(x) + dt_bias): the discretised decay of Mamba-2, one rate A per head.
 
     First values: A uniform in `rates`, softplus(dt_bias) log-uniform in [1e-3, 1e-1]; with `long_memory` A from 0.01 to 0.16
-    and dt from 1e-3 to 1e-1 in even (logarithmic) steps over the heads. Neither parameter wants weight decay, which would
-    pull every head to the same rate.
+    and dt from 1e-3 to 1e-1 in even (logarithmic) steps over the heads. Weight decay would pull every head to the same rate,
+    so neither parameter has any.
     """
 
     _no_weight_decay = ("A_log", "dt_bias")
@@ -55,7 +55,7 @@ class SoftplusDecay(OwnInitialValues):
 
 
 class HeadDecay(SoftplusDecay):
-    """One decay a head (Mamba-2, Gated DeltaNet): g [B, T, num_heads]."""
+    """One decay per head (Mamba-2, Gated DeltaNet): g [B, T, num_heads]."""
 
     def __init__(self, hidden_size: int, num_heads: int, long_memory: bool = False) -> None:
         super().__init__(num_heads, num_heads, long_memory=long_memory)
@@ -79,8 +79,8 @@ class StepDecay(SoftplusDecay):
 
 
 class KimiDecay(SoftplusDecay):
-    """One decay a key channel (Kimi Linear): g [B, T, num_heads, channels], projected through `channels` dimensions, with
-    one rate a head and one dt_bias a channel."""
+    """One decay per key channel (Kimi Linear): g [B, T, num_heads, channels], projected through `channels` dimensions, with
+    one rate per head and one dt_bias per channel."""
 
     def __init__(self, hidden_size: int, num_heads: int, channels: int) -> None:
         super().__init__(num_heads, num_heads * channels, rates=(1.0, 16.0))
@@ -93,7 +93,7 @@ class KimiDecay(SoftplusDecay):
 
 
 class GLADecay(nn.Module):
-    """One decay a key channel (gated linear attention, section 4): g = logsigmoid(W2 W1 x + b) / 16, with rank 16.
+    """One decay per key channel (gated linear attention, section 4): g = logsigmoid(W2 W1 x + b) / 16, with rank 16.
 
     The divisor keeps the first decays near 1, so that memory is long before training shortens it.
     """

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._checks import check_number, check_positive
 from .decay import HeadDecay
 from .initialization import OwnInitialValues
 from .norms import at_least_float32
@@ -29,13 +28,13 @@ class SigmoidGain(nn.Module):
 
 
 class StepSize(OwnInitialValues):
-    """gamma = rate * sigmoid(b_proj x), [B, T, num_heads] in float32 or better, with a learned positive rate a head."""
+    """gamma = rate * sigmoid(b_proj x), [B, T, num_heads] in float32 or better, with one learned positive rate per head."""
 
     _no_weight_decay = ("log_rate",)
 
     def __init__(self, hidden_size: int, num_heads: int, rate: float) -> None:
         super().__init__()
-        self.first_rate = check_positive("rate", rate)
+        self.first_rate = rate
         self.log_rate = nn.Parameter(torch.empty(num_heads))
         self.gate = SigmoidGain(hidden_size, num_heads)
         self.reset_parameters()
@@ -49,14 +48,14 @@ class StepSize(OwnInitialValues):
 
 class ImportanceGain(OwnInitialValues):
     """sigmoid(W2 W1 x) * softplus(b_scale), [B, T, num_heads, channels] in float32 or better: how much a token adds to the
-    importance of what it writes (Palimpsa, section 2.4). W1 has rank hidden_size / 16; b_scale, one number a head, sets
-    how far the memory is from one without metaplasticity, which is b_scale = -inf."""
+    importance of what it writes (Palimpsa, section 2.4). W1 has rank hidden_size / 16; b_scale, one number per head, sets
+    how far the memory is from one without metaplasticity (b_scale = -inf)."""
 
     _no_weight_decay = ("b_scale",)
 
     def __init__(self, hidden_size: int, num_heads: int, channels: int, b_scale: float) -> None:
         super().__init__()
-        self.first_b_scale = check_number("b_scale", b_scale)
+        self.first_b_scale = b_scale
         rank = max(1, hidden_size // 16)
         self.b_scale = nn.Parameter(torch.empty(num_heads))
         self.beta_proj = nn.Sequential(

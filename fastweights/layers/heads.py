@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ops.framework.checks import LARGEST_HEAD
-from ._checks import check_positive, check_size
+from ..checks import LARGEST_HEAD, check_positive, check_size
 
 __all__ = ["HeadSizes", "head_width"]
 
@@ -40,7 +39,7 @@ class HeadSizes:
     def choose(
         cls, hidden_size: int, num_heads: int, head_dim: int | None, expand_v: float, num_v_heads: int | None
     ) -> HeadSizes:
-        """Sizes from a layer's options, checked."""
+        """The sizes that a layer's options give, after a check that they fit each other."""
         key = head_width(hidden_size, num_heads, head_dim)
         value = key * check_positive("expand_v", expand_v)
         if round(value) < 1 or abs(value - round(value)) > 1e-6:  # 49 * (1 / 49) is not 1

@@ -24,10 +24,10 @@ class ResidualProjection(nn.Linear):
 
 
 class OwnInitialValues(nn.Module):
-    """A module that knows the first values of its own parameters (those of its submodules are their own affair).
+    """A module that knows the first values of its own parameters (its submodules know theirs).
 
-    The values are computed apart from the parameters, so that a model that loads a checkpoint can write only those that
-    the checkpoint lacks.
+    The values are computed without writing the parameters, so that a model that loads a checkpoint can write only the
+    values that the checkpoint lacks.
     """
 
     def initial_values(self) -> dict[str, Tensor]:

@@ -2,139 +2,160 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checks import check_flag, check_positive
 from ..ops import linear_attention, precondition_queries
-from ..ops.framework.run import BACKENDS
-from ._checks import check_choice, check_flag, check_input, check_positive
-from .cache import LayerCache
 from .decay import GLADecay, HeadDecay
 from .gates import PreconditionerGates, SigmoidGain
-from .heads import HeadSizes
-from .mixer import Mixer
+from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
-from .projections import OutputProjection, QKVProjection
+from .options import MemoryOptions, one_of, option
+from .registry import KEY_ENERGY, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
 
-__all__ = ["LinearAttention"]
+__all__ = ["LinearAttention", "LinearAttentionOptions"]
 
 FEATURE_MAPS = {"identity": lambda x: x, "elu": lambda x: F.elu(x) + 1}
 
 
-class LinearAttention(Mixer):
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionOptions(MemoryOptions):
+    """Options of `LinearAttention`, whose docstring explains them."""
+
+    decay: str = option("none", one_of("none", "head", "channel"))
+    gain: str | None = option(None, one_of(None, "beta"))
+    preconditioner: str | None = option(None, one_of(None, "query"))
+    tie_preconditioner: bool = option(False, check_flag)
+    ridge: float = option(0.1, check_positive)
+    feature_map: str = option("identity", one_of(*FEATURE_MAPS))
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.tie_preconditioner and self.decay == "channel":
+            raise ValueError("tie_preconditioner must be False with decay 'channel': A has one decay per head")
+
+
+@register_mixer(
+    "linear",
+    summary="linear attention: adds every key-value pair",
+    equation="S = S + k v^T",
+    source="Katharopoulos et al. 2020, section 3",
+    state=MATRIX,
+)
+class LinearAttention(MemoryLayer):
     r"""A sequence mixer whose memory is the (decayed) sum of key-value outer products.
 
     $$S_t = \mathrm{Diag}(a_t) S_{t-1} + \beta_t k_t v_t^\top, \qquad o_t = S_t^\top \tilde q_t$$
 
     Linear attention, gated linear attention and, with the preconditioner, PLA, P-Mamba-2 and PGLA (Preconditioned DeltaNet,
     sections 3.4 and 5, appendix E.3). Queries and keys pass a short convolution, SiLU, the feature map and the L2 norm. The
-    answer is normalised a head apart, which cancels every positive factor of a head: hence no division by the sum of keys.
+    answer of each head is normalised by itself. This norm cancels every positive factor of a head, so the layer does not
+    divide by the sum of keys.
 
     Args:
-        hidden_size: width D of the input and the output.
-        num_heads: q/k heads H.
-        head_dim: key channels K of a head; hidden_size / num_heads when None.
-        expand_v: value channels V = expand_v * K.
-        num_v_heads: value heads G, a multiple of H (each q/k head serves G/H of them); H when None.
-        decay: "none", "head" (one number a head, as in Mamba-2) or "channel" (one a key channel, as in GLA).
-        gain: None (beta 1) or "beta" (beta = sigmoid of a projection, one number a head).
+        decay: "none", "head" (one decay per head, as in Mamba-2) or "channel" (one per key channel, as in GLA).
+        gain: None (beta 1) or "beta" (beta = sigmoid of a projection, one number per head).
         preconditioner: None, or "query": q / (A + ridge) with A the running energy of the key channels.
         tie_preconditioner: whether A decays and gains as the memory does; otherwise it has projections of its own.
-        ridge: what is added to A, positive.
-        feature_map: of queries and keys, "identity" or "elu" (ELU + 1).
-        normalize_qk: whether queries and keys are divided by their length.
-        conv_size: width of the short convolutions on q, k and v; None leaves them out.
-        activation: after them, "silu" or "none".
-        output_gate: None, "silu" or "sigmoid": a gate on the normalised answer.
-        gate_low_rank: whether that gate is projected through V dimensions.
-        norm_eps: of the RMSNorm on the answer.
-        backend: of the op, see `fastweights.ops.linear_attention`.
+        ridge: number added to A, positive.
+        feature_map: function of queries and keys, "identity" or "elu" (ELU + 1).
 
-    Raises:
-        ValueError: an option that does not fit.
+    The other options are those of `MemoryOptions`.
     """
 
-    def __init__(
-        self,
-        *,
-        hidden_size: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        expand_v: float = 1.0,
-        num_v_heads: int | None = None,
-        decay: str = "none",
-        gain: str | None = None,
-        preconditioner: str | None = None,
-        tie_preconditioner: bool = False,
-        ridge: float = 0.1,
-        feature_map: str = "identity",
-        normalize_qk: bool = True,
-        conv_size: int | None = 4,
-        activation: str = "silu",
-        output_gate: str | None = None,
-        gate_low_rank: bool = False,
-        norm_eps: float = 1e-6,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__()
-        heads = HeadSizes.choose(hidden_size, num_heads, head_dim, expand_v, num_v_heads)
-        check_choice("decay", decay, ("none", "head", "channel"))
-        check_choice("gain", gain, (None, "beta"))
-        check_choice("preconditioner", preconditioner, (None, "query"))
-        check_choice("feature_map", feature_map, tuple(FEATURE_MAPS))
-        check_flag("tie_preconditioner", tie_preconditioner)
-        if tie_preconditioner and decay == "channel":
-            raise ValueError("tie_preconditioner must be False with decay 'channel': A has one decay a head")
-        self.hidden_size = hidden_size
-        self.heads = heads
-        self.feature_map = feature_map
-        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
-        # Any other feature map stands between the projections' activation and the norm.
-        self.qkv_normalizes = normalize_qk and feature_map == "identity"
-        self.ridge = check_positive("ridge", ridge)
-        check_choice("backend", backend, BACKENDS)
-        self.backend = backend
-        self.qkv = QKVProjection(hidden_size, heads, conv_size, activation, self.qkv_normalizes, backend)
-        self.decay: nn.Module | None = None
-        if decay == "head":
-            self.decay = HeadDecay(hidden_size, heads.value_heads)
-        elif decay == "channel":
-            self.decay = GLADecay(hidden_size, heads.value_heads, heads.key)
-        self.gain = SigmoidGain(hidden_size, heads.value_heads) if gain else None
-        self.preconditioner = (
-            PreconditionerGates(hidden_size, heads.value_heads, tie_preconditioner) if preconditioner else None
-        )
-        self.output = OutputProjection(hidden_size, heads, output_gate, gate_low_rank, norm_eps, backend)
+    Options = LinearAttentionOptions
+    options: LinearAttentionOptions
+    probes = {
+        **MemoryLayer.probes,
+        "g": "decay",
+        "beta": "gain",
+        "precond_g": "preconditioner",
+        "precond_beta": "preconditioner",
+    }
 
-    def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
-        held = LayerCache() if cache is None else cache
-        q_BTHK, k_BTHK, v_BTGV, windows = self.qkv(x_BTD, cache, cu_seqlens)
-        q_BTHK, k_BTHK = (FEATURE_MAPS[self.feature_map](y) for y in (q_BTHK, k_BTHK))
-        if self.normalize_qk and not self.qkv_normalizes:
+    def build_projection(self, normalize_qk: bool | None = None) -> None:
+        # Any other feature map comes between the projection's activation and the norm.
+        options = self.options
+        self.normalizes_features = options.normalize_qk and options.feature_map != "identity"
+        super().build_projection(normalize_qk=options.normalize_qk and options.feature_map == "identity")
+
+    def build(self) -> None:
+        options, heads, hidden_size = self.options, self.heads, self.hidden_size
+        self.decay: nn.Module | None = None
+        if options.decay == "head":
+            self.decay = HeadDecay(hidden_size, heads.value_heads)
+        elif options.decay == "channel":
+            self.decay = GLADecay(hidden_size, heads.value_heads, heads.key)
+        self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
+        self.preconditioner = None
+        if options.preconditioner:
+            self.preconditioner = PreconditionerGates(hidden_size, heads.value_heads, options.tie_preconditioner)
+
+    def rule(
+        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+        q_BTHK, k_BTHK = (FEATURE_MAPS[self.options.feature_map](y) for y in (q_BTHK, k_BTHK))
+        if self.normalizes_features:
             q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
-        g = self.decay(x_BTD) if self.decay is not None else None
-        call: dict[str, Any] = {"cu_seqlens": cu_seqlens, "backend": self.backend}
-        call["output_final_state"] = cache is not None
-        memory: dict[str, Tensor | None] = {}
-        beta_BTG = self.gain(x_BTD) if self.gain is not None else None
+        g = None if self.decay is None else self.decay(x_BTD)
+        beta_BTG = None if self.gain is None else self.gain(x_BTD)
+        energy: dict[str, Tensor | None] = {}
         if beta_BTG is not None:
             v_BTGV = v_BTGV * beta_BTG[..., None].to(v_BTGV.dtype)
         if self.preconditioner is not None:
             weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None else beta_BTG
             precond_g, precond_beta = self.preconditioner(x_BTD, g, weight)
-            q_BTHK, memory["A"] = precondition_queries(
-                q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge, initial_state=held.memory.get("A"), **call
+            self.probe(precond_g=precond_g, precond_beta=precond_beta)
+            q_BTHK, energy = run(
+                precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.options.ridge, state=("A",)
             )
             k_BTHK = k_BTHK.repeat_interleave(q_BTHK.shape[2] // k_BTHK.shape[2], 2)
-        o_BTGV, memory["S"] = linear_attention(q_BTHK, k_BTHK, v_BTGV, g, initial_state=held.memory.get("S"), **call)
-        if cache is not None:
-            cache.update(memory, windows)
-        return self.output(o_BTGV, x_BTD)
+        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG)
+        o_BTGV, memory = run(linear_attention, q_BTHK, k_BTHK, v_BTGV, g, state=("S",))
+        return o_BTGV, {**memory, **energy}
 
     def state_size(self, length: int = 1) -> int:
         channels = self.heads.value + (self.preconditioner is not None)
         return self.heads.value_heads * self.heads.key * channels
+
+
+register_mixer(
+    "gla",
+    layer=LinearAttention,
+    options={"decay": "channel", "output_gate": "silu"},
+    summary="gated linear attention: one decay per key channel",
+    equation="S = Diag(a) S + k v^T",
+    source="Yang et al. 2024 (GLA), section 4",
+    state=MATRIX,
+)
+register_mixer(
+    "pla",
+    layer=LinearAttention,
+    options={"preconditioner": "query"},
+    summary="preconditioned linear attention: queries divided by the key channels' energy",
+    equation=f"S = S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
+    source=f"{PDN}, sections 3.3 and 5, appendix F.2.2",
+    state=MATRIX_AND_ENERGY,
+)
+register_mixer(
+    "pgla",
+    layer=LinearAttention,
+    options={"decay": "channel", "preconditioner": "query", "output_gate": "silu"},
+    summary="preconditioned gated linear attention",
+    equation=f"S = Diag(a) S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
+    source=f"{PDN}, sections 3.4 and 5, appendix F.2.2",
+    state=MATRIX_AND_ENERGY,
+)
+register_mixer(
+    "pmamba2",
+    layer=LinearAttention,
+    options={"decay": "head", "gain": "beta", "preconditioner": "query"},
+    summary="preconditioned Mamba-2 rule: one decay and one gain per head",
+    equation=f"S = a S + beta k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
+    source=f"{PDN}, appendix E.3 and F.2.2",
+    state=MATRIX_AND_ENERGY,
+)

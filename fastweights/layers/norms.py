@@ -1,4 +1,4 @@
-"""Norms, and the precision they and the gates are computed in."""
+"""Norms, and the precision of norms and gates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class GroupedRMSNorm(RMSNorm):
-    """RMSNorm of equal groups of channels, each by itself, with one weight a channel."""
+    """RMSNorm of equal groups of channels, each by itself, with one weight per channel."""
 
     def __init__(self, channels: int, groups: int, eps: float) -> None:
         super().__init__(channels, eps=eps)

@@ -1,4 +1,4 @@
-"""Sequences packed into one row, laid out one below the other for what works on a rectangle."""
+"""Sequences packed into one row, laid out as the rows of a rectangle for softmax attention."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["Rectangle", "by_length"]
 
 
 def by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Packed sequences in groups of about the same length (up to twice the shortest), so that a rectangle of a group is mostly
-    full: the places of its tokens in the row [tokens], and its own cu_seqlens."""
+    """Packed sequences in groups of about the same length (up to twice the shortest), so that the rectangle of a group is mostly
+    full. Yields the positions of a group's tokens in the row [tokens] and the group's own cu_seqlens."""
     lengths = cu_seqlens.diff()
     group_N = lengths.clamp_min(1).double().log2().ceil()
     group_T = group_N.repeat_interleave(lengths)
@@ -25,7 +25,7 @@ class Rectangle:
     """N packed sequences as N rows of the longest one's length L, each filled up with zeros at its end.
 
     Attributes:
-        lengths: [N], tokens of a row.
+        lengths: [N], number of tokens of each row.
         valid: bool [N, L], where a row holds a token.
     """
 

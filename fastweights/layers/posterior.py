@@ -1,14 +1,37 @@
-"""The memory of both Palimpsa layers, with importances or, without metaplasticity, the linear attention that is left."""
+"""The memory of both Palimpsa layers: with importances or, without metaplasticity, the linear attention that is left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..checks import check_flag, check_number, check_positive
 from ..ops import linear_attention, palimpsa
+from .memory_layer import RuleCall
+from .options import MixerOptions, option
 
-__all__ = ["read_posterior"]
+__all__ = ["PosteriorOptions", "read_posterior"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PosteriorOptions(MixerOptions):
+    """Options of both Palimpsa layers.
+
+    Args:
+        metaplasticity: whether importances are kept; without them the layer has no beta.
+        prior: p, importance before any key, positive. Without metaplasticity it still divides the answer.
+        b_scale: first value of b, one learned number per head.
+        residual: whether D v, with one learned D per head, is added to the answer.
+        long_memory: whether the first decays are those of the paper's recall task (A from 0.01 to 0.16 and dt from 1e-3 to
+            1e-1 over the heads) and not Mamba-2's (A uniform in [0, 16], dt log-uniform).
+    """
+
+    metaplasticity: bool = option(True, check_flag)
+    prior: float = option(1.0, check_positive)
+    b_scale: float = option(1.0, check_number)
+    residual: bool = option(True, check_flag)
+    long_memory: bool = option(False, check_flag)
 
 
 def read_posterior(
@@ -17,25 +40,12 @@ def read_posterior(
     write_BTGV: Tensor,
     beta_BTGV: Tensor | None,
     g_BTG: Tensor,
+    run: RuleCall,
     *,
     prior: float,
     scale: float,
-    memory: Mapping[str, Tensor],
-    output_final_state: bool,
-    cu_seqlens: Tensor | None,
-    backend: str,
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """Answers [B, T, G, V] and the memory to go on from: M and J, or S when beta is None, which stands for beta = 0."""
+    """Answers [B, T, G, V] and the memory after them: M and J, or S when beta is None, which stands for beta = 0."""
     if beta_BTGV is None:
-        o_BTGV, S = linear_attention(
-            q_BTHK, k_BTHK, write_BTGV, g_BTG, scale=scale / prior, initial_state=memory.get("S"),
-            output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
-        )  # fmt: skip
-        return o_BTGV, {"S": S}
-    o_BTGV, state = palimpsa(
-        q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, prior=prior, scale=scale,
-        initial_state=(memory["M"], memory["J"]) if memory else None,
-        output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
-    )  # fmt: skip
-    M, J = state or (None, None)
-    return o_BTGV, {"M": M, "J": J}
+        return run(linear_attention, q_BTHK, k_BTHK, write_BTGV, g_BTG, scale=scale / prior, state=("S",))
+    return run(palimpsa, q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, prior=prior, scale=scale, state=("M", "J"))

@@ -1,4 +1,4 @@
-"""From the hidden state to queries, keys and values, and from the memory's answer back: what every memory layer shares."""
+"""Projections from the hidden state to queries, keys and values, and from the memory's answer back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.gated_norm.torch_form import GATES
-from ._checks import check_choice, check_flag, check_positive, check_size
 from .cache import LayerCache
 from .convolution import ShortConvolution
 from .heads import HeadSizes
@@ -23,7 +22,7 @@ ACTIVATIONS = {"silu": "silu", "none": None}
 
 
 def backend_beside(backend: str) -> str:
-    """The backend of what stands beside a memory with this one."""
+    """The backend of convolutions and norms in a layer whose memory has this one."""
     return "torch" if backend == "reference" else backend
 
 
@@ -47,11 +46,8 @@ class QKVProjection(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_choice("activation", activation, tuple(ACTIVATIONS))
-        if conv_size is not None:
-            check_size("conv_size", conv_size)
         self.activation = activation
-        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.normalize_qk = normalize_qk
         self.backend = backend_beside(backend)
         self.widths = {"q": heads.key, "k": heads.key, "v": heads.value}
         counts = {"q": heads.key_heads, "k": heads.key_heads, "v": heads.value_heads}
@@ -65,32 +61,33 @@ class QKVProjection(nn.Module):
     def forward(
         self, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """q, k [B, T, H, K], v [B, T, G, V], and, where there is a cache, whose windows they follow on, the windows
-        [N, W-1, channels] by name to go on from."""
-        heads, new_windows = [], {}
+        """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
+        inputs [N, W-1, channels]."""
+        heads, conv_states = [], {}
         for name, width in self.widths.items():
             y = self.get_submodule(f"{name}_proj")(x_BTD)
             normalize = width if self.normalize_qk and name != "v" else None
             if self.has_convolution:
-                y, window = self.get_submodule(f"{name}_conv")(
+                y, conv_state = self.get_submodule(f"{name}_conv")(
                     y, None if cache is None else cache.context.get(name), cu_seqlens, activation=ACTIVATIONS[self.activation],
-                    normalize=normalize, keep_window=cache is not None, backend=self.backend,
+                    normalize=normalize, output_final_state=cache is not None, backend=self.backend,
                 )  # fmt: skip
-                if window is not None:
-                    new_windows[name] = window
+                if conv_state is not None:
+                    conv_states[name] = conv_state
                 y = y.unflatten(2, (-1, width))
             else:
                 y = (F.silu(y) if self.activation == "silu" else y).unflatten(2, (-1, width))
                 y = y if normalize is None else l2_normalize(y)
             heads.append(y)
-        return heads[0], heads[1], heads[2], new_windows
+        return heads[0], heads[1], heads[2], conv_states
 
 
 class SharedQKProjection(nn.Module):
-    """q and k = activation(a convolution each(one projection(x))), v = projection(x): the block of Lattice.
+    """q, k = activation(convolution(projection(x))), v = projection(x): the block of Lattice. q and k share the projection and
+    have a convolution each.
 
     Args:
-        conv_size: width of the convolutions, which alone tell q from k.
+        conv_size: width of the convolutions, the only difference between q and k.
         activation: after them, "silu" or "none".
         normalize_qk: whether q and k are then divided by their length.
         backend: of the layer's op.
@@ -106,10 +103,8 @@ class SharedQKProjection(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_choice("activation", activation, tuple(ACTIVATIONS))
-        check_size("conv_size", conv_size)
         self.activation = activation
-        self.normalize_qk = check_flag("normalize_qk", normalize_qk)
+        self.normalize_qk = normalize_qk
         self.backend = backend_beside(backend)
         self.heads = heads
         channels = heads.key_heads * heads.key
@@ -121,21 +116,21 @@ class SharedQKProjection(nn.Module):
     def forward(
         self, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """q, k [B, T, H, K], v [B, T, G, V], and, where there is a cache, the window [N, W-1, channels] that both
-        convolutions go on from."""
+        """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new state of both convolutions: their last inputs
+        [N, W-1, channels]."""
         y = self.qk_proj(x_BTD)
         before = None if cache is None else cache.context.get("qk")
         call: dict[str, Any] = {"activation": ACTIVATIONS[self.activation], "backend": self.backend}
         call["normalize"] = self.heads.key if self.normalize_qk else None
-        q, window = self.q_conv(y, before, cu_seqlens, keep_window=cache is not None, **call)
-        k, _ = self.k_conv(y, before, cu_seqlens, keep_window=False, **call)
+        q, conv_state = self.q_conv(y, before, cu_seqlens, output_final_state=cache is not None, **call)
+        k, _ = self.k_conv(y, before, cu_seqlens, output_final_state=False, **call)
         q, k = (z.unflatten(2, (-1, self.heads.key)) for z in (q, k))
         v = self.v_proj(x_BTD).unflatten(2, (-1, self.heads.value))
-        return q, k, v, {} if window is None else {"qk": window}
+        return q, k, v, {} if conv_state is None else {"qk": conv_state}
 
 
 class ValueSkip(OwnInitialValues):
-    """o + D v with a number D a head, 1 at first: lets a token's own value past the memory (Mamba-2)."""
+    """o + D v with one number D per head, 1 at first: a token's own value reaches the output past the memory (Mamba-2)."""
 
     _no_weight_decay = ("D",)
 
@@ -152,7 +147,7 @@ class ValueSkip(OwnInitialValues):
 
 
 class OutputProjection(nn.Module):
-    """y = W_o [RMSNorm(o) * gate(x)], the norm taken over each head apart.
+    """y = W_o [RMSNorm(o) * gate(x)], with a norm over each head by itself.
 
     Args:
         gate: None, "silu", "sigmoid" or "gelu".
@@ -170,8 +165,6 @@ class OutputProjection(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_choice("output_gate", gate, (None, *GATES))
-        check_flag("gate_low_rank", gate_low_rank)
         channels = heads.value_heads * heads.value
         self.gate = gate
         self.backend = backend_beside(backend)
@@ -183,8 +176,14 @@ class OutputProjection(nn.Module):
                 if gate_low_rank
                 else nn.Linear(hidden_size, channels, bias=False)
             )
-        self.norm = RMSNorm(heads.value, eps=check_positive("norm_eps", norm_eps))
+        self.norm = RMSNorm(heads.value, eps=norm_eps)
         self.o_proj = ResidualProjection(channels, hidden_size)
+
+    def gate_values(self, x_BTD: Tensor) -> Tensor | None:
+        """The gate [B, T, G, V] after its function, None without one. For probes: forward fuses it with the norm."""
+        if self.gate is None:
+            return None
+        return GATES[self.gate](self.g_proj(x_BTD)).unflatten(2, (-1, len(self.norm.weight)))
 
     def forward(self, o_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
         z_BTGV = None if self.gate is None else self.g_proj(x_BTD).view_as(o_BTGV)

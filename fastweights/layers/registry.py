@@ -1,27 +1,34 @@
-"""The sequence mixers by name: which layer, which options, what it computes and where it comes from."""
+"""The sequence mixers by name: which layer, which options, its equation and its source. Users add theirs."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from ..checks import check_text, closest, error_prefix
-from .delta_net import DeltaNet
-from .gated_kalmanet import GatedKalmaNet
-from .lattice import Lattice
-from .linear_attention import LinearAttention
-from .mesa import MesaNet
 from .mixer import Mixer
-from .palimpsa_d import PalimpsaD
-from .palimpsa_m import PalimpsaM
-from .rls import RecursiveLeastSquares
-from .softmax_attention import SoftmaxAttention
-from .ttt import TestTimeTraining
-from .vla import VariationalLinearAttention
+from .plugins import load_plugins
 
-__all__ = ["MIXERS", "MixerSpec", "build_mixer", "check_mixer"]
+__all__ = ["MIXERS", "MixerSpec", "build_mixer", "mixer_spec", "register_mixer"]
+
+# Sizes of a state, for `MixerSpec.state`: H heads of K key and V value channels.
+MATRIX = "H K V"
+MATRIX_AND_ENERGY = "H K (V + 1)"
+MEAN_AND_IMPORTANCE = "2 H K V"
+MATRIX_AND_GRAM = "H K (V + K)"
+KEY_ENERGY = "A = exp(gP) A + betaP k^2"
+PDN = "Preconditioned DeltaNet"
+
+# The order in which lists show the library's own mixers; mixers of users follow in the order of registration.
+ORDER = (
+    *("softmax", "linear", "mamba2", "gla", "pla", "pgla", "pmamba2"),
+    *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn"),
+    *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", "vla", "rls"),
+)
+Layer = TypeVar("Layer", bound=type[Mixer])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +41,7 @@ class MixerSpec:
         summary: one line for lists.
         equation: the memory's update, in plain text.
         source: paper and section.
-        state: numbers a sequence holds in memory (H heads of K key and V value channels).
+        state: numbers that the memory of one sequence holds (H heads of K key and V value channels).
     """
 
     layer: type[Mixer]
@@ -45,185 +52,101 @@ class MixerSpec:
     state: str
 
 
-MATRIX = "H K V"
-MATRIX_AND_ENERGY = "H K (V + 1)"
-MEAN_AND_IMPORTANCE = "2 H K V"
-MATRIX_AND_GRAM = "H K (V + K)"
-ENERGY = "A = exp(gP) A + betaP k^2"
-KIMI_GATE = {"output_gate": "sigmoid", "gate_low_rank": True}
-PDN = "Preconditioned DeltaNet"
+class _Registry(Mapping[str, MixerSpec]):
+    """Mixers by name. Plug-ins are loaded when a list or an unknown name is asked for, so that the library's own mixers
+    never wait for them."""
 
-MIXERS: dict[str, MixerSpec] = {
-    "softmax": MixerSpec(
-        layer=SoftmaxAttention,
-        summary="causal softmax attention with rotary positions",
-        equation="o_t = sum_s softmax_s(q_t.k_s / sqrt K) v_s",
-        source="Vaswani et al. 2017; rotary positions: Su et al. 2021",
-        state="2 T H K after T tokens",
-    ),
-    "linear": MixerSpec(
-        layer=LinearAttention,
-        summary="linear attention: adds every key-value pair",
-        equation="S = S + k v^T",
-        source="Katharopoulos et al. 2020, section 3",
-        state=MATRIX,
-    ),
-    "mamba2": MixerSpec(
-        layer=PalimpsaM,
-        options={"metaplasticity": False},
-        summary="Mamba-2: linear attention whose step size sets both decay and write",
-        equation="S = exp(-A dt) S + k (dt v)^T, o = S^T q + D v",
-        source="Dao and Gu 2024 (Mamba-2); Palimpsa, section 2.4",
-        state=MATRIX,
-    ),
-    "gla": MixerSpec(
-        layer=LinearAttention,
-        options={"decay": "channel", "output_gate": "silu"},
-        summary="gated linear attention: a decay a key channel",
-        equation="S = Diag(a) S + k v^T",
-        source="Yang et al. 2024 (GLA), section 4",
-        state=MATRIX,
-    ),
-    "pla": MixerSpec(
-        layer=LinearAttention,
-        options={"preconditioner": "query"},
-        summary="preconditioned linear attention: queries divided by the key channels' energy",
-        equation=f"S = S + k v^T, {ENERGY}, q~ = q / (A + ridge)",
-        source=f"{PDN}, sections 3.3 and 5, appendix F.2.2",
-        state=MATRIX_AND_ENERGY,
-    ),
-    "pgla": MixerSpec(
-        layer=LinearAttention,
-        options={"decay": "channel", "preconditioner": "query", "output_gate": "silu"},
-        summary="preconditioned gated linear attention",
-        equation=f"S = Diag(a) S + k v^T, {ENERGY}, q~ = q / (A + ridge)",
-        source=f"{PDN}, sections 3.4 and 5, appendix F.2.2",
-        state=MATRIX_AND_ENERGY,
-    ),
-    "pmamba2": MixerSpec(
-        layer=LinearAttention,
-        options={"decay": "head", "gain": "beta", "preconditioner": "query"},
-        summary="preconditioned Mamba-2 rule: a decay and a gain a head",
-        equation=f"S = a S + beta k v^T, {ENERGY}, q~ = q / (A + ridge)",
-        source=f"{PDN}, appendix E.3 and F.2.2",
-        state=MATRIX_AND_ENERGY,
-    ),
-    "deltanet": MixerSpec(
-        layer=DeltaNet,
-        summary="delta rule: corrects what the memory answers to a key",
-        equation="S = S + beta k (v - S^T k)^T",
-        source="Schlag et al. 2021; Yang et al. 2024 (DeltaNet)",
-        state=MATRIX,
-    ),
-    "gdn": MixerSpec(
-        layer=DeltaNet,
-        options={"decay": "head"},
-        summary="gated DeltaNet: delta rule with a decay a head",
-        equation="S' = a S, S = S' + beta k (v - S'^T k)^T",
-        source="Yang et al. 2025 (Gated DeltaNet), section 3",
-        state=MATRIX,
-    ),
-    "kda": MixerSpec(
-        layer=DeltaNet,
-        options={"decay": "channel", **KIMI_GATE},
-        summary="Kimi delta attention: delta rule with a decay a key channel",
-        equation="S' = Diag(a) S, S = S' + beta k (v - S'^T k)^T",
-        source="Kimi Team 2025 (Kimi Linear), section 3",
-        state=MATRIX,
-    ),
-    "pdn": MixerSpec(
-        layer=DeltaNet,
-        options={"preconditioner": "key"},
-        summary="preconditioned DeltaNet: quiet key channels are written more strongly",
-        equation=f"S = S + beta w (v - S^T k)^T, {ENERGY}, w = x^(-r/(1+|r|)) k, r = log A - c",
-        source=f"{PDN}, section 3.5",
-        state=MATRIX_AND_ENERGY,
-    ),
-    "pgdn": MixerSpec(
-        layer=DeltaNet,
-        options={"decay": "head", "preconditioner": "key"},
-        summary="preconditioned gated DeltaNet",
-        equation=f"S' = a S, S = S' + beta w (v - S'^T k)^T, {ENERGY}, w as in pdn",
-        source=f"{PDN}, section 3.5",
-        state=MATRIX_AND_ENERGY,
-    ),
-    "pkda": MixerSpec(
-        layer=DeltaNet,
-        options={"decay": "channel", "preconditioner": "key", **KIMI_GATE},
-        summary="preconditioned Kimi delta attention",
-        equation=f"S' = Diag(a) S, S = S' + beta w (v - S'^T k)^T, {ENERGY}, w as in pdn",
-        source=f"{PDN}, section 3.5",
-        state=MATRIX_AND_ENERGY,
-    ),
-    "longhorn": MixerSpec(
-        layer=DeltaNet,
-        options={"gain": "longhorn", "normalize_qk": False},
-        summary="Longhorn: the delta rule's implicit step, stable for keys of any length",
-        equation="S = S + beta/(1 + beta |k|^2) k (v - S^T k)^T",
-        source="Liu et al. 2024 (Longhorn), section 3",
-        state=MATRIX,
-    ),
-    "palimpsa-d": MixerSpec(
-        layer=PalimpsaD,
-        summary="Palimpsa on Gated DeltaNet's layout: what many keys have written to is rewritten slowly",
-        equation="M = a M + k (s v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
-        source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
-        state=MEAN_AND_IMPORTANCE,
-    ),
-    "palimpsa-m": MixerSpec(
-        layer=PalimpsaM,
-        summary="Palimpsa on Mamba-2's block: what many keys have written to is rewritten slowly",
-        equation="M = a M + k (dt v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
-        source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
-        state=MEAN_AND_IMPORTANCE,
-    ),
-    "gka": MixerSpec(
-        layer=GatedKalmaNet,
-        summary="Gated KalmaNet: ridge regression on the whole fading past, solved anew for every query",
-        equation="H = a H + k k^T, U = a U + k v^T, o = U^T (m (H + ridge |H| I)^-1 q + (1 - m) q)",
-        source="Gated KalmaNet, section 4",
-        state=MATRIX_AND_GRAM,
-    ),
-    "mesa": MixerSpec(
-        layer=MesaNet,
-        summary="MesaNet: ridge regression on the fading past with a learned ridge a key channel",
-        equation="H = a H + beta k k^T, U = a U + beta k v^T, o = U^T (H + Diag(ridge))^-1 q",
-        source="von Oswald et al. 2025 (MesaNet); Gated KalmaNet, section 3.2",
-        state=MATRIX_AND_GRAM,
-    ),
-    "lattice": MixerSpec(
-        layer=Lattice,
-        summary="Lattice: unit slots that take in only what is orthogonal to what they hold",
-        equation="s_i = unit(d s_i - gamma k_i (I - s_i s_i^T) (S^T k - v))",
-        source="Karami and Mirrokni 2025 (Lattice), sections 3 and 5",
-        state=MATRIX,
-    ),
-    "ttt": MixerSpec(
-        layer=TestTimeTraining,
-        summary="test-time training with normalised answers, Lattice's baseline",
-        equation="z = S^T k, S = S - gamma k ((I - z z^T / |z|^2) (z / |z| - v) / |z|)^T",
-        source="Sun et al. 2024 (TTT); Karami and Mirrokni 2025, eq. 19",
-        state=MATRIX,
-    ),
-    "vla": MixerSpec(
-        layer=VariationalLinearAttention,
-        summary="variational linear attention: writes along directions that a penalty bends",
-        equation="A = (A^-1 + u u^T)^-1, S = S + unit(A k) (v - S^T k)^T, o = S^T q / (z.q)",
-        source="Variational Linear Attention, section 3, Algorithm 1",
-        state="H K (V + K + 1)",
-    ),
-    "rls": MixerSpec(
-        layer=RecursiveLeastSquares,
-        summary="recursive least squares: the exact regression of all values on all keys so far",
-        equation="P = (a P^-1 + beta k k^T)^-1, S = S + beta P k (v - S^T k)^T",
-        source="Preconditioned DeltaNet, Theorem 3.1; Kalman 1960",
-        state=MATRIX_AND_GRAM,
-    ),
-}
+    def __init__(self) -> None:
+        self.specs: dict[str, MixerSpec] = {}
+
+    def __getitem__(self, name: str) -> MixerSpec:
+        if name not in self.specs:
+            load_plugins()
+        return self.specs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        load_plugins()
+        own = [name for name in ORDER if name in self.specs]
+        return iter([*own, *(name for name in self.specs if name not in ORDER)])
+
+    def __len__(self) -> int:
+        load_plugins()
+        return len(self.specs)
 
 
-def check_mixer(name: str, options: Mapping[str, Any]) -> MixerSpec:
-    """The mixer called `name`, once that and the names of the options are known to exist.
+_REGISTRY = _Registry()
+MIXERS: Mapping[str, MixerSpec] = _REGISTRY
+
+
+@overload
+def register_mixer(
+    name: str,
+    *,
+    layer: None = None,
+    options: Mapping[str, Any] | None = None,
+    summary: str,
+    equation: str,
+    source: str,
+    state: str,
+) -> Callable[[Layer], Layer]: ...
+
+
+@overload
+def register_mixer(
+    name: str,
+    *,
+    layer: Layer,
+    options: Mapping[str, Any] | None = None,
+    summary: str,
+    equation: str,
+    source: str,
+    state: str,
+) -> Layer: ...
+
+
+def register_mixer(
+    name: str, *, layer: Any = None, options: Mapping[str, Any] | None = None, **description: str
+) -> Any:
+    """Name a mixer, so that models, `fastweights recall` and every other command know it.
+
+    With `layer` this registers at once and returns the layer; without, it is a decorator of the class. A class may have
+    several names with different options. In a notebook a class that is defined again takes its own place.
+
+    Args:
+        name: letters, digits, ".", "_" and "-".
+        layer: a subclass of `Mixer` whose constructor takes hidden_size, num_heads and its options as keywords.
+        options: options of the layer that belong to the name; callers may add others or replace them.
+        summary: one line for lists.
+        equation: the memory's update, in plain text.
+        source: paper and section.
+        state: numbers that the memory of one sequence holds, such as "H K V" (H heads of K key and V value channels).
+
+    Raises:
+        TypeError: layer is not a subclass of `Mixer`, or its constructor does not take hidden_size and num_heads.
+        ValueError: a name that is taken or has other characters, or an option that the layer lacks.
+    """
+    if layer is None:
+        return lambda decorated: register_mixer(name, layer=decorated, options=options, **description)
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", check_text("name", name, what="the name of a mixer")):
+        raise ValueError(f"name must be of letters, digits, '.', '_' and '-', got {name!r}")
+    for key, text in description.items():
+        check_text(key, text, empty=False)
+    if not isinstance(layer, type) or not issubclass(layer, Mixer):
+        raise TypeError(f"layer of mixer {name!r} must be a subclass of fastweights.layers.Mixer, got {layer!r}")
+    spec = MixerSpec(layer=layer, options=dict(options or {}), **description)
+    taken = _REGISTRY.specs.get(name)
+    if taken is not None and _place(taken.layer) != _place(layer):
+        raise ValueError(f"mixer {name!r} is taken by {'.'.join(_place(taken.layer))}; choose another name")
+    for needed in ("hidden_size", "num_heads"):
+        if _accepts(layer, needed) is False:
+            raise TypeError(f"the constructor of {layer.__name__} must take {needed} as a keyword")
+    _check_options(name, layer, spec.options)
+    _REGISTRY.specs[name] = spec
+    return layer
+
+
+def mixer_spec(name: str, options: Mapping[str, Any]) -> MixerSpec:
+    """The mixer called `name`, after a check that it and the names of the options exist.
 
     Raises:
         ValueError: an unknown mixer or option; the message names the nearest and all valid ones.
@@ -231,24 +154,40 @@ def check_mixer(name: str, options: Mapping[str, Any]) -> MixerSpec:
     """
     check_text("mixer", name, what="the name of a mixer")
     if name not in MIXERS:
-        raise ValueError(f"unknown mixer {name!r}{closest(name, MIXERS)}; choose from {', '.join(MIXERS)}")
+        raise ValueError(
+            f"unknown mixer {name!r}{closest(name, MIXERS)}; choose from {', '.join(MIXERS)}, or register it first (a command "
+            "imports the module that does with --import MODULE)"
+        )
     spec = MIXERS[name]
-    valid = [key for key in inspect.signature(spec.layer).parameters if key not in ("hidden_size", "num_heads")]
-    for key in options:
-        if key not in valid:
-            raise ValueError(f"mixer {name!r} has no option {key!r}{closest(key, valid)}; it has {', '.join(valid)}")
+    _check_options(name, spec.layer, options)
     return spec
 
 
 def build_mixer(name: str, *, hidden_size: int, num_heads: int, layer_idx: int = 0, **options: Any) -> Mixer:
     """The layer called `name`, with the options of `MIXERS[name]` and, over them, those given.
 
-    layer_idx says in an error message which layer of a model the options were meant for.
+    layer_idx is the index that error messages give for the layer.
 
     Raises:
         ValueError: an unknown name or option, or a value that does not fit.
         TypeError: an option of a wrong kind.
     """
     with error_prefix(f"layer {layer_idx}"):
-        spec = check_mixer(name, options)
+        spec = mixer_spec(name, options)
         return spec.layer(hidden_size=hidden_size, num_heads=num_heads, **{**spec.options, **options})
+
+
+def _accepts(layer: type[Mixer], name: str) -> bool:
+    parameters = inspect.signature(layer).parameters.values()
+    return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def _check_options(name: str, layer: type[Mixer], options: Mapping[str, Any]) -> None:
+    valid = [key for key in inspect.signature(layer).parameters if key not in ("hidden_size", "num_heads")]
+    for key in options:
+        if key in ("hidden_size", "num_heads") or not _accepts(layer, key):
+            raise ValueError(f"mixer {name!r} has no option {key!r}{closest(key, valid)}; it has {', '.join(valid)}")
+
+
+def _place(layer: type[Mixer]) -> tuple[str, str]:
+    return layer.__module__, layer.__qualname__

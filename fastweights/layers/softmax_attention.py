@@ -2,76 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_flag, check_input, check_positive, check_size
-from .attention import causal_attention, document_attention
+from ..checks import check_flag, check_positive, check_size
+from .attention import causal_attention, document_attention, rotate
 from .cache import LayerCache
 from .heads import head_width
 from .initialization import ResidualProjection
-from .mixer import Mixer
+from .mixer import ConfiguredMixer, check_input
 from .norms import RMSNorm
+from .options import MixerOptions, option
 from .packing import Rectangle, by_length
-from .rotary import rotate
+from .registry import register_mixer
 
-__all__ = ["SoftmaxAttention"]
+__all__ = ["SoftmaxAttention", "SoftmaxAttentionOptions"]
 
 
-class SoftmaxAttention(Mixer):
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxAttentionOptions(MixerOptions):
+    """Options of `SoftmaxAttention`, whose docstring explains them."""
+
+    num_kv_heads: int | None = option(None, check_size)
+    rope_theta: float | None = option(10000.0, check_positive, or_none=True)
+    window: int | None = option(None, check_size)
+    qk_norm: bool = option(False, check_flag)
+    norm_eps: float = option(1e-6, check_positive)
+
+    def check_together(self) -> None:
+        width = head_width(self.hidden_size, self.num_heads, self.head_dim)
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads must divide num_heads, {self.num_heads}, got {self.num_kv_heads}")
+        if self.rope_theta is not None and width % 2:
+            raise ValueError(f"head_dim must be even for rotary positions, got {width}; pass rope_theta=None")
+
+
+@register_mixer(
+    "softmax",
+    summary="causal softmax attention with rotary positions",
+    equation="o_t = sum_s softmax_s(q_t.k_s / sqrt K) v_s",
+    source="Vaswani et al. 2017; rotary positions: Su et al. 2021",
+    state="2 T H K after T tokens",
+)
+class SoftmaxAttention(ConfiguredMixer):
     r"""o_t = sum_{s <= t} softmax_s(q_t . k_s / sqrt(K)) v_s, the sum over all earlier tokens or, with
     a window, over the last few.
 
     Args:
-        hidden_size: width D of the input and the output.
-        num_heads: query heads H.
-        head_dim: channels K of a head; hidden_size / num_heads when None.
         num_kv_heads: key and value heads, a divisor of num_heads (grouped-query attention); num_heads when None.
         rope_theta: base of the rotary position embedding; None for no positions.
         window: how many tokens a token sees, itself included (sliding window; the cache then holds window - 1 of them); None
             for all before it.
-        qk_norm: whether queries and keys pass an RMSNorm a head before the rotation.
-        norm_eps: of that norm.
+        qk_norm: whether queries and keys pass one RMSNorm per head before the rotation.
+        norm_eps: number added in that norm, positive.
 
-    Raises:
-        ValueError: an option that does not fit.
+    The other options are those of `MixerOptions`; num_heads counts the query heads.
     """
 
-    def __init__(
-        self,
-        *,
-        hidden_size: int,
-        num_heads: int,
-        head_dim: int | None = None,
-        num_kv_heads: int | None = None,
-        rope_theta: float | None = 10000.0,
-        window: int | None = None,
-        qk_norm: bool = False,
-        norm_eps: float = 1e-6,
-    ) -> None:
-        super().__init__()
-        width = head_width(hidden_size, num_heads, head_dim)
-        num_kv_heads = num_heads if num_kv_heads is None else check_size("num_kv_heads", num_kv_heads)
-        if num_heads % num_kv_heads:
-            raise ValueError(f"num_kv_heads must divide num_heads, {num_heads}, got {num_kv_heads}")
-        if rope_theta is not None:
-            check_positive("rope_theta", rope_theta)
-            if width % 2:
-                raise ValueError(f"head_dim must be even for rotary positions, got {width}; pass rope_theta=None")
-        if window is not None:
-            check_size("window", window)
-        check_positive("norm_eps", norm_eps)
-        self.hidden_size = hidden_size
-        self.head_dim = width
-        self.num_kv_heads = num_kv_heads
-        self.rope_theta = rope_theta
-        self.window = window
+    Options = SoftmaxAttentionOptions
+    options: SoftmaxAttentionOptions
+    probes = {"q": "", "k": "", "v": "", "o": ""}  # the state grows with every token
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        settings, hidden_size = self.options, self.hidden_size
+        num_heads = settings.num_heads
+        width = self.head_dim = head_width(hidden_size, num_heads, settings.head_dim)
+        self.num_kv_heads = num_heads if settings.num_kv_heads is None else settings.num_kv_heads
+        self.rope_theta = settings.rope_theta
+        self.window = settings.window
         self.q_proj = nn.Linear(hidden_size, num_heads * width, bias=False)
-        self.k_proj = nn.Linear(hidden_size, num_kv_heads * width, bias=False)
-        self.v_proj = nn.Linear(hidden_size, num_kv_heads * width, bias=False)
-        normed = check_flag("qk_norm", qk_norm)
-        self.q_norm = RMSNorm(width, eps=norm_eps) if normed else nn.Identity()
-        self.k_norm = RMSNorm(width, eps=norm_eps) if normed else nn.Identity()
+        self.k_proj = nn.Linear(hidden_size, self.num_kv_heads * width, bias=False)
+        self.v_proj = nn.Linear(hidden_size, self.num_kv_heads * width, bias=False)
+        self.q_norm = RMSNorm(width, eps=settings.norm_eps) if settings.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(width, eps=settings.norm_eps) if settings.qk_norm else nn.Identity()
         self.o_proj = ResidualProjection(num_heads * width, hidden_size)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -79,6 +86,7 @@ class SoftmaxAttention(Mixer):
         q_BTHK = self.q_norm(self.q_proj(x_BTD).unflatten(2, (-1, self.head_dim)))
         k_BTHK = self.k_norm(self.k_proj(x_BTD).unflatten(2, (-1, self.head_dim)))
         v_BTHK = self.v_proj(x_BTD).unflatten(2, (-1, self.head_dim))
+        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTHK)
         if cu_seqlens is None:
             o_BTHK = self._attend(q_BTHK, k_BTHK, v_BTHK, None, cache)
         elif torch.compiler.is_compiling() and cache is None:
@@ -92,6 +100,7 @@ class SoftmaxAttention(Mixer):
             for token, edges in by_length(cu_seqlens.to(x_BTD.device)):
                 q, k, v = (y[:, token] for y in (q_BTHK, k_BTHK, v_BTHK))
                 o_BTHK = o_BTHK.index_copy(1, token, self._attend_packed(q, k, v, edges, None))
+        self.probe(o=o_BTHK)
         return self.o_proj(o_BTHK.flatten(2))
 
     def _attend_packed(
@@ -102,7 +111,7 @@ class SoftmaxAttention(Mixer):
         return rectangle.pack(self._attend(q, k, v, rectangle.lengths, cache))
 
     def _rotate(self, q_NTHK: Tensor, k_NTHK: Tensor, seen_N: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries and keys turned by their positions, which follow on the tokens seen."""
+        """Queries and keys rotated by their positions, which begin after the tokens seen."""
         if self.rope_theta is None:
             return q_NTHK, k_NTHK
         position = torch.arange(q_NTHK.shape[1], device=q_NTHK.device)[None]
@@ -113,20 +122,20 @@ class SoftmaxAttention(Mixer):
     def _attend(
         self, q_NTHK: Tensor, k_NTHK: Tensor, v_NTHK: Tensor, lengths_N: Tensor | None, cache: LayerCache | None
     ) -> Tensor:
-        """Answers [N, T, H, K] of rows whose tokens follow on the cache's. lengths: tokens of each row, None for T. What a row
-        holds after its tokens is padding, out of sight of them; its answers mean nothing."""
-        held = LayerCache() if cache is None else cache
-        q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, held.context.get("seen"))
+        """Answers [N, T, H, K] of rows whose tokens follow those of the cache. lengths: tokens of each row, None for T. Slots
+        after a row's tokens are padding, which the tokens do not see; their answers mean nothing."""
+        before = LayerCache() if cache is None else cache
+        q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, before.context.get("seen"))
         v_NSHK = v_NTHK
-        if held.memory:
-            k_NSHK = torch.cat([held.memory["keys"], k_NSHK], 1)
-            v_NSHK = torch.cat([held.memory["values"], v_NSHK], 1)
-        o_NTHK = causal_attention(q_NTHK, k_NSHK, v_NSHK, self.window, held.context.get("padding"))
+        if before.memory:
+            k_NSHK = torch.cat([before.memory["keys"], k_NSHK], 1)
+            v_NSHK = torch.cat([before.memory["values"], v_NSHK], 1)
+        o_NTHK = causal_attention(q_NTHK, k_NSHK, v_NSHK, self.window, before.context.get("padding"))
         if cache is not None:
-            self._remember(cache, k_NSHK, v_NSHK, q_NTHK.shape[1], lengths_N)
+            self._update_cache(cache, k_NSHK, v_NSHK, q_NTHK.shape[1], lengths_N)
         return o_NTHK
 
-    def _remember(self, cache: LayerCache, k_NSHK: Tensor, v_NSHK: Tensor, time: int, lengths_N: Tensor | None) -> None:
+    def _update_cache(self, cache: LayerCache, k_NSHK: Tensor, v_NSHK: Tensor, time: int, lengths_N: Tensor | None) -> None:
         """Bring the cache up to date. Its rows are aligned at the right, so that new tokens follow directly: `seen` [N] says
         how many tokens a row has had, `padding` [N], once rows differ in length, how many of its first slots are empty."""
         context = {"seen": k_NSHK.new_full((len(k_NSHK),), time, dtype=torch.long) if lengths_N is None else lengths_N}
@@ -149,5 +158,5 @@ class SoftmaxAttention(Mixer):
         cache.memory, cache.context = {"keys": k_NSHK, "values": v_NSHK}, context
 
     def state_size(self, length: int = 1) -> int:
-        held = length if self.window is None else min(length, self.window - 1)
-        return 2 * held * self.num_kv_heads * self.head_dim
+        slots = length if self.window is None else min(length, self.window - 1)
+        return 2 * slots * self.num_kv_heads * self.head_dim

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..checks import check_flag, check_positive, check_size, closest, error_prefix, shown
-from ..layers.registry import check_mixer
+from ..layers.registry import mixer_spec
 
 __all__ = ["FastWeightsConfig"]
 
@@ -110,7 +110,7 @@ class FastWeightsConfig(PreTrainedConfig):
                 f"mixer of layer {layer} must be a name or {{'name': ..., option: ...}}, got {shown(entry)}"
             )
         with error_prefix(f"mixer of layer {layer}"):
-            check_mixer(name, options)
+            mixer_spec(name, options)
         return name, options
 
     @classmethod

@@ -7,7 +7,7 @@ import torch
 
 from ..checks import check_number, check_positive, check_size, check_text, check_whole_number, shown
 from ..data import RecallTask, make_task
-from ..layers.registry import check_mixer
+from ..layers.registry import mixer_spec
 from ..models import FastWeightsConfig
 
 __all__ = ["RecallExperiment", "RecallRun"]
@@ -83,7 +83,7 @@ class RecallRun(_Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_mixer(self.mixer, {})
+        mixer_spec(self.mixer, {})
         check_positive("learning_rate", self.learning_rate)
         object.__setattr__(self, "seed", check_whole_number("seed", self.seed))
         self.make_task()

@@ -1,5 +1,7 @@
 """Gated KalmaNet against a loop that solves every regression with a matrix solver."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -37,7 +39,7 @@ def expected(layer, x, options):
 def test_layer_computes_its_formula(variant):
     torch.manual_seed(0)
     layer = build(variant).double()
-    layer.iterations = 100  # converged
+    layer.options = dataclasses.replace(layer.options, iterations=100)  # converged
     options = VARIANTS[variant][1]
     with torch.no_grad():
         x = torch.randn(1, 15, HIDDEN, dtype=torch.float64)

@@ -36,7 +36,7 @@ def expected(layer, x, options):
     q, k, v = (convolved(layer, name, x).unflatten(1, (-1, layer.qkv.widths[name])) for name in "qkv")
     if options.get("feature_map") == "elu":
         q, k = (torch.where(y > 0, y + 1, y.exp()) for y in (q, k))
-    if layer.normalize_qk:
+    if layer.options.normalize_qk:
         q, k = unit(q), unit(k)
     q, k = q.repeat_interleave(repeat, 1), k.repeat_interleave(repeat, 1)
     g = log_decay(layer, x)
@@ -75,7 +75,7 @@ def expected(layer, x, options):
                     "fading": bt / (g[t, h, 0].exp() + bt * m),
                     "unit": bt / m,
                     "damped": bt / (1 + m),
-                }[layer.gain_rule]
+                }[layer.options.gain]
                 S = S + bt * torch.outer(wt, vt - kt @ S)
             o[t, h] = qt @ S / heads.key**0.5
     return answer(layer.output, o, x)

@@ -9,7 +9,7 @@ from fastweights.layers.convolution import ShortConvolution
 from fastweights.layers.decay import GLADecay, HeadDecay, KimiDecay
 from fastweights.layers.gates import PreconditionerGates, SigmoidGain
 from fastweights.layers.norms import RMSNorm, l2_normalize
-from fastweights.layers.rotary import rotate
+from fastweights.layers.attention import rotate
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])

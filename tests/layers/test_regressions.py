@@ -1,5 +1,7 @@
 """MesaNet and recursive least squares against regressions solved anew for every token."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -34,7 +36,7 @@ def test_layer_computes_its_formula(variant):
     name, options = VARIANTS[variant]
     with torch.no_grad():
         if name == "mesa":
-            layer.iterations = 60  # converged
+            layer.options = dataclasses.replace(layer.options, iterations=60)  # converged
             layer.ridge.weight += torch.rand_like(layer.ridge.weight)  # tells channels apart
             ridge = options.get("smallest_ridge", 0.25) + torch.log(1 + layer.ridge.weight.exp())
         else:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastweights.layers import SoftmaxAttention
-from fastweights.layers.rotary import rotate
+from fastweights.layers.attention import rotate
 
 
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"qk_norm": True}, {"rope_theta": None}])

@@ -1,0 +1,143 @@
+"""The skeleton of the memory layers: projections, then the layer's own rule, then the output.
+
+A layer says which options it has, which modules compute its gates (`build`), how the memory is written and read (`rule`) and
+how many numbers the memory holds (`state_size`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+from torch import Tensor
+
+from .cache import LayerCache
+from .mixer import ConfiguredMixer, check_input
+from .options import MemoryOptions, ProjectionOptions
+from .projections import OutputProjection, QKVProjection, SharedQKProjection
+
+__all__ = ["MemoryLayer", "RuleCall"]
+
+
+class RuleCall:
+    """One call of a layer: passes cache, lengths and backend on to the ops that the layer's rule calls.
+
+    Attributes:
+        memory: what the cache holds from earlier calls, by name; empty at the start of the sequences.
+        context: the other tensors that the cache holds from earlier calls.
+        new_context: tensors for the next call beside the memory; a rule may add to them.
+    """
+
+    __slots__ = ("context", "keywords", "memory", "new_context")
+
+    def __init__(
+        self,
+        cache: LayerCache | None,
+        cu_seqlens: Tensor | None,
+        backend: str,
+        conv_states: dict[str, Tensor] | None = None,
+    ) -> None:
+        self.memory: dict[str, Tensor] = {} if cache is None else cache.memory
+        self.context: dict[str, Tensor] = {} if cache is None else cache.context
+        self.new_context = {} if conv_states is None else conv_states
+        self.keywords: dict[str, Any] = {
+            "output_final_state": cache is not None,
+            "cu_seqlens": cu_seqlens,
+            "backend": backend,
+        }
+
+    def count(self, x_BTD: Tensor) -> int:
+        """Number of sequences in x."""
+        cu_seqlens = self.keywords["cu_seqlens"]
+        return len(x_BTD) if cu_seqlens is None else len(cu_seqlens) - 1
+
+    def __call__(
+        self, op: Callable[..., tuple[Tensor, Any]], *inputs: Any, state: tuple[str, ...], **options: Any
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Call `op` from the memory's tensors of the names `state` (all of them, or none at the start of the sequences).
+
+        Returns what the op gives and the memory after it by name, None where there is no cache to keep it.
+        """
+        first = state[0]
+        if len(state) == 1:
+            o, final = op(*inputs, initial_state=self.memory.get(first), **self.keywords, **options)
+            return o, {first: final}
+        initial = tuple(self.memory[name] for name in state) if first in self.memory else None
+        o, finals = op(*inputs, initial_state=initial, **self.keywords, **options)
+        return o, dict(zip(state, finals or (None,) * len(state), strict=True))
+
+
+class MemoryLayer(ConfiguredMixer):
+    """A mixer of projections to q, k and v, a memory rule and an output projection.
+
+    Subclasses set `Options` and define `build`, `rule` and `state_size`; `build_projection`, `build_output` and `read_out`
+    where theirs differ. Modules are created in the order projection, `build`, output, which is the order of random draws.
+
+    Attributes:
+        options: the layer's options, frozen.
+        heads: numbers and widths of the heads.
+    """
+
+    Options: ClassVar[type[ProjectionOptions]] = MemoryOptions
+    projection: ClassVar[type[QKVProjection | SharedQKProjection]] = QKVProjection
+    probes = {"q": "", "k": "", "v": "", "o": "", "output_gate": "options.output_gate", "state": ""}
+    options: ProjectionOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.heads = self.options.head_sizes()
+        self.build_projection()
+        self.build()
+        self.build_output()
+
+    def build_projection(self, normalize_qk: bool | None = None) -> None:
+        """Create `self.qkv`. normalize_qk: whether it divides q and k by their length; None follows the option."""
+        options = cast(MemoryOptions, self.options)
+        self.qkv = self.projection(
+            self.hidden_size,
+            self.heads,
+            options.conv_size,
+            options.activation,
+            options.normalize_qk if normalize_qk is None else normalize_qk,
+            options.backend,
+        )
+
+    def build(self) -> None:
+        """Create the modules of the layer's own: gates, decays, preconditioners."""
+
+    def build_output(self) -> None:
+        """Create the modules that `read_out` uses."""
+        options = cast(MemoryOptions, self.options)
+        self.output = OutputProjection(
+            self.hidden_size,
+            self.heads,
+            options.output_gate,
+            options.gate_low_rank,
+            options.norm_eps,
+            options.backend,
+        )
+
+    def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
+        q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens)
+        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV)
+        run = RuleCall(cache, cu_seqlens, self.options.backend, conv_states)
+        o_BTGV, memory = self.rule(x_BTD, q_BTHK, k_BTHK, v_BTGV, run)
+        self.probe(o=o_BTGV)
+        if cache is not None:
+            cache.update(memory, run.new_context)
+        return self.read_out(o_BTGV, v_BTGV, x_BTD)
+
+    def rule(
+        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Compute the gates, write the memory and read it: the answers [B, T, G, V] and the memory by name.
+
+        Calls an op as run(op, q, k, v, ..., state=("S",)).
+        """
+        raise NotImplementedError
+
+    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
+        """The layer's output [B, T, D] for the memory's answers."""
+        self.probe(output_gate=lambda: self.output.gate_values(x_BTD))
+        return self.output(o_BTGV, x_BTD)

@@ -1,0 +1,137 @@
+"""Options of the layers: each declared once, as a field of a frozen dataclass with its check beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..checks import check_choice, check_flag, check_number, check_positive, check_size, closest
+from ..ops.framework.run import BACKENDS
+from .heads import HeadSizes, head_width
+from .projections import ACTIVATIONS, GATES
+
+__all__ = ["MemoryOptions", "MixerOptions", "ProjectionOptions", "at_least_zero", "one_of", "option"]
+
+Made = TypeVar("Made", bound="MixerOptions")
+
+
+def option(default: Any, check: Callable[[str, Any], Any], *, or_none: bool = False) -> Any:
+    """A field of an options dataclass.
+
+    Args:
+        default: its default; `dataclasses.MISSING` for an option that must be given.
+        check: takes the option's name and value, returns the value or raises TypeError or ValueError.
+        or_none: whether None is allowed too; where None is the default it always is.
+    """
+    return dataclasses.field(default=default, metadata={"check": check, "or_none": or_none or default is None})
+
+
+def one_of(*choices: object) -> Callable[[str, Any], Any]:
+    """The check that an option is one of these."""
+
+    def check(name: str, value: object) -> object:
+        check_choice(name, value, choices)
+        return value
+
+    return check
+
+
+def at_least_zero(name: str, value: object) -> float:
+    """The check that an option is a finite number of at least 0."""
+    number = check_number(name, value)
+    if number < 0:
+        raise ValueError(f"{name} must be at least 0, got {value}")
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerOptions:
+    """Options of every layer. A subclass is a frozen keyword-only dataclass that adds options or replaces defaults.
+
+    Args:
+        hidden_size: width D of the input and the output.
+        num_heads: number of heads H: those of q and k where a layer has other value heads.
+        head_dim: key channels K of a head; hidden_size / num_heads when None.
+
+    Raises:
+        TypeError: an option of a wrong kind.
+        ValueError: an option with a value that does not fit.
+    """
+
+    hidden_size: int = option(dataclasses.MISSING, check_size)
+    num_heads: int = option(dataclasses.MISSING, check_size)
+    head_dim: int | None = option(None, check_size)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None or not field.metadata["or_none"]:
+                object.__setattr__(self, field.name, field.metadata["check"](field.name, value))
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Refuse values that do not fit each other. Subclasses add theirs."""
+        head_width(self.hidden_size, self.num_heads, self.head_dim)
+
+    @classmethod
+    def from_keywords(cls: type[Made], owner: str, options: Mapping[str, Any]) -> Made:
+        """The options that a caller of `owner` has given, after a check that all of them exist."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in names:
+                raise TypeError(f"{owner} has no option {name!r}{closest(name, names)}; it has {', '.join(names)}")
+        for name in ("hidden_size", "num_heads"):
+            if name not in options:
+                raise TypeError(f"{owner} needs {name}; pass {name}=...")
+        return cls(**options)
+
+    @classmethod
+    def signature(cls) -> inspect.Signature:
+        """The signature of a constructor that takes these options as keywords."""
+        return inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionOptions(MixerOptions):
+    """Options of every layer that projects its input to q, k and v of a matrix memory.
+
+    Args:
+        expand_v: value channels V = expand_v * K.
+        num_v_heads: value heads G, a multiple of H (each q/k head serves G/H of them); H when None.
+        conv_size: width of the short convolutions on q, k and v; None leaves them out.
+        activation: function after the convolutions, "silu" or "none".
+        norm_eps: number added in the norm of the memory's answer, positive.
+        backend: backend of the ops: "auto", "triton", "torch" or "reference".
+    """
+
+    expand_v: float = option(1.0, check_positive)
+    num_v_heads: int | None = option(None, check_size)
+    conv_size: int | None = option(4, check_size, or_none=True)
+    activation: str = option("silu", one_of(*ACTIVATIONS))
+    norm_eps: float = option(1e-6, check_positive)
+    backend: str = option("auto", one_of(*BACKENDS))
+
+    def head_sizes(self) -> HeadSizes:
+        """Numbers and widths of the heads."""
+        return HeadSizes.choose(self.hidden_size, self.num_heads, self.head_dim, self.expand_v, self.num_v_heads)
+
+    def check_together(self) -> None:
+        self.head_sizes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions(ProjectionOptions):
+    """Options that almost every memory layer has, beside those of `MixerOptions` and `ProjectionOptions`.
+
+    Args:
+        normalize_qk: whether queries and keys are divided by their length.
+        output_gate: None, "silu", "sigmoid" or "gelu": a gate on the normalised answer of the memory.
+        gate_low_rank: whether that gate is projected through V dimensions instead of by a full matrix.
+    """
+
+    normalize_qk: bool = option(True, check_flag)
+    output_gate: str | None = option(None, one_of(None, *GATES))
+    gate_low_rank: bool = option(False, check_flag)

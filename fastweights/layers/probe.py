@@ -1,0 +1,140 @@
+"""Intermediate results of the layers by name: gates, decays, keys, write keys, states over time.
+
+    with probe(model, "beta", "write_key", "state") as seen:
+        model(tokens)
+    seen["beta"][0]  # [B, T, heads], of the first layer
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import check_flag, check_size, closest
+from .cache import LayerCache
+from .mixer import Mixer
+
+__all__ = ["Seen", "probe"]
+
+
+class Seen(dict[str, dict[int, Any]]):
+    """What a probe has recorded: `seen[name][layer]`, with the mixers of the model counted from 0 in their order.
+
+    A layer that does not show a name is missing under it. Values are tensors with the first dimensions [B, T] of the layer's
+    input ("ridge" has none of them); "state" is a dict of tensors [B, P, ...] by name, at the P places of `ends`.
+
+    Attributes:
+        layers: module names of the mixers, in order.
+        ends: number of tokens of the row up to each state.
+    """
+
+    def __init__(self, names: tuple[str, ...], layers: list[str]) -> None:
+        super().__init__({name: {} for name in names})
+        self.layers = layers
+        self.ends: list[int] = []
+
+
+@contextmanager
+def probe(model: nn.Module, *names: str, every: int = 64, detach: bool = True) -> Iterator[Seen]:
+    """Record intermediate results of every mixer of `model` in the calls within the `with` block.
+
+    Every layer shows q, k and v as its rule takes them and the memory's answer o; those that have them also g (log decay),
+    beta (gain of a write), write_key, mix, step_size, importance, precond_g, precond_beta, penalty_direction, ridge,
+    output_gate, and state: the memory after every `every` tokens and after the last. A call replaces what the call
+    before it has shown. Packed rows are recorded as they are, states at the chunk ends of each sequence by itself; a model
+    that gets padded rows packs them.
+
+    A model that torch.compile has compiled runs eagerly within the block. Outside the block nothing is computed for probes.
+    States take a second reading of the input, in pieces; other names cost only the memory that holds them, except
+    output_gate and, where a kernel forms them inside, write keys, which are computed again.
+
+    Args:
+        model: a model, or a single layer.
+        names: what to record.
+        every: number of tokens between two states; 1 gives the state after each token.
+        detach: whether the recorded tensors are cut from the autograd graph. With False, gradients flow into them; states
+            then belong to their second reading.
+
+    Raises:
+        ValueError: a name that no layer of the model shows, a model without mixers, or one that another probe has open.
+    """
+    mixers = [(name, module) for name, module in model.named_modules() if isinstance(module, Mixer)]
+    if not mixers:
+        raise ValueError(f"model must contain a fastweights.layers.Mixer, got {type(model).__name__} without one")
+    shown = list(dict.fromkeys(name for _, mixer in mixers for name in mixer.probe_names()))
+    if not names:
+        raise ValueError(f"names must be given; the layers of the model show {', '.join(shown)}")
+    for name in names:
+        if name not in shown:
+            raise ValueError(f"no layer of the model shows {name!r}{closest(name, shown)}; they show {', '.join(shown)}")
+    if any(mixer._listener is not None for _, mixer in mixers):
+        raise ValueError("model is open to another probe; give one probe all names")
+    check_size("every", every)
+    check_flag("detach", detach)
+    seen = Seen(names, [name for name, _ in mixers])
+    hooks = []
+    try:
+        for index, (_, mixer) in enumerate(mixers):
+            mixer._listener = _listener(seen, index, detach)
+            if "state" in names and "state" in mixer.probe_names():
+                hook = _state_reader(seen, index, every, detach)
+                hooks.append(mixer.register_forward_pre_hook(hook, with_kwargs=True))
+        with torch.compiler.set_stance("force_eager"):
+            yield seen
+    finally:
+        for hook_handle in hooks:
+            hook_handle.remove()
+        for _, mixer in mixers:
+            mixer.__dict__.pop("_listener", None)
+
+
+def _listener(seen: Seen, index: int, detach: bool) -> Callable[[dict[str, Any]], None]:
+    def record(internals: dict[str, Any]) -> None:
+        for name in seen.keys() & internals.keys():
+            value = internals[name]
+            value = value() if callable(value) else value
+            if value is not None:
+                seen[name][index] = value.detach() if detach else value
+
+    return record
+
+
+def _state_reader(seen: Seen, index: int, every: int, detach: bool) -> Callable[..., None]:
+    def read(mixer: Mixer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        given = inspect.signature(mixer.forward).bind(*arguments, **keywords)
+        given.apply_defaults()
+        listener, mixer._listener = mixer._listener, None
+        try:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not detach):
+                seen.ends, seen["state"][index] = _states(mixer, *list(given.arguments.values())[:3], every)
+        finally:
+            mixer._listener = listener
+
+    return read
+
+
+def _states(
+    mixer: Mixer, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, every: int
+) -> tuple[list[int], dict[str, Tensor]]:
+    """Ends of the pieces, and the memory after each [B, P, ...] by name. Sequences begin from `cache`, which stays as it is."""
+    edges = [0, x_BTD.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    ends: list[int] = []
+    memories: list[dict[str, Tensor]] = []
+    for sequence, (begin, end) in enumerate(pairwise(edges)):
+        own = LayerCache() if cache is None else LayerCache(dict(cache.memory), dict(cache.context))
+        if cu_seqlens is not None:
+            own.apply(itemgetter(slice(sequence, sequence + 1)))
+        for start in range(begin, end, every):
+            ends.append(min(start + every, end))
+            mixer.forward(x_BTD[:, start : ends[-1]], own)
+            memories.append(own.memory)
+    if any(memory[name].shape != memories[0][name].shape for memory in memories for name in memories[0]):
+        raise ValueError(f"state of {type(mixer).__name__} changes its shape from token to token; probe its other names")
+    return ends, {name: torch.stack([memory[name] for memory in memories], 1) for name in memories[0]}
