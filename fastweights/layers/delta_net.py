@@ -157,9 +157,7 @@ class DeltaNet(MemoryLayer):
         self.probe(precond_g=precond_g, precond_beta=precond_beta)
 
         def write_keys() -> tuple[Tensor, dict[str, Tensor | None]]:
-            w_BTGK, memory = run(
-                precondition_keys, k_BTHK, precond_g, precond_beta, center, bound=bound, state=("A",)
-            )
+            w_BTGK, memory = run(precondition_keys, k_BTHK, precond_g, precond_beta, center, bound=bound, state=("A",))
             return factor * w_BTGK, memory
 
         if self.options.gain == "beta":

@@ -149,9 +149,7 @@ class GatedKalmaNet(MemoryLayer):
                 scale=scale, state=("H", "U"),
             )  # fmt: skip
         ones = torch.ones_like(g)
-        return run(
-            mesa, q, k, v, g, ones, options.ridge, iterations=options.iterations, scale=scale, state=("H", "U")
-        )
+        return run(mesa, q, k, v, g, ones, options.ridge, iterations=options.iterations, scale=scale, state=("H", "U"))
 
     def state_size(self, length: int = 1) -> int:
         solved = self.heads.key if self.sketch is None else self.sketch.basis.shape[2]

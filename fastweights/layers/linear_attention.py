@@ -91,6 +91,7 @@ class LinearAttention(MemoryLayer):
         elif options.decay == "channel":
             self.decay = GLADecay(hidden_size, heads.value_heads, heads.key)
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
+        self.ridge = options.ridge  # a plain attribute, which conversions make large
         self.preconditioner = None
         if options.preconditioner:
             self.preconditioner = PreconditionerGates(hidden_size, heads.value_heads, options.tie_preconditioner)
@@ -111,7 +112,7 @@ class LinearAttention(MemoryLayer):
             precond_g, precond_beta = self.preconditioner(x_BTD, g, weight)
             self.probe(precond_g=precond_g, precond_beta=precond_beta)
             q_BTHK, energy = run(
-                precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.options.ridge, state=("A",)
+                precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge, state=("A",)
             )
             k_BTHK = k_BTHK.repeat_interleave(q_BTHK.shape[2] // k_BTHK.shape[2], 2)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG)

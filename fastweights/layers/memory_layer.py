@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .cache import LayerCache
 from .mixer import ConfiguredMixer, check_input
 from .options import MemoryOptions, ProjectionOptions
-from .projections import OutputProjection, QKVProjection, SharedQKProjection
+from .projections import OutputProjection, QKVProjection
 
 __all__ = ["MemoryLayer", "RuleCall"]
 
@@ -79,7 +79,7 @@ class MemoryLayer(ConfiguredMixer):
     """
 
     Options: ClassVar[type[ProjectionOptions]] = MemoryOptions
-    projection: ClassVar[type[QKVProjection | SharedQKProjection]] = QKVProjection
+    projection: ClassVar[type[nn.Module]] = QKVProjection
     probes = {"q": "", "k": "", "v": "", "o": "", "output_gate": "options.output_gate", "state": ""}
     options: ProjectionOptions
 

@@ -50,7 +50,7 @@ class Mixer(nn.Module):
         are not counted."""
         raise NotImplementedError
 
-    def probe(self, **internals: Tensor | Callable[[], Tensor] | None) -> None:
+    def probe(self, **internals: Tensor | Callable[[], Tensor | None] | None) -> None:
         """Show intermediate results by name to an open `fastweights.layers.probe`; without one this does nothing.
 
         A function is called only if its name was asked for. None stands for a result that this layer does without.

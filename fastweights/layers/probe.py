@@ -1,8 +1,8 @@
 """Intermediate results of the layers by name: gates, decays, keys, write keys, states over time.
 
-    with probe(model, "beta", "write_key", "state") as seen:
-        model(tokens)
-    seen["beta"][0]  # [B, T, heads], of the first layer
+with probe(model, "beta", "write_key", "state") as seen:
+    model(tokens)
+seen["beta"][0]  # [B, T, heads], of the first layer
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def probe(model: nn.Module, *names: str, every: int = 64, detach: bool = True) -
         raise ValueError(f"names must be given; the layers of the model show {', '.join(shown)}")
     for name in names:
         if name not in shown:
-            raise ValueError(f"no layer of the model shows {name!r}{closest(name, shown)}; they show {', '.join(shown)}")
+            raise ValueError(
+                f"no layer of the model shows {name!r}{closest(name, shown)}; they show {', '.join(shown)}"
+            )
     if any(mixer._listener is not None for _, mixer in mixers):
         raise ValueError("model is open to another probe; give one probe all names")
     check_size("every", every)
@@ -113,7 +115,8 @@ def _state_reader(seen: Seen, index: int, every: int, detach: bool) -> Callable[
         listener, mixer._listener = mixer._listener, None
         try:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not detach):
-                seen.ends, seen["state"][index] = _states(mixer, *list(given.arguments.values())[:3], every)
+                x_BTD, cache, cu_seqlens, *_ = given.arguments.values()
+                seen.ends, seen["state"][index] = _states(mixer, x_BTD, cache, cu_seqlens, every)
         finally:
             mixer._listener = listener
 
@@ -136,5 +139,7 @@ def _states(
             mixer.forward(x_BTD[:, start : ends[-1]], own)
             memories.append(own.memory)
     if any(memory[name].shape != memories[0][name].shape for memory in memories for name in memories[0]):
-        raise ValueError(f"state of {type(mixer).__name__} changes its shape from token to token; probe its other names")
+        raise ValueError(
+            f"state of {type(mixer).__name__} changes its shape from token to token; probe its other names"
+        )
     return ends, {name: torch.stack([memory[name] for memory in memories], 1) for name in memories[0]}

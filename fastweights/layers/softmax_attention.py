@@ -135,7 +135,9 @@ class SoftmaxAttention(ConfiguredMixer):
             self._update_cache(cache, k_NSHK, v_NSHK, q_NTHK.shape[1], lengths_N)
         return o_NTHK
 
-    def _update_cache(self, cache: LayerCache, k_NSHK: Tensor, v_NSHK: Tensor, time: int, lengths_N: Tensor | None) -> None:
+    def _update_cache(
+        self, cache: LayerCache, k_NSHK: Tensor, v_NSHK: Tensor, time: int, lengths_N: Tensor | None
+    ) -> None:
         """Bring the cache up to date. Its rows are aligned at the right, so that new tokens follow directly: `seen` [N] says
         how many tokens a row has had, `padding` [N], once rows differ in length, how many of its first slots are empty."""
         context = {"seen": k_NSHK.new_full((len(k_NSHK),), time, dtype=torch.long) if lengths_N is None else lengths_N}

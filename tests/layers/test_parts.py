@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from fastweights.layers.attention import rotate
 from fastweights.layers.convolution import ShortConvolution
 from fastweights.layers.decay import GLADecay, HeadDecay, KimiDecay
 from fastweights.layers.gates import PreconditionerGates, SigmoidGain
 from fastweights.layers.norms import RMSNorm, l2_normalize
-from fastweights.layers.attention import rotate
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
