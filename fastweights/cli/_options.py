@@ -3,13 +3,30 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
-__all__ = ["fail", "told", "values"]
+__all__ = ["Imports", "fail", "import_mixers", "told", "values"]
 
 Value = TypeVar("Value")
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Module or .py file that registers mixers of your own; may be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def import_mixers(modules: Sequence[str] | None) -> None:
+    """Import the modules that the option --import names."""
+    if modules:
+        from ..layers import import_mixers as import_modules  # here: help comes without torch
+
+        import_modules(modules)
 
 
 def fail(message: str, code: int) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._options import told
+from ._options import Imports, import_mixers, told
 
 if TYPE_CHECKING:
     from ..conversion import ConversionReport
@@ -52,6 +52,7 @@ def convert(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps that the run file asks for.")] = 2000,
+    imports: Imports = None,
     list_conversions: Annotated[
         bool,
         typer.Option("--list", callback=_show_conversions, is_eager=True, help="List the conversions and exit."),
@@ -63,6 +64,7 @@ def convert(
     apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
     """
     with told():
+        import_mixers(imports)
         from transformers.utils.logging import disable_progress_bar
 
         from ..conversion import convert_folder

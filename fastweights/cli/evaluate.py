@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ._options import told, values
+from ._options import Imports, import_mixers, told, values
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out so that help comes without torch.
 MEASURES = "perplexity, mqar, mqar-shuffled, copy, s-niah-1, s-niah-2, s-niah-3"
@@ -50,6 +50,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(help="Texts read side by side.")] = 1,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    imports: Imports = None,
     lm_eval: Annotated[
         list[str] | None,
         typer.Option(metavar="TASK,...", help="Tasks of lm-evaluation-harness (pip install 'fastweights\\[eval]')."),
@@ -66,6 +67,7 @@ def evaluate(
     Results are saved as they come; a file that is there is replaced.
     """
     with told():
+        import_mixers(imports)
         from ..analysis.evaluation_tables import evaluation_tables
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import told
+from ._options import Imports, import_mixers, told
 
 
 def generate(
@@ -21,12 +21,14 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; a new one each time if not given.")] = None,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    imports: Imports = None,
 ) -> None:
     """Print a model's continuation of a text, token by token.
 
     Only the continuation goes to standard output. The prompt may be of any length: it is read in blocks.
     """
     with told():
+        import_mixers(imports)
         from transformers import TextStreamer
 
         from ..evaluation import continue_text

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ._options import fail, told, values
+from ._options import Imports, fail, import_mixers, told, values
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out so that help comes without torch.
 TASKS = "mqar, mqar-shuffled, copy, mqar-ood"
@@ -47,6 +47,7 @@ def recall(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the results in the output folder and begin anew.")
     ] = False,
+    imports: Imports = None,
     list_mixers: Annotated[bool, typer.Option("--list", help="List the memory layers and exit.")] = False,
 ) -> None:
     """Train models with different memory layers on associative recall and compare them.
@@ -56,6 +57,7 @@ def recall(
     """
     continues = f"the same command{' without --overwrite' * overwrite} continues where it stopped"
     with told(continues):
+        import_mixers(imports)
         from ..analysis import mixers_table, recall_table, save_plots
         from ..training import RecallExperiment, WorkerError, run_recall
         from ..training.progress import reporter_for
@@ -87,6 +89,7 @@ def recall(
                 overwrite=overwrite,
                 checkpoint_seconds=checkpoint_seconds,
                 reporter=reporter_for(Console(stderr=True)),
+                imports=imports or (),
             )
         except WorkerError as error:
             print(error.details, file=sys.stderr, end="")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ._options import fail, told
+from ._options import Imports, fail, import_mixers, told
 
 
 def train(
@@ -24,6 +24,7 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete an earlier training in the output folder and begin anew.")
     ] = False,
+    imports: Imports = None,
 ) -> None:
     """Train language models as a run file says: text, tokenizer, model, optimizer.
 
@@ -51,6 +52,7 @@ def train(
     }
     command = "the same command without --overwrite" if overwrite else "the same command"
     with told(f"{command} continues after the last checkpoint"):
+        import_mixers(imports)
         run = load_run(run_file, **{name: value for name, value in options.items() if value is not None})
         try:
             results = train_language(run, stop_at=stop_at, overwrite=overwrite, console=Console(stderr=True))

@@ -127,7 +127,7 @@ class GatedKalmaNet(MemoryLayer):
             self.probe(beta=beta_BTG)
         g_BTG = torch.zeros_like(v[..., 0]) if self.decay is None else self.decay(x_BTD)
         mix_BTG = None if self.mix is None else self.mix(x_BTD)
-        self.probe(q=q, k=k, v=v, g=g_BTG, mix=mix_BTG)
+        self.probe(q=q, k=k, v=v, g=None if self.decay is None else g_BTG, mix=mix_BTG)
         in_q, in_k = (q, k) if self.sketch is None else (self.sketch(q), self.sketch(k))
         if mix_BTG is None or (self.options.adaptive_ridge and self.sketch is None):
             return self._solve(in_q, in_k, v, g_BTG, run, mix_BTG)

@@ -1,5 +1,6 @@
-"""Inputs on which every op is tested and timed; a new rule joins by one line in `cases`."""
+"""Inputs on which every op is tested and timed, where a new rule joins by one line in `cases`; and the contract of mixers."""
 
 from .cases import CASES, OpCase, OpInputs
+from .mixer_contract import check_mixer
 
-__all__ = ["CASES", "OpCase", "OpInputs"]
+__all__ = ["CASES", "OpCase", "OpInputs", "check_mixer"]

@@ -27,6 +27,7 @@ def run_recall(
     overwrite: bool = False,
     checkpoint_seconds: float = 10.0,
     reporter: Reporter | None = None,
+    imports: Sequence[str] = (),
 ) -> list[RecallResult]:
     """Train every run of `experiment` and write results to the folder `output`; what is there already is not repeated.
 
@@ -41,6 +42,8 @@ def run_recall(
         overwrite: delete the results of an earlier experiment in `output` and begin anew.
         checkpoint_seconds: time between two saves of a run.
         reporter: is told of progress.
+        imports: modules, by name or path of a .py file, that register mixers of the experiment; this process has imported
+            them already, the workers do so too. Installed plug-ins need none.
 
     Returns:
         The results in the order of `experiment.runs()`.
@@ -68,6 +71,7 @@ def run_recall(
                     workers=workers,
                     checkpoint_seconds=checkpoint_seconds,
                     reporter=reporter,
+                    imports=imports,
                 )
         results = [load_result(folder.result(run), run=dataclasses.asdict(run)) for run in runs]
         save_results(folder.results, experiment=dataclasses.asdict(experiment), results=results)

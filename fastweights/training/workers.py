@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..layers import import_mixers
 from ..results.recall import RecallResult, save_result
 from .experiment import RecallRun
 from .folder import ExperimentFolder
@@ -58,14 +59,16 @@ def train_runs(
     workers: int,
     checkpoint_seconds: float,
     reporter: Reporter,
+    imports: Sequence[str] = (),
 ) -> None:
-    """Train `runs` in their order, on `workers` processes; each result is written to `folder` by its worker.
+    """Train `runs` in their order, on `workers` processes; each result is written to `folder` by its worker. The workers first
+    import the modules `imports`, which register mixers.
 
     Raises:
         WorkerError: a worker died or failed. The others have saved their runs.
     """
     waiting = list(reversed(runs))
-    pool = [_Worker(index, folder, checkpoint_seconds) for index in range(min(workers, len(runs)))]
+    pool = [_Worker(index, folder, checkpoint_seconds, imports) for index in range(min(workers, len(runs)))]
     try:
         for worker in pool:
             worker.begin(waiting.pop())
@@ -96,11 +99,11 @@ class _Worker:
 
     run: RecallRun  # what it works on
 
-    def __init__(self, index: int, folder: ExperimentFolder, checkpoint_seconds: float) -> None:
+    def __init__(self, index: int, folder: ExperimentFolder, checkpoint_seconds: float, imports: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")  # a forked torch may hang, a forked CUDA does not work
         self.index = index
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, folder, checkpoint_seconds), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, folder, checkpoint_seconds, imports), daemon=True)
         with _interrupts_ignored():
             self.process.start()
         theirs.close()
@@ -142,7 +145,7 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _work(connection: Any, folder: ExperimentFolder, checkpoint_seconds: float) -> None:
+def _work(connection: Any, folder: ExperimentFolder, checkpoint_seconds: float, imports: Sequence[str]) -> None:
     """A worker's life: receive a run, train it, write its result, tell the parent; until the pipe is closed."""
     torch.set_num_threads(1)  # the same numbers whatever the number of workers; small models gain nothing from more
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -151,6 +154,7 @@ def _work(connection: Any, folder: ExperimentFolder, checkpoint_seconds: float) 
         while True:
             run = connection.recv()
             try:
+                import_mixers(imports)
                 result = _train(run, connection, folder, checkpoint_seconds)
             except Exception as error:
                 connection.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
