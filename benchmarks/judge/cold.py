@@ -24,7 +24,7 @@ inputs = case.draw(Sizes.read(sizes), getattr(torch, dtype), "cuda", 0)
 torch.cuda.synchronize()
 marks = [time.perf_counter()]
 for work in (
-    lambda: backend == "torch" or import_module("fastweights.kernels.chunk.node"),
+    lambda: backend == "torch" or import_module("fastweights.kernels.chunk.memory"),
     lambda: case.ours(inputs, backend=backend)[0],
     lambda: torch.autograd.grad(found.sum(), list(inputs.values())),
 ):

@@ -11,6 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .runtime.private_api import constant_when_traced
+
 Given = TypeVar("Given", bound=Tensor | None)
 FORMS = ("auto", "torch", "triton")
 HAS_TRITON = find_spec("triton") is not None
@@ -23,13 +25,14 @@ def takes_kernels(backend: str, x: Tensor) -> bool:
         raise ValueError(f"backend must be one of {', '.join(FORMS)}, got {backend!r}")
     if backend == "torch" or (backend == "auto" and not x.is_cuda):
         return False
-    reason = missing(x.dtype, x.device)
+    reason = why_unavailable(x.dtype, x.device)
     if reason is not None and backend == "triton":
         raise ValueError(f"backend 'triton' {reason}; use 'torch' or 'auto'")
     return reason is None
 
 
-def missing(dtype: torch.dtype, device: torch.device) -> str | None:
+@constant_when_traced
+def why_unavailable(dtype: torch.dtype, device: torch.device) -> str | None:
     """Why kernels cannot serve tensors of this kind, None where they can."""
     if dtype == torch.float64:
         return "computes in float32, got float64 inputs"
@@ -43,10 +46,6 @@ def missing(dtype: torch.dtype, device: torch.device) -> str | None:
     if capability < (8, 0):
         return f"needs compute capability 8.0 or later (an A100, say), got {capability[0]}.{capability[1]}"
     return None
-
-
-# As in `traced`: what torch.compiler.assume_constant_result does, without its import of all of torch._dynamo.
-missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache

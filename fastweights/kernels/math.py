@@ -1,4 +1,4 @@
-"""Pieces that the kernels share: places, decays, what keeps bad numbers where they belong."""
+"""Device functions that kernels share: decays, NaN and infinity, exponentials."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from triton.language.extra import libdevice
 STRONGEST = tl.constexpr(-40.0)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+
+
+def padded(size: int, least: int = 16) -> int:
+    """The power of two that holds a width; products want at least 16."""
+    return max(least, 1 << (size - 1).bit_length())
 
 
 @triton.jit
@@ -73,3 +78,10 @@ def log2(x, PRECISION: tl.constexpr):
 @triton.jit
 def reciprocal(x, PRECISION: tl.constexpr):
     return libdevice.fast_dividef(1.0, x) if PRECISION == "tf32" else 1.0 / x
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), the division by way of a square root, which takes fewer instructions."""
+    root = tl.rsqrt(1 + tl.exp2(-LOG2E * x))
+    return root * root

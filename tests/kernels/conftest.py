@@ -9,7 +9,7 @@ import pytest
 
 from fastweights.kernels.availability import HAS_TRITON
 from fastweights.testing import OpCase
-from tests.ops.kernel_launches import kinds_anew
+from tests.ops.kernel_launches import plans_anew
 
 from .cases import KERNEL_CASES
 
@@ -23,6 +23,6 @@ def case(request: pytest.FixtureRequest) -> OpCase:
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sequences are cut into segments of one chunk, as only long ones are otherwise."""
     if HAS_TRITON:
-        monkeypatch.setattr("fastweights.kernels.runtime.packing.SHORTEST", 1)
-    with kinds_anew() if HAS_TRITON else nullcontext():
+        monkeypatch.setattr("fastweights.kernels.packing.MIN_SEGMENT_CHUNKS", 1)
+    with plans_anew() if HAS_TRITON else nullcontext():
         yield

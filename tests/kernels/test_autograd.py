@@ -121,12 +121,12 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Tensor]]:
 
 
 def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list) -> None:
-    """Of every sequence at most 16; the states given are kept."""
+    """At most 16 of a row, and of packed sequences at most two each on average; the states given are kept."""
     if "v" not in case.tokens:
         pytest.skip("nothing to decode")
     inputs = small(case, 20, heads=1, value_heads=2)
-    states = draw_states(case, inputs, 3)
-    edges = torch.tensor([0, 16, 16, 20])
+    states = draw_states(case, inputs, 10)
+    edges = torch.tensor([0, 5, 5, 6, 6, 6, 6, 6, 6, 7, 20])
     given = tuple(s.clone() for s in states)
     o, final = case(inputs, backend="triton", initial_state=case.initial_state(given), cu_seqlens=edges)
     assert all(torch.equal(a, b) for a, b in zip(given, states))
@@ -144,5 +144,6 @@ def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list)
 def test_others_are_not_decoded(case: OpCase, decoded: list) -> None:
     inputs = small(case, 17)
     case(inputs, backend="triton")
+    case(inputs, backend="triton", cu_seqlens=torch.tensor([0, 5, 10, 11, 12, 13, 14, 15, 17]))
     case(inputs.at((slice(None), slice(0, 4))).map(lambda x: x.clone().requires_grad_()), backend="triton")
     assert not decoded

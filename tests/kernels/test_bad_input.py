@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastweights.kernels.availability import HAS_TRITON, INTERPRETED, missing
+from fastweights.kernels.availability import HAS_TRITON, INTERPRETED, why_unavailable
 from fastweights.testing import OpCase
 
 
@@ -40,7 +40,7 @@ def test_on_other_gpus(monkeypatch: pytest.MonkeyPatch, capability: object, hip:
     monkeypatch.setattr("fastweights.kernels.availability.INTERPRETED", False)
     monkeypatch.setattr("torch.version.hip", hip)
     monkeypatch.setattr("fastweights.kernels.availability._capability", lambda device: capability)
-    assert message in (missing(torch.float16, torch.device("cuda", 0)) or "")
+    assert message in (why_unavailable(torch.float16, torch.device("cuda", 0)) or "")
     monkeypatch.setattr("torch.version.hip", None)
     monkeypatch.setattr("fastweights.kernels.availability._capability", lambda device: (8, 0))
-    assert missing(torch.float16, torch.device("cuda", 0)) is None
+    assert why_unavailable(torch.float16, torch.device("cuda", 0)) is None

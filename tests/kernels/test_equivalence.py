@@ -75,17 +75,6 @@ def test_long_sequence(name: str, time: int) -> None:
     check(case, small(case, time, key=4))
 
 
-@pytest.mark.parametrize(("time", "walks", "segments"), [(1100, 1, 3), (1100, 100, 0), (500, 1, 0), (65536, 16, 16)])
-def test_segments_of_a_row(time: int, walks: int, segments: int) -> None:
-    """Long rows are cut where few programs would run otherwise, never below 8 chunks a segment."""
-    from fastweights.kernels.runtime.packing import most_segments, segment_length
-    from fastweights.ops.framework.sequences import Sequences
-
-    sequences = Sequences(1, time)
-    length = segment_length(sequences, walks, 264)
-    assert (0 if length is None else most_segments(sequences, length)) == segments
-
-
 def test_segments_are_the_whole(case: OpCase) -> None:
     """Without gradients short pieces are read token by token."""
     inputs = small(case, 70)

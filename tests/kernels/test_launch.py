@@ -1,134 +1,248 @@
-"""A kernel is compiled once for all arguments that Triton would compile alike, and launched with all of them."""
+"""Launches in the fast mode give the driver what Triton's own launch gives it, and versions nobody tested get Triton's own."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
+
+from tests.ops.kernel_launches import plans_anew
+
+from .cases import KERNEL_CASES, draw_states
+from .described_gpu import DriverLaunch, described_gpu
 
 pytestmark = pytest.mark.compiler
 
 
-class Compiled:
-    """In place of a compiled kernel: keeps what it is launched with, by itself or by way of a description for profilers."""
-
-    function, packed_metadata = 7, (1,)
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[Any, ...]] = []
-        self.described = 0
-
-    def run(self, x: int, y: int, z: int, stream: int, function: int, metadata: Any, *rest: Any) -> None:
-        assert (stream, function, metadata, rest[:3]) == (0, self.function, self.packed_metadata, (None, None, None))
-        self.launches.append(((x, y, z), *rest[3:]))
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        self.described += 1
-        return lambda *arguments, stream: self.launches.append((grid, *arguments))
+@pytest.fixture
+def driver_launches() -> Iterator[list[DriverLaunch]]:
+    with described_gpu() as launches:
+        yield launches
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-def test_compiled_once_for_what_is_alike(aligned: bool) -> None:
+def without_pointers(launch: DriverLaunch) -> DriverLaunch:
+    """Tensors (Triton's own launch) and their addresses (the fast mode) look the same here."""
+    arguments = tuple(
+        "tensor" if isinstance(x, Tensor) or (isinstance(x, int) and x >= 2**20) else x for x in launch.arguments
+    )
+    return launch._replace(arguments=arguments)
+
+
+def forward_and_backward() -> None:
+    """Packed rows, states and their gradients, so that every kind of argument is there."""
+    case = KERNEL_CASES["linear_attention-head"]
+    inputs = case.draw(batch=1, time=70, key=16, value=16, heads=1, dtype=torch.bfloat16).map(Tensor.requires_grad_)
+    states = case.initial_state(tuple(s.requires_grad_() for s in draw_states(case, inputs, 2)))
+    o, final = case.op(
+        **inputs.arguments(), initial_state=states, output_final_state=True, backend="triton",
+        cu_seqlens=torch.tensor([0, 30, 70]),
+    )  # fmt: skip
+    (o.sum() + final.sum()).backward()
+
+
+def test_the_driver_is_given_what_triton_gives_it(
+    driver_launches: list[DriverLaunch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastweights.kernels.runtime import private_api
+
+    forward_and_backward()
+    fast, driver_launches[:] = list(driver_launches), []
+    monkeypatch.setenv("FASTWEIGHTS_LAUNCH", "plain")
+    private_api.fast_launch.cache_clear()
+    try:
+        with plans_anew():
+            forward_and_backward()
+    finally:
+        private_api.fast_launch.cache_clear()
+    assert len(fast) >= 6
+    assert any(isinstance(x, Tensor) for launch in driver_launches for x in launch.arguments)
+    assert list(map(without_pointers, fast)) == list(map(without_pointers, driver_launches))
+
+
+def test_the_real_launcher_takes_these_arguments() -> None:
+    """The stand-in of `described_gpu` has the signature of Triton's."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    names = list(inspect.signature(CudaLauncher.__call__).parameters)
+    assert names[:6] == ["self", "gridX", "gridY", "gridZ", "stream", "function"]
+
+
+def test_a_profilers_hooks_change_nothing(driver_launches: list[DriverLaunch]) -> None:
     from triton import knobs
-    from triton.runtime.jit import JITFunction
 
-    from fastweights.kernels.chunk.cumsum import cumulate as known
-    from fastweights.kernels.runtime import jit
+    told: list[Any] = []
+    forward_and_backward()
+    first, driver_launches[:] = list(driver_launches), []
+    knobs.runtime.launch_enter_hook.add(told.append)
+    try:
+        forward_and_backward()
+    finally:
+        knobs.runtime.launch_enter_hook.remove(told.append)
+    assert list(map(without_pointers, driver_launches)) == list(map(without_pointers, first))
 
-    cumulate = jit.Kernel(known.fn, aligned)
 
-    made: list[Compiled] = []
-
-    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **choices: Any) -> Compiled:
-        made.append(Compiled())
-        return made[-1]
+def test_compiled_once_for_what_is_alike(driver_launches: list[DriverLaunch]) -> None:
+    """Direct launches: a kernel is compiled once for all arguments that Triton would compile alike."""
+    from fastweights.kernels.chunk.cumsum import chunk_cumsum
+    from fastweights.kernels.runtime import launch_plan
+    from fastweights.kernels.runtime.launch_plan import launch
 
     numbers = torch.zeros(9)
-    x, G, chunks = numbers[:8], torch.zeros(8), torch.zeros(2, dtype=torch.int32)
-    with mock.patch.object(JITFunction, "run", run):
-        cumulate[2, 1](x, G, chunks, 8, PH=16, HEADS_G=1)
-        assert len(made) == 1 and made[0].launches.pop()[0] == (2, 1, 1)
-        cumulate[3, 1](x, G, chunks, 24, PH=16, HEADS_G=1)
-        assert len(made) == 1
-        (launched,) = made[0].launches
-        assert launched[0] == (3, 1, 1) and launched[4:] == (24, 16, 1)
-        assert launched[1:4] == (x.data_ptr(), G.data_ptr(), chunks.data_ptr())
-        knobs.runtime.launch_enter_hook.add(print)
-        try:
-            cumulate[3, 1](x, G, chunks, 24, PH=16, HEADS_G=1)
-        finally:
-            knobs.runtime.launch_enter_hook.remove(print)
-        told, again = made[0].launches[0], made[0].launches[-1]
-        assert told[0] == again[0] and told[4:] == again[4:] and made[0].described == 1
-        cumulate[0, 1](x, G, chunks, 8, PH=32, HEADS_G=1)
-        assert len(made) == 1  # nothing to do
-        for different in (
-            *([] if aligned else [((numbers[1:], G, chunks, 8), {"PH": 16, "HEADS_G": 1})]),
-            ((x.bfloat16(), G, chunks, 8), {"PH": 16, "HEADS_G": 1}),
-            ((torch.nn.Parameter(x.half()), G, chunks, 8), {"PH": 16, "HEADS_G": 1}),
-            ((None, G, chunks, 8), {"PH": 16, "HEADS_G": 1}),
-            ((x, G, chunks, 1), {"PH": 16, "HEADS_G": 1}),
-            ((x, G, chunks, 16), {"PH": 16, "HEADS_G": 1}),
-            ((x, G, chunks, 2**40 + 1), {"PH": 16, "HEADS_G": 1}),
-            ((x, G, chunks, 8), {"PH": 32, "HEADS_G": 1}),
-            ((x, G, chunks, 8), {"PH": 16, "HEADS_G": 1, "num_warps": 8}),
-        ):
-            before = len(made)
-            cumulate[2, 1](*different[0], **different[1])
-            assert len(made) == before + 1, different
-            cumulate[2, 1](*different[0], **different[1])
-            assert len(made) == before + 1 and len(made[-1].launches) == 2, different
+    x, G = numbers[:8], torch.zeros(8)
+    options = {"PH": 16, "HEADS_G": 1}
+    launch(chunk_cumsum, (2, 1), x, G, None, 70, 8, **options)
+    launch(chunk_cumsum, (3, 1), x, G, None, 200, 24, **options)
+    assert len(launch_plan._compiled) == 1
+    assert driver_launches[0].grid == (2, 1, 1) and driver_launches[1].grid == (3, 1, 1)
+    assert driver_launches[1].arguments == (x.data_ptr(), G.data_ptr(), None, 200, 24, 16, 1)
+    launch(chunk_cumsum, (0, 1), x, G, None, 70, 8, PH=32, HEADS_G=1)
+    assert len(launch_plan._compiled) == 1 and len(driver_launches) == 2  # an empty grid
+    for number, (arguments, constants) in enumerate(
+        (
+            ((numbers[1:], G, None, 70, 8), options),
+            ((x.bfloat16(), G, None, 70, 8), options),
+            ((torch.nn.Parameter(x.half()), G, None, 70, 8), options),
+            ((x, G, torch.zeros(4, dtype=torch.int32), 70, 8), options),
+            ((x, G, None, 70, 1), options),
+            ((x, G, None, 70, 16), options),
+            ((x, G, None, 2**40 + 1, 8), options),
+            ((x, G, None, 70, 8), {**options, "PH": 32}),
+            ((x, G, None, 70, 8), {**options, "num_warps": 8}),
+        ),
+        start=2,
+    ):
+        for _ in range(2):
+            launch(chunk_cumsum, (2, 1), *arguments, **constants)
+            assert len(launch_plan._compiled) == number, (arguments, constants)
 
 
-def test_the_newest_assembler_serves() -> None:
+@pytest.fixture
+def modes_anew() -> Iterator[None]:
+    from fastweights.kernels.runtime import private_api
+
+    def forget() -> None:
+        private_api.fast_launch.cache_clear()
+        private_api.versions_are_tested.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("package", ["triton", "torch"])
+@pytest.mark.parametrize("found", ["99.0.1", "0.1", "main"])
+def test_untested_versions_launch_plainly_and_warn_once(
+    package: str, found: str, monkeypatch: pytest.MonkeyPatch, modes_anew: None
+) -> None:
+    from fastweights.kernels.runtime import private_api
+
+    real = private_api.version
+    monkeypatch.setattr(private_api, "version", lambda name: found if name == package else real(name))
+    with pytest.warns(UserWarning, match=f"{package} .*was not tested") as caught:
+        assert not private_api.fast_launch()
+        assert not private_api.fast_launch()
+        private_api.fast_launch.cache_clear()
+        assert not private_api.fast_launch()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("found", ["3.5.1", "3.6.0", "3.9.0+git1234"])
+def test_tested_versions_launch_fast(found: str, monkeypatch: pytest.MonkeyPatch, modes_anew: None) -> None:
+    from fastweights.kernels.runtime import private_api
+
+    monkeypatch.setattr(private_api, "TESTED", {"triton": ((3, 5), (3, 9))})
+    monkeypatch.setattr(private_api, "version", lambda name: found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert private_api.fast_launch()
+
+
+def test_the_environment_asks_for_plain_launches(monkeypatch: pytest.MonkeyPatch, modes_anew: None) -> None:
+    from fastweights.kernels.runtime import private_api
+
+    monkeypatch.setenv("FASTWEIGHTS_LAUNCH", "plain")
+    assert not private_api.fast_launch()
+
+
+def test_the_newest_ptxas_serves() -> None:
     from triton import knobs
 
-    from fastweights.kernels.runtime.compiling import newest_assembler
+    from fastweights.kernels.runtime.private_api import newest_ptxas, ptxas_is_safe
 
     tools = [getattr(knobs.nvidia, name, None) for name in ("ptxas", "ptxas_blackwell")]
     versions = {tool.version for tool in tools if tool is not None}
     before = knobs.nvidia.ptxas.path
-    with newest_assembler():
+    with newest_ptxas():
         assert knobs.nvidia.ptxas.version == max(versions, key=lambda v: [int(part) for part in v.split(".")])
     assert knobs.nvidia.ptxas.path == before
+    assert ptxas_is_safe()
 
 
-def test_the_users_assembler_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_ptxas_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
-    from fastweights.kernels.runtime.compiling import newest_assembler
+    from fastweights.kernels.runtime.private_api import newest_ptxas
 
     before = knobs.nvidia.ptxas.path
     monkeypatch.setenv("TRITON_PTXAS_PATH", before)
-    with newest_assembler():
+    with newest_ptxas():
         assert knobs.nvidia.ptxas.path == before
 
 
-def test_kernels_of_others_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton names what it compiles by the first assembler it asks, once a process."""
+@pytest.mark.parametrize(("version", "safe"), [("12.8", False), ("12.9", True), ("13.0", True)])
+def test_hopper_tiles_need_a_ptxas_that_computes_right(
+    version: str, safe: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU with large shared memory gets the smaller tiles where ptxas is too old."""
+    from fastweights.kernels.chunk import sizes
+    from fastweights.kernels.runtime import private_api
+
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "the user's own")
+    knobs = mock.Mock()
+    knobs.nvidia.ptxas.version = version
+    monkeypatch.setattr(private_api, "_knobs", lambda: knobs)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: mock.Mock(shared_memory_per_block_optin=227 * 1024)
+    )
+    for cached in (private_api.ptxas_is_safe, sizes.has_large_shared_memory):
+        cached.cache_clear()
+    try:
+        assert private_api.ptxas_is_safe() is safe
+        assert sizes.has_large_shared_memory(torch.device("cuda", 0)) is safe
+    finally:
+        for cached in (private_api.ptxas_is_safe, sizes.has_large_shared_memory):
+            cached.cache_clear()
+
+
+def test_kernels_of_others_keep_their_cache_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton names what it compiles by the first ptxas it asks, once per process."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import get_ptxas_version
     from triton.compiler import make_backend
     from triton.runtime.driver import driver
 
-    from fastweights.kernels.runtime.compiling import name_as_before, newest_assembler
+    from fastweights.kernels.runtime.private_api import keep_cache_key, newest_ptxas
 
-    def named() -> str:
+    def cache_key() -> str:
         return make_backend(GPUTarget("cuda", 90, 32)).hash()
 
     get_ptxas_version.cache_clear()
     make_backend(GPUTarget("cuda", 90, 32)).hash.cache_clear()
-    theirs = named()
+    theirs = cache_key()
     get_ptxas_version.cache_clear()
     make_backend(GPUTarget("cuda", 90, 32)).hash.cache_clear()
     described = mock.Mock()
     described.get_current_target.return_value = GPUTarget("cuda", 90, 32)
     monkeypatch.setattr(driver, "_active", described)
-    name_as_before()
-    with newest_assembler():
-        assert named() == theirs
+    keep_cache_key()
+    with newest_ptxas():
+        assert cache_key() == theirs
 
 
 def test_tensors_are_aligned() -> None:

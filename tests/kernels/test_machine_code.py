@@ -58,8 +58,8 @@ def on_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def tiles_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles as that GPU gets them."""
-    roomy = "capability" not in request.fixturenames or request.getfixturevalue("capability") >= 90
-    monkeypatch.setattr("fastweights.kernels.chunk.sizes.is_roomy", lambda device: roomy)
+    large = "capability" not in request.fixturenames or request.getfixturevalue("capability") >= 90
+    monkeypatch.setattr("fastweights.kernels.chunk.sizes.has_large_shared_memory", lambda device: large)
 
 
 def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> None:
@@ -117,7 +117,9 @@ def test_small_tiles_are_assembled_right() -> None:
     call = partial(
         launch, KERNEL_CASES["delta_rule-channel-write"], 20, time=256, heads=2, with_states=False, value=37, groups=3
     )
-    kernels = [one for one in recorded(call) if one.kernel.__name__ in ("prepare", "channel_gradients")]
+    kernels = [
+        one for one in recorded(call) if one.kernel.__name__ in ("wy_transform_channel", "chunk_gradients_channel")
+    ]
     assert len(kernels) == 4
     for one in kernels:
         instructions = one.compile(90).instructions

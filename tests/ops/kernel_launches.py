@@ -44,10 +44,10 @@ class Compilation(NamedTuple):
         import triton
         from triton.backends.compiler import GPUTarget
 
-        from fastweights.kernels.runtime.compiling import newest_assembler
+        from fastweights.kernels.runtime.private_api import newest_ptxas
 
         source = triton.compiler.ASTSource(self.kernel, self.signature, self.constexprs, self.attrs)
-        with newest_assembler():
+        with newest_ptxas():
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
         return Compiled(compiled.metadata.shared, compiled.asm["cubin"])
 
@@ -83,30 +83,25 @@ def recorded(call: Callable[[], object]) -> Iterator[Compilation]:
     """The kernels that `call` launches, each form once."""
     from triton.runtime.jit import JITFunction
 
-    from fastweights.kernels.runtime.jit import Kernel
-
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def run(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> Any:
         launches.append((kernel, args, kwargs))
         return mock.Mock()
 
-    with (
-        kinds_anew(),
-        mock.patch.object(JITFunction, "run", run),
-        mock.patch.object(Kernel, "key", lambda *given: object()),  # nothing is compiled yet
-    ):
+    with plans_anew(), mock.patch.object(JITFunction, "run", run):
         call()
     found = [_compilation(*launch) for launch in launches]
     yield from {one.key: one for one in found}.values()
 
 
 @contextmanager
-def kinds_anew() -> Iterator[None]:
-    """Calls inside are not of a kind that is known, nor are those afterwards of a kind known from inside."""
-    from fastweights.kernels.runtime import call
+def plans_anew() -> Iterator[None]:
+    """Inside, no launch plan and no compiled kernel is known, and none is kept afterwards."""
+    from fastweights.kernels.runtime import launch_plan
 
-    with mock.patch.object(call, "_call", lru_cache(call.Call)):
+    plans = lru_cache(launch_plan.CallPlans)
+    with mock.patch.object(launch_plan, "_plans", plans), mock.patch.object(launch_plan, "_compiled", {}):
         yield
 
 

@@ -1,109 +1,129 @@
 """Linear attention and the delta rules by kernels: the launches of a backward.
 
-What the forward keeps is in `Saved`; all else is computed again.
+`SavedForBackward` holds what the forward keeps; everything else is computed again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 
-from ..runtime.packing import CHUNK
-from ..runtime.workspace import Buffer
-from .channel_decay import channel_gradients
-from .forward import join_segments, solved, steps
-from .gradients import gradients
-from .output import value_gradient
-from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients
-from .reduce import sum_up
-from .sizes import Inputs, Plan, Saved, heads
-from .state import walk_back
+from ..packing import CHUNK
+from ..runtime.launch_plan import Recorder
+from ..runtime.workspace import TensorSpec
+from .channel_decay import chunk_gradients_channel
+from .forward import ChunkOperands, Options, join_segments, pass_state, transform_chunks
+from .gradients import chunk_gradients
+from .key_energy import WriteKeyGrads, preconditioner_grads, record_write_key_grads
+from .output import value_grads
+from .reduce import reduce_grads
+from .sizes import ChunkSizes, KernelInputs, SavedForBackward
+from .state import chunk_state_backward
 
 
 def backward(
-    x: Inputs, plan: Plan, scale: float, bound: float, eps: float, saved: Saved,
-    do: Buffer, dS_end: Buffer | None, dA_end: Buffer | None, states: bool,
-) -> Inputs:  # fmt: skip
-    """The gradient of every input, of q, k and the preconditioner's gates for every value head; those of the initial states where
-    `states`."""
-    where, N, HV, K, V = plan.where, plan.sequences.count, plan.HV, plan.K, plan.V
-    float32 = torch.float32
-    written = solved(x, plan, saved, scale, bound, eps, known=True)
-    h = steps(x, plan, written, saved, saved.starts if plan.segment else x.S, None, known=True)
+    recorder: Recorder, x: KernelInputs, device: torch.device, options: Options, saved: SavedForBackward,
+    output_grads: Sequence[Any], state_grads: bool,
+) -> KernelInputs:  # fmt: skip
+    """The gradient of every input; those of q, k and the preconditioner's gates per value head."""
+    scale, bound, eps = options
+    do, dS_end, dA_end = output_grads
+    sizes = ChunkSizes(x, device)
+    HV, K, V, float32 = sizes.HV, sizes.K, sizes.V, torch.float32
+    chunks = transform_chunks(recorder, x, sizes, saved, scale, reuse_saved=True)
+    h = pass_state(recorder, sizes, chunks, saved, saved.starts if sizes.segment else x.S, None, reuse_saved=True)
 
-    M = where.M
-    wide = {"HEADS_Q": heads(plan, written.q), "HEADS_K": heads(plan, written.keys), "DECAY": plan.decay}
-    dv, du = plan.tokenwise(HV, V), None
-    dP = plan.tokenwise(HV, CHUNK)
+    place = saved.chunk_table, sizes.T
+    dv, du = sizes.per_token(HV, V), None
+    dP = sizes.per_token(HV, CHUNK)
+    shared = {
+        "K": K, "V": V, "HEADS_Q": sizes.group(chunks.q), "HEADS_K": sizes.group(chunks.write_key), "DECAY": sizes.decay,
+        "PRECISION": sizes.precision,
+    }  # fmt: skip
 
-    def ask(out: Buffer, states: Buffer | None) -> None:
+    def through_scores(out: TensorSpec, dh: TensorSpec | None) -> None:
         """P^T dO, or with the states' gradients all of dV; and dP."""
-        plan.launch(
-            value_gradient, (M, HV),
-            written.q, written.keys, written.u, do, saved.G, written.P, states, out, dP, where.chunks, scale, plan.H, HV,
-            K=K, V=V, **wide, STATES=states is not None, PRECISION=plan.precision,
-            **plan.options("value_gradient", "BK", "BV"),
+        recorder.launch(
+            value_grads, (sizes.M, HV),
+            chunks.q, chunks.write_key, chunks.u, do, saved.G, chunks.P, dh, out, dP, *place, scale, sizes.H, HV,
+            **shared, STATES=dh is not None, **sizes.tile_options("value_grads", "BK", "BV"),
         )  # fmt: skip
 
-    if plan.delta:
-        du = plan.tokenwise(HV, V)
-        ask(du, None)
-    dh = plan.new(M, HV, K, V)
-    dS = plan.new(N, HV, K, V, dtype=float32) if states else None
-    tile = plan.tile["walk_back"]
+    if sizes.delta:
+        du = sizes.per_token(HV, V)
+        through_scores(du, None)
+    dh, dS = pass_state_back(recorder, x, sizes, chunks, saved, scale, do, du, dS_end, state_grads, shared)
+    if not sizes.delta:
+        through_scores(dv, dh)
 
-    def back(start: Buffer | None, end: Buffer | None, summary: bool) -> None:
-        plan.launch(
-            walk_back, (-(-V // tile.BV) * where.P, HV),
-            written.q, written.keys, written.W, saved.T, du, do, saved.G, written.last_gate, start, dh, end, where.segments,
-            scale, plan.H, HV, K=K, PK=tile.BK, V=V, BV=tile.BV, **wide, DELTA=plan.delta, STARTED=start is not None,
-            ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, PRECISION=plan.precision,
+    channel = sizes.decay == 2
+    parts = -(-K // sizes.tile["chunk_gradients_channel" if channel else "chunk_gradients"].BK)
+    dq, dk = sizes.per_token(HV, K), sizes.per_token(HV, K)
+    dw = sizes.per_token(HV, K) if sizes.writes else None
+    dg = sizes.per_token(HV, K, dtype=float32) if channel else None
+    gate_grads = sizes.empty(
+        parts, 2, *sizes.rows, HV, dtype=float32
+    )  # of beta and g, partial sums over the key channels
+    stride = prod(gate_grads.shape[1:])
+    common = {
+        "K": K, "V": V, "HEADS_BETA": sizes.group(x.beta), "HEADS_W": sizes.group(chunks.plain_write_key),
+        "WRITE": sizes.writes, "DELTA": sizes.delta, "PRECISION": sizes.precision,
+    }  # fmt: skip
+    if channel:
+        for name in ("chunk_gradients_channel", "chunk_gradients_channel_halves"):
+            recorder.launch(
+                chunk_gradients_channel, (parts * sizes.M, HV),
+                x.q, x.k, chunks.plain_write_key, x.v, x.beta, x.g, chunks.last_gate, chunks.u, du, do, dP, h, dh, *place,
+                scale, dq, dk, dw, dv, gate_grads, dg, stride, sizes.H, HV, HEADS_G=sizes.group(x.g),
+                FLAT=name == "chunk_gradients_channel", **common, **sizes.tile_options(name, "BK", "BV"),
+            )  # fmt: skip
+    else:
+        recorder.launch(
+            chunk_gradients, (parts * sizes.M, HV),
+            x.q, x.k, chunks.plain_write_key, x.v, x.beta, saved.G, chunks.u, du, do, dP, h, dh, *place, scale,
+            dq, dk, dw, dv, gate_grads, stride, sizes.H, HV, DECAY=sizes.decay, **common,
+            **sizes.tile_options("chunk_gradients", "BK", "BV"),
+        )  # fmt: skip
+    dprecond_g = dprecond_beta = center_grads = dA = None
+    if sizes.precond and dw is not None:
+        grads = WriteKeyGrads.empty(sizes, reuse=dw)
+        center_grads = grads.center
+        record_write_key_grads(recorder, x, sizes, saved, dw, dk, grads, bound, eps, add=True)
+        dprecond_g, dprecond_beta, dA = preconditioner_grads(recorder, x, sizes, saved, grads, dk, dA_end, state_grads)
+    dbeta, dg_head, dcenter = reduce_grads(recorder, x, sizes, saved, gate_grads, center_grads)
+    return KernelInputs(
+        dq, dk, dv, dbeta, dg if channel else dg_head, None if x.write_key is None else dw, None if x.S is None else dS,
+        dprecond_g, dprecond_beta, dcenter, None if x.A is None else dA,
+    )  # fmt: skip
+
+
+def pass_state_back(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, chunks: ChunkOperands, saved: SavedForBackward, scale: float,
+    do: TensorSpec, du: TensorSpec | None, dS_end: TensorSpec | None, state_grads: bool, shared: dict[str, object],
+) -> tuple[TensorSpec, TensorSpec | None]:  # fmt: skip
+    """The gradients of the states at the chunks' ends [M, HV, K, V], and with state_grads of the initial states. du, the
+    gradient of u from inside the chunks, becomes T^T of all of it."""
+    HV, K, V, float32 = sizes.HV, sizes.K, sizes.V, torch.float32
+    dh = sizes.empty(sizes.M, HV, K, V)
+    dS = sizes.empty(sizes.N, HV, K, V, dtype=float32) if state_grads else None
+    tile = sizes.tile["chunk_state_backward"]
+
+    def launch(start: TensorSpec | None, end: TensorSpec | None, summary: bool) -> None:
+        recorder.launch(
+            chunk_state_backward, (-(-V // tile.BV) * sizes.P, HV),
+            chunks.q, chunks.write_key, chunks.W, saved.T, du, do, saved.G, chunks.last_gate, start, dh, end,
+            saved.segment_table, sizes.T, sizes.segment_tokens, scale, sizes.H, HV, PK=tile.BK, BV=tile.BV, **shared,
+            DELTA=sizes.delta, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,
             num_warps=tile.num_warps,
         )  # fmt: skip
 
-    if plan.segment is not None:
-        ends = plan.new(*saved.starts.shape, dtype=float32)
-        back(None, ends, summary=True)
-        join_segments(plan, ends, saved.transitions, dS_end, back=True)
+    if sizes.segment is not None:
+        ends = sizes.empty(*saved.starts.shape, dtype=float32)
+        launch(None, ends, summary=True)
+        join_segments(recorder, x, sizes, ends, saved.transitions, dS_end, back=True)
         dS_end = ends
-    back(dS_end, dS, summary=False)
-    if not plan.delta:
-        ask(dv, dh)
-
-    channel = plan.decay == 2
-    parts = -(-K // plan.tile["channel_gradients" if channel else "gradients"].BK)
-    dq, dk = plan.tokenwise(HV, K), plan.tokenwise(HV, K)
-    dw = plan.tokenwise(HV, K) if plan.writes else None
-    dg = plan.tokenwise(HV, K, dtype=float32) if channel else None
-    to_gates = plan.new(parts, 2, *plan.rows, HV, dtype=float32)  # of beta and g, parts of sums over the key channels
-    apart = prod(to_gates.shape[1:])
-    common = {
-        "K": K, "V": V, "HEADS_BETA": heads(plan, x.beta), "HEADS_W": heads(plan, written.writes), "WRITE": plan.writes,
-        "DELTA": plan.delta, "PRECISION": plan.precision,
-    }  # fmt: skip
-    if channel:
-        for name in ("channel_gradients", "channel_halves"):
-            plan.launch(
-                channel_gradients, (parts * M, HV),
-                x.q, x.k, written.writes, x.v, x.beta, x.g, written.last_gate, written.u, du, do, dP, h, dh, where.chunks,
-                scale, dq, dk, dw, dv, to_gates, dg, apart, plan.H, HV, HEADS_G=heads(plan, x.g),
-                FLAT=name == "channel_gradients", **common, **plan.options(name, "BK", "BV"),
-            )  # fmt: skip
-    else:
-        plan.launch(
-            gradients, (parts * M, HV),
-            x.q, x.k, written.writes, x.v, x.beta, saved.G, written.u, du, do, dP, h, dh, where.chunks, scale,
-            dq, dk, dw, dv, to_gates, apart, plan.H, HV, DECAY=plan.decay, **common, **plan.options("gradients", "BK", "BV"),
-        )  # fmt: skip
-    dprecond_g = dprecond_beta = to_center = dA = None
-    if plan.precond and dw is not None:
-        asked = Asked.of(plan, dw)
-        to_center = asked.to_center
-        ask_preconditioner(x, plan, saved.gram, dw, dk, asked, bound, eps)
-        dprecond_g, dprecond_beta, dA = preconditioner_gradients(x, plan, saved.gram, asked, dk, dA_end, states)
-    dbeta, of_g, dcenter = sum_up(x, plan, to_gates, to_center)
-    return Inputs(
-        dq, dk, dv, dbeta, dg if channel else of_g, None if x.write_key is None else dw, None if x.S is None else dS,
-        dprecond_g, dprecond_beta, dcenter, None if x.A is None else dA,
-    )  # fmt: skip
+    launch(dS_end, dS, summary=False)
+    return dh, dS

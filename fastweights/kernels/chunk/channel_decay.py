@@ -11,22 +11,23 @@ No pair's value depends on later tokens, but for which of the two forms is taken
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from ..math import clamped, is_bad, of_tokens
-from ..runtime.jit import jit
+from ..packing import chunk_place
 from .gradients import over_values
 from .wy import causal_inverse, weighted
 
 
-@jit
+@triton.jit
 def border(half):
     """By halves: the last token of the left half of every token's pair of halves [64]."""
     i = tl.arange(0, 64)
     return (i & -(2 * half)) + (half - 1)
 
 
-@jit
+@triton.jit
 def meeting(G, at_border, half):
     """By halves: the factor of every token [64, channels], given G at its border, and which pairs (i, j) meet [64, 64]."""
     i = tl.arange(0, 64)
@@ -34,19 +35,21 @@ def meeting(G, at_border, half):
     return tl.exp2(-tl.abs(G - at_border)), pairs
 
 
-@jit(aligned=True)
-def prepare(
-    q, k, write_key, v, beta, g, inverse, Qd, Ke, P, W, U, last_gate, chunks, scale, H, HV,
+@triton.jit(do_not_specialize=["time"])
+def wy_transform_channel(
+    q, k, write_key, v, beta, g, inverse, Qd, Ke, P, W, U, last_gate, chunks, time, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
-    WRITE: tl.constexpr, DELTA: tl.constexpr, KNOWN: tl.constexpr, PRECISION: tl.constexpr,
+    WRITE: tl.constexpr, DELTA: tl.constexpr, REUSE_SAVED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one head: Qd = scale Q exp(G) and Ke = KW exp(G_last - G) [BT, HV, K], P = scale tril(Q exp(G) (KW exp(-G))^T)
-    [BT, HV, 64], last_gate = G_last [M, HV, K] and with DELTA what `solve` finds: T, U, W. KNOWN: T and U are there."""
+    [BT, HV, 64], last_gate = G_last [M, HV, K] and with DELTA what `solve` finds: T, U, W. REUSE_SAVED: T and U are there."""
     m, head = tl.program_id(0), tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
     i = tl.arange(0, 64)
-    live = i < tl.load(chunks + 2 * m + 1)
+    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     key_start = (first * H + head // (HV // H)) * K
@@ -82,7 +85,7 @@ def prepare(
         if lost < 2 * MIDDLE:
             right = tl.trans((writes * tl.exp2(-MIDDLE - G)).to(writes.dtype))
             scores = tl.dot(left.to(queries.dtype), right, scores, input_precision=PRECISION)
-            if DELTA and not KNOWN:
+            if DELTA and not REUSE_SAVED:
                 A = tl.dot(left_k.to(queries.dtype), right, A, input_precision=PRECISION)
         else:
             own = tl.sum(queries.to(tl.float32) * writes.to(tl.float32), 1) * scale
@@ -94,7 +97,7 @@ def prepare(
                 right = tl.trans((writes * factor).to(writes.dtype))
                 met = tl.dot((queries * (factor * scale)).to(queries.dtype), right, input_precision=PRECISION)
                 scores += tl.where(pairs, met, 0.0)
-                if DELTA and not KNOWN:
+                if DELTA and not REUSE_SAVED:
                     met = tl.dot((keys * factor).to(keys.dtype), right, input_precision=PRECISION)
                     A += tl.where(pairs, met, 0.0)
                 half = half // 2
@@ -103,7 +106,7 @@ def prepare(
     tl.store(P + at_square, scores.to(P.dtype.element_ty), live[:, None])
     if DELTA:
         gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
-        if KNOWN:
+        if REUSE_SAVED:
             T = tl.load(inverse + at_square, live[:, None], 0.0).to(tl.float32)
         else:
             A = tl.where((i[:, None] > i[None, :]) & live[:, None], A * gain[:, None], 0.0)
@@ -111,7 +114,7 @@ def prepare(
             tl.store(inverse + at_square, T.to(inverse.dtype.element_ty), live[:, None])
         T = tl.where(i[:, None] >= i[None, :], T, 0.0)
         row_bad = is_bad(tl.sum(T, 1))
-        if not KNOWN:
+        if not REUSE_SAVED:
             for v0 in tl.static_range(0, V, BV):
                 c = v0 + tl.arange(0, BV)
                 at = start * V + row[:, None] * V + c[None, :]
@@ -125,13 +128,13 @@ def prepare(
             at = start * K + row[:, None] * K + c[None, :]
             here = live[:, None] & (c < K)[None, :]
             keys = tl.load(W + at, here, 0.0).to(U.dtype.element_ty)
-            w = weighted(T, gain, keys, row_bad, KNOWN, True, PRECISION)
+            w = weighted(T, gain, keys, row_bad, REUSE_SAVED, True, PRECISION)
             tl.store(W + at, w.to(W.dtype.element_ty), here)
 
 
-@jit(aligned=True)
-def channel_gradients(
-    q, k, write_key, v, beta, g, last_gate, u, z, do, dP, h, dh, chunks, scale,
+@triton.jit(do_not_specialize=["time", "rows"])
+def chunk_gradients_channel(
+    q, k, write_key, v, beta, g, last_gate, u, z, do, dP, h, dh, chunks, time, scale,
     dq, dk, dw, dv, to_gates, dg, rows, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
@@ -143,8 +146,9 @@ def channel_gradients(
     the part of a pair that stands on both sides of a token cancels in it."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
-    count = tl.load(chunks + 2 * m + 1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
     i = tl.arange(0, 64)
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
@@ -196,6 +200,8 @@ def channel_gradients(
         to_G -= right * to_w
         to_w *= down
     else:
+        tl.store(dg + start * K + at_row, G, here)  # to be read at the borders, in fewer registers than tl.gather takes
+        tl.debug_barrier()
         queries = tl.load(q + key_start + at_key, here, 0.0)
         keys = tl.load(k + key_start + at_key, here, 0.0)
         to_q *= tl.exp2(G) * scale
@@ -205,8 +211,6 @@ def channel_gradients(
         to_G = queries * to_q - writes * to_w
         if DELTA:
             to_G += keys * (to_k * gain[:, None])
-        tl.store(dg + start * K + at_row, G, here)  # to be read at the borders, in fewer registers than tl.gather takes
-        tl.debug_barrier()
         half = 32
         while half > 0:
             last_left = tl.minimum(border(half), count - 1)[:, None] * (HV * K) + c[None, :]

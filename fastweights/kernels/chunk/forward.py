@@ -1,6 +1,6 @@
 """Linear attention and the delta rules by kernels: the launches of a forward, most of which a backward repeats.
 
-Buffers [BT, HV, ...] count the tokens of all rows through, [M, HV, ...] the chunks, [P, HV, ...] the segments (see `tables`).
+Tensors [BT, HV, ...] count the tokens of all rows through, [M, HV, ...] the chunks, [P, HV, ...] the segments (see packing.py).
 """
 
 from __future__ import annotations
@@ -9,113 +9,131 @@ from typing import NamedTuple
 
 import torch
 
-from ..runtime.packing import CHUNK
-from ..runtime.workspace import Buffer
-from .channel_decay import prepare
-from .cumsum import cumulate
-from .output import output
-from .preconditioner import start_preconditioner, write_all_keys
-from .sizes import Inputs, Plan, Saved, heads
-from .state import join, walk
-from .tiles import padded
-from .wy import solve
+from ..math import padded
+from ..packing import CHUNK
+from ..runtime.launch_plan import Recorder
+from ..runtime.workspace import TensorSpec
+from .channel_decay import wy_transform_channel
+from .cumsum import chunk_cumsum
+from .key_energy import record_key_energy, record_write_keys
+from .output import chunk_output
+from .sizes import ChunkSizes, KernelInputs, SavedForBackward
+from .state import chunk_state, combine_segments
+from .wy import wy_transform
+
+Options = tuple[float, ...]  # scale of q, bound and eps of the preconditioner
+
+
+def shapes(
+    x: KernelInputs, device: torch.device, final: bool
+) -> tuple[tuple[TensorSpec | None, ...], SavedForBackward]:
+    """o and the final S and A (None unless `final`), and what a backward needs."""
+    sizes = ChunkSizes(x, device)
+    return (sizes.per_token(sizes.HV, sizes.V), *sizes.final_states(final)), sizes.saved()
 
 
 def forward(
-    x: Inputs, plan: Plan, scale: float, bound: float, eps: float, final: bool
-) -> tuple[tuple[Buffer | None, ...], Saved]:  # fmt: skip
-    """o and the final S and A (None unless `final`), and what backward keeps."""
-    HV, K, V = plan.HV, plan.K, plan.V
-    saved, (S_end, A_end) = plan.saved(), plan.ends(final)
-    o = plan.tokenwise(HV, V)
-    if plan.precond:
-        start_preconditioner(x, plan, saved.gram, A_end)
-    written = solved(x, plan, saved, scale, bound, eps, known=False)
-    if plan.segment is not None:
-        steps(x, plan, written, saved, None, None, summary=True)
-        join_segments(plan, saved.starts, saved.transitions, x.S, back=False)
-    h = steps(x, plan, written, saved, saved.starts if plan.segment else x.S, S_end)
-    grid = (-(-V // plan.tile["output"].BV) * plan.where.M, HV)
-    plan.launch(
-        output, grid,
-        written.q, written.keys, written.u, saved.G, written.P, h, o, plan.where.chunks, scale, plan.H, HV, K=K, V=V,
-        HEADS_Q=heads(plan, written.q), HEADS_K=heads(plan, written.keys), DECAY=plan.decay, PRECISION=plan.precision,
-        **plan.options("output", "BK", "BV"),
+    recorder: Recorder, x: KernelInputs, device: torch.device, options: Options, final: bool
+) -> tuple[tuple[TensorSpec | None, ...], SavedForBackward]:  # fmt: skip
+    scale, bound, eps = options
+    sizes = ChunkSizes(x, device)
+    HV, K, V = sizes.HV, sizes.K, sizes.V
+    (o, S_end, A_end), saved = shapes(x, device, final)
+    sizes.record_tables(recorder, x, saved)
+    if sizes.precond:
+        record_key_energy(recorder, x, sizes, saved, A_end)
+        record_write_keys(recorder, x, sizes, saved, bound, eps)
+    chunks = transform_chunks(recorder, x, sizes, saved, scale, reuse_saved=False)
+    if sizes.segment is not None:
+        pass_state(recorder, sizes, chunks, saved, None, None, summary=True)
+        join_segments(recorder, x, sizes, saved.starts, saved.transitions, x.S, back=False)
+    h = pass_state(recorder, sizes, chunks, saved, saved.starts if sizes.segment else x.S, S_end)
+    grid = (-(-V // sizes.tile["chunk_output"].BV) * sizes.M, HV)
+    recorder.launch(
+        chunk_output, grid,
+        chunks.q, chunks.write_key, chunks.u, saved.G, chunks.P, h, o, saved.chunk_table, sizes.T, scale, sizes.H, HV,
+        K=K, V=V, HEADS_Q=sizes.group(chunks.q), HEADS_K=sizes.group(chunks.write_key), DECAY=sizes.decay,
+        PRECISION=sizes.precision, **sizes.tile_options("chunk_output", "BK", "BV"),
     )  # fmt: skip
     return (o, S_end, A_end), saved
 
 
-class Written(NamedTuple):
-    """What the walks and the outputs take: queries, keys written along, W, u (before the walk U); the write keys as they are;
-    with decays a channel, where queries and keys come decayed, P [BT, HV, 64] and G at the chunks' ends [M, HV, K]."""
+class ChunkOperands(NamedTuple):
+    """What the state pass and the outputs take: queries and write keys, W, u (before the state pass U), and the write keys as
+    they are; with a decay per channel q and write_key come decayed, with P [BT, HV, 64] and G at the chunks' ends [M, HV, K]."""
 
-    q: Buffer
-    keys: Buffer
-    W: Buffer | None
-    u: Buffer
-    writes: Buffer
-    P: Buffer | None = None
-    last_gate: Buffer | None = None
+    q: TensorSpec
+    write_key: TensorSpec
+    W: TensorSpec | None
+    u: TensorSpec
+    plain_write_key: TensorSpec
+    P: TensorSpec | None = None
+    last_gate: TensorSpec | None = None
 
 
-def solved(
-    x: Inputs, plan: Plan, saved: Saved, scale: float, bound: float, eps: float, known: bool
-) -> Written:  # fmt: skip
-    """The chunks' own part. known: what is saved is there already, u as well."""
-    HV, K, V, grid = plan.HV, plan.K, plan.V, (plan.where.M, plan.HV)
-    keys = x.k if x.write_key is None else x.write_key
-    if plan.precond:
-        if not known:
-            write_all_keys(x, plan, saved.gram, bound, eps, saved.writes)
-        keys = saved.writes
-    gates = {"HEADS_G": heads(plan, x.g), "HEADS_BETA": heads(plan, x.beta), "HEADS_W": heads(plan, keys)}
-    W = plan.tokenwise(HV, K) if plan.delta else None
+def transform_chunks(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, scale: float, reuse_saved: bool
+) -> ChunkOperands:  # fmt: skip
+    """What depends on one chunk alone. reuse_saved: `saved` is filled already, u included."""
+    HV, K, V, grid = sizes.HV, sizes.K, sizes.V, (sizes.M, sizes.HV)
+    keys = saved.write_keys if sizes.precond else x.k if x.write_key is None else x.write_key
+    gates = {"HEADS_G": sizes.group(x.g), "HEADS_BETA": sizes.group(x.beta), "HEADS_W": sizes.group(keys)}
+    place = saved.chunk_table, sizes.T
+    W = sizes.per_token(HV, K) if sizes.delta else None
     u = x.v if saved.u is None else saved.u
-    if plan.decay == 2:
-        Qd, Ke = (plan.tokenwise(HV, K) for _ in range(2))
-        P, last_gate = plan.tokenwise(HV, CHUNK), plan.new(plan.where.M, HV, K, dtype=torch.float32)
-        plan.launch(
-            prepare, grid, x.q, x.k, keys, x.v, x.beta, x.g, saved.T, Qd, Ke, P, W, u, last_gate, plan.where.chunks, scale,
-            plan.H, HV, K=K, V=V, **gates, WRITE=plan.writes, DELTA=plan.delta, KNOWN=known, PRECISION=plan.precision,
-            **plan.options("prepare", "BK", "BV"),
+    if sizes.decay == 2:
+        Qd, Ke = (sizes.per_token(HV, K) for _ in range(2))
+        P, last_gate = sizes.per_token(HV, CHUNK), sizes.empty(sizes.M, HV, K, dtype=torch.float32)
+        recorder.launch(
+            wy_transform_channel, grid, x.q, x.k, keys, x.v, x.beta, x.g, saved.T, Qd, Ke, P, W, u, last_gate, *place, scale,
+            sizes.H, HV, K=K, V=V, **gates, WRITE=sizes.writes, DELTA=sizes.delta, REUSE_SAVED=reuse_saved,
+            PRECISION=sizes.precision, **sizes.tile_options("wy_transform_channel", "BK", "BV"),
         )  # fmt: skip
-        return Written(Qd, Ke, W, u, keys, P, last_gate)
-    if plan.delta:
-        plan.launch(
-            solve, grid, x.k, keys, x.v, x.beta, x.g, saved.T, W, u, saved.G, plan.where.chunks,
-            plan.H, HV, K=K, V=V, **gates, WRITE=plan.writes, DECAY=plan.decay == 1, KNOWN=known, PRECISION=plan.precision,
-            **plan.options("solve_again" if known else "solve", "BK", "BV"),
+        return ChunkOperands(Qd, Ke, W, u, keys, P, last_gate)
+    if sizes.delta:
+        recorder.launch(
+            wy_transform, grid, x.k, keys, x.v, x.beta, x.g, saved.T, W, u, saved.G, *place,
+            sizes.H, HV, K=K, V=V, **gates, WRITE=sizes.writes, DECAY=sizes.decay == 1, REUSE_SAVED=reuse_saved,
+            PRECISION=sizes.precision,
+            **sizes.tile_options("wy_transform_again" if reuse_saved else "wy_transform", "BK", "BV"),
         )  # fmt: skip
-    elif plan.decay == 1 and not known:
+    elif sizes.decay == 1 and not reuse_saved:
         width = min(32, padded(HV))
-        grid = plan.where.M, -(-HV // width)
-        plan.launch(cumulate, grid, x.g, saved.G, plan.where.chunks, HV, PH=width, HEADS_G=heads(plan, x.g))
-    return Written(x.q, keys, W, u, keys)
+        recorder.launch(
+            chunk_cumsum, (sizes.M, -(-HV // width)), x.g, saved.G, *place, HV, PH=width, HEADS_G=sizes.group(x.g)
+        )
+    return ChunkOperands(x.q, keys, W, u, keys)
 
 
-def steps(
-    x: Inputs, plan: Plan, written: Written, saved: Saved, start: Buffer | None, end: Buffer | None,
-    summary: bool = False, known: bool = False,
-) -> Buffer:  # fmt: skip
-    """The walk: states at the chunks' starts [M, HV, K, V]; U becomes u, unless it is known to be already. With `summary` what
-    each segment adds, and T."""
-    HV, K, V, tile = plan.HV, plan.K, plan.V, plan.tile["walk" if plan.segment is None else "walk_segments"]
-    h = plan.new(0 if summary else plan.where.M, HV, K, V)
-    parts = -(-V // tile.BV) + (-(-K // tile.BV) if summary and plan.delta else 0)
-    grid = (parts * plan.where.P, HV)
-    plan.launch(
-        walk, grid, written.keys, written.W, written.u, saved.G, written.last_gate, start, h, saved.starts if summary else end,
-        saved.transitions, plan.where.segments, plan.H, HV, K=K, PK=tile.BK, V=V, BV=tile.BV,
-        HEADS_K=heads(plan, written.keys), DELTA=plan.delta and not known, DECAY=plan.decay, STARTED=start is not None,
-        ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages, PRECISION=plan.precision, num_warps=tile.num_warps,
+def pass_state(
+    recorder: Recorder, sizes: ChunkSizes, chunks: ChunkOperands, saved: SavedForBackward, start: TensorSpec | None,
+    end: TensorSpec | None, summary: bool = False, reuse_saved: bool = False,
+) -> TensorSpec:  # fmt: skip
+    """The states at the chunks' starts [M, HV, K, V]; U becomes u, unless reuse_saved says that it is u already. With `summary`
+    instead what each segment adds, and its transition."""
+    HV, K, V = sizes.HV, sizes.K, sizes.V
+    tile = sizes.tile["chunk_state" if sizes.segment is None else "segment_states"]
+    h = sizes.empty(0 if summary else sizes.M, HV, K, V)
+    parts = -(-V // tile.BV) + (-(-K // tile.BV) if summary and sizes.delta else 0)
+    recorder.launch(
+        chunk_state, (parts * sizes.P, HV), chunks.write_key, chunks.W, chunks.u, saved.G, chunks.last_gate, start, h,
+        saved.starts if summary else end, saved.transitions, saved.segment_table, sizes.T, sizes.segment_tokens, sizes.H, HV,
+        K=K, PK=tile.BK, V=V, BV=tile.BV, HEADS_K=sizes.group(chunks.write_key), DELTA=sizes.delta and not reuse_saved,
+        DECAY=sizes.decay, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,
+        PRECISION=sizes.precision, num_warps=tile.num_warps,
     )  # fmt: skip
     return h
 
 
-def join_segments(plan: Plan, added: Buffer, transitions: Buffer, begin: Buffer | None, back: bool) -> None:
-    tile = plan.tile["join"]
-    grid = (-(-plan.V // tile.BV) * plan.sequences.count, plan.HV)
-    plan.launch(
-        join, grid, begin, added, transitions, plan.where.spans, plan.HV, K=plan.K, PK=padded(plan.K), V=plan.V, DELTA=plan.delta,
-        BACK=back, BEGUN=begin is not None, PRECISION=plan.precision, **plan.options("join", "BK", "BV"),
+def join_segments(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, added: TensorSpec, transitions: TensorSpec,
+    begin: TensorSpec | None, back: bool,
+) -> None:  # fmt: skip
+    """Turn `added` into the state that each segment starts from."""
+    tile = sizes.tile["combine_segments"]
+    recorder.launch(
+        combine_segments, (-(-sizes.V // tile.BV) * sizes.N, sizes.HV),
+        begin, added, transitions, x.cu_seqlens, sizes.T, sizes.segment_tokens, sizes.HV, K=sizes.K, PK=padded(sizes.K),
+        V=sizes.V, DELTA=sizes.delta, BACK=back, BEGUN=begin is not None, PRECISION=sizes.precision,
+        **sizes.tile_options("combine_segments", "BK", "BV"),
     )  # fmt: skip

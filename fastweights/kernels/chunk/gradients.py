@@ -9,13 +9,14 @@ where dP and dA carry the decay of their pair, and beta where it stands in P and
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from ..math import of_tokens
-from ..runtime.jit import jit
+from ..packing import chunk_place
 
 
-@jit
+@triton.jit
 def over_values(
     u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
@@ -56,9 +57,9 @@ def over_values(
     return to_q, to_w, to_k, dA, to_beta, across
 
 
-@jit(aligned=True)
-def gradients(
-    q, k, write_key, v, beta, gate, u, z, do, dP, h, dh, chunks, scale,
+@triton.jit(do_not_specialize=["time", "rows"])
+def chunk_gradients(
+    q, k, write_key, v, beta, gate, u, z, do, dP, h, dh, chunks, time, scale,
     dq, dk, dw, dv, to_gates, rows, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
@@ -68,8 +69,9 @@ def gradients(
     the key."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
-    count = tl.load(chunks + 2 * m + 1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
     i = tl.arange(0, 64)
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers

@@ -7,33 +7,41 @@ Inside a chunk that is a masked product, so A itself is never written but at the
 
 from __future__ import annotations
 
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
 import triton.language as tl
 
-from ..math import LN2, clamped, exp2, is_bad, log2, of_tokens, reciprocal, so_far, spoiled_somewhere, without
-from ..runtime.jit import jit
+from ..math import LN2, clamped, exp2, is_bad, log2, of_tokens, padded, reciprocal, so_far, spoiled_somewhere, without
+from ..packing import chunk_place, pieces_of_sequence
+from ..runtime.launch_plan import Recorder
+from ..runtime.workspace import TensorSpec
+from .sizes import ChunkSizes, KernelInputs, SavedForBackward
 
 
-@jit
+@triton.jit
 def gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr):
     """The summed log decay (base 2) and the gain of a chunk's tokens."""
     g = of_tokens(precond_g, first, live, head, HV, HEADS_PG)
     return tl.cumsum(clamped(g), 0), of_tokens(precond_beta, first, live, head, HV, HEADS_PB)
 
 
-@jit
+@triton.jit
 def passed_on(decay, PRECISION: tl.constexpr):
     """exp(G_i - G_j) for j < i, else 0."""
     i = tl.arange(0, 64)
     return exp2(tl.where(i[:, None] > i[None, :], decay[:, None] - decay[None, :], -float("inf")), PRECISION)
 
 
-@jit
+@triton.jit
 def operand(x, dtype: tl.constexpr):
     """x as a product takes it: bfloat16 for bfloat16 inputs, else float32 (float16 lacks the range)."""
     return x.to(tl.bfloat16) if dtype == tl.bfloat16 else x
 
 
-@jit
+@triton.jit
 def past(keys, decay, beta, start, PRECISION: tl.constexpr):
     """A_i - beta_i k_i^2: what earlier tokens left to token i, from A at the chunk's start. (A token's own part is added in
     float32: gradients are differences in which it must cancel.)"""
@@ -42,7 +50,7 @@ def past(keys, decay, beta, start, PRECISION: tl.constexpr):
     return tl.dot(weights, energy, tl.exp2(decay)[:, None] * start[None, :], input_precision=PRECISION)
 
 
-@jit
+@triton.jit
 def past_with_bad_numbers(keys, decay, beta, start, PRECISION: tl.constexpr):
     """The same where a bad key spoils its own channel, and a bad gate all of them, from its token on and not before."""
     bad = is_bad(keys.to(tl.float32) * keys.to(tl.float32))
@@ -51,15 +59,17 @@ def past_with_bad_numbers(keys, decay, beta, start, PRECISION: tl.constexpr):
     return tl.where(spoiled, float("nan"), A)
 
 
-@jit(aligned=True)
-def gram_sums(
-    k, precond_g, precond_beta, sums, totals, chunks, H, HV,
+@triton.jit(do_not_specialize=["time"])
+def key_energy_sums(
+    k, precond_g, precond_beta, sums, totals, chunks, time, H, HV,
     K: tl.constexpr, PK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr,
 ):  # fmt: skip
     """What each chunk adds to A, [M, HV, K], and its log decay (base 2) [M, HV]."""
     m, head = tl.program_id(0), tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
-    live = tl.arange(0, 64) < tl.load(chunks + 2 * m + 1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    live = tl.arange(0, 64) < count
     c = tl.arange(0, PK)
     keys = tl.load(
         k + (first * H + head // (HV // H)) * K + tl.arange(0, 64)[:, None] * (H * K) + c[None, :],
@@ -75,23 +85,22 @@ def gram_sums(
     tl.store(totals + at, total)
 
 
-@jit(aligned=True)
-def gram_scan(
-    sums, totals, begin, end, edges, HV, K: tl.constexpr, BK: tl.constexpr,
+@triton.jit(do_not_specialize=["time"])
+def key_energy_scan(
+    sums, totals, begin, end, cu_seqlens, time, HV, K: tl.constexpr, BK: tl.constexpr,
     BACK: tl.constexpr, BEGUN: tl.constexpr, ENDED: tl.constexpr,
 ):  # fmt: skip
     """x <- exp(total) x + sum from chunk to chunk of a sequence, in blocks of 32; `sums` is overwritten by x before every
     chunk. BACK: from the last chunk to the first, x after every chunk."""
     n, head = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BK + tl.arange(0, BK)
-    from_chunk = tl.load(edges + n)
-    to_chunk = tl.load(edges + n + 1)
+    from_chunk, chunks = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
     at_state = (n.to(tl.int64) * HV + head) * K + c
     x = tl.load(begin + at_state, c < K, 0.0).to(tl.float32) if BEGUN else tl.zeros((BK,), tl.float32)
     i = tl.arange(0, 32)
-    for step in range(0, to_chunk - from_chunk, 32):
-        live = step + i < to_chunk - from_chunk
-        m = (to_chunk - 1 - step - i) if BACK else (from_chunk + step + i)
+    for step in range(0, chunks, 32):
+        live = step + i < chunks
+        m = (from_chunk + chunks - 1 - step - i) if BACK else (from_chunk + step + i)
         at = m.to(tl.int64) * HV + head
         here = live[:, None] & (c < K)[None, :]
         added = tl.load(sums + at[:, None] * K + c[None, :], here, 0.0)
@@ -111,16 +120,18 @@ def gram_scan(
         tl.store(end + at_state, x, c < K)
 
 
-@jit(aligned=True)
+@triton.jit(do_not_specialize=["time"])
 def write_keys(
-    k, gram, precond_g, precond_beta, center, w, chunks, power, eps, H, HV,
+    k, gram, precond_g, precond_beta, center, w, chunks, time, power, eps, H, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The write keys [BT, HV, K] of one chunk, from A at its start."""
     m, head = tl.program_id(0), tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
     i = tl.arange(0, 64)
-    live = i < tl.load(chunks + 2 * m + 1)
+    live = i < count
     at_keys = k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
     decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     middle = tl.load(center + head)
@@ -140,17 +151,20 @@ def write_keys(
         tl.store(w + at, (factor * keys).to(w.dtype.element_ty), here)
 
 
-@jit(aligned=True)
-def gram_asked(
-    k, gram, dw, dA, dk, precond_g, precond_beta, center, sums, totals, dcenter, chunks, power, eps, H, HV,
-    K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
+@triton.jit(do_not_specialize=["time"])
+def key_energy_grads(
+    k, gram, dw, dA, dk, precond_g, precond_beta, center, sums, totals, dcenter, chunks, time, power, eps, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, ADD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Backwards, one chunk: what the gradient of the write keys asks of the keys directly (added to dk) and of every A_i: dA,
-    which may share memory with dw. sums, totals: as in gram_scan; dcenter [M, HV]."""
+    """Backwards, one chunk: from the gradient of the write keys to the keys directly (dk, with ADD added to what is there) and
+    to every A_i: dA, which may share memory with dw. sums, totals: as in key_energy_scan; dcenter [M, HV]."""
     m, head = tl.program_id(0), tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
     i = tl.arange(0, 64)
-    live = i < tl.load(chunks + 2 * m + 1)
+    live = i < count
     at = m.to(tl.int64) * HV + head
     decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     middle = tl.load(center + head)
@@ -172,24 +186,27 @@ def gram_asked(
         to_center -= tl.sum(dr, 1)
         asked = dr * reciprocal(A, PRECISION)
         tl.store(dA + at_row, asked.to(dA.dtype.element_ty), here)
-        tl.store(dk + at_row, (tl.load(dk + at_row, here, 0.0).to(tl.float32) + direct).to(dk.dtype.element_ty), here)
+        if ADD:
+            direct += tl.load(dk + at_row, here, 0.0).to(tl.float32)
+        tl.store(dk + at_row, direct.to(dk.dtype.element_ty), here)
         tl.store(sums + at * K + c, tl.sum(tl.exp2(decay)[:, None] * asked, 0), c < K)
     tl.store(dcenter + at, tl.sum(to_center, 0))
     tl.store(totals + at, tl.min(decay, 0))
 
 
-@jit(aligned=True)
-def gram_back(
-    k, dA, dk, gram, after, precond_g, precond_beta, dg, dbeta, chunks, H, HV,
+@triton.jit(do_not_specialize=["time"])
+def key_energy_backward(
+    k, dA, dk, gram, after, precond_g, precond_beta, dg, dbeta, chunks, time, H, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Backwards, one chunk: from what is asked of A inside the chunk and, `after` [M, HV, K], at its end, to the keys (added to
     dk) and the gates (dg, dbeta [BT, HV]). The decay of token t meets what tokens before it leave to t and later ones: of a
     pair inside the chunk both sums below hold the same number, so that it cancels exactly."""
     m, head = tl.program_id(0), tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
     i = tl.arange(0, 64)
-    count = tl.load(chunks + 2 * m + 1)
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
@@ -228,3 +245,93 @@ def gram_back(
     at_last = tl.exp2(total) * across + tl.sum(to_end, 0)
     to_decay = tl.where(i == count - 1, to_decay + at_last, to_decay)
     tl.store(dg + start + row, tl.cumsum(tl.where(live, to_decay, 0.0), 0, reverse=True), live)
+
+
+def gate_groups(x: KernelInputs, sizes: ChunkSizes) -> dict[str, Any]:
+    return {"K": sizes.K, "HEADS_PG": sizes.group(x.precond_g), "HEADS_PB": sizes.group(x.precond_beta)}
+
+
+def record_key_energy(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, end: TensorSpec | None
+) -> None:
+    """A at the start of every chunk, into saved.key_energy, and at the end of every sequence."""
+    totals = sizes.empty(sizes.M, sizes.HV, dtype=torch.float32)
+    recorder.launch(
+        key_energy_sums, (sizes.M, sizes.HV),
+        x.k, x.precond_g, x.precond_beta, saved.key_energy, totals, saved.chunk_table, sizes.T, sizes.H, sizes.HV,
+        PK=padded(sizes.K), **gate_groups(x, sizes), num_warps=4,
+    )  # fmt: skip
+    record_scan(recorder, x, sizes, saved.key_energy, totals, x.A, end, back=False)
+
+
+def record_scan(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, sums: TensorSpec, totals: TensorSpec, begin: TensorSpec | None,
+    end: TensorSpec | None, back: bool,
+) -> None:  # fmt: skip
+    width = min(32, padded(sizes.K))
+    recorder.launch(
+        key_energy_scan, (sizes.N, sizes.HV, -(-sizes.K // width)),
+        sums, totals, begin, end, x.cu_seqlens, sizes.T, sizes.HV, K=sizes.K, BK=width, BACK=back, BEGUN=begin is not None,
+        ENDED=end is not None, num_warps=4,
+    )  # fmt: skip
+
+
+def record_write_keys(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, bound: float, eps: float
+) -> None:
+    """The write keys, into saved.write_keys, from saved.key_energy."""
+    recorder.launch(
+        write_keys, (sizes.M, sizes.HV),
+        x.k, saved.key_energy, x.precond_g, x.precond_beta, x.center, saved.write_keys, saved.chunk_table, sizes.T,
+        math.log2(bound), eps, sizes.H, sizes.HV, **gate_groups(x, sizes), PRECISION=sizes.precision,
+        **sizes.tile_options("write_keys", "BK"),
+    )  # fmt: skip
+
+
+class WriteKeyGrads(NamedTuple):
+    """What the gradient of the write keys gives to A inside a chunk [BT, HV, K], and summed over a chunk to A at its start
+    [M, HV, K], to the log decays [M, HV] and to the centre [M, HV]."""
+
+    inside: TensorSpec
+    sums: TensorSpec
+    totals: TensorSpec
+    center: TensorSpec
+
+    @classmethod
+    def empty(cls, sizes: ChunkSizes, reuse: TensorSpec | None) -> WriteKeyGrads:
+        """`inside` may be the tensor to reuse, the gradient of the write keys, but 1/A may leave float16's range."""
+        shape, float32 = (sizes.M, sizes.HV, sizes.K), torch.float32
+        if reuse is None or sizes.dtype == torch.float16:
+            reuse = sizes.per_token(sizes.HV, sizes.K, dtype=float32 if sizes.dtype == torch.float16 else None)
+        return cls(reuse, *(sizes.empty(*dims, dtype=float32) for dims in (shape, shape[:2], shape[:2])))
+
+
+def record_write_key_grads(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, dw: TensorSpec, dk: TensorSpec,
+    grads: WriteKeyGrads, bound: float, eps: float, add: bool,
+) -> None:  # fmt: skip
+    """Fill `grads`; dk takes what reaches the keys directly, with `add` beside what it holds."""
+    recorder.launch(
+        key_energy_grads, (sizes.M, sizes.HV),
+        x.k, saved.key_energy, dw, grads.inside, dk, x.precond_g, x.precond_beta, x.center, grads.sums, grads.totals,
+        grads.center, saved.chunk_table, sizes.T, math.log2(bound), eps, sizes.H, sizes.HV, **gate_groups(x, sizes), ADD=add,
+        PRECISION=sizes.precision, **sizes.tile_options("key_energy_grads", "BK"),
+    )  # fmt: skip
+
+
+def preconditioner_grads(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, grads: WriteKeyGrads, dk: TensorSpec,
+    dA_end: TensorSpec | None, state_grads: bool,
+) -> tuple[TensorSpec, TensorSpec, TensorSpec | None]:  # fmt: skip
+    """The gradients of g and beta [BT, HV], and with state_grads of the initial A; what reaches the keys through A is added to
+    dk."""
+    dA = sizes.empty(sizes.N, sizes.HV, sizes.K, dtype=torch.float32) if state_grads else None
+    record_scan(recorder, x, sizes, grads.sums, grads.totals, dA_end, dA, back=True)
+    dg, dbeta = (sizes.per_token(sizes.HV, dtype=torch.float32) for _ in range(2))
+    recorder.launch(
+        key_energy_backward, (sizes.M, sizes.HV),
+        x.k, grads.inside, dk, saved.key_energy, grads.sums, x.precond_g, x.precond_beta, dg, dbeta, saved.chunk_table, sizes.T,
+        sizes.H, sizes.HV, **gate_groups(x, sizes), PRECISION=sizes.precision,
+        **sizes.tile_options("key_energy_backward", "BK"),
+    )  # fmt: skip
+    return dg, dbeta, dA

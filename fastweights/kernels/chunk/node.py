@@ -10,74 +10,76 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...ops.framework.sequences import Sequences, check_cu_seqlens
+from ...ops.framework.sequences import Sequences
 from ...ops.framework.traced import owned
 from ..availability import aligned, on_device_of
 from ..recurrent.decode import Preconditioner, decode
-from ..runtime.call import Call, Rule, call_of
-from .backward import backward
-from .forward import forward
-from .sizes import Inputs, Plan
+from ..runtime.launch_plan import CallPlans, plans_for
+from .memory import MEMORY
+from .sizes import KernelInputs
 
 __all__ = ["remember"]
 
-MEMORY = Rule(forward, backward)
-WIDTH = len(Inputs._fields)
-FEW = 16  # tokens that are served one after the other where no gradient is asked for
+WIDTH = len(KernelInputs._fields)
+MAX_RECURRENT_TOKENS = 16  # per sequence, where no gradient is needed
 
 
 def remember(
-    x: Inputs, sequences: Sequences, *, scale: float, bound: float = 1.5, eps: float = 1e-6, final: bool
+    x: KernelInputs, sequences: Sequences, *, scale: float, bound: float = 1.5, eps: float = 1e-6, final: bool
 ) -> tuple[Tensor, tuple[Any, ...]]:
     """o and the final states, S and with a preconditioner A; without meaning unless `final`."""
+    if sequences.cu_seqlens is not None:
+        x = x._replace(cu_seqlens=sequences.cu_seqlens.to(x.q.device, non_blocking=True))
     if torch.compiler.is_compiling():
         whole = (t if t is None else t.contiguous() for t in x)
-        o, S, A, *_ = _node(*whole, sequences.cu_seqlens, scale, bound, eps, final)
+        o, S, A, *_ = _node(*whole, scale, bound, eps, final)
     else:
         x = x.aligned()
-        asked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x)
+        needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x)
         with on_device_of(x.q):
-            if not asked and _longest(sequences) <= FEW:
-                return _step(x, sequences, scale, bound, eps)
-            call = call_of(MEMORY, x, sequences, (scale, bound, eps), final=final, learns=asked)
-            o, S, A = _Function.apply(call, *x) if asked else call.forward.play(x)
+            if not needs_grad and is_short(x):
+                return _step(x, scale, bound, eps)
+            plans = plans_for(MEMORY, x, (scale, bound, eps), final=final, keep_saved=needs_grad)
+            o, S, A = _Function.apply(plans, *x) if needs_grad else plans.forward.run(x)
     return o, (S,) if x.precond_g is None else (S, A)
 
 
-def _longest(sequences: Sequences) -> int:
-    return sequences.time if sequences.lengths is None else max(sequences.lengths, default=0)
+def is_short(x: KernelInputs) -> bool:
+    """Whether the recurrent kernel reads the tokens one after another: a choice by sizes, never by lengths."""
+    time = x.q.shape[1]
+    return time <= MAX_RECURRENT_TOKENS or (x.cu_seqlens is not None and time <= 2 * (len(x.cu_seqlens) - 1))
 
 
-def _step(x: Inputs, sequences: Sequences, scale: float, bound: float, eps: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _step(x: KernelInputs, scale: float, bound: float, eps: float) -> tuple[Tensor, tuple[Tensor, ...]]:
     """A few tokens by the recurrence, without gradients."""
 
     def place(given: Tensor | None, *shape: int) -> tuple[Tensor, Tensor | None]:
         """The state before, and where the new one goes: zeros are updated in place."""
         if given is None:
-            return torch.zeros(sequences.count, *shape, device=x.q.device), None
+            return torch.zeros(count, *shape, device=x.q.device), None
         return given, torch.empty_like(given)
 
     heads, value = x.v.shape[2:]
+    count = len(x.q) if x.cu_seqlens is None else len(x.cu_seqlens) - 1
     S, new_S = place(x.S, heads, x.q.shape[3], value)
     preconditioner, states = None, [(S, new_S)]
     if x.precond_g is not None and x.precond_beta is not None and x.center is not None:
         A, new_A = place(x.A, heads, x.q.shape[3])
         states.append((A, new_A))
         preconditioner = Preconditioner(A, new_A, x.precond_g, x.precond_beta, x.center, bound, eps)
-    edges = sequences.cu_seqlens
     o = decode(
         x.q, x.k, x.v, beta=x.beta, g=x.g, write_key=x.write_key, state=S, new_state=new_S, preconditioner=preconditioner,
-        scale=scale, cu_seqlens=None if edges is None else edges.to(x.q.device),
+        scale=scale, cu_seqlens=x.cu_seqlens,
     )  # fmt: skip
     return o, tuple(old if new is None else new for old, new in states)
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, *inputs: Any) -> Any:
-        o, S, A, *saved = call.forward.play(inputs)
+    def forward(ctx: Any, plans: CallPlans, *inputs: Any) -> Any:
+        o, S, A, *saved = plans.forward.run(inputs)
         ctx.save_for_backward(*inputs, *saved)
-        ctx.call = call
+        ctx.plans = plans
         ctx.set_materialize_grads(False)
         return o, S, A
 
@@ -85,24 +87,24 @@ class _Function(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors  # under activation checkpointing they may be asked for only once
-        x = Inputs(*tensors[:WIDTH])
+        x = KernelInputs(*tensors[:WIDTH])
         with on_device_of(x.q):
-            return None, *_gradients(ctx.call, x, tensors[WIDTH:], gradients, _states(x))
+            return None, *_gradients(ctx.plans, x, tensors[WIDTH:], gradients, _states(x))
 
 
-def _states(x: Inputs) -> bool:
-    """Whether their gradients are asked for."""
+def _states(x: KernelInputs) -> bool:
+    """Whether their gradients are needed."""
     return any(s is not None and s.requires_grad for s in (x.S, x.A))
 
 
 def _gradients(
-    call: Call, x: Inputs, saved: Sequence[Tensor | None], asked: Sequence[Tensor | None], states: bool
-) -> Inputs:  # fmt: skip
-    """asked: the gradients of o and the final states."""
-    do, *of_states = asked
+    plans: CallPlans, x: KernelInputs, saved: Sequence[Tensor | None], output_grads: Sequence[Tensor | None], states: bool
+) -> list[Tensor | None]:  # fmt: skip
+    """output_grads: the gradients of o and the final states."""
+    do, *of_states = output_grads
     do = torch.zeros_like(x.v) if do is None else aligned(do)
-    asked = do, *[None if d is None or not d.numel() else aligned(d) for d in of_states]
-    return call.backward(x.aligned(), [aligned(t) for t in saved], asked, states)
+    output_grads = do, *[None if d is None or not d.numel() else aligned(d) for d in of_states]
+    return plans.backward(x.aligned(), [aligned(t) for t in saved], output_grads, states)
 
 
 @torch.library.custom_op("fastweights::memory", mutates_args=())
@@ -111,12 +113,11 @@ def _node(
     precond_g: Tensor | None, precond_beta: Tensor | None, center: Tensor | None, A: Tensor | None,
     cu_seqlens: Tensor | None, scale: float, bound: float, eps: float, final: bool,
 ) -> list[Tensor]:  # fmt: skip
-    x = Inputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A)
-    sequences = check_cu_seqlens(cu_seqlens, q.shape[0], q.shape[1])
+    x = KernelInputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A, cu_seqlens)
     with on_device_of(q):
         x = x.aligned()
-        call = call_of(MEMORY, x, sequences, (scale, bound, eps), final=final, learns=True)
-        return _tensors(call.forward.play(x), q)
+        plans = plans_for(MEMORY, x, (scale, bound, eps), final=final, keep_saved=True)
+        return _tensors(plans.forward.run(x), q)
 
 
 def _tensors(found: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
@@ -130,26 +131,22 @@ def _(
     precond_g: Tensor | None, precond_beta: Tensor | None, center: Tensor | None, A: Tensor | None,
     cu_seqlens: Tensor | None, scale: float, bound: float, eps: float, final: bool,
 ) -> list[Tensor]:  # fmt: skip
-    x = Inputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A)
-    sequences = Sequences(q.shape[0], q.shape[1], cu_seqlens=cu_seqlens)
-    plan = Plan(x, sequences, q.device)
-    S_end, A_end = plan.ends(final)
-    wanted = (None if buffer is None else buffer.tensor(q.device) for buffer in (S_end, A_end, *plan.saved()))
-    return _tensors([torch.empty_like(v), *wanted], q)
+    x = KernelInputs(q, k, v, beta, g, write_key, S, precond_g, precond_beta, center, A, cu_seqlens)
+    outputs, saved = MEMORY.shapes(x, q.device, final)
+    return _tensors([None if spec is None else spec.allocate(q.device) for spec in (*outputs, *saved)], q)
 
 
 @torch.library.custom_op("fastweights::memory_backward", mutates_args=())
 def _backward_node(
     inputs: list[Tensor], present: list[int], saved: list[Tensor], do: Tensor | None, dS: Tensor | None, dA: Tensor | None,
-    cu_seqlens: Tensor | None, scale: float, bound: float, eps: float, states: bool,
+    scale: float, bound: float, eps: float, states: bool,
 ) -> list[Tensor]:  # fmt: skip
     given = iter(inputs)
-    x = Inputs(*(next(given) if here else None for here in present))
-    sequences = check_cu_seqlens(cu_seqlens, x.q.shape[0], x.q.shape[1])
+    x = KernelInputs(*(next(given) if here else None for here in present))
     with on_device_of(x.q):
-        call = call_of(MEMORY, x, sequences, (scale, bound, eps), final=False, learns=True)
-        kept = [t if buffer is not None else None for t, buffer in zip(saved, call.saved)]
-        found = _gradients(call, x, kept, (do, dS, dA), states)
+        plans = plans_for(MEMORY, x, (scale, bound, eps), final=False, keep_saved=True)
+        kept = [t if spec is not None else None for t, spec in zip(saved, plans.recorded[2])]
+        found = _gradients(plans, x, kept, (do, dS, dA), states)
     wanted = [torch.zeros_like(t) if d is None else d for t, d in zip(x, found) if t is not None]
     return owned(wanted, inputs)
 
@@ -157,7 +154,7 @@ def _backward_node(
 @_backward_node.register_fake
 def _(
     inputs: list[Tensor], present: list[int], saved: list[Tensor], do: Tensor | None, dS: Tensor | None, dA: Tensor | None,
-    cu_seqlens: Tensor | None, scale: float, bound: float, eps: float, states: bool,
+    scale: float, bound: float, eps: float, states: bool,
 ) -> list[Tensor]:  # fmt: skip
     return [torch.empty_like(t) for t in inputs]
 
@@ -169,16 +166,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     tensors = list(ctx.saved_tensors)
-    x, cu_seqlens, saved = Inputs(*tensors[:WIDTH]), tensors[WIDTH], tensors[WIDTH + 1 :]
+    x, saved = KernelInputs(*tensors[:WIDTH]), tensors[WIDTH:]
     do, dS, dA, *_ = gradients
     present = [t is not None for t in x]
     found = iter(
         _backward_node(
-            [t for t in x if t is not None], [int(p) for p in present], saved, do, dS, dA, cu_seqlens, ctx.scale, ctx.bound,
+            [t for t in x if t is not None], [int(p) for p in present], saved, do, dS, dA, ctx.scale, ctx.bound,
             ctx.eps, _states(x),
         )
     )  # fmt: skip
-    return *(next(found) if here else None for here in present), None, None, None, None, None
+    grads = [next(found) if here else None for here in present]
+    grads[-1] = None  # of cu_seqlens
+    return *grads, None, None, None, None
 
 
 _node.register_autograd(_backward, setup_context=_keep)

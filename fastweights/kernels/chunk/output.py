@@ -6,24 +6,26 @@ du' = P^T dO                        (+ KW_decayed dS where the values are writte
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from ..math import is_bad, or_nan, so_far, spoiled_somewhere, without
-from ..runtime.jit import jit
+from ..packing import chunk_place
 
 
-@jit(aligned=True)
-def output(
-    q, k, u, gate, P, states, o, chunks, scale, H, HV,
+@triton.jit(do_not_specialize=["time"])
+def chunk_output(
+    q, k, u, gate, P, states, o, chunks, time, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
     DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """With DECAY 2 q comes decayed and scaled and P [BT, HV, 64] is given."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
     i = tl.arange(0, 64)
-    count = tl.load(chunks + 2 * m + 1)
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
@@ -68,18 +70,19 @@ def output(
     tl.store(o + start * V + row[:, None] * V + column[None, :], result.to(o.dtype.element_ty), narrow)
 
 
-@jit(aligned=True)
-def value_gradient(
-    q, k, u, do, gate, P, states, dv, dP, chunks, scale, H, HV,
+@triton.jit(do_not_specialize=["time"])
+def value_grads(
+    q, k, u, do, gate, P, states, dv, dP, chunks, time, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
     DECAY: tl.constexpr, STATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv = P^T dO, and with STATES (the gradients of the states at the chunks' ends) all of dV; dP [BT, HV, 64] = tril(dO u^T)
     times what P = Q KW^T was multiplied with. With DECAY 2 k comes decayed, P is given, and dP is tril(dO u^T) alone."""
     m, head = tl.program_id(0), tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
     i = tl.arange(0, 64)
-    count = tl.load(chunks + 2 * m + 1)
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
@@ -111,8 +114,6 @@ def value_gradient(
         narrow = live[:, None] & (column < V)[None, :]
         asked = tl.load(do + start * V + at, narrow, 0.0)
         out = tl.dot(weights, asked, input_precision=PRECISION)
-        written = tl.load(u + start * V + at, narrow, 0.0).to(asked.dtype)
-        to_P = tl.dot(asked, tl.trans(written), to_P, input_precision=PRECISION)
         if STATES:
             across = tl.zeros((64, BV), tl.float32)
             for k0 in tl.static_range(0, K, BK):
@@ -127,6 +128,8 @@ def value_gradient(
                 across *= tl.exp2(tl.load(gate + (first + count - 1) * HV + head) - decay)[:, None]
             out += across
         tl.store(dv + start * V + at, out.to(dv.dtype.element_ty), narrow)
+        written = tl.load(u + start * V + at, narrow, 0.0).to(asked.dtype)  # after the store, which frees registers
+        to_P = tl.dot(asked, tl.trans(written), to_P, input_precision=PRECISION)
     if DECAY == 1:
         to_P *= pair
     elif DECAY == 0:

@@ -1,23 +1,23 @@
-"""One call of the kernels: its tensors, sizes, and the choices that are compiled in."""
+"""The sizes of one call, the choices that follow from them, and the tensors that a backward needs."""
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
-from math import prod
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from ...ops.framework.sequences import Sequences
 from ..availability import aligned
-from ..runtime.compiling import Launch
-from ..runtime.packing import CHUNK, Table, most_segments, segment_length, table
-from ..runtime.workspace import Buffer
+from ..packing import CHUNK, max_pieces, record_tables, segment_length
+from ..runtime.launch_plan import Recorder
+from ..runtime.private_api import ptxas_is_safe
+from ..runtime.workspace import TensorSpec
 from .tiles import Tile, programs_at_once, tiles
 
 
-class Inputs(NamedTuple):
-    """Contiguous tensors as the ops take them, or buffers in their place; what a rule lacks is None."""
+class KernelInputs(NamedTuple):
+    """Contiguous tensors as the ops take them, or placeholders; None where a rule lacks one. S [N, HV, K, V] and A [N, HV, K] are
+    the initial states; cu_seqlens [N+1] is on the device and never read by the host."""
 
     q: Any
     k: Any
@@ -30,113 +30,109 @@ class Inputs(NamedTuple):
     precond_beta: Any = None
     center: Any = None
     A: Any = None
+    cu_seqlens: Any = None
 
-    def aligned(self) -> Inputs:
+    def aligned(self) -> KernelInputs:
         """As the kernels read them."""
-        return Inputs(*map(aligned, self))
+        return KernelInputs(*map(aligned, self))
 
 
-class Saved(NamedTuple):
-    """What backward keeps: T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts [P, HV, K, V], the
-    segments' transitions [P, HV, K(, K)], the preconditioner's A at the chunks' starts [M, HV, K] and its write keys
-    [BT, HV, K]; None where there is none."""
+class SavedForBackward(NamedTuple):
+    """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts [P, HV, K, V], the segments' transitions
+    [P, HV, K(, K)], the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], and the tables of packed
+    sequences; None where there is none."""
 
     T: Any
     u: Any
     G: Any
     starts: Any
     transitions: Any
-    gram: Any
-    writes: Any
+    key_energy: Any
+    write_keys: Any
+    chunk_table: Any
+    segment_table: Any
 
 
 @lru_cache
-def is_roomy(device: torch.device) -> bool:
-    """See `tiles`; so is the interpreter."""
-    if device.type != "cuda":
+def has_large_shared_memory(device: torch.device) -> bool:
+    """See `tiles`. A GPU that has it gets the smaller tiles all the same where ptxas is too old to trust with the larger."""
+    if device.type != "cuda":  # the interpreter
         return True
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 200 * 1024
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 0) >= 200 * 1024 and ptxas_is_safe()
 
 
-class Plan:
-    """Sizes, tables and compile-time choices of a call, and the launches that come of them."""
+class ChunkSizes:
+    """B rows of T tokens in N sequences, H key heads, HV value heads, K and V channels; M chunks and P segments, or as many
+    numbers as those of packed sequences may take. segment: chunks per segment, None where no sequence is cut."""
 
-    def __init__(self, x: Inputs, sequences: Sequences, device: torch.device) -> None:
-        self.sequences, self.device, self.dtype = sequences, device, x.q.dtype
-        self.launches: list[Launch] = []
-        self.rows = x.q.shape[:2]
+    def __init__(self, x: KernelInputs, device: torch.device) -> None:
+        self.dtype = x.q.dtype
+        self.rows = self.B, self.T = x.q.shape[:2]
         self.H, self.K = x.q.shape[2:]
         self.HV, self.V = x.v.shape[2:]
+        self.packed = x.cu_seqlens is not None
+        self.N = x.cu_seqlens.shape[0] - 1 if self.packed else self.B
         self.delta, self.precond = x.beta is not None, x.precond_g is not None
         self.writes = x.write_key is not None or self.precond
         self.decay = 0 if x.g is None else x.g.ndim - 2
-        self.tile = tiles(self.K, self.V, x.q.dtype, self.delta, is_roomy(device))
-        self.precision = "tf32x3" if x.q.dtype == torch.float32 else "tf32"
-        self.segment = segment_length(
-            sequences, self.HV * -(-self.V // self.tile["walk"].BV), programs_at_once(self.delta)
-        )
-        # What is written to narrow states has the largest error: T and U are not rounded on the way to it.
-        self.u_dtype = torch.float32 if self.K < 64 else x.q.dtype
+        self.tile = tiles(self.K, self.V, self.dtype, self.delta, has_large_shared_memory(device))
+        self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"
+        programs = self.HV * -(-self.V // self.tile["chunk_state"].BV)
+        self.segment = segment_length(self.B, self.T, programs, programs_at_once(self.delta))
+        # Tokens per segment; longer than the row where no sequence is cut, so that each has one segment.
+        self.segment_tokens = CHUNK * (self.segment or self.T // CHUNK + 1)
+        self.M = max_pieces(self.N, self.T, CHUNK, self.packed)
+        self.P = max_pieces(self.N, self.T, self.segment_tokens, self.packed, least=1)
+        # What is written to narrow states has the largest error: T and u are not rounded on the way to it.
+        self.u_dtype = torch.float32 if self.K < 64 else self.dtype
 
-    @cached_property
-    def where(self) -> Table:
-        """Not to be asked for while a graph is traced."""
-        return table(self.sequences, self.segment, self.device)
+    def final_states(self, final: bool) -> tuple[TensorSpec | None, TensorSpec | None]:
+        """The final S and A, where they are wanted."""
+        shape = self.N, self.HV, self.K
+        S = self.empty(*shape, self.V, dtype=torch.float32) if final else None
+        return S, self.empty(*shape, dtype=torch.float32) if final and self.precond else None
 
-    @property
-    def segments(self) -> int:
-        """Segments that have a state of their own, 0 where the sequences are walked whole."""
-        return 0 if self.segment is None else most_segments(self.sequences, self.segment)
-
-    def ends(self, final: bool) -> tuple[Buffer | None, Buffer | None]:
-        """The final S and A, where they are asked for."""
-        shape = self.sequences.count, self.HV, self.K
-        S = self.new(*shape, self.V, dtype=torch.float32) if final else None
-        return S, self.new(*shape, dtype=torch.float32) if final and self.precond else None
-
-    def saved(self) -> Saved:
-        """Room for what backward keeps; operands of products in the inputs' dtype."""
-        HV, K, P, float32 = self.HV, self.K, self.segments, torch.float32
+    def saved(self) -> SavedForBackward:
+        """Placeholders of what a backward needs; operands of products in the inputs' dtype."""
+        HV, K, P, float32 = self.HV, self.K, self.P, torch.float32
         starts = transitions = None
         if self.segment is not None:
-            starts = self.new(P, HV, K, self.V, dtype=float32)
-            transitions = self.new(P, HV, K, K) if self.delta else self.new(P, HV, K, dtype=float32)
-        return Saved(
-            T=self.tokenwise(HV, CHUNK) if self.delta else None,
-            u=self.tokenwise(HV, self.V, dtype=self.u_dtype) if self.delta else None,
-            G=self.tokenwise(HV, dtype=float32) if self.decay == 1 else None,
+            starts = self.empty(P, HV, K, self.V, dtype=float32)
+            transitions = self.empty(P, HV, K, K) if self.delta else self.empty(P, HV, K, dtype=float32)
+        return SavedForBackward(
+            T=self.per_token(HV, CHUNK) if self.delta else None,
+            u=self.per_token(HV, self.V, dtype=self.u_dtype) if self.delta else None,
+            G=self.per_token(HV, dtype=float32) if self.decay == 1 else None,
             starts=starts,
             transitions=transitions,
-            gram=self.new(self.chunks, HV, K, dtype=float32) if self.precond else None,
-            writes=self.tokenwise(HV, K) if self.precond else None,
+            key_energy=self.empty(self.M, HV, K, dtype=float32) if self.precond else None,
+            write_keys=self.per_token(HV, K) if self.precond else None,
+            chunk_table=self.empty(self.M, 2, dtype=torch.int32) if self.packed else None,
+            segment_table=self.empty(P, 4, dtype=torch.int32) if self.packed else None,
         )
 
-    @property
-    def chunks(self) -> int:
-        """A bound on the number of chunks, exact where all sequences are equally long."""
-        return most_segments(self.sequences, 1) if prod(self.rows) else 0
+    def record_tables(self, recorder: Recorder, x: KernelInputs, saved: SavedForBackward) -> None:
+        """The tables of packed sequences, from cu_seqlens."""
+        if self.packed:
+            record_tables(recorder, x.cu_seqlens, saved.chunk_table, saved.segment_table, self.T, self.segment_tokens)
 
-    def new(self, *shape: int, dtype: torch.dtype | None = None) -> Buffer:
-        return Buffer(shape, dtype or self.dtype)
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
+        return TensorSpec(shape, dtype or self.dtype)
 
-    def tokenwise(self, *shape: int, dtype: torch.dtype | None = None) -> Buffer:
-        return self.new(*self.rows, *shape, dtype=dtype)
+    def per_token(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
+        return self.empty(*self.rows, *shape, dtype=dtype)
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], *places: Any, **choices: Any) -> None:
-        """After the others of this plan, see `Schedule`."""
-        self.launches.append(Launch(kernel, grid, places, choices))
+    def group(self, x: Any) -> int:
+        """How many value heads one head of x serves."""
+        return 1 if x is None else self.HV // x.shape[2]
 
-    def options(self, name: str, *tile: str) -> dict[str, int]:
-        return compiled_in(self.tile[name], *tile)
+    def tile_options(self, name: str, *sizes: str) -> dict[str, int]:
+        return tile_options(self.tile[name], *sizes)
 
 
 @lru_cache
-def compiled_in(found: Tile, *names: str) -> dict[str, int]:
+def tile_options(tile: Tile, *sizes: str) -> dict[str, int]:
     """Those sizes of a tile, and how it is compiled, as a launch takes them."""
-    chosen = {name: getattr(found, name) for name in (*names, "num_warps", "num_stages", "maxnreg")}
+    chosen = {name: getattr(tile, name) for name in (*sizes, "num_warps", "num_stages", "maxnreg")}
     return {name: x for name, x in chosen.items() if x is not None}
-
-
-def heads(plan: Plan, x: Any) -> int:
-    """How many value heads one head of x serves."""
-    return 1 if x is None else plan.HV // x.shape[2]

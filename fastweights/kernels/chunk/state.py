@@ -1,47 +1,43 @@
-"""The walks over chunks: the state at every chunk's start, forwards, and its gradient at every chunk's end, backwards.
+"""The pass over chunks: the state at every chunk's start, and backwards its gradient at every chunk's end.
 
     u = U - W S          S <- decay S + KW_decayed^T u                (without U, W the values are written as they are)
     du = du' + KW_decayed dS      dS <- decay dS + Q_decayed^T dO - W^T du      z = T^T du
 
-A program carries all key channels of some value columns through one segment. Segments of a sequence are walked side by side
-from states that `join` finds beforehand: a segment takes S to `T S + R`, where a walk from zero gives R and one of the
-identity, with nothing to write, gives T; backwards T^T takes its place.
+A program carries all key channels of some value columns through one segment. The segments of a sequence run in parallel, from
+states that `combine_segments` finds beforehand: a segment takes S to T S + R. A pass from zero gives R; a pass of the identity
+with nothing to write gives the transition T. Backwards T^T takes its place.
 """
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from ..math import or_nan
-from ..runtime import packing as tables
-from ..runtime.jit import jit
-
-FIRST, LAST = tl.constexpr(tables.FIRST), tl.constexpr(tables.LAST)
+from ..packing import pieces_of_sequence, segment_place
 
 
-@jit(aligned=True)
-def walk(
-    k, W, U, gate, last_gate, start, states, end, transition, segments, H, HV,
+@triton.jit(do_not_specialize=["time", "length"])
+def chunk_state(
+    k, W, U, gate, last_gate, start, states, end, transition, segments, time, length, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Forwards. k [BT, heads, K]: keys written along (HEADS_K = HV // heads). DECAY: 0 none, 1 a head (gate [BT, HV], summed over
-    the chunk, base 2), 2 a channel (last_gate [M, HV, K]; k already decayed to the chunk's end). U is overwritten by u.
-    start: by segment. end: by sequence. SUMMARY: R into `end` and T into `transition` (without DELTA its log decay), by segment.
-    """
+    """k [BT, heads, K]: write keys (HEADS_K = HV // heads). DECAY: 0 none, 1 per head (gate [BT, HV], chunk cumsum, base 2), 2
+    per channel (last_gate [M, HV, K]; k already decayed to the chunk's end). U is overwritten by u. start: per segment; end: per
+    sequence. SUMMARY: R goes into `end` and T into `transition` (without DELTA its log decay), per segment. length: tokens per
+    segment."""
     VALUES: tl.constexpr = (V + BV - 1) // BV
     PARTS: tl.constexpr = VALUES + ((K + BV - 1) // BV if SUMMARY and DELTA else 0)
     part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first = tl.load(segments + 5 * segment).to(tl.int64)
-    stop = tl.load(segments + 5 * segment + 1)
-    m = tl.load(segments + 5 * segment + 2).to(tl.int64)
+    first, stop, m, sequence, _, is_last = segment_place(segments, segment, time, length)
     c = tl.arange(0, PK)
     i = tl.arange(0, 64)
     is_value = part < VALUES
     column = tl.where(is_value, part, part - VALUES) * BV + tl.arange(0, BV)
-    if SUMMARY and DELTA:  # what the last segment adds is not asked for
-        stop = tl.where(is_value & ((tl.load(segments + 5 * segment + 4) & LAST) > 0), first.to(tl.int32), stop)
+    if SUMMARY and DELTA:  # nobody reads what the last segment adds
+        stop = tl.where(is_value & is_last, first, stop)
     inside = (c < K)[:, None] & (column < V)[None, :]
     at_segment = (segment.to(tl.int64) * HV + head) * K
     if SUMMARY:
@@ -101,29 +97,26 @@ def walk(
                 (c < K)[:, None] & (column < K)[None, :],
             )
     elif ENDED:  # noqa: SIM102 (one is known when compiling)
-        if tl.load(segments + 5 * segment + 4) & LAST > 0:
-            at_end = (tl.load(segments + 5 * segment + 3).to(tl.int64) * HV + head) * K
+        if is_last:
+            at_end = (sequence.to(tl.int64) * HV + head) * K
             tl.store(end + at_end * V + c[:, None] * V + column[None, :], or_nan(S), inside)
 
 
-@jit(aligned=True)
-def walk_back(
-    q, k, W, inverse, dU, do, gate, last_gate, start, states, end, segments, scale, H, HV,
+@triton.jit(do_not_specialize=["time", "length"])
+def chunk_state_backward(
+    q, k, W, inverse, dU, do, gate, last_gate, start, states, end, segments, time, length, scale, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Backwards: `start` is the gradient of the state at the end of every segment, `states` that at the end of every chunk,
-    `end` that of the sequences' initial states (with SUMMARY of the segments' start, from zero at their end). dU holds what
-    the outputs inside the chunk ask for and is overwritten by z. With DECAY 2 q comes decayed and scaled, k decayed."""
+    """`start` is the gradient of the state at the end of every segment, `states` that at the end of every chunk, `end` that of
+    the sequences' initial states (with SUMMARY that at the segments' start, from zero at their end). dU holds the gradient from
+    the outputs inside the chunk and is overwritten by z. With DECAY 2 q comes decayed and scaled, k decayed."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first = tl.load(segments + 5 * segment).to(tl.int64)
-    stop = tl.load(segments + 5 * segment + 1)
-    sequence = tl.load(segments + 5 * segment + 3)
-    ends = tl.load(segments + 5 * segment + 4)
+    first, stop, first_chunk, sequence, is_first, _ = segment_place(segments, segment, time, length)
     chunks = (stop - first + 63) // 64
-    m = tl.load(segments + 5 * segment + 2).to(tl.int64) + chunks - 1
+    m = first_chunk + chunks - 1
     c = tl.arange(0, PK)
     i = tl.arange(0, 64)
     column = part * BV + tl.arange(0, BV)
@@ -136,7 +129,7 @@ def walk_back(
     t = first + (chunks - 1) * 64
     if DECAY == 1:  # loaded one step ahead
         next_decay = tl.load(gate + (t + i) * HV + head, (t + i < stop) & (chunks > 0), 0.0)
-        next_total = tl.load(gate + (stop - 1).to(tl.int64) * HV + head, chunks > 0, 0.0)
+        next_total = tl.load(gate + (stop - 1) * HV + head, chunks > 0, 0.0)
     for _ in tl.range(0, chunks, num_stages=STAGES):
         live = t + i < stop
         place = t * HV + head  # scalars in front, so that the offsets of a tile are small numbers
@@ -147,7 +140,7 @@ def walk_back(
         queries = tl.load(
             q + (t * (HV // HEADS_Q) + head // HEADS_Q) * K + i[:, None] * (HV // HEADS_Q * K) + c[None, :], whole, 0.0
         )
-        asked = tl.load(do + place * V + row[:, None] * V + column[None, :], narrow, 0.0)
+        output_grad = tl.load(do + place * V + row[:, None] * V + column[None, :], narrow, 0.0)
         held = dS.to(queries.dtype)
         if not SUMMARY:
             tl.store(states + state + c[:, None] * V + column[None, :], held, inside)
@@ -155,9 +148,9 @@ def walk_back(
             decay, total = next_decay, next_total
             next_decay = tl.load(gate + place - 64 * HV + row, t > first, 0.0)
             next_total = tl.load(gate + (t - 1) * HV + head, t > first, 0.0)
-            asked = (asked.to(tl.float32) * (scale * tl.exp2(decay))[:, None]).to(queries.dtype)
+            output_grad = (output_grad.to(tl.float32) * (scale * tl.exp2(decay))[:, None]).to(queries.dtype)
         elif DECAY == 0:
-            asked = (asked.to(tl.float32) * scale).to(queries.dtype)
+            output_grad = (output_grad.to(tl.float32) * scale).to(queries.dtype)
         if DELTA:
             keys = tl.load(
                 k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :],
@@ -177,7 +170,7 @@ def walk_back(
             dS *= tl.exp2(total)
         elif DECAY == 2:
             dS *= tl.exp2(tl.load(last_gate + (m * HV + head) * K + c, c < K, 0.0))[:, None]
-        dS = tl.dot(tl.trans(queries), asked, dS, input_precision=PRECISION)
+        dS = tl.dot(tl.trans(queries), output_grad, dS, input_precision=PRECISION)
         if DELTA:
             w = tl.load(W + place * K + row[:, None] * K + c[None, :], whole, 0.0)
             dS -= tl.dot(tl.trans(w), asks, input_precision=PRECISION)
@@ -186,23 +179,22 @@ def walk_back(
     if SUMMARY:
         tl.store(end + (at_segment + c)[:, None] * V + column[None, :], dS, inside)
     elif ENDED:  # noqa: SIM102 (one is known when compiling)
-        if ends & FIRST > 0:
+        if is_first:
             at_end = (sequence.to(tl.int64) * HV + head) * K
             tl.store(end + (at_end + c)[:, None] * V + column[None, :], dS, inside)
 
 
-@jit(aligned=True)
-def join(
-    begin, added, transition, spans, HV,
+@triton.jit(do_not_specialize=["time", "length"])
+def combine_segments(
+    begin, added, transition, cu_seqlens, time, length, HV,
     K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     DELTA: tl.constexpr, BACK: tl.constexpr, BEGUN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """S <- T S + R from segment to segment of a sequence (BACK: T^T, from the last): `added`, R by segment, is overwritten
-    by the S that each segment's walk begins with. Without DELTA T is a log decay (base 2) a channel, [P, HV, K]."""
+    """S <- T S + R from segment to segment of a sequence (BACK: T^T, from the last): `added`, R per segment, is overwritten by
+    the S that each segment begins with. Without DELTA T is a log decay (base 2) per channel, [P, HV, K]."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, sequence, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    low = tl.load(spans + sequence)
-    count = tl.load(spans + sequence + 1) - low
+    low, count = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
     c = tl.arange(0, PK)
     column = part * BV + tl.arange(0, BV)
     inside = (c < K)[:, None] & (column < V)[None, :]

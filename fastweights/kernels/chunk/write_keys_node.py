@@ -8,14 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...ops.framework.sequences import Sequences, check_cu_seqlens
+from ...ops.framework.sequences import Sequences
 from ...ops.framework.traced import owned
 from ..availability import aligned, on_device_of
-from ..runtime.call import Rule, as_input, call_of
-from ..runtime.workspace import Buffer
-from .preconditioner import Asked, ask_preconditioner, preconditioner_gradients, start_preconditioner, write_all_keys
-from .reduce import sum_up
-from .sizes import Inputs, Plan
+from ..runtime.launch_plan import plans_for
+from .memory import WRITE_KEYS, WriteKeyInputs
 
 __all__ = ["write_keys"]
 
@@ -25,140 +22,109 @@ def write_keys(
     bound: float, eps: float, final: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The write keys [B, T, HV, K] and the final A, empty unless `final`."""
+    edges = None if sequences.cu_seqlens is None else sequences.cu_seqlens.to(k.device, non_blocking=True)
     if torch.compiler.is_compiling():
         tensors = [x if x is None else x.contiguous() for x in (k, g, beta, center, A)]
-        keys, end, _ = _node(*tensors, sequences.cu_seqlens, bound, eps, final)
+        keys, end, *_ = _node(*tensors, edges, bound, eps, final)
         return keys, end
     with on_device_of(k):
-        return _Function.apply(sequences, bound, eps, final, *map(aligned, (k, g, beta, center, A)))
+        return _Function.apply(bound, eps, final, *map(aligned, (k, g, beta, center, A)), edges)
 
 
-def _inputs(*tensors: Any) -> Inputs:
-    """k, g, beta, center, A as of a memory with these heads, whose values nothing reads."""
-    k, g, beta, center, A = tensors
-    v = Buffer((*k.shape[:2], max(g.shape[2], beta.shape[2]), 1), k.dtype)
-    return Inputs(q=k, k=k, v=v, precond_g=g, precond_beta=beta, center=center, A=A)
+def _forward(tensors: Any, bound: float, eps: float, final: bool) -> list[Tensor]:
+    """The keys, the final A (empty unless `final`), and what backward needs."""
+    x = WriteKeyInputs(*map(aligned, tensors))
+    plans = plans_for(WRITE_KEYS, x, (bound, eps), final=final, keep_saved=True)
+    return _tensors(plans.forward.run(x), x.k)
 
 
-def _results(plan: Plan, final: bool) -> tuple[Buffer, Buffer, Buffer]:
-    """The keys, the final A (empty unless `final`), and A at the chunks' starts."""
-    *_, gram, keys = plan.saved()
-    _, end = plan.ends(final)
-    return keys, plan.new(0, dtype=torch.float32) if end is None else end, gram
-
-
-def forward(
-    x: Inputs, plan: Plan, bound: float, eps: float, final: bool
-) -> tuple[tuple[Buffer, Buffer], tuple[Buffer]]:  # fmt: skip
-    keys, end, gram = _results(plan, final)
-    start_preconditioner(x, plan, gram, end if final else None)
-    write_all_keys(x, plan, gram, bound, eps, keys)
-    return (keys, end), (gram,)
-
-
-def backward(
-    x: Inputs, plan: Plan, bound: float, eps: float, saved: tuple[Buffer], dw: Buffer, dk: Buffer, dA_end: Buffer | None,
-    states: bool,
-) -> Inputs:  # fmt: skip
-    """dw is spent, and what reaches the keys added to dk."""
-    (gram,) = saved
-    asked = Asked.of(plan, dw)
-    ask_preconditioner(x, plan, gram, dw, dk, asked, bound, eps)
-    dg, dbeta, dA = preconditioner_gradients(x, plan, gram, asked, dk, dA_end, states)
-    *_, dcenter = sum_up(x, plan, None, asked.to_center)
-    return Inputs(None, None, None, precond_g=dg, precond_beta=dbeta, center=dcenter, A=dA)
-
-
-KEYS = Rule(forward, backward)
-
-
-def _forward(x: Inputs, sequences: Sequences, bound: float, eps: float, final: bool) -> tuple[Any, Any, Any]:
-    """The keys, the final A (empty unless `final`), and what backward keeps."""
-    call = call_of(KEYS, x, sequences, (bound, eps), final=final, learns=True)
-    keys, end, gram = call.forward.play(x._replace(v=None))
-    return keys, end, gram
+def _tensors(found: Any, like: Tensor) -> list[Tensor]:
+    keys, end, *saved = found
+    return [
+        keys,
+        like.new_empty(0, dtype=torch.float32) if end is None else end,
+        *(like.new_empty(0) if t is None else t for t in saved),
+    ]
 
 
 def _backward(
-    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, gram: Tensor, sequences: Sequences,
-    bound: float, eps: float, dw: Tensor | None, dA_end: Tensor | None,
-) -> list[Tensor | None]:  # fmt: skip
-    x = _inputs(*map(aligned, (k, g, beta, center, A)))
-    call = call_of(KEYS, x, sequences, (bound, eps), final=False, learns=True)
-    shape = *k.shape[:2], x.v.shape[2], k.shape[3]
-    dw = k.new_zeros(shape) if dw is None else dw.clone(memory_format=torch.contiguous_format)
-    dk = torch.zeros_like(dw)
+    tensors: Any, saved: Any, bound: float, eps: float, dw: Tensor | None, dA_end: Tensor | None, states: bool
+) -> list[Tensor | None]:
+    x = WriteKeyInputs(*map(aligned, tensors))
+    plans = plans_for(WRITE_KEYS, x, (bound, eps), final=False, keep_saved=True)
+    keys = plans.recorded[1][0]
+    assert keys is not None
+    dw = x.k.new_zeros(keys.shape) if dw is None else aligned(dw)
     dA_end = None if dA_end is None or not dA_end.numel() else aligned(dA_end)
-    states = A is not None and A.requires_grad
-    found = call.backward(x._replace(v=None), [aligned(gram)], (dw, dk, dA_end), states)
-    return [as_input(k, dk), found.precond_g, found.precond_beta, found.center, found.A]
+    kept = [aligned(t) if spec is not None else None for t, spec in zip(saved, plans.recorded[2])]
+    return plans.backward(x, kept, (dw, dA_end), states)
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, sequences: Sequences, bound: float, eps: float, final: bool, *tensors: Any) -> Any:
-        keys, end, gram = _forward(_inputs(*tensors), sequences, bound, eps, final)
-        ctx.save_for_backward(*tensors, gram)
-        ctx.options = sequences, bound, eps
+    def forward(ctx: Any, bound: float, eps: float, final: bool, *tensors: Any) -> Any:
+        keys, end, *saved = _forward(tensors, bound, eps, final)
+        ctx.save_for_backward(*tensors, *saved)
+        ctx.options = bound, eps
         ctx.set_materialize_grads(False)
         return keys, end
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, dw: Tensor | None, dA_end: Tensor | None) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
         with on_device_of(tensors[0]):
-            return None, None, None, None, *_backward(*tensors, *ctx.options, *gradients)
+            states = tensors[4] is not None and tensors[4].requires_grad
+            bound, eps = ctx.options
+            return None, None, None, *_backward(tensors[:6], tensors[6:], bound, eps, dw, dA_end, states)
 
 
 @torch.library.custom_op("fastweights::write_keys", mutates_args=())
 def _node(
     k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, cu_seqlens: Tensor | None, bound: float, eps: float,
     final: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    sequences = check_cu_seqlens(cu_seqlens, *k.shape[:2])
+) -> list[Tensor]:  # fmt: skip
     with on_device_of(k):
-        return _forward(_inputs(*map(aligned, (k, g, beta, center, A))), sequences, bound, eps, final)
+        return _forward((k, g, beta, center, A, cu_seqlens), bound, eps, final)
 
 
 @_node.register_fake
 def _(
     k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, cu_seqlens: Tensor | None, bound: float, eps: float,
     final: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    sequences = Sequences(k.shape[0], k.shape[1], cu_seqlens=cu_seqlens)
-    plan = Plan(_inputs(k, g, beta, center, A), sequences, k.device)
-    keys, end, gram = (buffer.tensor(k.device) for buffer in _results(plan, final))
-    return keys, end, gram
+) -> list[Tensor]:  # fmt: skip
+    outputs, saved = WRITE_KEYS.shapes(WriteKeyInputs(k, g, beta, center, A, cu_seqlens), k.device, final)
+    return _tensors([None if spec is None else spec.allocate(k.device) for spec in (*outputs, *saved)], k)
 
 
 @torch.library.custom_op("fastweights::write_keys_backward", mutates_args=())
 def _backward_node(
-    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, cu_seqlens: Tensor | None, gram: Tensor,
-    bound: float, eps: float, dw: Tensor | None, dA_end: Tensor | None,
+    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, cu_seqlens: Tensor | None, saved: list[Tensor],
+    bound: float, eps: float, dw: Tensor | None, dA_end: Tensor | None, states: bool,
 ) -> list[Tensor]:  # fmt: skip
-    sequences = check_cu_seqlens(cu_seqlens, *k.shape[:2])
     with on_device_of(k):
-        found = _backward(k, g, beta, center, A, gram, sequences, bound, eps, dw, dA_end)
+        found = _backward((k, g, beta, center, A, cu_seqlens), saved, bound, eps, dw, dA_end, states)
     inputs = [x for x in (k, g, beta, center, A) if x is not None]
     return owned([torch.zeros_like(x) if d is None else d for x, d in zip(inputs, found)], inputs)
 
 
 @_backward_node.register_fake
 def _(
-    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, cu_seqlens: Tensor | None, gram: Tensor,
-    bound: float, eps: float, dw: Tensor | None, dA_end: Tensor | None,
+    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, cu_seqlens: Tensor | None, saved: list[Tensor],
+    bound: float, eps: float, dw: Tensor | None, dA_end: Tensor | None, states: bool,
 ) -> list[Tensor]:  # fmt: skip
     return [torch.empty_like(x) for x in (k, g, beta, center, A) if x is not None]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     *tensors, ctx.bound, ctx.eps, _ = inputs
-    ctx.save_for_backward(*tensors, output[2])
+    ctx.save_for_backward(*tensors, *output[2:])
 
 
-def _traced_backward(ctx: Any, dw: Tensor | None, dA_end: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
-    found = _backward_node(*ctx.saved_tensors, ctx.bound, ctx.eps, dw, dA_end)
+def _traced_backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+    tensors = ctx.saved_tensors
+    states = tensors[4] is not None and tensors[4].requires_grad
+    found = _backward_node(*tensors[:6], list(tensors[6:]), ctx.bound, ctx.eps, gradients[0], gradients[1], states)
     return *found, *[None] * (9 - len(found))
 
 

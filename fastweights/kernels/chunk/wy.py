@@ -7,13 +7,14 @@ T is found by blocks of 16 tokens.
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from ..math import clamped, is_bad, of_tokens, so_far, spoiled_somewhere, without
-from ..runtime.jit import jit
+from ..packing import chunk_place
 
 
-@jit
+@triton.jit
 def unit_lower_inverse(A, PRECISION: tl.constexpr):
     """(I + A)^-1 of a strictly lower triangular [64, 64]: X, the inverses of the diagonal blocks of 16, and with N = X times the
     blocks below them, of which four follow one another at most, (I + N)^-1 X = (I + N^2)(I - N) X."""
@@ -28,7 +29,7 @@ def unit_lower_inverse(A, PRECISION: tl.constexpr):
     return T + tl.dot(tl.dot(N, N, input_precision=PRECISION), T, input_precision=PRECISION)
 
 
-@jit
+@triton.jit
 def inverse_of_blocks(D):
     """(I + D)^-1 of four strictly lower triangular [16, 16]: blocks of 8 as (I - E)(I + E^2)(I + E^4), which grow little even
     where all keys are one, then two of them joined. In full float32."""
@@ -45,25 +46,26 @@ def inverse_of_blocks(D):
     return X - tl.dot(N, X, input_precision="tf32x3")
 
 
-@jit
+@triton.jit
 def causal_inverse(A, bad, PRECISION: tl.constexpr):
     """(I + A)^-1 where a bad number in A, or a `bad` row, spoils its row and what follows, not what came before."""
     spoiled = so_far(is_bad(tl.sum(A, 1)) | bad)[:, None]
     return tl.where(spoiled, float("nan"), unit_lower_inverse(tl.where(spoiled, 0.0, A), PRECISION))
 
 
-@jit(aligned=True)
-def solve(
-    k, write_key, v, beta, g, inverse, W, U, G, chunks,
+@triton.jit(do_not_specialize=["time"])
+def wy_transform(
+    k, write_key, v, beta, g, inverse, W, U, G, chunks, time,
     H, HV, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
-    WRITE: tl.constexpr, DECAY: tl.constexpr, KNOWN: tl.constexpr, PRECISION: tl.constexpr,
+    WRITE: tl.constexpr, DECAY: tl.constexpr, REUSE_SAVED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head. Heads of gates and write keys are given as HV // heads. KNOWN: T, U and G are there, and W
-    alone is found. Products with T are taken in the precision of U."""
+    """One chunk of one head. Heads of gates and write keys are given as HV // heads. REUSE_SAVED: T, U and G are
+    given, and only W is computed. Products with T are taken in the precision of U."""
     m, head = tl.program_id(0), tl.program_id(1)
-    first = tl.load(chunks + 2 * m).to(tl.int64)
-    count = tl.load(chunks + 2 * m + 1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
     i = tl.arange(0, 64)
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
@@ -71,13 +73,13 @@ def solve(
     at_keys = k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
     gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
     if DECAY:
-        if KNOWN:
+        if REUSE_SAVED:
             decay = tl.load(G + start + row, live, 0.0)
         else:
             decay = tl.cumsum(clamped(of_tokens(g, first, live, head, HV, HEADS_G)), 0)
             tl.store(G + start + row, decay, live)
     at_T = inverse + start * 64 + row[:, None] * 64 + i[None, :]
-    if KNOWN:
+    if REUSE_SAVED:
         T = tl.load(at_T, live[:, None], 0.0).to(tl.float32)
     else:
         A = tl.zeros((64, 64), tl.float32)
@@ -101,7 +103,7 @@ def solve(
 
     T = tl.where(i[:, None] >= i[None, :], T, 0.0)
     row_bad = is_bad(tl.sum(T, 1))
-    if not KNOWN:
+    if not REUSE_SAVED:
         for v0 in tl.static_range(0, V, BV):
             c = v0 + tl.arange(0, BV)
             at = row[:, None] * V + c[None, :]
@@ -116,11 +118,11 @@ def solve(
         c = k0 + tl.arange(0, BK)
         here = live[:, None] & (c < K)[None, :]
         keys = tl.load(at_keys + c[None, :], here, 0.0).to(U.dtype.element_ty)
-        w = weighted(T, scale, keys, row_bad, KNOWN, True, PRECISION)
+        w = weighted(T, scale, keys, row_bad, REUSE_SAVED, True, PRECISION)
         tl.store(W + start * K + row[:, None] * K + c[None, :], w.to(W.dtype.element_ty), here)
 
 
-@jit
+@triton.jit
 def weighted(T, scale, x, row_bad, TRUSTED: tl.constexpr, WHOLE: tl.constexpr, precision: tl.constexpr):
     """T diag(scale) x for a lower triangular T. Unless TRUSTED a bad number in x spoils its column, or with WHOLE all of them,
     from its row on and not before."""

@@ -17,9 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..availability import alignment, on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..runtime.jit import jit
-from ..sigmoid import sigmoid
+from ..math import padded, sigmoid
+from ..runtime.launch_plan import launch
 
 __all__ = ["backward", "forward"]
 
@@ -54,7 +53,7 @@ def normalized(u, V, eps):
     return u * r, r
 
 
-@jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
     x, z, weight, y, rows, groups, stride_x, group_stride_x, stride_z, group_stride_z, eps,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
@@ -82,7 +81,7 @@ def forward_kernel(
     tl.store(y + ((row * groups + group) * V)[:, None] + column[None, :], n.to(y.dtype.element_ty), here)
 
 
-@jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=VARYING)
 def backward_kernel(
     dy, x, z, weight, dx, dz, dw_sums, rows, steps, groups,
     stride_dy, group_stride_dy, stride_x, group_stride_x, stride_z, group_stride_z, eps,
@@ -152,7 +151,8 @@ def forward(x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps
     whole, tile, warps = _tile(width, FORWARD_NUMBERS)
     with on_device_of(x):
         strides = (*x.stride()[:2], *((0, 0) if z is None else z.stride()[:2]))
-        forward_kernel[(-(-rows // tile) * groups,)](
+        launch(
+            forward_kernel, (-(-rows // tile) * groups,),
             x, z, weight.contiguous(), y, rows, groups, *strides, eps,
             V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
             PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
@@ -175,7 +175,8 @@ def backward(
     dw = torch.empty((programs, groups, width), device=x.device, dtype=torch.float32)
     with on_device_of(x):
         strides = (*dy.stride()[:2], *x.stride()[:2], *((0, 0) if z is None else z.stride()[:2]))
-        backward_kernel[(programs * groups,)](
+        launch(
+            backward_kernel, (programs * groups,),
             dy, x, z, weight.contiguous(), dx, dz, dw, rows, steps, groups, *strides, eps,
             V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
             PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,

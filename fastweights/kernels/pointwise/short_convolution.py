@@ -29,9 +29,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..availability import alignment, on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..runtime.jit import jit
-from ..sigmoid import sigmoid
+from ..math import padded, sigmoid
+from ..runtime.launch_plan import launch
 
 __all__ = ["backward", "forward"]
 
@@ -114,7 +113,7 @@ def convolve(rows, i: tl.constexpr, taps, b, W: tl.constexpr):
     return c
 
 
-@jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
     x, weight, bias, window, edges, y, final, stride_b, stride_t, time, count, channels, blocks, steps, eps,
     HEAD: tl.constexpr, BD: tl.constexpr, W: tl.constexpr, R: tl.constexpr, L: tl.constexpr, SILU: tl.constexpr,
@@ -188,7 +187,7 @@ def load_step(x, dy, x_row, dy_row, column, inside, place, stop, channels, n, W:
     return rows, d_rows
 
 
-@jit(do_not_specialize=[*VARYING, "L"])
+@triton.jit(do_not_specialize=[*VARYING, "L"])
 def backward_kernel(
     x, weight, bias, window, edges, dy, dfinal, dx, dwindow, dw_sums, db_sums,
     stride_b, stride_t, dy_stride_b, dy_stride_t, time, count, channels, blocks, steps, eps, L,
@@ -325,7 +324,8 @@ def forward(
     final = x.new_empty(walk.sequences, taps - 1, channels) if keep else x.new_empty(0)
     if walk.tiles:
         with on_device_of(x):
-            forward_kernel[(walk.tiles * walk.blocks,)](
+            launch(
+                forward_kernel, (walk.tiles * walk.blocks,),
                 x, weight, bias, None if window is None else window.contiguous(), edges, y, final, x.stride(0), x.stride(1),
                 x.shape[1], walk.sequences, channels, walk.blocks, walk.steps, eps, W=taps, SILU=silu, NORM=head is not None,
                 HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=keep, PACKED=edges is not None, HEAD=walk.head,
@@ -359,7 +359,8 @@ def backward(
     db = None if bias is None else torch.empty((walk.tiles, channels), device=x.device, dtype=torch.float32)
     if walk.tiles:
         with on_device_of(x):
-            backward_kernel[(walk.tiles * walk.blocks,)](
+            launch(
+                backward_kernel, (walk.tiles * walk.blocks,),
                 x, weight, bias, window, edges, dy, None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db,
                 x.stride(0), x.stride(1), dy.stride(0), dy.stride(1), x.shape[1], walk.sequences, channels, walk.blocks,
                 walk.steps, eps, walk.places, W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None,

@@ -15,9 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..availability import on_device_of
-from ..chunk.tiles import padded
-from ..math import or_nan
-from ..runtime.jit import jit
+from ..math import or_nan, padded
+from ..runtime.launch_plan import launch
 
 __all__ = ["Preconditioner", "decode"]
 
@@ -79,7 +78,8 @@ def decode(
         written_A = torch.empty(A.shape, device=A.device) if target_A is A and tiles > 1 else _contiguous_for(target_A)
         A = A.contiguous()
     with on_device_of(v):
-        decode_kernel[(programs,)](
+        launch(
+            decode_kernel, (programs,),
             *_places(q, *sizes), *_places(k, *sizes), *_places(v, *sizes), *_places(write_key, *sizes),
             *_places(beta, *sizes), *_places(g, *sizes), *_places(precond_g, *sizes), *_places(precond_beta, *sizes),
             center, 0 if center is None else center.stride(0), 1 if center is None else heads // len(center),
@@ -144,7 +144,7 @@ INPUTS = ("q", "k", "v", "w", "beta", "g", "pg", "pb")
 
 # Only the alignment of the states matters for speed; that of the inputs and their steps, if compiled in, would have the
 # kernel compiled again for every layout it meets.
-@jit(
+@triton.jit(
     do_not_specialize=["center_step", *(f"{name}_{step}" for name in INPUTS for step in ("token", "head"))],
     do_not_specialize_on_alignment=[*INPUTS, "center", "o", "cu_seqlens", "T"],
 )

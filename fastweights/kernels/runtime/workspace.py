@@ -1,4 +1,4 @@
-"""Tensors that launches will have, and how those that live side by side share one piece of memory."""
+"""Placeholders of the tensors that launches will read and write, and how temporaries share one piece of memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["Buffer", "arranged"]
+__all__ = ["TensorSpec", "assign_offsets"]
 
 ALIGNMENT = 256  # bytes, as torch's own allocations on a GPU
 
 
-class Buffer:
-    """A tensor to be, contiguous: its memory is found when it is known which launches need it."""
+class TensorSpec:
+    """Shape and dtype of a contiguous tensor that is not allocated yet. Two are the same tensor only if they are one object."""
 
     __slots__ = ("dtype", "shape")
 
@@ -30,30 +30,30 @@ class Buffer:
         return prod(self.shape) * self.dtype.itemsize
 
     def data_ptr(self) -> int:
-        """For Triton, which asks whether it is a multiple of 16."""
+        """Triton asks whether this is a multiple of 16; every tensor of a launch plan begins at one."""
         return 0
 
-    def tensor(self, device: torch.device) -> Tensor:
+    def allocate(self, device: torch.device) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
-    def within(self, memory: Tensor, start: int) -> Tensor:
-        """As that part of a tensor of bytes."""
-        return memory[start : start + self.bytes].view(self.dtype).view(self.shape)
+    def view_of(self, memory: Tensor, offset: int) -> Tensor:
+        """This tensor at a byte offset of a tensor of bytes."""
+        return memory[offset : offset + self.bytes].view(self.dtype).view(self.shape)
 
 
-def arranged(needs: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """needs: bytes, first and last launch of every buffer. Where each begins so that none meets another of the same time, and the
-    bytes that all take: the largest first, each in the lowest gap that holds it."""
-    starts, placed = [0] * len(needs), list[tuple[int, int, int, int]]()  # begin, end, first, last
-    for index in sorted(range(len(needs)), key=lambda n: -needs[n][0]):
-        size, first, last = needs[index]
+def assign_offsets(lifetimes: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """lifetimes: bytes, first and last launch of every temporary. The byte offset of each, such that two that live at the same
+    time never overlap, and the bytes of the whole workspace: the largest first, each in the lowest gap that holds it."""
+    offsets, placed = [0] * len(lifetimes), list[tuple[int, int, int, int]]()  # begin, end, first, last
+    for index in sorted(range(len(lifetimes)), key=lambda n: -lifetimes[n][0]):
+        size, first, last = lifetimes[index]
         size = -(-size // ALIGNMENT) * ALIGNMENT
-        start = 0
-        for begin, end, one, other in sorted(placed):
-            if first <= other and one <= last and end > start:
-                if begin - start >= size:
+        offset = 0
+        for begin, end, other_first, other_last in sorted(placed):
+            if first <= other_last and other_first <= last and end > offset:
+                if begin - offset >= size:
                     break
-                start = end
-        starts[index] = start
-        placed.append((start, start + size, first, last))
-    return starts, max((end for _, end, *_ in placed), default=0)
+                offset = end
+        offsets[index] = offset
+        placed.append((offset, offset + size, first, last))
+    return offsets, max((end for _, end, *_ in placed), default=0)

@@ -12,7 +12,7 @@ def by_kernels(
     sequences: Sequences, scale: float, final: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     from ...kernels.chunk.node import remember
-    from ...kernels.chunk.sizes import Inputs
+    from ...kernels.chunk.sizes import KernelInputs
 
-    x = Inputs(q=q, k=k, v=v, beta=beta, g=g, write_key=write_key, S=S)
+    x = KernelInputs(q=q, k=k, v=v, beta=beta, g=g, write_key=write_key, S=S)
     return remember(x, sequences, scale=scale, final=final)

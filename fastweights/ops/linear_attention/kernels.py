@@ -11,6 +11,6 @@ def by_kernels(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, S: Tensor | None, sequences: Sequences, scale: float, final: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     from ...kernels.chunk.node import remember
-    from ...kernels.chunk.sizes import Inputs
+    from ...kernels.chunk.sizes import KernelInputs
 
-    return remember(Inputs(q=q, k=k, v=v, g=g, S=S), sequences, scale=scale, final=final)
+    return remember(KernelInputs(q=q, k=k, v=v, g=g, S=S), sequences, scale=scale, final=final)

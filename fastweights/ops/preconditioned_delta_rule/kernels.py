@@ -13,9 +13,9 @@ def by_kernels(
     final: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     from ...kernels.chunk.node import remember
-    from ...kernels.chunk.sizes import Inputs
+    from ...kernels.chunk.sizes import KernelInputs
 
-    x = Inputs(
+    x = KernelInputs(
         q=q, k=k, v=v, beta=beta, g=g, S=S, precond_g=precond_g, precond_beta=precond_beta, center=center.float(), A=A
     )
     return remember(x, sequences, scale=scale, bound=bound, eps=eps, final=final)

@@ -1,0 +1,165 @@
+"""Where chunks and segments lie in the tokens.
+
+Tokens of all rows are counted through: token t of row b is b T + t. A sequence is cut into chunks of 64 tokens (the last one
+may be shorter), and its chunks into segments, runs of chunks that programs pass through in parallel.
+
+Rows of one length need no tables: the place of a chunk follows from its number. For sequences packed into one row a kernel
+writes two tables from cu_seqlens on the device, so the host never reads lengths. Pieces of L tokens (a chunk or a segment) are
+numbered without counting those before: sequence n, which starts at token a, owns the numbers from floor(a / L) + n on. No other
+sequence owns these, as floor(a / L) + ceil(length / L) <= floor((a + length) / L) + 1. Numbers that no piece has stay unused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from .runtime.launch_plan import Recorder
+from .runtime.workspace import TensorSpec
+
+__all__ = [
+    "CHUNK",
+    "chunk_place",
+    "max_pieces",
+    "pieces_of_sequence",
+    "record_tables",
+    "segment_length",
+    "segment_place",
+]
+
+CHUNK = 64
+# Below so many chunks per segment, or segments per row, finding the segments' states costs more than it saves.
+MIN_SEGMENT_CHUNKS = 8
+MIN_SEGMENTS = 5
+BLOCK = 128  # table entries of one program
+
+
+def segment_length(batch: int, time: int, programs: int, wanted: int) -> int | None:
+    """Chunks per segment such that at most about `wanted` programs run, where `programs` serve one segment; None where the
+    sequences themselves are enough. It depends on sizes alone, never on the lengths of packed sequences."""
+    longest = -(-time // CHUNK)
+    segments = wanted // max(1, programs * batch)  # per row
+    if segments < MIN_SEGMENTS:
+        return None
+    length = max(MIN_SEGMENT_CHUNKS, -(-longest // segments))
+    return length if length < longest else None
+
+
+def max_pieces(count: int, time: int, tokens: int, packed: bool, least: int = 0) -> int:
+    """How many numbers pieces of so many tokens take, whatever the lengths; exact where nothing is packed. least: pieces of an
+    empty row. count: sequences; time: tokens per row."""
+    return count + time // tokens if packed else count * max(least, -(-time // tokens))
+
+
+@triton.jit
+def sequence_edges(cu_seqlens, n, T):
+    """First token of packed sequence n and the token after its last, within the row whatever cu_seqlens holds."""
+    start = tl.minimum(tl.maximum(tl.load(cu_seqlens + n).to(tl.int32), 0), T)
+    stop = tl.minimum(tl.load(cu_seqlens + n + 1).to(tl.int32), T)
+    return start, tl.maximum(start, stop)
+
+
+@triton.jit
+def owner(cu_seqlens, number, T, N, steps, L):
+    """The last sequence whose pieces of L tokens begin at or before each number, by bisection in so many steps."""
+    n = number * 0
+    for i in range(steps):
+        later = n + (1 << (steps - 1 - i))
+        start, _ = sequence_edges(cu_seqlens, tl.minimum(later, N - 1), T)
+        n = tl.where((later < N) & (start // L + later <= number), later, n)
+    return n
+
+
+@triton.jit(do_not_specialize=["T", "N", "steps", "M", "P", "L"])
+def write_tables(cu_seqlens, chunks, segments, T, N, steps, M, P, L, BLOCK: tl.constexpr):
+    """chunks [M, 2]: first token and number of tokens, 0 where no chunk has the number. segments [P, 4]: first token, token after
+    the last, sequence, and 1 for a sequence's first segment + 2 for its last; an empty sequence has one. L: tokens of one."""
+    blocks = tl.cdiv(M, BLOCK)
+    block = tl.program_id(0)
+    if block < blocks:
+        number = block * BLOCK + tl.arange(0, BLOCK)
+        n = owner(cu_seqlens, number, T, N, steps, 64)
+        start, stop = sequence_edges(cu_seqlens, n, T)
+        first = start + (number - (start // 64 + n)) * 64
+        tl.store(chunks + number * 2, first, number < M)
+        tl.store(chunks + number * 2 + 1, tl.minimum(tl.maximum(stop - first, 0), 64), number < M)
+    else:
+        number = (block - blocks) * BLOCK + tl.arange(0, BLOCK)
+        n = owner(cu_seqlens, number, T, N, steps, L)
+        start, stop = sequence_edges(cu_seqlens, n, T)
+        place = number - (start // L + n)
+        first = tl.minimum(start + place * L, stop)
+        last = tl.minimum(first + L, stop)
+        used = (place == 0) | (first < stop)
+        ends = tl.where(place == 0, 1, 0) + tl.where(used & (last == stop), 2, 0)
+        here = number < P
+        tl.store(segments + number * 4, first, here)
+        tl.store(segments + number * 4 + 1, last, here)
+        tl.store(segments + number * 4 + 2, n, here)
+        tl.store(segments + number * 4 + 3, ends, here)
+
+
+def record_tables(
+    recorder: Recorder, cu_seqlens: Any, chunks: TensorSpec, segments: TensorSpec, time: int, tokens: int
+) -> None:
+    """Fill `chunks` and `segments`, of so many tokens each, for a row of `time` tokens."""
+    N, M, P = cu_seqlens.shape[0] - 1, chunks.shape[0], segments.shape[0]
+    programs = -(-M // BLOCK) + -(-P // BLOCK)
+    steps = max(N - 1, 0).bit_length()
+    recorder.launch(
+        write_tables, (programs,), cu_seqlens, chunks, segments, time, N, steps, M, P, tokens, BLOCK=BLOCK, num_warps=4
+    )
+
+
+@triton.jit
+def chunk_place(chunks, m, T):
+    """First token of chunk m (int64) and its number of tokens, 0 where no chunk has this number. chunks: the table of packed
+    sequences, None for rows of T tokens."""
+    if chunks is None:
+        per_row = tl.cdiv(T, 64)
+        row = m // per_row
+        offset = (m - row * per_row) * 64
+        first = (row * T + offset).to(tl.int64)
+        count = tl.minimum(T - offset, 64)
+    else:
+        first = tl.load(chunks + 2 * m).to(tl.int64)
+        count = tl.load(chunks + 2 * m + 1)
+    return first, count
+
+
+@triton.jit
+def segment_place(segments, p, T, L):
+    """Of segment p: its first token and the token after its last (int64), its first chunk, its sequence, and whether it is the
+    sequence's first and last. segments: the table of packed sequences, None for rows of T tokens in segments of L."""
+    if segments is None:
+        per_row = tl.maximum(tl.cdiv(T, L), 1)
+        sequence = p // per_row
+        place = p - sequence * per_row
+        row = sequence.to(tl.int64) * T
+        first = row + place * L
+        stop = tl.minimum(first + L, row + T)
+        chunk = sequence.to(tl.int64) * tl.cdiv(T, 64) + place * (L // 64)
+        is_first, is_last = place == 0, place == per_row - 1
+    else:
+        first = tl.load(segments + 4 * p).to(tl.int64)
+        stop = tl.load(segments + 4 * p + 1).to(tl.int64)
+        sequence = tl.load(segments + 4 * p + 2)
+        ends = tl.load(segments + 4 * p + 3)
+        is_first, is_last = (ends & 1) > 0, (ends & 2) > 0
+        chunk = first // 64 + sequence
+    return first, stop, chunk, sequence, is_first, is_last
+
+
+@triton.jit
+def pieces_of_sequence(cu_seqlens, n, T, L, LEAST: tl.constexpr):
+    """Number of the first piece of L tokens of sequence n, and how many pieces it has, LEAST at least."""
+    if cu_seqlens is None:
+        count = tl.maximum(tl.cdiv(T, L), LEAST)
+        low = n * count
+    else:
+        start, stop = sequence_edges(cu_seqlens, n, T)
+        low = start // L + n
+        count = tl.maximum(tl.cdiv(stop - start, L), LEAST)
+    return low, count

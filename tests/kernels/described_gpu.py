@@ -1,0 +1,56 @@
+"""A GPU that is described and not there: Triton compiles for it, and what would reach its driver is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+from tests.ops.kernel_launches import plans_anew
+
+
+class DriverLaunch(NamedTuple):
+    """What the driver is given for one launch, without the hooks of profilers."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    stream: int
+    function: Any
+    packed_metadata: Any
+    arguments: tuple[Any, ...]
+
+
+@contextmanager
+def described_gpu() -> Iterator[list[DriverLaunch]]:
+    """Launches inside go to the list this gives, in the place of the lowest layer of Triton's driver."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    launches: list[DriverLaunch] = []
+
+    class Launcher:
+        """In the place of triton.backends.nvidia.driver.CudaLauncher."""
+
+        def __init__(self, src: Any, metadata: Any) -> None:
+            self.name = metadata.name
+
+        def __call__(
+            self, x: int, y: int, z: int, stream: int, function: Any, packed_metadata: Any, *rest: Any
+        ) -> None:
+            _launch_metadata, _enter_hook, _exit_hook, *arguments = rest
+            launches.append(DriverLaunch(self.name, (x, y, z), stream, function, packed_metadata, tuple(arguments)))
+
+    described = mock.Mock()
+    described.get_current_device.return_value = described.get_current_stream.return_value = 0
+    described.get_current_target.return_value = GPUTarget("cuda", 90, 32)
+    described.launcher_cls = Launcher
+    described.utils.get_device_properties.return_value = {"max_shared_mem": 227 * 1024}
+    described.utils.load_binary.side_effect = lambda name, *rest: (name, f"function of {name}", 0, 0, 1024)
+    before = driver._active
+    driver.set_active(described)
+    try:
+        with plans_anew(), mock.patch("fastweights.kernels.availability.INTERPRETED", True):
+            yield launches
+    finally:
+        driver._active = before
