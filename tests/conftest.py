@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -25,3 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, (there, reason) in NEEDS.items():
             if not there and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end. Frozen, they are not walked again by every full garbage collection, of which
+    transformers' Trainer alone starts one per training."""
+    gc.collect()
+    gc.freeze()

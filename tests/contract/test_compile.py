@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastweights.testing import OpCase
+from fastweights.testing import CASES, OpCase
 
 from .compare import assert_close
 
 
+FIRST = list({case.op: name for name, case in reversed(CASES.items())}.values())  # a form of each op
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in FIRST]
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("case", [*FIRST, *OTHERS], indirect=True)
 def test_fullgraph(case: OpCase, packed: bool) -> None:
     """With the eager backend of torch.compile: what is tested is that the whole op is one graph."""
     inputs = case.draw(batch=1, heads=1, time=70).map(lambda x: x.requires_grad_())

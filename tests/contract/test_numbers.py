@@ -69,8 +69,9 @@ def test_extremes_are_finite_and_agree(case: OpCase, extreme: str) -> None:
         assert (g - w).norm() <= case.tolerance(1e-3) * max(float(w.norm()), 1e-3 * largest)
 
 
-def test_long_sequence_stays_finite(case: OpCase) -> None:
-    inputs = case.draw(batch=1, heads=1, time=65_536, key=8, value=8, dtype=torch.float32)
+@pytest.mark.parametrize("time", [2048, pytest.param(65_536, marks=pytest.mark.slow)])
+def test_long_sequence_stays_finite(case: OpCase, time: int) -> None:
+    inputs = case.draw(batch=1, heads=1, time=time, key=8, value=8, dtype=torch.float32)
     o, states = case(inputs, backend="torch")
     assert o.isfinite().all()
     assert all(s.isfinite().all() for s in states)
@@ -79,43 +80,40 @@ def test_long_sequence_stays_finite(case: OpCase) -> None:
 BAD = [math.nan, math.inf, -math.inf]
 
 
-@pytest.mark.parametrize("bad", BAD, ids=str)
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
-def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(
-    case: OpCase, backend: str, bad: float, packed: bool
-) -> None:
+def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(case: OpCase, backend: str, packed: bool) -> None:
     """For each input, one bad number at token 66 of 75: earlier tokens, other rows or sequences and other heads keep their
     values bit by bit, and o is NaN where a finite change of that number would have changed it."""
     inputs = case.draw(batch=1 if packed else 2, time=75)
     keywords = {"cu_seqlens": torch.tensor([0, 64, 70, 75])} if packed else {}
     clean, _ = case(inputs, backend=backend, **keywords)
     for name, x in inputs.tokens.items():
-        if bad > 0 and name.endswith("g"):
-            continue  # a positive g is refused
-        if bad == -math.inf and name.endswith("g"):
-            continue  # decay 0, a legal number
         at = (0, 66, 1) + (2,) * (x.ndim - 3)
-        moved, broken = x.clone(), x.clone()
+        moved = x.clone()
         moved[at] = moved[at] * 0.9 - 0.01
-        broken[at] = bad
         shifted, _ = case(with_tokens(inputs, **{name: moved}), backend=backend, **keywords)
-        got, states = case(with_tokens(inputs, **{name: broken}), backend=backend, **keywords)
         depends = (shifted - clean).abs() > 1e-13
         assert depends.any(), name
-        assert got[depends].isnan().all(), name
         assert not depends[:, :66].any()
         untouched = torch.ones_like(depends)
         untouched[0, 66 : 70 if packed else 75, 1] = False
-        assert torch.equal(got[untouched], clean[untouched]), name
-        if case.tokens[name] == "value":
-            other_columns = got[..., [c for c in range(got.shape[-1]) if c != 2]]
-            assert not other_columns.isnan().any(), name
-        if "query" in case.tokens[name]:
-            assert got[0, 67:].isfinite().all(), name
-        for state in filter(Tensor.is_floating_point, states):
-            rest = state.clone()
-            rest[1 if packed else 0, 1] = 0
-            assert rest.isfinite().all(), name
+        for bad in BAD:
+            if name.endswith("g") and not math.isnan(bad):
+                continue  # a positive g is refused, and one of -inf is decay 0, a legal number
+            broken, which = x.clone(), f"{bad} in {name}"
+            broken[at] = bad
+            got, states = case(with_tokens(inputs, **{name: broken}), backend=backend, **keywords)
+            assert got[depends].isnan().all(), which
+            assert torch.equal(got[untouched], clean[untouched]), which
+            if case.tokens[name] == "value":
+                other_columns = got[..., [c for c in range(got.shape[-1]) if c != 2]]
+                assert not other_columns.isnan().any(), which
+            if "query" in case.tokens[name]:
+                assert got[0, 67:].isfinite().all(), which
+            for state in filter(Tensor.is_floating_point, states):
+                rest = state.clone()
+                rest[1 if packed else 0, 1] = 0
+                assert rest.isfinite().all(), which
 
 
 @pytest.mark.parametrize("bad", BAD, ids=str)

@@ -88,6 +88,7 @@ def test_two_processes_are_one_with_twice_the_batch(run_file, alone):
     assert log(load_run(run_file))[-1]["tokens"] == alone.tokens
 
 
+@pytest.mark.slow
 def test_every_process_is_told_of_a_folder_that_is_refused(run_file, tmp_path):
     (tmp_path / "out").mkdir()
     with filelock.FileLock(tmp_path / "out" / ".lock"):
@@ -96,6 +97,7 @@ def test_every_process_is_told_of_a_folder_that_is_refused(run_file, tmp_path):
     assert "is in use by another process" in errors and "gloo" not in errors.lower()
 
 
+@pytest.mark.slow
 def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone):
     run_file.write_text("fsdp = true\n" + run_file.read_text())
     run = load_run(run_file)
