@@ -2,6 +2,7 @@
 #   make recall    trains and compares memory layers on associative recall, results in runs/recall
 #   make lm        trains two small language models on the text of this machine's Python, results in runs/lm
 #   make test      runs the tests, the kernels' own in Triton's interpreter
+#   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
 # Each makes the virtual environment when it is missing. To use a torch of your own:
 #   make recall TORCH="torch==2.9.1"      another version, or the path of a wheel
 #   make recall VENV=path/to/environment  an environment that exists; a torch found in it is kept
@@ -16,7 +17,7 @@ DEFAULT_TORCH := torch==2.13.0
 # For a torch that comes without: the tests run the kernels in its interpreter, and compile them for GPUs.
 DEFAULT_TRITON := triton==3.6.0; sys_platform == "linux" and platform_machine == "x86_64"
 
-.PHONY: recall lm test lint install clean
+.PHONY: recall lm test test-slow test-all lint install clean
 
 recall: $(INSTALLED)
 	$(BIN)/fastweights recall $(ARGS)
@@ -24,13 +25,23 @@ recall: $(INSTALLED)
 lm: $(INSTALLED)
 	$(BIN)/fastweights train examples/lm.toml $(ARGS)
 
-# The models and matrices of the tests are tiny: a process a core, each with a single thread. The second run has the kernels
-# in Triton's interpreter, which replaces its compiler for a whole process; ARGS may leave it without tests (code 5).
-PYTEST := $(BIN)/python -m pytest -n auto -q
-test: export OMP_NUM_THREADS := 1
+# The models and matrices of the tests are tiny: one process per core, each with a single thread. The second run has the
+# kernels in Triton's interpreter, which replaces its compiler for a whole process; it is given the files that hold such
+# tests, or ARGS, which may leave it without tests (code 5). Slow tests repeat others at full size.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -q
+INTERPRETED = TRITON_INTERPRET=1 $(PYTEST)
+KERNEL_TESTS = $(if $(ARGS),$(ARGS) || test $$? -eq 5,$(shell grep -rl --include='test_*.py' 'mark\.kernels' tests))
+test test-slow test-all: export OMP_NUM_THREADS := 1
 test: $(INSTALLED)
-	$(PYTEST) $(ARGS)
-	TRITON_INTERPRET=1 $(PYTEST) -m "kernels and not gpu" $(ARGS)$(if $(ARGS), || test $$? -eq 5)
+	$(PYTEST) -m "not slow" $(ARGS)
+	$(INTERPRETED) -m "kernels and not gpu and not slow" $(KERNEL_TESTS)
+
+test-slow: $(INSTALLED)
+	$(PYTEST) -m slow $(ARGS)
+
+test-all: $(INSTALLED)
+	$(PYTEST) --every-form $(ARGS)
+	$(INTERPRETED) -m "kernels and not gpu" $(KERNEL_TESTS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

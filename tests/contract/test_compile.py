@@ -9,7 +9,6 @@ from fastweights.testing import CASES, OpCase
 
 from .compare import assert_close
 
-
 FIRST = list({case.op: name for name, case in reversed(CASES.items())}.values())  # a form of each op
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in FIRST]
 

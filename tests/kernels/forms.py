@@ -19,22 +19,25 @@ def decoding() -> Iterator[Callable[[], object]]:
             yield partial(call_decode, inputs, states, (None, None), 1.0)
 
 
-def short_convolution() -> Iterator[Callable[[], object]]:
-    """Every kernel in the forms that layers launch."""
+def convolution_of_rows() -> Iterator[Callable[[], object]]:
+    """With keys of unit length, and without."""
     from fastweights.kernels.pointwise.short_convolution import backward, forward
 
-    forms = [(64, 4, 2048, torch.bfloat16), (None, 4, 2048, torch.float32)]
-    for head, batch, time, dtype in forms:
-        x, options = (
-            torch.empty(batch, time, 1024, dtype=dtype),
-            (torch.empty(1024, 4), None, None, None, True, head, 1e-6),
-        )
+    for head, dtype in ((64, torch.bfloat16), (None, torch.float32)):
+        x = torch.empty(4, 2048, 1024, dtype=dtype)
+        options = (torch.empty(1024, 4), None, None, None, True, head, 1e-6)
         yield partial(forward, x, *options, False)
         yield partial(backward, x, None, x, *options)
-    packed, window = torch.empty(1, 8192, 1024, dtype=torch.bfloat16), torch.empty(8, 3, 1024, dtype=torch.bfloat16)
+
+
+def convolution_of_packed_rows() -> Iterator[Callable[[], object]]:
+    """With a bias, and windows before and after."""
+    from fastweights.kernels.pointwise.short_convolution import backward, forward
+
+    x, window = torch.empty(1, 8192, 1024, dtype=torch.bfloat16), torch.empty(8, 3, 1024, dtype=torch.bfloat16)
     options = (torch.empty(1024, 4), torch.empty(1024), window, torch.zeros(9).int(), True, 128, 1e-6)
-    yield partial(forward, packed, *options, True)
-    yield partial(backward, packed, window, packed, *options)
+    yield partial(forward, x, *options, True)
+    yield partial(backward, x, window, x, *options)
 
 
 def gated_norm() -> Iterator[Callable[[], object]]:

@@ -75,24 +75,27 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
     assert not wrong, "\n".join(wrong)
 
 
-# Compiling takes seconds a kernel: forms that together hold every kernel, and fewer for the other width and GPU.
+# Compiling takes seconds per kernel: forms that together hold every kernel, and fewer for the other width and GPU.
 CHOSEN = [
-    ("linear_attention-head", "bfloat16", 128, 90),
     ("delta_rule-head-write", "bfloat16", 128, 90),
     ("preconditioned_delta_rule-channel", "bfloat16", 128, 90),
+    ("delta_rule-channel", "bfloat16", 64, 80),
+]
+MORE = [
+    ("linear_attention-head", "bfloat16", 128, 90),
     ("precondition_keys", "float16", 128, 90),
     ("delta_rule-head", "bfloat16", 64, 90),
     ("delta_rule-head", "bfloat16", 128, 80),
-    ("delta_rule-channel", "bfloat16", 64, 80),
 ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With --every-form all of them, which takes minutes."""
+    """With --every-form all of them, which takes many minutes."""
     if metafunc.function is test_memory:
-        every = product(KERNEL_CASES, ("bfloat16", "float16"), (64, 128), (80, 90))
-        forms = every if metafunc.config.getoption("--every-form") else CHOSEN
-        metafunc.parametrize(("name", "dtype", "width", "capability"), list(forms))
+        chosen = [*CHOSEN, *(pytest.param(*form, marks=pytest.mark.slow) for form in MORE)]
+        if metafunc.config.getoption("--every-form"):
+            chosen = list(product(KERNEL_CASES, ("bfloat16", "float16"), (64, 128), (80, 90)))
+        metafunc.parametrize(("name", "dtype", "width", "capability"), chosen)
 
 
 def misplaced(instructions: Iterable[str]) -> list[str]:
@@ -141,8 +144,14 @@ def test_memory(name: str, dtype: str, width: int, capability: int) -> None:
     compile_all([whole, in_segments], capability)
 
 
-@pytest.mark.parametrize(
-    "launches", [forms.decoding, forms.short_convolution, forms.gated_norm], ids=lambda f: f.__name__
-)
+AROUND = [
+    forms.decoding,
+    forms.gated_norm,
+    forms.convolution_of_packed_rows,
+    pytest.param(forms.convolution_of_rows, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("launches", AROUND)
 def test_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
     compile_all(launches(), 90)
