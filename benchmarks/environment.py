@@ -22,11 +22,14 @@ MEASURED = ("fastweights", "benchmarks")
 OPS = ("fastweights/kernels", "fastweights/ops", "benchmarks/judge")
 
 
-def commit() -> str:
+def commit(root: Path = ROOT) -> str:
     """The commit measured, with a mark when its Python files differed; "unknown" outside a checkout."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    if not (root / ".git").exists():
+        return "unknown"
 
     try:
         changed = git("status", "--porcelain", "--", *(f"{folder}/*.py" for folder in MEASURED))
@@ -35,11 +38,11 @@ def commit() -> str:
         return "unknown"
 
 
-def source() -> str:
+def source(root: Path = ROOT) -> str:
     """A hash of the Python files of the ops and of what judges them: the same as long as none of them changes."""
     total = hashlib.sha256()
-    for path in sorted(path for folder in OPS for path in (ROOT / folder).rglob("*.py")):
-        total.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    for path in sorted(path for folder in OPS for path in (root / folder).rglob("*.py")):
+        total.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return total.hexdigest()[:16]
 
 

@@ -6,6 +6,7 @@
     python benchmarks/kernels.py --decode                         one token for 64 sequences, and nothing else
     python benchmarks/kernels.py --cold                           the first call from an empty kernel cache, and nothing else
     python benchmarks/kernels.py --warm-peers 16                  before timing, compile the peers' kernels in 16 processes
+    python benchmarks/kernels.py --against CHECKOUT               device time and memory beside another checkout, ours alone
     python benchmarks/performance.py                              docs/performance.md from the result files
 
 An op whose values or gradients, with initial and final states too, exceed the error budgets against float64, or twice the error
@@ -13,8 +14,11 @@ of a PyTorch twin of the same precision, gets no time. Times are medians of inte
 replayed CUDA graph, which is device time alone. Peers are timed where they are installed (flash-linear-attention 0.6) and their
 errors are reported too.
 
+With --against, exit code 1 says that an op takes more than --tolerance times the other checkout's device time or memory.
+
 Result files, written after every op and continued by the next run of the same Python files (so a run may be split with
---only): kernel-checks-<device>.json, kernels-<device>.json and peer-tuning-<device>.json in --results.
+--only): kernel-checks-<device>.json, kernels-<device>.json, kernels-against-<device>.json and peer-tuning-<device>.json in
+--results.
 
 The peers tune themselves at their first call: 150 to 365 s an op from an empty cache, the most of it compiling. --warm-peers
 compiles side by side; the choices are then timed in this process alone and kept in peer-tuning-<device>.json, which makes the
@@ -34,7 +38,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from environment import commit, source
 from judge import tuning
+from judge.against import compare
 from judge.cases import CASES, Sizes
 from judge.checks import check_all, combinations, worst
 from judge.cold import cold_start
@@ -151,6 +157,25 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
     print(f"written to {record.path} after {time.time() - started:.0f} s")
 
 
+def compare_checkouts(names: list[str], arguments: argparse.Namespace, device: str, suffix: str) -> bool:
+    """Prints a line per op, size and stage; whether all are within the tolerance."""
+    base = {"commit": commit(arguments.against), "source": source(arguments.against)}
+    head = {"device": device, "dtype": arguments.dtype, "triton": version("triton"), "against": base}
+    record = Record(arguments.results, f"kernels-against-{suffix}.json", head)
+    worse = []
+    for key, row in compare(arguments.against, names, arguments.sizes or SIZES, arguments.dtype):
+        record.add_row(key, row)
+        if max(row["time_ratio"], row["memory_ratio"]) > arguments.tolerance:
+            worse.append(key)
+        print(
+            f"{key:50s} {row['ms']['ours']:.4f} ms, base {row['ms']['base']:.4f}, ratio {row['time_ratio']:.3f}; "
+            f"{row['mb']['ours']:.0f} MB, base {row['mb']['base']:.0f}, ratio {row['memory_ratio']:.3f}",
+            flush=True,
+        )
+    print(f"{len(worse)} over {arguments.tolerance}: {', '.join(worse) or 'none'}; written to {record.path}")
+    return not worse
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(CASES), help=f"ops, of {', '.join(CASES)}")
@@ -168,6 +193,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--cold", action="store_true", help="time the first call in a new process alone")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument(
+        "--against", type=Path, help="another checkout: compare device time and memory with it, nothing else"
+    )
+    parser.add_argument("--tolerance", type=float, default=1.03, help="of --against: largest ratio")
     parser.add_argument("--warm-peers", type=int, default=0, metavar="N", help="compile the peers first, N at a time")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
@@ -183,6 +212,8 @@ def main() -> None:
     suffix = device.replace(" ", "-").lower()
     if arguments.check:
         raise SystemExit(0 if check(names, arguments, device, suffix) else 1)
+    if arguments.against:
+        raise SystemExit(0 if compare_checkouts(names, arguments, device, suffix) else 1)
     measure(names, arguments, device, suffix)
 
 
