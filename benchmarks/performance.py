@@ -20,14 +20,14 @@ STAGES = {"forward": "forward", "forward_backward": "forward + backward"}
 
 OPS = {
     "linear": "`linear_attention` without decay; peer `simple_gla`",
-    "simple_gla": "`linear_attention`, a decay a head; peer `simple_gla`",
-    "gla": "`linear_attention`, a decay a key channel; peer `gla`",
+    "simple_gla": "`linear_attention`, a decay per head; peer `simple_gla`",
+    "gla": "`linear_attention`, a decay per key channel; peer `gla`",
     "deltanet": "`delta_rule` without decay; peer `delta_rule`",
-    "gdn": "`delta_rule`, a decay a head; peer `gated_delta_rule`",
-    "gdn-write": "`delta_rule`, a decay a head, a write key of its own; beside it with tied keys, which are read and written",
-    "kda": "`delta_rule`, a decay a key channel; peer `kda`",
-    "pgdn": "`preconditioned_delta_rule`, a decay a head; peer `precond_gated_delta_rule`",
-    "pkda": "`preconditioned_delta_rule`, a decay a key channel; peer `precond_kda`, which also normalizes q and k",
+    "gdn": "`delta_rule`, a decay per head; peer `gated_delta_rule`",
+    "gdn-write": "`delta_rule`, a decay per head, a write key of its own; beside it with tied keys, which are read and written",
+    "kda": "`delta_rule`, a decay per key channel; peer `kda`",
+    "pgdn": "`preconditioned_delta_rule`, a decay per head; peer `precond_gated_delta_rule`",
+    "pkda": "`preconditioned_delta_rule`, a decay per key channel; peer `precond_kda`, which also normalizes q and k",
     "mesa": "`mesa`, 30 iterations; peer `mesa_net`",
 }
 

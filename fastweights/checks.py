@@ -33,7 +33,7 @@ __all__ = [
     "constant",
     "error_prefix",
     "shape_of",
-    "shown",
+    "describe_value",
     "values_can_be_read",
 ]
 
@@ -48,7 +48,7 @@ def closest(name: object, known: Iterable[str]) -> str:
     return f" (did you mean '{matches[0]}'?)" if matches else ""
 
 
-def shown(x: object) -> str:
+def describe_value(x: object) -> str:
     """How a message shows an argument: numbers and text as they are written, other objects by their type."""
     if isinstance(x, Tensor):
         return f"a tensor of shape {shape_of(x)}"
@@ -78,7 +78,7 @@ def check_size(name: str, x: object) -> int:
 
 def _whole(name: str, x: object, wanted: str) -> int:
     if isinstance(x, bool) or not isinstance(x, (int, Integral)):
-        raise TypeError(f"{name} must be {wanted}, got {shown(x)}; pass an int")
+        raise TypeError(f"{name} must be {wanted}, got {describe_value(x)}; pass an int")
     return int(x)
 
 
@@ -99,7 +99,7 @@ def check_number(
 ) -> float:
     """A finite number with low <= x <= high and above < x < below, as far as these bounds are given."""
     if isinstance(x, bool) or not isinstance(x, (int, float)):
-        raise TypeError(f"{name} must be a number, got {shown(x)}; pass an int or float")
+        raise TypeError(f"{name} must be a number, got {describe_value(x)}; pass an int or float")
     number = constant(x)
     fits = (
         math.isfinite(number)
@@ -126,7 +126,7 @@ def check_positive(name: str, x: object) -> float:
 def check_flag(name: str, x: object) -> bool:
     """True or False."""
     if not isinstance(x, bool):
-        raise TypeError(f"{name} must be True or False, got {shown(x)}")
+        raise TypeError(f"{name} must be True or False, got {describe_value(x)}")
     return x
 
 
@@ -134,7 +134,7 @@ def check_choice(name: str, x: object, choices: Iterable[object]) -> Any:
     """One of `choices`. TypeError where none of them is of the kind of x."""
     known = list(choices)
     if not isinstance(x, tuple({type(choice) for choice in known})):
-        raise TypeError(f"{name} must be one of {', '.join(map(repr, known))}, got {shown(x)}")
+        raise TypeError(f"{name} must be one of {', '.join(map(repr, known))}, got {describe_value(x)}")
     if x not in known:
         near = closest(x, [choice for choice in known if isinstance(choice, str)]) if isinstance(x, str) else ""
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {x!r}{near}")
@@ -144,7 +144,7 @@ def check_choice(name: str, x: object, choices: Iterable[object]) -> Any:
 def check_text(name: str, x: object, *, what: str = "a string", empty: bool = True) -> str:
     """A string; `what` says in the message what it stands for, `empty` whether it may be ''."""
     if not isinstance(x, str):
-        raise TypeError(f"{name} must be {what}, got {shown(x)}; pass a string")
+        raise TypeError(f"{name} must be {what}, got {describe_value(x)}; pass a string")
     if not empty and not x:
         raise ValueError(f"{name} must be {what}, got ''")
     return x
@@ -153,9 +153,9 @@ def check_text(name: str, x: object, *, what: str = "a string", empty: bool = Tr
 def check_texts(name: str, x: object, *, what: str = "strings", empty: bool = True) -> tuple[str, ...]:
     """A list or tuple of strings, as a tuple; `empty` says whether one of them may be ''."""
     if not isinstance(x, (list, tuple)) or not all(isinstance(entry, str) for entry in x):
-        raise TypeError(f"{name} must be a list of {what}, got {shown(x)}")
+        raise TypeError(f"{name} must be a list of {what}, got {describe_value(x)}")
     if not empty and not all(x):
-        raise ValueError(f"{name} must be a list of {what}, none of them empty, got {shown(x)}")
+        raise ValueError(f"{name} must be a list of {what}, none of them empty, got {describe_value(x)}")
     return tuple(x)
 
 

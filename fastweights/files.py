@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["PARTIAL_FILES", "publish_folder", "staged_folder", "write_bytes", "write_json"]
 
-PARTIAL_FILES = ".*.partial"  # glob of what a process killed while writing leaves behind
+PARTIAL_FILES = ".*.partial"  # glob of the files that a process leaves when it is killed while writing
 
 
 def write_bytes(path: Path, content: bytes) -> None:

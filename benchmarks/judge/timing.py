@@ -69,7 +69,7 @@ def peak_megabytes(work: Work) -> float:
 
 
 class Ceilings(NamedTuple):
-    """Measured on this device: bytes a second of a copy (read and written), operations a second of a bf16 matrix product."""
+    """Measured on this device: bytes per second of a copy (read and written), operations per second of a bf16 matrix product."""
 
     bandwidth: float
     rate: float

@@ -1,8 +1,8 @@
 """The peers' run-time autotuning, made bearable: every variant is still compiled and timed, alone on the device.
 
-flash-linear-attention 0.6 times 68 to 278 compiled variants an op at its first call: minutes. Triton keeps compiled
+flash-linear-attention 0.6 times 68 to 278 compiled variants per op at its first call: minutes. Triton keeps compiled
 kernels, and with FLA_CACHE_RESULTS=1 (its default; TRITON_CACHE_AUTOTUNING=1 for the rest) also the choices, in its cache
-folder. So: processes side by side compile every variant without timing any (timings of processes that share a device mean
+folder. So: parallel processes compile every variant without timing any (timings of processes that share a device mean
 nothing), then one process times the variants alone and shortly, and its choices go into a file, with which another machine
 with the same versions compiles the chosen variants only.
 """
@@ -24,7 +24,7 @@ from typing import Any
 from .cases import CASES, Sizes
 from .peers import CHUNK
 
-PARTS = 4  # processes an op, each compiling its share of the variants
+PARTS = 4  # processes per op, each compiling its share of the variants
 SUFFIX = ".autotune.json"
 
 

@@ -1,4 +1,4 @@
-"""From results to what a person looks at: summaries, tables and plots."""
+"""Tables and plots of results, and the results themselves under their usual names."""
 
 from ..results import RecallResult, RecallSummary, ResultsError, load_results, still_falling, summarize
 from .plots import save_plots

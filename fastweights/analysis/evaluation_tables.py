@@ -1,4 +1,4 @@
-"""Tables of what a trained text model was measured on."""
+"""Tables of an evaluation of a text model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def evaluation_tables(results: Mapping[str, Sequence[Any]]) -> Iterator[Table]:
 
 
 def perplexity_table(rows: Sequence[LengthPerplexity]) -> Table:
-    """One row a context length."""
+    """One row per context length."""
     first = rows[0]
     joined = f", {first.joined} of them joined from shorter documents" if first.joined else ""
     table = _table(
         f"Perplexity by context length, {first.texts} text{'' if first.texts == 1 else 's'}{joined}",
         "Perplexity: of all tokens up to the length. Last tokens: of the last stretch before it alone.",
     )
-    for header in ("length", "perplexity", "last tokens", "nats a token"):
+    for header in ("length", "perplexity", "last tokens", "nats per token"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(f"{row.length:,}", f"{row.perplexity:,.2f}", f"{row.last_perplexity:,.2f}", f"{row.loss:.4f}")
@@ -40,15 +40,15 @@ def perplexity_table(rows: Sequence[LengthPerplexity]) -> Table:
 
 
 def retrieval_table(results: Mapping[str, Sequence[Any]]) -> Table:
-    """Recall and needle tasks: one row a task, one column a length.
+    """Recall and needle tasks: one row per task, one column per length.
 
     results: `WordRecall` or `NeedleRecall` rows by the name of the measure.
     """
     lengths = sorted({row.length for rows in results.values() for row in rows})
     table = _table(
         "Recall and retrieval by context length",
-        "Recall tasks: part of the queries answered right. Needles: part found, all depths, and the nats a token of the "
-        "right answer in brackets.",
+        "Recall tasks: part of the queries answered right. Needles: part found over all depths and, in brackets, the "
+        "loss of the right answer in nats per token.",
     )
     table.add_column("task", no_wrap=True, style="bold")
     for length in lengths:
@@ -59,7 +59,7 @@ def retrieval_table(results: Mapping[str, Sequence[Any]]) -> Table:
 
 
 def harness_table(scores: Sequence[HarnessScore]) -> Table:
-    """One row a task and metric of lm-evaluation-harness."""
+    """One row per task and metric of lm-evaluation-harness."""
     table = Table(title="lm-evaluation-harness", title_justify="left")
     table.add_column("task", style="bold")
     table.add_column("metric")

@@ -53,7 +53,7 @@ def loss_plot(results: Sequence[LanguageResult]) -> Figure:
             label=f"{result.name}: {result.held_out_loss:.3f} held out",
         )
     axes.set_xlabel("tokens read")
-    axes.set_ylabel("cross-entropy, nats a token")
+    axes.set_ylabel("cross-entropy, nats per token")
     axes.xaxis.set_major_formatter(_short_number)
     return _finished(figure, axes)
 
@@ -71,7 +71,7 @@ def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
     trained = results[0].run["length"]
     axes.axvline(trained, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label=f"trained at {trained:,}")
     axes.set_xlabel("tokens of context and prediction")
-    axes.set_ylabel("perplexity a token")
+    axes.set_ylabel("perplexity per token")
     return _finished(figure, axes)
 
 

@@ -26,7 +26,7 @@ def save_perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]], path:
 
 
 def perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
-    """Two lines a model over the context length (logarithmic): all tokens up to it, and the last ones before it (dashed).
+    """Two lines per model over the context length (logarithmic): all tokens up to it, and the last ones before it (dashed).
 
     models: rows of each model by its name; a mixer's name gets the mixer's colour.
     """

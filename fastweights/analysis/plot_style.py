@@ -1,4 +1,4 @@
-"""How plots look: one colour and marker a mixer, the same in every plot of every experiment, plain axes, PNG files."""
+"""How plots look: one colour and marker per mixer in every plot of every experiment, plain axes, PNG files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MixerStyle", "length_axis", "mixer_style", "plain_axes", "save_figure", "spread"]
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers, with a wine red for their yellow (too pale on white).
-# Colours repeat after 8 mixers and markers after 13, so that no two of the first 104 share both.
+# Colours repeat after 8 mixers and markers after 13, so no two of the first 104 share both.
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
 
@@ -32,14 +32,14 @@ class MixerStyle:
 
 
 def mixer_style(mixer: str) -> MixerStyle:
-    """The look of a mixer, from its place in the registry; names that are no longer there share the last look."""
+    """Colour and marker of a mixer, from its place in the registry; names that are not in it share the last pair."""
     names = list(MIXERS)
     place = names.index(mixer) if mixer in names else len(names)
     return MixerStyle(_COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)])
 
 
 def spread(values: Sequence[float], step: float) -> list[float]:
-    """Factors, one a value, that pull equal values apart on a logarithmic axis: neighbours differ by a factor 1 + step."""
+    """One factor per value, to draw equal values apart on a logarithmic axis: neighbours differ by a factor 1 + step."""
     factors = []
     for place, value in enumerate(values):
         before, equal = list(values[:place]).count(value), list(values).count(value)
@@ -48,7 +48,7 @@ def spread(values: Sequence[float], step: float) -> list[float]:
 
 
 def plain_axes(axes: Axes) -> None:
-    """Pale grid lines behind what is drawn, no frame at the top and the right."""
+    """Pale grid lines under the curves, no frame at the top and the right."""
     axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PLOT_FILES", "accuracy_by_pairs", "accuracy_by_state_size", "loss_curves", "save_plots"]
 
-_DODGE = 0.02  # mixers at the same place are drawn side by side, this fraction apart
+_DODGE = 0.02  # mixers at the same place are drawn this fraction apart
 _GUESS: dict[str, Any] = {
     "color": "#555555",
     "linestyle": (0, (2, 2)),
@@ -42,7 +42,7 @@ def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
 
 
 def accuracy_by_pairs(results: Sequence[RecallResult]) -> Figure:
-    """One line a mixer: accuracy at its best learning rate over the number of key-value pairs (logarithmic)."""
+    """One line per mixer: accuracy at its best learning rate over the number of key-value pairs (logarithmic)."""
     figure, (axes,) = _panels(1, "Recall accuracy against the number of pairs", results)
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
@@ -62,14 +62,14 @@ def accuracy_by_pairs(results: Sequence[RecallResult]) -> Figure:
 
 
 def accuracy_by_state_size(results: Sequence[RecallResult]) -> Figure:
-    """One panel for each number of pairs, one point a mixer: accuracy over the numbers that its memory holds."""
+    """One panel for each number of pairs, one point per mixer: accuracy over the size of its state."""
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
     figure, panels = _panels(len(pairs), "Recall accuracy against state size", results)
     for axes, count in zip(panels, pairs, strict=True):
         own = [row for row in rows if row.pairs == count]
         sizes = [row.state_size for row in own]
-        _logarithmic(axes, sorted(set(sizes)), "state size: numbers a sequence (equal ones spread)", margin=2.0)
+        _logarithmic(axes, sorted(set(sizes)), "state size: numbers per sequence (equal ones spread)", margin=2.0)
         low, high = axes.get_xlim()
         for row, factor in zip(own, spread(sizes, (high / low) ** 0.025 - 1), strict=True):
             _draw_point(axes, row.state_size * factor, row)
@@ -105,7 +105,7 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
             axes.axhline(math.log(count), **_GUESS)
         axes.set_title(f"{count} pairs", fontsize=10)
         axes.set_xlabel("optimizer step")
-        axes.set_ylabel("cross-entropy, nats a query")
+        axes.set_ylabel("cross-entropy, nats per query")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.yaxis.set_major_formatter("{x:g}")

@@ -30,7 +30,7 @@ def recall_table(results: Sequence[RecallResult]) -> Table:
         title=f"Recall accuracy: {describe_experiment(results)}",
         caption=(
             "Accuracy at the best learning rate (lr) of the grid. Chance: guessing among the values shown. State: numbers "
-            "a sequence holds in memory, all layers. Undertrained: the loss was still falling at the end."
+            "in memory per sequence, all layers. Undertrained: the loss was still falling at the end."
         ),
         title_justify="left",
         caption_justify="left",
@@ -60,7 +60,7 @@ def language_table(results: Sequence[LanguageResult]) -> Table:
     table = Table(
         title=f"Held-out perplexity after {results[0].tokens:,} tokens",
         caption=(
-            "Rows: packed documents, as in training; then texts of N tokens, by N. State: numbers a sequence holds in memory."
+            "Rows: packed documents, as in training; then texts of N tokens, by N. State: numbers in memory per sequence."
         ),
         title_justify="left",
         caption_justify="left",

@@ -1,7 +1,7 @@
-"""The command `fastweights`: options in, library calls, tables out. One file a subcommand, no logic of its own.
+"""The command `fastweights`: options in, library calls, tables out. One file per subcommand, without logic of its own.
 
 Bad input ends with one line on stderr and exit code 2, a failure while working with exit code 1, Ctrl-C with 130.
-torch and what builds on it are imported by the subcommands when they run: help is shown without.
+torch and what builds on it are imported by the subcommands when they run: `--help` needs neither.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,13 @@ from .train import train
 
 __all__ = ["app", "main"]
 
-# What typer raises for wrong options; it has no public name.
+# The class of typer's errors for wrong options; it has no public name.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Ctrl-C where a subcommand says nothing of it, as in its imports; typer itself would end without a word."""
+    """Handles Ctrl-C where a subcommand does not, as in its imports; typer itself would end without a message."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What the subcommands share: options of several values, and errors as one line with an exit code."""
+"""Helpers of the subcommands: options of several values, and errors as one line with an exit code."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-__all__ = ["Imports", "fail", "import_mixers", "told", "values"]
+__all__ = ["Imports", "fail", "import_mixers", "one_line_errors", "values"]
 
 Value = TypeVar("Value")
 Imports = Annotated[
@@ -24,7 +24,7 @@ Imports = Annotated[
 def import_mixers(modules: Sequence[str] | None) -> None:
     """Import the modules that the option --import names."""
     if modules:
-        from ..layers import import_mixers as import_modules  # here: help comes without torch
+        from ..layers import import_mixers as import_modules  # here: help must not import torch
 
         import_modules(modules)
 
@@ -36,9 +36,9 @@ def fail(message: str, code: int) -> int:
 
 
 @contextmanager
-def told(continues: str = "") -> Iterator[None]:
-    """Ends the command with one line where the body is given bad input (2), cannot work (1), or is interrupted (130).
-    continues: what to say, if anything, of going on after an interruption."""
+def one_line_errors(continues: str = "") -> Iterator[None]:
+    """Ends the command with one line and exit code 2 for bad input, 1 for a failure, 130 for an interruption.
+    continues: how to continue after a failure or an interruption, for the message."""
     remedy = f"; {continues}" if continues else ""
     try:
         yield

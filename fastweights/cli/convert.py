@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._options import Imports, import_mixers, told
+from ._options import Imports, import_mixers, one_line_errors
 
 if TYPE_CHECKING:
     from ..conversion import ConversionReport
@@ -51,7 +51,7 @@ def convert(
             "else the papers' for its size."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps that the run file asks for.")] = 2000,
+    steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
     imports: Imports = None,
     list_conversions: Annotated[
         bool,
@@ -63,7 +63,7 @@ def convert(
     Starts from transformers' Mamba-2 checkpoints and from models of fastweights. Shows how far the logits of the two are
     apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
     """
-    with told():
+    with one_line_errors():
         import_mixers(imports)
         from transformers.utils.logging import disable_progress_bar
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ._options import Imports, import_mixers, told, values
+from ._options import Imports, import_mixers, one_line_errors, values
 
-# Measures and defaults are those of EvaluationSettings (a test compares them), written out so that help comes without torch.
+# Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
 MEASURES = "perplexity, mqar, mqar-shuffled, copy, s-niah-1, s-niah-2, s-niah-3"
 LENGTHS, DEPTHS = ["512,1024,2048,4096,8192,16384"], ["0.0,0.25,0.5,0.75,1.0"]
 
@@ -47,7 +47,7 @@ def evaluate(
     ] = DEPTHS,
     seed: Annotated[int, typer.Option(help="Seed of recall tasks and needles.")] = 0,
     block: Annotated[int, typer.Option(help="Tokens read at a time; memory goes with it.")] = 512,
-    batch_size: Annotated[int, typer.Option(help="Texts read side by side.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Texts read at a time.")] = 1,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
     imports: Imports = None,
@@ -63,10 +63,10 @@ def evaluate(
 ) -> None:
     """Measure a trained text model: perplexity by context length, recall, retrieval of needles, lm-evaluation-harness.
 
-    Texts are read in blocks, so that memory does not grow with the context length (only softmax attention keeps all of it).
+    Texts are read in blocks: memory does not grow with the context length (only softmax attention keeps all of it).
     Results are saved as they come; a file that is there is replaced.
     """
-    with told():
+    with one_line_errors():
         import_mixers(imports)
         from ..analysis.evaluation_tables import evaluation_tables
         from ..evaluation.evaluate import EvaluationSettings

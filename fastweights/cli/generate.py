@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import Imports, import_mixers, told
+from ._options import Imports, import_mixers, one_line_errors
 
 
 def generate(
@@ -27,7 +27,7 @@ def generate(
 
     Only the continuation goes to standard output. The prompt may be of any length: it is read in blocks.
     """
-    with told():
+    with one_line_errors():
         import_mixers(imports)
         from transformers import TextStreamer
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ._options import Imports, fail, import_mixers, told, values
+from ._options import Imports, fail, import_mixers, one_line_errors, values
 
-# Tasks and defaults are those of RecallExperiment (a test compares them), written out so that help comes without torch.
+# Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
 TASKS = "mqar, mqar-shuffled, copy, mqar-ood"
 MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,16"]
 LEARNING_RATES, SEEDS = ["0.005,0.01"], ["0"]
@@ -41,11 +41,11 @@ def recall(
     device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for results, plots and checkpoints.")] = Path("runs/recall"),
     workers: Annotated[
-        int | None, typer.Option(help="Processes, each on one core; by default one a core, one on a GPU.")
+        int | None, typer.Option(help="Processes, each on one core; by default one per core, or one on a GPU.")
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between two saves of a run.")] = 10.0,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete the results in the output folder and begin anew.")
+        bool, typer.Option("--overwrite", help="Delete the results in the output folder and start again.")
     ] = False,
     imports: Imports = None,
     list_mixers: Annotated[bool, typer.Option("--list", help="List the memory layers and exit.")] = False,
@@ -56,7 +56,7 @@ def recall(
     again, with the same numbers in the end.
     """
     continues = f"the same command{' without --overwrite' * overwrite} continues where it stopped"
-    with told(continues):
+    with one_line_errors(continues):
         import_mixers(imports)
         from ..analysis import mixers_table, recall_table, save_plots
         from ..training import RecallExperiment, WorkerError, run_recall

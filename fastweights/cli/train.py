@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ._options import Imports, fail, import_mixers, told
+from ._options import Imports, fail, import_mixers, one_line_errors
 
 
 def train(
@@ -19,10 +19,10 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of first weights and data order.")] = None,
     precision: Annotated[str | None, typer.Option(help="no, bf16 or fp16.")] = None,
     stop_at: Annotated[
-        int | None, typer.Option(help="End after this step with a checkpoint; the same command then goes on.")
+        int | None, typer.Option(help="End after this step with a checkpoint; the same command then continues.")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete an earlier training in the output folder and begin anew.")
+        bool, typer.Option("--overwrite", help="Delete an earlier training in the output folder and start again.")
     ] = False,
     imports: Imports = None,
 ) -> None:
@@ -51,7 +51,7 @@ def train(
         "precision": precision,
     }
     command = "the same command without --overwrite" if overwrite else "the same command"
-    with told(f"{command} continues after the last checkpoint"):
+    with one_line_errors(f"{command} continues after the last checkpoint"):
         import_mixers(imports)
         run = load_run(run_file, **{name: value for name, value in options.items() if value is not None})
         try:

@@ -38,7 +38,7 @@ class LogitsCheck:
     saved: float
 
     def insist(self) -> None:
-        """Refuse a conversion that does not do what it must.
+        """Refuse a conversion whose logits are wrong.
 
         Raises:
             ValueError: logits that are not finite, or differ at the neutral setting by more than rounding.

@@ -65,7 +65,7 @@ def fitting_config(before: FastWeightsConfig, to: str, options: Mapping[str, Any
     """`converted_config`, known to take the weights that it shares with the source.
 
     Raises:
-        ValueError: an option that is wrong in itself, or asks for weights of another shape.
+        ValueError: an option that is wrong by itself, or that needs weights of another shape.
     """
     after = converted_config(before, to, options)
     with torch.device("meta"):  # shapes only

@@ -26,15 +26,15 @@ __all__ = ["ConversionReport", "convert_folder"]
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionReport:
-    """What was done and found.
+    """What a conversion did, and how the logits compare.
 
     Attributes:
         conversions: of the layers that were converted, by index.
         layers: how many the model has.
         parameters: how many numbers the model has; new_parameters: how many of them the source lacks.
-        check: the logits of both models.
+        check: the comparison of the logits of both models.
         tokenizer: names of the files copied.
-        output: where it all lies.
+        output: the folder of the new model.
     """
 
     conversions: Mapping[int, Conversion]

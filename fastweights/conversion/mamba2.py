@@ -60,7 +60,7 @@ def mamba2_weights(model: Mamba2ForCausalLM) -> dict[str, Tensor]:
 
 def _options(source: Mamba2Config) -> dict[str, Any]:
     smallest, largest = source.time_step_limit
-    # Earlier versions of transformers normalise all channels at once, whatever the groups: what this one does carries over.
+    # Earlier versions of transformers normalise all channels at once and ignore the groups: the installed version decides.
     grouped = "group_size" in inspect.signature(MambaRMSNormGated).parameters
     return {
         "head_dim": source.state_size,

@@ -1,4 +1,4 @@
-"""What becomes of every layer of a model: which conversion, and which options the new mixer gets."""
+"""The plan of a conversion: the conversion of every layer, and the options of its new mixer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How training goes on after a conversion: the run file for `fastweights train`.
+"""How training continues after a conversion: the run file for `fastweights train`.
 
 Palimpsa continues its converted models at one tenth of the peak learning rate they were trained with, after a warm-up of 200
 steps, with cosine decay (section 3.3 and the appendix on language modelling). Its peaks are 3e-3 at 170M and 1.25e-3 at 760M
@@ -28,7 +28,7 @@ def usual_peak(parameters: int) -> float:
 
 
 def trained_peak(source: str) -> float | None:
-    """The peak learning rate of the training run whose folder model/ `source` is; None where it is not, or none is told."""
+    """The peak learning rate of the training run whose folder model/ is `source`; None where there is no such run or rate."""
     place = Path(source).resolve()
     if place.name != "model":
         return None

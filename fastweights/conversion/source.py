@@ -98,7 +98,7 @@ def copy_tokenizer(source: str, folder: Path) -> list[str]:
 
 @contextmanager
 def _loading(source: str) -> Iterator[None]:
-    """What transformers says of files that it cannot load, without the advice that follows."""
+    """Shortens the messages of transformers about files that it cannot load."""
     try:
         yield
     except (OSError, RuntimeError, TypeError, ValueError, SafetensorError, StrictDataclassError) as error:

@@ -16,7 +16,7 @@ LARGE_RIDGE = 1e8  # above any key energy by more than float32 resolves
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """One way to go on from a trained mixer. Source and target are names of `fastweights.layers.MIXERS`.
+    """How a trained mixer continues as another. Source and target are names of `fastweights.layers.MIXERS`.
 
     Attributes:
         requires: options of the source that the target takes for granted, with the values they must have.
@@ -25,7 +25,7 @@ class Conversion:
         start: first values of new parameters that are not those of a new layer.
         neutral: given a target layer, the attributes (dotted names) and values at which it computes what the source does;
             None where there are none.
-        equality: the same in words, or why there is none.
+        equality: the neutral setting in words, or why there is none.
         first_values: what the new parameters start from, in words.
     """
 
@@ -77,14 +77,14 @@ def _large_ridge(layer: Mixer) -> dict[str, float]:
 
 
 def _query_side(source: str, target: str) -> Conversion:
-    """q / (A + ridge) is q / ridge for a ridge far above A; the norm of a head, whose epsilon has to follow, cancels that."""
+    """q / (A + ridge) is q / ridge for a ridge far above A. The norm over each head, with epsilon scaled too, cancels that."""
     return Conversion(
         source=source,
         target=target,
         requires={"preconditioner": None},
         new=("preconditioner.",),
         neutral=_large_ridge,
-        equality="only as the ridge goes to infinity, where q / (A + ridge) is q / ridge and the norm of a head cancels it",
+        equality="only as the ridge goes to infinity, where q / (A + ridge) is q / ridge and the norm over each head cancels it",
         first_values="gates of the preconditioner as in a new layer",
     )
 

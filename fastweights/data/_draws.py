@@ -46,7 +46,7 @@ class Draws:
         of those that are left, in the order drawn; [rows, count].
 
         Exponential race: index i finishes at time E_i / w_i, E_i standard exponential, and the first `count` to
-        finish are the draw. The times are compared as logarithms, so that no weight overflows.
+        finish are the draw. The times are compared as logarithms: no weight overflows.
         """
         words = self._philox.random_raw((rows, len(log_weights)))
         uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # exact, and never 0 or 1

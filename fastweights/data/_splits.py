@@ -1,4 +1,4 @@
-"""Which split an example belongs to: a fixed function of the example, so that no two splits can share one."""
+"""The split of an example: a fixed function of the example, so no two splits share one."""
 
 from collections.abc import Callable
 

@@ -25,7 +25,7 @@ class MQAR(RecallTask):
       among those that are left: power_a = 1 is uniform, 0.01 close to 1 / (gap + 1).
     - random_non_queries: every other position after the context holds a uniform token of the whole vocabulary, token 0,
       keys and values included; otherwise token 0. So filler may coincide with a key of the sequence. It then looks
-      like one more query (but has no label) or, with the token behind it, like a second binding of that key. The
+      like one more query (but has no label) or, with the next token, like a second binding of that key. The
       label is the value of the context all the same.
 
     The benchmark's own code also demands an even length and vocab_size > length; nothing depends on them here.

@@ -21,7 +21,7 @@ class ShuffledMQAR(RecallTask):
 
         k1 v1 ... kn vn | PAD ... PAD | SEP k_s(1) k_s(2) ... k_s(n)        label at k_s(i): v_s(i)
 
-    T = 3n + 1, or longer. The padding stands between the pairs and the separator, so that every association must
+    T = 3n + 1, or longer. The padding stands between the pairs and the separator: every association must
     outlast T - 3n - 1 tokens before it is asked for: a longer T tests retention and nothing else. Padding (token 0) and
     separator (token 1) occur nowhere else and carry no label. Keys are drawn without replacement from tokens
     2 .. V//2 - 1, values without replacement from V//2 .. V - 1 (the paper does not say; the plateau of its loss at
@@ -61,7 +61,7 @@ class Copy(RecallTask):
 
     `pairs` is n, the number of (position, token) pairs to recall. T = 2n, or longer with padding (token 0) before the
     separator (token 1), which every token must outlast. The tokens are independent and uniform over 2 .. V - 1, so
-    they may repeat. The copy is teacher-forced: the inputs behind the separator are the right answers so far.
+    they may repeat. The copy is teacher-forced: the inputs after the separator are the right answers so far.
 
     Source: Variational Linear Attention, section 5.2.
     ValueError: length < 2 pairs, vocab_size < 3, too few possible sequences for two splits.

@@ -48,7 +48,7 @@ def _consume(task: RecallTask, split: str, seed: int, batch_size: int, indices: 
             for index in indices:
                 if not offer(task.batch(split, seed=seed, index=index, batch_size=batch_size)):
                     return
-        except BaseException as error:  # whatever it is, the consumer must not wait for ever
+        except BaseException as error:  # also KeyboardInterrupt and the like: the consumer must not wait for ever
             offer(error)
 
     threading.Thread(target=produce, name="fastweights-batches", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What every recall task is: checked options and batches that are a pure function of seed, split and index."""
+"""Base class of the recall tasks: checked options, and batches that are a pure function of seed, split and index."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class RecallTask(ABC):
     pairs: associations in a sequence; length: tokens in a sequence, T (None: the shortest that holds the task);
     vocab_size: token ids lie in [0, vocab_size). A wrong option raises ValueError, one of a wrong kind TypeError.
 
-    Train and test share no example, whatever the seeds, lengths and vocabularies. Proof: an example is identified by
+    Train and test share no example, for any seeds, lengths and vocabularies. Proof: an example is identified by
     the set of its associations, which can be read off its tokens. `is_test` is a fixed function of that set, and
     `batch` returns only sequences whose set it assigns to the split asked for. A set in a train batch and in a test
     batch would be assigned to both. The order of the context, the queries' places and the filler play no part, so a

@@ -27,7 +27,7 @@ def continue_text(
     seed: int | None = None,
     streamer: Any = None,
 ) -> str:
-    """What the model writes behind `prompt`, up to its end-of-text token or `max_new_tokens`.
+    """The model's continuation of `prompt`, up to its end-of-text token or `max_new_tokens`.
 
     Args:
         prompt: any text; from an empty one the model begins a text of its own.
@@ -79,7 +79,7 @@ def _sampling(temperature: float, top_p: float, seed: int | None) -> dict[str, f
 
 
 def _finite(ids_BT: Tensor, logits_BV: Tensor) -> Tensor:
-    """Changes nothing; NaN and infinite logits would be sampled from with an error that says nothing of the model."""
+    """Refuses NaN and infinite logits, where sampling would fail with an error that does not name the model. Changes nothing."""
     if not logits_BV.amax().isfinite():  # -inf alone is what a forbidden token has
         raise ValueError("model must give finite logits, got NaN or infinite ones; its weights are damaged")
     return logits_BV

@@ -1,4 +1,4 @@
-"""All measurements of a trained text model, one after another: what `fastweights evaluate` runs."""
+"""All measurements of a trained text model, one after another. `fastweights evaluate` runs them."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def evaluate(
 ) -> Iterator[tuple[str, list[Any]]]:
     """Measure a model; yields the name of a measure and rows of its results as soon as they are there.
 
-    "perplexity" gives its rows (`LengthPerplexity`) for all lengths at once, a recall task one row (`WordRecall`) a length, a
-    needle task a row (`NeedleRecall`) for each depth of a length.
+    "perplexity" gives its rows (`LengthPerplexity`) for all lengths at once, a recall task one row (`WordRecall`) per length, a
+    needle task one row (`NeedleRecall`) for each depth of a length.
 
     Args:
         documents: token ids for "perplexity", a document each, as the tokenizer gives them.
@@ -91,7 +91,7 @@ def evaluate(
 
     Raises:
         ValueError: lengths, pairs or symbols that do not fit a recall or needle task, at once, before anything is measured;
-            the rest as the measures' own functions do, when their turn comes.
+            for other errors, each measure's own function raises when it runs.
     """
     lengths = check_lengths(settings.lengths, 2)
     _check_fit(tokenizer, settings, lengths[0])
@@ -147,7 +147,7 @@ def _check_fit(tokenizer: Any, settings: EvaluationSettings, shortest: int) -> N
         elif measure in WORD_TASKS:
             try:
                 task_in_words(tokenizer, measure, length=shortest, pairs=settings.pairs, symbols=settings.symbols)
-            except ValueError as error:  # of a task, which has one length
+            except ValueError as error:  # the task says length, the settings say lengths
                 raise ValueError(re.sub(r"\blength\b", "lengths", str(error))) from None
 
 

@@ -26,7 +26,7 @@ __all__ = ["FastWeightsLM", "HarnessScore", "evaluate_with_harness"]
 @register_model("fastweights")
 class FastWeightsLM(HFLM):
     """loglikelihood, loglikelihood_rolling and generate_until are those of the harness's class for transformers models, which
-    ours are, and so are the arguments. Only max_length differs: a memory has no window, so that longer prompts are kept whole
+    ours are, and so are the arguments. Only max_length differs: a memory has no window, so longer prompts are kept whole
     (16,384 tokens; logits of a likelihood cost memory with length, so it stays finite)."""
 
     _DEFAULT_MAX_LENGTH = 16384
@@ -50,7 +50,7 @@ def evaluate_with_harness(
         include_path: folder of task files (YAML) of your own. If all tasks are found there, the harness's own are not looked
             through, and with local data nothing needs the network.
         limit: examples of each task at most.
-        num_fewshot: examples in front of each question; as the task says when None.
+        num_fewshot: examples before each question; the task's own number when None.
 
     Raises:
         ValueError: an unknown task, a folder that does not exist, a number out of its range, a score that is not finite.

@@ -21,7 +21,7 @@ _NOUNS = "apple bridge candle door eagle forest garden hammer island lamp mounta
 
 @dataclass(frozen=True, kw_only=True)
 class NeedleTask:
-    """RULER's single-needle tasks: what the needle is hidden in, and what it is."""
+    """RULER's single-needle tasks: the kind of text and the kind of needle."""
 
     summary: str
     in_noise: bool
@@ -63,7 +63,7 @@ class Needle:
 
     @property
     def question(self) -> str:
-        """The end of the prompt; the answer is the value behind a space."""
+        """The end of the prompt; the answer is a space and the value."""
         return f"\n\nWhat is the secret {self.what} of {self.key}? The secret {self.what} of {self.key} is"
 
     def prompt(self, text: Sequence[str]) -> str:
@@ -103,7 +103,7 @@ def needle_prompt(
     """A prompt that with its answer has at most `length` tokens and as many of the text's words as fit, and its needle.
 
     A function of these arguments alone, the same on every machine. The text starts at a random one of `words`, which are
-    repeated when there are too few (in s-niah-1 they are repeated sentences from the start). The needle stands behind the
+    repeated when there are too few (in s-niah-1 they are repeated sentences from the start). The needle follows the
     last sentence end in the first `depth` (0 to 1) of the text.
 
     Raises:
@@ -129,7 +129,7 @@ def needle_prompt(
 
 
 def documentation() -> str:
-    """Python's language reference as every Python installation has it (the texts behind `help()`): some 700,000 characters."""
+    """Python's language reference, which every Python installation has (the texts of `help()`): some 700,000 characters."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))

@@ -33,11 +33,11 @@ def perplexity_by_length(
     """Perplexity of `model` at each of `lengths`, on the same texts, each read once up to the longest length.
 
     The texts are the beginnings of documents that have at least max(lengths) tokens. Where these are fewer than `texts`, the
-    other documents are joined, one behind the other, and cut into texts of that length: `joined` counts them, and their
+    other documents are joined in order and cut into texts of that length: `joined` counts these texts, and their
     context then holds documents that have nothing to do with each other.
 
     The model reads a text in blocks through its cache, and a block's logits are gone before the next block is read. Memory is
-    that of `batch_size` x `block` tokens whatever the length, and a number a token (softmax layers apart, whose cache grows).
+    that of `batch_size` x `block` tokens plus one number per token, at any length (a softmax layer's cache grows with it).
 
     Args:
         model: a `FastWeightsForCausalLM`, in any mode; it is left in that mode.
@@ -47,10 +47,10 @@ def perplexity_by_length(
         separator: token to put between joined documents (the tokenizer's end of text); None for none.
         stretch: positions that `last_loss` is the mean over; all of them at lengths up to `stretch`.
         block: tokens to read at a time. The result does not depend on it but for rounding.
-        batch_size: texts to read side by side.
+        batch_size: texts to read at a time.
 
     Returns:
-        One entry a length, the shortest first.
+        One entry per length, the shortest first.
 
     Raises:
         ValueError: lengths below 2, all documents together shorter than the longest length, token ids outside the model's

@@ -1,4 +1,4 @@
-"""Reading with a trained model: text to tokens, long sequences in blocks through the cache, a device out of memory."""
+"""Reading text with a trained model: tokens of a prompt, long sequences in blocks, a clear error when memory is full."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,17 +45,17 @@ def read(model: Any, ids_BT: Tensor, block: int) -> FastWeightsCache:
 
 
 def prompt_tokens(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text that goes on: with what the tokenizer puts in front of a text, without what it puts behind it."""
+    """Token ids of a text to be continued: with the tokens that the tokenizer puts before a text, without those after it."""
     ids = list(tokenizer(text, verbose=False).input_ids)
-    behind = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
-    while ids and ids[-1] in behind:
+    after = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
+    while ids and ids[-1] in after:
         ids.pop()
     return ids
 
 
 @contextmanager
 def within_memory(remedy: str) -> Iterator[None]:
-    """An OSError with `remedy`, what needs less, in place of torch's own error."""
+    """Replaces torch's error for a full device by an OSError that names `remedy`, which needs less memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:

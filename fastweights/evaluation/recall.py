@@ -1,4 +1,4 @@
-"""Recall accuracy: how many of the queried values a model names right on held-out sequences."""
+"""Recall accuracy: the fraction of queries on held-out sequences that a model answers with the right value."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from .reading import evaluating, hidden_blocks
 __all__ = ["labelled_logits", "recall_accuracy"]
 
 _TEST_BATCH = 128
-_TEST_TOKENS = 2**16  # of the sequences read side by side: long ones go through the model a few at a time
+_TEST_TOKENS = 2**16  # of the sequences of one forward pass: the model reads long ones a few at a time
 
 
 class Task(Protocol):
@@ -26,9 +26,9 @@ def labelled_logits(model: Any, input_ids: torch.Tensor, labels: torch.Tensor) -
     Only these positions go through the output projection, which is most of a small model's cost when the vocabulary is
     large. input_ids and labels are [B, T]; the label stands at the position that predicts it (no shift).
     """
-    asked = labels != IGNORE_INDEX
+    queries = labels != IGNORE_INDEX
     hidden = model.model(input_ids, use_cache=False).last_hidden_state
-    return model.lm_head(hidden[asked]), labels[asked]
+    return model.lm_head(hidden[queries]), labels[queries]
 
 
 def recall_accuracy(
@@ -45,7 +45,7 @@ def recall_accuracy(
 
     block: tokens to read at a time. finite: logits that are not finite are refused (ValueError) and not counted as wrong.
     """
-    right = asked = 0
+    right = queries = 0
     with evaluating(model):
         for index, start in enumerate(range(0, examples, _TEST_BATCH)):
             batch = task.batch("test", seed=seed, index=index, batch_size=min(_TEST_BATCH, examples - start))
@@ -57,16 +57,16 @@ def recall_accuracy(
                             "model must give finite logits, got NaN or infinite ones; its weights are damaged"
                         )
                     right += int((logits.argmax(-1) == wanted).sum())
-                    asked += wanted.numel()
-    return right / asked
+                    queries += wanted.numel()
+    return right / queries
 
 
 def _labelled_blocks(
     model: Any, input_ids: torch.Tensor, labels: torch.Tensor, block: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`labelled_logits` of the blocks of a sequence that have labels; nothing of a block is kept but the model's cache."""
+    """`labelled_logits` of each block that has labels. Only the model's cache outlives a block."""
     for start, hidden in hidden_blocks(model, input_ids, block):
         here = labels[:, start : start + block]
-        asked = here != IGNORE_INDEX
-        if asked.any():
-            yield model.lm_head(hidden[asked]), here[asked]
+        queries = here != IGNORE_INDEX
+        if queries.any():
+            yield model.lm_head(hidden[queries]), here[queries]

@@ -1,4 +1,4 @@
-"""The file that an evaluation leaves: what was measured, of which model, how and where."""
+"""The result file of an evaluation: measurements, model, settings and machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 class EvaluationReport:
-    """Results as they come, saved after each, so that an interruption costs only the measurement it falls into.
+    """Collects results and saves after each one: an interruption costs only the current measurement.
 
     path: of the JSON file, replaced if it exists; its folder is made. None keeps the results in memory alone.
     model: the model measured; name: what the file calls it; text: where the text came from.
@@ -52,7 +52,7 @@ class EvaluationReport:
             _check_writable(path)
 
     def add(self, measure: str, rows: list[Any]) -> None:
-        """Take in rows of a measure, and save."""
+        """Add rows of a measure, and save."""
         self.results.setdefault(measure, []).extend(rows)
         if measure == "lm-eval":
             self._head["versions"]["lm-eval"] = version("lm-eval")

@@ -39,7 +39,7 @@ class TaskInWords:
     """A recall task whose batches hold tokens of a text model.
 
     task: a task with as many symbols (vocab_size) as `tokens` [symbols] has entries; symbol s becomes tokens[s].
-    first: tokens that the tokenizer puts in front of every text, if any; they are no part of the task's length.
+    first: tokens that the tokenizer puts before every text, if any; the task's length does not count them.
     """
 
     def __init__(self, task: RecallTask, tokens: Tensor, first: list[int]) -> None:

@@ -21,7 +21,7 @@ _UNKNOWN = (
 
 class HeldOutText:
     """Documents of files and folders (see `TextCorpus` for their formats), all of them. Without paths, those that the training
-    of the model in the folder `model` kept held out; where the folder says nothing of a training, the documents of the Python
+    of the model in the folder `model` kept held out. Where the folder records no training, the documents of the Python
     installation that training on the default corpus keeps held out, which this model may have been trained on.
 
     Attributes:

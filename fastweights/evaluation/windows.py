@@ -39,7 +39,7 @@ def text_windows(
     """
     texts: list[np.ndarray] = []
     short: list[np.ndarray] = []
-    missing = count * length  # tokens that are still to be joined at most, so that a large corpus is not all kept
+    missing = count * length  # at most so many more tokens are joined: a large corpus is not kept whole
     tokens = 0
     for document in documents:
         row = np.asarray(document)

@@ -35,12 +35,12 @@ def word_recall(
 ) -> WordRecall:
     """Accuracy on test sequences of a task of `fastweights.data` whose symbols are words (`word_tokens`).
 
-    Nothing tells the model what is asked for: it can answer when it has learnt to go on with what followed on a word before.
+    The prompt does not explain the task. A model can answer if it has learnt to repeat what followed a word earlier in the text.
     With the same pairs at every length, a longer text is a longer time to keep them.
 
     Args:
         task: "mqar" (its filler a single word), "mqar-shuffled" or "copy".
-        length: tokens, without what the tokenizer puts in front of a text; the task's shortest when None.
+        length: tokens, without those that the tokenizer puts before a text; the task's shortest when None.
         pairs: key-value pairs; in the copy task, tokens to copy.
         symbols: how many different words there are.
         block: tokens to read at a time.

@@ -1,4 +1,4 @@
-"""One block of a language model: a sequence mixer, then an MLP, each behind a norm and added to the residual stream."""
+"""One block of a language model: a sequence mixer, then an MLP, each after a norm and added to the residual stream."""
 
 from __future__ import annotations
 

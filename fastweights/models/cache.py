@@ -1,4 +1,4 @@
-"""The cache of a model: one layer cache a layer, in the shape that transformers' generate() expects of a cache."""
+"""The cache of a model: one layer cache per layer, with the interface that transformers' generate() expects."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["FastWeightsCache"]
 
 
 class FastWeightsCache(Cache):
-    """What a model remembers of the sequences that it has read; its size depends on their length only where a layer is
-    softmax attention.
+    """The states of all layers after the sequences that a model has read. Its size depends on their length only where a
+    layer is softmax attention.
 
-    A memory is no list of tokens: no token can be taken out of it again. `crop`, and with it assisted (speculative)
-    decoding, is therefore refused; to go back to a prefix, keep a `copy` of the cache made after the prefix.
+    A memory is no list of tokens: no token can be removed from it. `crop`, and with it assisted (speculative) decoding,
+    is therefore refused. To return to a prefix, keep a `copy` of the cache made after the prefix.
 
     Attributes:
-        layers: one `LayerCache` a layer.
+        layers: one `LayerCache` per layer.
         columns: how many columns of the batch it has read, padding included.
     """
 
@@ -36,7 +36,7 @@ class FastWeightsCache(Cache):
         return cls([LayerCache() for _ in range(num_layers)])
 
     def copy(self) -> FastWeightsCache:
-        """A cache that goes on from the same point by itself. It costs nothing: layers never write into a tensor they hold."""
+        """An independent cache at the same point. It costs nothing: layers never write into a tensor that a cache holds."""
         copied = FastWeightsCache([LayerCache({**layer.memory}, {**layer.context}) for layer in self.layers])
         copied.columns = self.columns
         return copied
@@ -74,8 +74,8 @@ class FastWeightsCache(Cache):
 
     def crop(self, *args: object, **kwargs: object) -> NoReturn:
         raise ValueError(
-            "a FastWeightsCache cannot be cropped: its memories hold no single tokens to take out. Decode without an "
-            "assistant (no assisted, speculative or prompt-lookup decoding), or keep a copy() of the cache to go back to"
+            "a FastWeightsCache cannot be cropped: no token can be removed from its memories. Decode without an "
+            "assistant (no assisted, speculative or prompt-lookup decoding), or keep a copy() of the cache to return to"
         )
 
     activate_past_recording = crop

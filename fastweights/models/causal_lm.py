@@ -48,13 +48,13 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
 
         With labels, config.chunked_loss (the default) and an ordinary output layer and loss function, the loss is computed
         from the hidden states, a chunk of tokens at a time: the logits of all tokens, which with a large vocabulary outweigh
-        everything else, never exist. A model in training mode then returns logits None, unless logits_to_keep asks for some.
+        everything else, are never stored. A model in training mode then returns logits None, unless logits_to_keep is given.
         An output layer that is not a plain `nn.Linear` (PEFT on lm_head, quantised, sharded or hooked by itself) or a
         `loss_function` of one's own gets the logits of all tokens, as everywhere in transformers.
 
         Args:
-            labels: int64 [B, T], the input ids; the model shifts them, so that each token predicts the next one. -100 is left
-                out, and so is the first token of every packed or padded sequence, which follows on nothing.
+            labels: int64 [B, T], the input ids; the model shifts them: each token predicts the next one. -100 is ignored, and so
+                is the first token of every packed or padded sequence, which no token predicts.
             logits_to_keep: how many of the last positions get logits (0: all), or the positions as a tensor [P]. None is 0,
                 or no logits at all as said above.
             output_attentions: only False: a memory has no attention weights.
@@ -106,14 +106,14 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
 
     def _can_chunk_loss(self) -> bool:
         """Whether the output layer and the loss are those that the chunked loss computes. It reads the layer's weight without
-        calling it, so that nothing may hang on the call (hooks, a forward put in place of its own)."""
+        calling it, so the call must have no side effects (hooks, a replaced forward)."""
         head = self.lm_head
         plain = type(head) is nn.Linear and head.bias is None and "forward" not in head.__dict__
         hooked = bool(head._forward_hooks or head._forward_pre_hooks)
         return self.config.chunked_loss and plain and not hooked and self.loss_function is ForCausalLMLoss
 
     def state_size(self, length: int = 1) -> int:
-        """Numbers a sequence holds in the memories of all layers after `length` tokens."""
+        """How many numbers the memories of all layers hold per sequence after `length` tokens."""
         return self.model.state_size(length)
 
 
@@ -144,6 +144,6 @@ def without_first_tokens(labels_1T: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def without_padding(labels_BT: Tensor, attention_mask: Tensor) -> Tensor:
-    """Labels with -100 at padding, and at tokens right behind it."""
+    """Labels with -100 at padding, and at the first token after it."""
     tokens = attention_mask[:, attention_mask.shape[1] - labels_BT.shape[1] :].to(labels_BT.device) != 0
     return labels_BT.masked_fill(~(tokens & F.pad(tokens[:, :-1], (1, 0), value=True)), IGNORED)

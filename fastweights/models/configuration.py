@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..checks import check_flag, check_positive, check_size, closest, error_prefix, shown
+from ..checks import check_flag, check_positive, check_size, closest, describe_value, error_prefix
 from ..layers.registry import mixer_spec
 
 __all__ = ["FastWeightsConfig"]
@@ -43,7 +43,7 @@ class FastWeightsConfig(PreTrainedConfig):
         num_hidden_layers: number of blocks.
         num_heads: heads of every mixer.
         mixer: the mixer of every layer, a name of `fastweights.layers.MIXERS` or {"name": ..., option: ...}; or a list of
-            these, one a layer (hybrids).
+            these, one per layer (hybrids).
         intermediate_size: width of the MLP; 8/3 of hidden_size rounded up to a multiple of 64 when None, 0 for no MLP.
         norm_eps: of the RMSNorms of the residual stream.
         initializer_range: standard deviation of the first weights.
@@ -97,7 +97,7 @@ class FastWeightsConfig(PreTrainedConfig):
         entries = self.mixer if isinstance(self.mixer, (list, tuple)) else [self.mixer] * self.num_hidden_layers
         if len(entries) != self.num_hidden_layers:
             raise ValueError(
-                f"mixer must list one mixer a layer, num_hidden_layers is {self.num_hidden_layers}, got {len(entries)}"
+                f"mixer must list one mixer per layer, num_hidden_layers is {self.num_hidden_layers}, got {len(entries)}"
             )
         return [self._mixer(layer, entry) for layer, entry in enumerate(entries)]
 
@@ -107,7 +107,7 @@ class FastWeightsConfig(PreTrainedConfig):
         name = options.pop("name", None)
         if not isinstance(name, str):
             raise TypeError(
-                f"mixer of layer {layer} must be a name or {{'name': ..., option: ...}}, got {shown(entry)}"
+                f"mixer of layer {layer} must be a name or {{'name': ..., option: ...}}, got {describe_value(entry)}"
             )
         with error_prefix(f"mixer of layer {layer}"):
             mixer_spec(name, options)

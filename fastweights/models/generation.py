@@ -23,8 +23,8 @@ class CachedGenerationMixin(GenerationMixin):
     config: Any  # a FastWeightsConfig; transformers declares its own base class
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers. A cache in past_key_values goes on: the prompt holds what it has read and at least one token
-        more, or only what is new, with an attention_mask of both."""
+        """As in transformers. With a cache in past_key_values, the prompt holds the tokens that the cache has read and at least
+        one more; or only the new ones, with an attention_mask of both."""
         prompt, cache, mask = (kwargs.get(name) for name in ("input_ids", "past_key_values", "attention_mask"))
         prompt = inputs if prompt is None else prompt
         if isinstance(cache, FastWeightsCache) and prompt is not None:
@@ -32,7 +32,7 @@ class CachedGenerationMixin(GenerationMixin):
             if cache.columns >= length:
                 raise ValueError(
                     f"past_key_values has read {cache.columns} tokens and the prompt has {length}: pass the whole prompt, with "
-                    "what the cache has read in front and at least one token more"
+                    "the tokens that the cache has read first and at least one token more"
                 )
         return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
 
@@ -60,7 +60,7 @@ class CachedGenerationMixin(GenerationMixin):
             expected = batch_size * max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
             if cache.batch_size not in (-1, expected):
                 raise ValueError(
-                    f"past_key_values must hold {expected} sequences, one a prompt and beam, got {cache.batch_size}; call its "
+                    f"past_key_values must hold {expected} sequences, one per prompt and beam, got {cache.batch_size}; call its "
                     "batch_repeat_interleave with the number of beams or returned sequences first"
                 )
             model_kwargs["past_key_values"]._is_user_defined = True  # generate() asks whether the cache outlives it

@@ -73,7 +73,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
         Args:
             input_ids: int64 [B, T], or inputs_embeds [B, T, D] in their place.
-            attention_mask: [B, T] (or longer, with cached tokens in front), 0 for padding, which may stand on any side.
+            attention_mask: [B, T] (or longer, cached tokens first), 0 for padding, which may be on any side.
                 torch.compile breaks the graph where it looks for padding; packed rows stay one graph.
             past_key_values: cache of an earlier call, brought up to date in place; the input follows on what it has seen.
             use_cache: whether to start a cache where none is given; config.use_cache in evaluation, no in training.
@@ -138,5 +138,5 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         return past_key_values.layers
 
     def state_size(self, length: int = 1) -> int:
-        """Numbers a sequence holds in the memories of all layers after `length` tokens."""
+        """How many numbers the memories of all layers hold per sequence after `length` tokens."""
         return sum(module.state_size(length) for module in self.modules() if isinstance(module, Mixer))

@@ -1,6 +1,6 @@
 """Was a run trained long enough? Judged from its loss curve.
 
-The end of a training curve says little as it stands: the learning rate has decayed, and a loss that would go on falling at a
+The end of a training curve says little as it stands: the learning rate has decayed, and a loss that would keep falling at a
 higher rate looks flat. So the loss of the last fifth of training is fitted by a straight line not over the steps but over the
 sum of the learning rates so far, which undoes the flattening, and the line is prolonged by as much learning as a fifth of the
 whole training had. The run counts as undertrained if that would lower the loss by LEAST_FALL or more, if the slope is

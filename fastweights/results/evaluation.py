@@ -9,11 +9,11 @@ __all__ = ["HarnessScore", "LengthPerplexity", "NeedleRecall", "WordRecall"]
 
 @dataclass(frozen=True, kw_only=True)
 class LengthPerplexity:
-    """What a model makes of texts of one length.
+    """The losses of a model on texts of one length.
 
     Attributes:
         length: L, tokens of context and prediction together.
-        loss: mean of -ln p(x_t | x_0 ... x_(t-1)) over the positions t = 1 ... L - 1 of all texts, in nats a token. It is the
+        loss: mean of -ln p(x_t | x_0 ... x_(t-1)) over the positions t = 1 ... L - 1 of all texts, in nats per token. It is the
             loss of the full forward on texts cut to L tokens.
         last_loss: the same over the last `stretch` positions before L alone, where (nearly) all of the context can help. A
             memory that keeps using a longer context has a last_loss that keeps falling with L.
@@ -40,7 +40,7 @@ class LengthPerplexity:
 
 @dataclass(frozen=True, kw_only=True)
 class WordRecall:
-    """Accuracy of a text model on a recall task put in words.
+    """Accuracy of a text model on a recall task in words of its vocabulary.
 
     Attributes:
         task, length, pairs, symbols, examples: the task, its tokens, its associations and words, and the sequences measured.
@@ -59,15 +59,15 @@ class WordRecall:
 
 @dataclass(frozen=True, kw_only=True)
 class NeedleRecall:
-    """What a model finds of needles at one depth of texts of one length.
+    """Needle retrieval at one depth of texts of one length.
 
     Attributes:
         task, length, depth: name, tokens of prompt and answer together (at most), part of the text before the needle.
         examples: texts.
         found: part of them, 0 to 1, in whose greedy continuation the value stands, RULER's score.
-        exact: part of them whose every token of the answer is the most likely one behind the right tokens before it, which is
-            to say that the greedy continuation begins with the answer as the tokenizer writes it.
-        answer_loss: mean of -ln p over the answers' tokens, in nats: tells models apart long before one is right.
+        exact: part of them in which every token of the answer is the most likely one after the right tokens before it: the
+            greedy continuation then begins with the answer as the tokenizer writes it.
+        answer_loss: mean of -ln p over the answers' tokens, in nats. It distinguishes models long before one of them is right.
     """
 
     task: str

@@ -27,7 +27,7 @@ class RecallSummary:
     """The best learning rate's results for one mixer and number of pairs.
 
     Attributes:
-        mixer, pairs: what the row is about.
+        mixer, pairs: the mixer and number of pairs of the row.
         chance: accuracy of a memory that knows the values but not their keys.
         accuracy: mean over the seeds at the best learning rate (a diverged run counts 0); None if all runs diverged.
         accuracy_std: standard deviation over the seeds; None with a single seed.

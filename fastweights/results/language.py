@@ -14,7 +14,7 @@ __all__ = ["LanguageResult", "load_result", "save_result"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageResult:
-    """One trained model and what was measured of it.
+    """One trained model and its measurements.
 
     Attributes:
         name: its mixer; "hybrid" where layers differ.
@@ -23,11 +23,11 @@ class LanguageResult:
         parameters: numbers that were trained.
         state_size: numbers that the memories of all layers hold of a sequence of the run's length.
         steps, tokens: optimizer steps taken, and the tokens read in them.
-        loss_steps, losses: the loss curve, nats a token; each point is the mean over the steps since the one before.
-        held_out_steps, held_out_losses: the held-out loss in the course of training, the last one at the end.
+        loss_steps, losses: the loss curve, nats per token; each point is the mean over the steps since the previous one.
+        held_out_steps, held_out_losses: the held-out loss during training, the last one at the end.
         perplexities: held-out perplexity by context length: length, loss, last_loss, texts, joined of each, as
             `fastweights.evaluation.LengthPerplexity` says.
-        continuation: what the model writes behind the run's prompt; None without one.
+        continuation: the model's continuation of the run's prompt; None without a prompt.
         seconds: wall time of this command's part of the training.
         versions, machine: of the libraries and the hardware.
     """

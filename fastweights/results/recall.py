@@ -16,20 +16,20 @@ class ResultsError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecallResult:
-    """What one run gave.
+    """The result of one run.
 
     Attributes:
         run: the run's whole configuration, the fields of `fastweights.training.RecallRun`.
         status: "finished", or "diverged" when the loss was no longer finite, which ends the run.
         stopped_at: optimizer steps taken.
-        accuracy: part of the test queries answered right at the end, 0 to 1; None when the run diverged.
-        accuracy_steps, accuracies: the same in the course of training.
-        loss_steps, losses: training loss in nats a query, each the mean over the steps since the point before.
+        accuracy: fraction of the test queries answered right at the end; None when the run diverged.
+        accuracy_steps, accuracies: the accuracy during training, and at which steps.
+        loss_steps, losses: training loss in nats per query, each the mean over the steps since the previous point.
         undertrained: whether the loss was still falling at the end (`fastweights.analysis.still_falling`).
         parameters: number of trained parameters.
         state_size: numbers that the memory of one sequence holds after the whole sequence, over all layers.
         wall_seconds, cpu_seconds: time spent in training and testing, interruptions not counted.
-        versions, machine: what the numbers were made with.
+        versions, machine: the libraries and the hardware of the run.
     """
 
     run: dict[str, Any]

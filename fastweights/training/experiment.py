@@ -1,11 +1,11 @@
-"""What a recall experiment is: one run, and the grid of runs that are compared. Frozen, checked when made."""
+"""A recall experiment: one run, and the grid of runs to compare. Frozen, checked when created."""
 
 import dataclasses
 import itertools
 
 import torch
 
-from ..checks import check_number, check_positive, check_size, check_text, check_whole_number, shown
+from ..checks import check_number, check_positive, check_size, check_text, check_whole_number, describe_value
 from ..data import RecallTask, make_task
 from ..layers.registry import mixer_spec
 from ..models import FastWeightsConfig
@@ -15,7 +15,7 @@ __all__ = ["RecallExperiment", "RecallRun"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """What all runs of an experiment share.
+    """The settings that all runs of an experiment share.
 
     Attributes:
         task: name of the recall task, a key of `fastweights.data.TASKS`.
@@ -91,12 +91,12 @@ class RecallRun(_Settings):
 
     @property
     def name(self) -> str:
-        """Tells the run from the others of its experiment; fit for a file name."""
+        """A name that no other run of the experiment has; valid as a file name."""
         return f"{self.mixer}-pairs{self.pairs}-lr{self.learning_rate!r}-seed{self.seed}"
 
     @property
     def title(self) -> str:
-        """The same for people."""
+        """The name to display."""
         return f"{self.mixer}, {self.pairs} pairs, lr {self.learning_rate!r}, seed {self.seed}"
 
     @property
@@ -140,7 +140,7 @@ class RecallExperiment(_Settings):
         for name in ("mixers", "pairs", "learning_rates", "seeds"):
             values = getattr(self, name)
             if not isinstance(values, tuple):
-                raise TypeError(f"{name} must be a tuple of at least one value, got {shown(values)}")
+                raise TypeError(f"{name} must be a tuple of at least one value, got {describe_value(values)}")
             if not values:
                 raise ValueError(f"{name} must be a tuple of at least one value, got ()")
             repeated = sorted({value for value in values if values.count(value) > 1})

@@ -22,7 +22,7 @@ class ExperimentFolder:
 
     experiment.json         the configuration, and the versions that the numbers depend on
     runs/NAME.json          the result of a run that has ended
-    runs/NAME.checkpoint    where a run that was cut continues
+    runs/NAME.checkpoint    where an interrupted run continues
     results.json, *.png     all results with their summary, and the plots
     """
 

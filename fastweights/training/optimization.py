@@ -37,7 +37,7 @@ def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, final: flo
     """The factor on the peak learning rate at optimizer step `step`, counted from 0.
 
     It rises linearly and reaches 1 at step `warmup_steps`, then follows half a cosine that would reach `final` at step
-    `steps`. A pure function of the step, so that a resumed run needs no scheduler state.
+    `steps`. It depends on the step alone, so a resumed run needs no scheduler state.
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)

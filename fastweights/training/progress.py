@@ -1,4 +1,4 @@
-"""What a user sees while runs are trained: bars on a terminal, plain lines elsewhere."""
+"""The progress of recall runs: bars on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _LINE_SECONDS = 30.0
 
 
 class Reporter(Protocol):
-    """Told by `run_recall` how far it is. Entered as a context manager for as long as runs are trained."""
+    """Receives the progress of `run_recall`, which enters it as a context manager while it trains."""
 
     def __enter__(self) -> object: ...
 
@@ -26,7 +26,7 @@ class Reporter(Protocol):
         """These of `total` runs are left to train."""
 
     def step(self, worker: int, run: RecallRun, step: int, loss: float | None, speed: float) -> None:
-        """A worker has taken `step` steps of a run; the latest loss in nats, and steps a second."""
+        """A worker has taken `step` steps of a run; the latest loss in nats, and steps per second."""
 
     def end(self, worker: int, run: RecallRun, result: RecallResult) -> None:
         """A worker has ended a run."""
@@ -48,7 +48,7 @@ class Silent:
 
 
 class LineReporter(Silent):
-    """One line for each run that ends, and a sign of life in between."""
+    """One line for each finished run, and the progress of a run every 30 seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -39,9 +39,9 @@ def run_recall(
         experiment: the grid of runs.
         output: folder for results.json, single results and checkpoints; made if it does not exist.
         workers: processes; None takes one for each usable core on the CPU, one elsewhere.
-        overwrite: delete the results of an earlier experiment in `output` and begin anew.
+        overwrite: delete the results of an earlier experiment in `output` and start again.
         checkpoint_seconds: time between two saves of a run.
-        reporter: is told of progress.
+        reporter: receives the progress.
         imports: modules, by name or path of a .py file, that register mixers of the experiment; this process has imported
             them already, the workers do so too. Installed plug-ins need none.
 

@@ -35,16 +35,16 @@ def train_run(
 ) -> RecallResult | None:
     """Train and test the model of `run`.
 
-    The numbers depend on `run` alone, not on where or how often training was cut: a batch is a pure function of its
-    index, and the checkpoint holds the parameters, the optimizer's state and the random state. (Between threads counts
-    they may differ: `torch.set_num_threads(1)` is what `run_recall` sets in its workers.)
+    The numbers depend on `run` alone, not on where or how often training was interrupted: a batch is a pure function of its
+    index, and the checkpoint holds the parameters, the optimizer's state and the random state. (They may
+    differ between numbers of threads: `run_recall` sets `torch.set_num_threads(1)` in its workers.)
 
     Args:
         run: what to train.
         checkpoint: file that the run is saved to, and continued from if it exists.
         checkpoint_seconds: time between two saves; 0 saves after every step.
         on_step: called after every step with the number of steps taken and the latest point of the loss curve.
-        should_stop: asked before every step; when it says yes the run is saved and None is returned.
+        should_stop: called before every step; when it returns True, the run is saved and None is returned.
 
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another run.
@@ -75,7 +75,7 @@ def train_run(
 
 @dataclasses.dataclass
 class _History:
-    """What a run has recorded so far. Plain values: it is a part of the checkpoint."""
+    """The record of a run so far. Plain values, because the checkpoint contains it."""
 
     step: int = 0
     diverged: bool = False
@@ -88,7 +88,7 @@ class _History:
 
 
 class _Training:
-    """All that changes in the course of a run."""
+    """The state of a run: model, optimizer and history."""
 
     def __init__(self, run: RecallRun) -> None:
         self.run = run
@@ -146,7 +146,7 @@ class _Training:
         return {math.ceil(run.steps * part / run.evaluations) for part in range(1, run.evaluations + 1)}
 
     def state(self) -> dict[str, Any]:
-        """All that the rest of the run depends on."""
+        """Everything that the rest of the run depends on."""
         self._read_clock()
         return {
             "model": self.model.state_dict(),
@@ -158,7 +158,7 @@ class _Training:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state()` gave."""
+        """Continue from an earlier `state()`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.history = _History(**state["history"])
@@ -168,7 +168,7 @@ class _Training:
             torch.cuda.set_rng_state(state["cuda_rng"], self.run.device)
 
     def result(self) -> RecallResult:
-        """What the run gave, once it has ended."""
+        """The result of the finished run."""
         self._read_clock()
         history = dataclasses.asdict(self.history)
         diverged = history.pop("diverged")

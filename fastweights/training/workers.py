@@ -1,4 +1,4 @@
-"""Worker processes that train runs side by side, and the parent's end of the conversation with them.
+"""Worker processes that train runs in parallel, and the parent's side of the messages between them.
 
 Each worker has a pipe of its own: a worker that is killed can then hold no lock that others wait for, and closing the
 pipe at either end tells the other. A worker whose pipe is closed, by a parent that stops or dies, saves its run and ends.
@@ -147,7 +147,9 @@ def _interrupts_ignored() -> Iterator[None]:
 
 def _work(connection: Any, folder: ExperimentFolder, checkpoint_seconds: float, imports: Sequence[str]) -> None:
     """A worker's life: receive a run, train it, write its result, tell the parent; until the pipe is closed."""
-    torch.set_num_threads(1)  # the same numbers whatever the number of workers; small models gain nothing from more
+    torch.set_num_threads(
+        1
+    )  # the numbers must not depend on the number of workers; small models gain nothing from more threads
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

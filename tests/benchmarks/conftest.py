@@ -1,4 +1,4 @@
-"""The benchmarks are scripts beside the package: their folder goes on the path."""
+"""The benchmarks are scripts beside the package: their folder is put on the path."""
 
 import sys
 from pathlib import Path

@@ -133,7 +133,7 @@ def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, backend:
 
 
 def test_a_bad_number_makes_the_gradient_bad(case: OpCase, backend: str) -> None:
-    """A loss over a NaN output must not leave finite gradients behind: training would go on with wrong ones."""
+    """A loss over a NaN output must not leave finite gradients behind: training would continue with wrong ones."""
     inputs = case.draw(time=10)
     name = next(iter(inputs.tokens))
     broken = inputs.tokens[name].clone()

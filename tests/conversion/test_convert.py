@@ -1,4 +1,4 @@
-"""Every conversion: same weights, same logits where the theory says so, other logits elsewhere, and training that goes on."""
+"""Every conversion: same weights, same logits where the theory says so, other logits elsewhere, and training that continues."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_gaps_follow_the_power_law_one_after_the_other() -> None:
     for drawn, expected in ((gaps[:, 0], first), (gaps[:, 1], second)):
         share = np.bincount(drawn, minlength=10) / len(drawn)
         np.testing.assert_allclose(share, expected, atol=0.012)  # 3.5 standard errors of the largest
-    assert abs(first - second).max() > 0.05  # the two can be told apart
+    assert abs(first - second).max() > 0.05  # the two differ
 
 
 def test_power_one_is_uniform() -> None:

@@ -43,7 +43,7 @@ max_megabytes = 4
 
 
 def train(folder: Path, name: str, gpus: int, *options: str, precision: str = "no", fsdp: bool = False) -> list[float]:
-    """The losses of a run of a batch of 8 rows in all, in one process a GPU."""
+    """The losses of a run of a batch of 8 rows in all, in one process per GPU."""
     file = folder / f"{name}.toml"
     fields = {"precision": precision, "fsdp": str(fsdp).lower(), "batch_size": 8 // gpus}
     file.write_text(RUN.format(output=folder / name, cache=folder / "tokens", **fields))

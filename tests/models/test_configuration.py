@@ -74,7 +74,7 @@ def test_a_foreign_key_in_the_file_is_refused(tmp_path):
         (ValueError, "initializer_range", float("nan"), "initializer_range must be a finite number, got nan"),
         (TypeError, "tie_word_embeddings", "yes", "tie_word_embeddings must be True or False, got 'yes'"),
         (ValueError, "mixer", "gdnn", r"mixer of layer 0: unknown mixer 'gdnn' \(did you mean 'gdn'\?\)"),
-        (ValueError, "mixer", ["gdn"], "mixer must list one mixer a layer, num_hidden_layers is 2, got 1"),
+        (ValueError, "mixer", ["gdn"], "mixer must list one mixer per layer, num_hidden_layers is 2, got 1"),
         (TypeError, "mixer", ["gdn", {"expand_v": 2}], "mixer of layer 1 must be a name or"),
         (TypeError, "mixer", 3, "mixer of layer 0 must be a name or"),
         (

@@ -108,7 +108,7 @@ def test_a_cache_that_does_not_fit_the_prompt_is_refused():
     cache = lm(ids).past_key_values
     with pytest.raises(ValueError, match="has read 12 tokens and the prompt has 12: pass the whole prompt"):
         lm.generate(ids, past_key_values=cache, max_new_tokens=2, do_sample=False)
-    with pytest.raises(ValueError, match="must hold 4 sequences, one a prompt and beam, got 2"):
+    with pytest.raises(ValueError, match="must hold 4 sequences, one per prompt and beam, got 2"):
         lm.generate(torch.cat([ids, ids[:, :1]], 1), past_key_values=cache, max_new_tokens=2, num_beams=2)
 
 

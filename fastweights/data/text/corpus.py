@@ -1,4 +1,4 @@
-"""What a language model reads: documents of train and held-out text, the same on every machine that has the files."""
+"""The text of a language model: documents of train and held-out text, the same on every machine that has the files."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TextCorpus:
         """All documents in a fixed order, empty ones left out.
 
         Raises:
-            ValueError: a path that does not exist, a binary or damaged file, no text, a dataset that cannot be had.
+            ValueError: a path that does not exist, a binary or damaged file, no text, a dataset that cannot be loaded.
         """
         left = self._characters
         for document in self._all():
@@ -180,7 +180,7 @@ def _texts(file: TextFile, text_field: str) -> Iterator[tuple[str, str]]:
 
 
 def _cut(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
-    """The first `most` characters of a single file in two: behind `fraction` of them, at the next line end if it is near."""
+    """Cuts the first `most` characters of a single file in two: after `fraction` of them, at the next line end if it is near."""
     left = int(min(most, sum(map(len, plain_pieces(file)))))
     train = round(fraction * left)
     for piece in plain_pieces(file):

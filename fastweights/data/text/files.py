@@ -21,7 +21,7 @@ PROSE = "txt text md markdown rst org tex html htm"
 SOURCE = "py pyi pyx c h cc cpp hpp cu cuh rs go java kt js ts jl r scala swift rb pl lua hs ml lisp el sh sql cmake"
 PLAIN_SUFFIXES = frozenset(f".{suffix}" for suffix in (PROSE + " " + SOURCE).split())
 ROW_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
-PIECE_CHARACTERS = 2**20  # a longer file becomes several documents, so that none has to fit into memory
+PIECE_CHARACTERS = 2**20  # a longer file becomes several documents: no file has to fit into memory
 SNIFFED_BYTES = 2**16
 
 
@@ -35,7 +35,7 @@ class TextFile:
 
     @property
     def suffix(self) -> str:
-        """What it is, the gzip suffix left out."""
+        """The suffix, without that of gzip."""
         plain = self.path.name.lower().removesuffix(".gz")
         return Path(plain).suffix
 
@@ -78,7 +78,9 @@ def text_files(
             if file.suffix != ".parquet" and not file.is_text():
                 raise ValueError(f"corpus file {given} is binary, or not UTF-8; pass text, JSON lines or Parquet")
             if file.suffix == ".json":
-                raise ValueError(f"corpus file {given} must have a row a line, as JSON lines; write it so, as .jsonl")
+                raise ValueError(
+                    f"corpus file {given} must have one row per line, as JSON lines; write it so, as .jsonl"
+                )
             files.append(file)
         else:
             raise ValueError(f"corpus path {given} does not exist; pass files or folders that do")

@@ -1,4 +1,4 @@
-"""Rows of one length cut from a stream of documents, and rows packed so that no document sees another."""
+"""Rows of one length cut from a stream of documents, and packed rows in which no document sees another."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PackedRows:
 class ShuffledRows(torch.utils.data.Dataset[Row]):
     """`count` rows in an order that is a pure function of the seed: every pass over the rows is a permutation of its own.
 
-    Whoever takes step s of a training with n rows a step finds its rows at s n ... (s + 1) n - 1, whatever came before.
+    Step s of a training with n rows per step reads rows s n ... (s + 1) n - 1, also after a restart.
     """
 
     def __init__(self, rows: PackedRows, *, seed: int, count: int) -> None:

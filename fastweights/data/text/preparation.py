@@ -1,4 +1,4 @@
-"""From text to tokens on disk: made once for a corpus and a tokenizer, found again by every later run."""
+"""From text to tokens on disk: made once for a corpus and a tokenizer, reused by every later run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def prepare_text(
     others wait for it. What is made appears in the cache whole or not at all.
 
     Args:
-        report: is told, in one line each, of what takes time.
+        report: receives one line for each slow step.
 
     Raises:
         ValueError: a corpus or a tokenizer that cannot be used; see `TextCorpus.documents` and `TextTokenizer.load`.
@@ -90,7 +90,7 @@ def _trained(corpus: TextCorpus, settings: TextTokenizer, folder: Path, report: 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time makes `path`; what a killed one left of it goes."""
+    """Lets one process at a time make `path`, and deletes what a killed one left."""
     with filelock.FileLock(path.with_name(f".{path.name}.lock")):
         for partial in path.parent.glob(f".{path.name}{PARTIAL_FILES}"):
             shutil.rmtree(partial)

@@ -30,11 +30,11 @@ class ShardWriter:
 
     def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int = SHARD_TOKENS) -> None:
         self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
-        self._starts = array("q")  # a number a document, 8 bytes each
+        self._starts = array("q")  # one number per document, 8 bytes each
         self._shards: list[int] = []
 
     def append(self, ids: Sequence[int]) -> None:
-        """One document; one without tokens is none. Shards end with a document, after at least `shard_tokens` tokens."""
+        """Append one document; an empty one is ignored. A shard ends with a document, after at least `shard_tokens` tokens."""
         if not len(ids):
             return
         self._starts.append(sum(self._shards))

@@ -96,7 +96,7 @@ class TextTokenizer:
 
 
 def _first(texts: Iterable[str], characters: float) -> Iterator[str]:
-    """The first of the texts; those with a run without end in pieces, as the time to learn one grows with its square."""
+    """The first texts, up to `characters`. Very long runs come in pieces: the time to learn a run grows with its square."""
     for text in texts:
         length = LONGEST_RUN if LONG_RUN.search(text) else len(text)
         yield from (text[start : start + length] for start in range(0, len(text), length or 1))
@@ -106,12 +106,12 @@ def _first(texts: Iterable[str], characters: float) -> Iterator[str]:
 
 
 def vocabulary_size(tokenizer: Any) -> int:
-    """How many entries a model needs: ids may have holes, so that there are more than tokens."""
+    """How many embeddings a model needs: more than there are tokens where the ids have gaps."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Changes whenever the tokens of a text may."""
+    """A hash that changes whenever the tokens of a text may change."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(f"{content} {tokenizer.eos_token_id}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What watches a training: its log, TensorBoard, the stop at a step or at a loss that is not finite."""
+"""Callbacks of a training: its log, TensorBoard, the stop at a step or at a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RunLog(TrainerCallback):
     """Appends a JSON line for every point of the loss curves, as soon as it is known. A training that continues first drops
     the lines after its checkpoint, whose steps it takes again.
 
-    It also stops a training whose loss is not finite. Points are logged before checkpoints are saved, so that none is saved
-    of such a model.
+    It also stops a training whose loss is not finite. Points are logged before checkpoints are saved: no checkpoint of such
+    a model is saved.
     """
 
     def __init__(self, path: Path, *, tokens_a_step: int, fp16: bool) -> None:
@@ -67,8 +67,8 @@ class RunLog(TrainerCallback):
 
 
 class StopAt(TrainerCallback):
-    """Ends a training with a checkpoint after a step; and has a point logged wherever a checkpoint is saved, so that the loss
-    curve does not depend on where a training was cut."""
+    """Ends a training with a checkpoint after a step. It also logs a point at every checkpoint: the loss curve then does not
+    depend on where a training was interrupted."""
 
     def __init__(self, step: int | None) -> None:
         self._step = step
@@ -121,7 +121,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
                 int(points[-1]["step"])
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(
-                    f"log {path} is damaged in line {number} ({error}); delete that line to go on without its point"
+                    f"log {path} is damaged in line {number} ({error}); delete that line to continue without its point"
                 ) from None
     return points
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there, the older ones kept until a newer one is complete."""
+"""Checkpoints on disk. Each appears whole or not at all, and older ones stay until a newer one is complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..output_folder import as_stored
 
 __all__ = ["SaveError", "check_checkpoint", "checkpoint_step", "checkpoints_in", "drop_old", "loading", "saving"]
 
-# What a training continues from, with the names that FSDP gives it; transformers would go on without some of it.
+# The files that a training needs to continue, and FSDP's names for them. transformers would continue without some.
 PARTS = (("model*.safetensors", "pytorch_model_fsdp*"), ("optimizer*",), ("scheduler.pt",), ("rng_state*.pth",))
 
 ARCHITECTURE = (
@@ -48,7 +48,7 @@ def drop_old(folder: Path, keep: int) -> None:
 
 
 def check_checkpoint(checkpoint: Path, config: FastWeightsConfig) -> None:
-    """ValueError unless the checkpoint is of a model of this configuration, and has what a training continues from."""
+    """ValueError unless the checkpoint has a model of this configuration and all files that a training needs to continue."""
     remedy = "choose another output folder, or pass overwrite to delete the trainings in this one"
     with loading(checkpoint):
         there = dict(json.loads((checkpoint / "config.json").read_bytes()))
@@ -72,16 +72,16 @@ def loading(checkpoint: str | Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # torch follows up its word for a damaged file with advice to trust it
+        # for a damaged file, torch's message advises to trust it
         why = type(error).__name__ if isinstance(error, UnpicklingError) else error
         raise ValueError(
-            f"checkpoint {checkpoint} is damaged ({why}); delete it to continue from one before"
+            f"checkpoint {checkpoint} is damaged ({why}); delete it to continue from an earlier one"
         ) from error
 
 
 @contextmanager
 def saving(what: str, partial: Path, folder: Path) -> Iterator[None]:
-    """Turns a failure to write into one clear error; nothing of what was half written remains.
+    """Turns a failure to write into one clear error, and deletes the incomplete files.
 
     torch and safetensors have error types of their own for a disk that is full.
     """

@@ -19,7 +19,7 @@ from .run import LanguageRun
 
 __all__ = ["MEASURED", "LanguageFolder", "from_main_process", "is_main_process", "world_size"]
 
-# What a run may change when it is continued: the training does not depend on it. What is measured at its end may.
+# A continued run may change these fields: the training does not depend on them. MEASURED are those of the last measurements.
 MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = ("output", "cache", "keep_checkpoints", "tensorboard", *MEASURED)
 
@@ -30,12 +30,12 @@ def world_size() -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this is the one process that writes."""
+    """Whether this process is the one that writes files."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def from_main_process(value: Any) -> Any:
-    """What the main process has as `value`, in every process."""
+    """The main process's `value`, in every process."""
     return broadcast_object_list([value])[0]
 
 
@@ -44,7 +44,7 @@ class LanguageFolder:
 
     run.json                 the configuration, and hashes of text and tokenizer, that the numbers depend on
     log.jsonl                a line for every point of the loss curve and of the held-out loss
-    checkpoints/checkpoint-N where a training that was cut continues
+    checkpoints/checkpoint-N where an interrupted training continues
     tensorboard/             the same points for TensorBoard, where it is asked for
     model/                   the trained model and its tokenizer
     result.json, *.png       what was measured, once training has ended
@@ -62,7 +62,7 @@ class LanguageFolder:
         self._owned = OwnedFolder(path, "run.json", "training", known=("checkpoints",))
 
     def check(self, run: LanguageRun, *, overwrite: bool) -> None:
-        """ValueError where `opened` would refuse the folder whatever the text is. Nothing is written."""
+        """ValueError where `opened` would refuse the folder with any text. Nothing is written."""
         self._owned.check(_identity(run), overwrite=overwrite)
 
     @contextmanager

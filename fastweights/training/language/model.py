@@ -17,7 +17,7 @@ __all__ = ["build_model", "mixer_name", "model_config", "model_tokenizer"]
 
 
 def model_tokenizer(run: LanguageRun) -> TextTokenizer:
-    """The tokenizer that the run asks for; where it continues a model and asks for none, the model's own.
+    """The tokenizer of the run; where the run continues a model and names none, the model's own.
 
     Raises:
         ValueError: the run continues a model that has no tokenizer, and names none.

@@ -1,4 +1,4 @@
-"""What a user sees while a model is trained: a bar on a terminal, lines elsewhere."""
+"""The progress of a training: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINE_SECONDS = 15.0
 
 
 class TrainingProgress(TrainerCallback):
-    """Shows step, loss, tokens a second and memory on `console`, in the main process. A context manager."""
+    """Shows step, loss, tokens per second and memory on `console`, in the main process. A context manager."""
 
     def __init__(self, console: Console, *, title: str, tokens_a_step: int, steps: int) -> None:
         self._console, self._title, self._tokens, self._steps = console, title, tokens_a_step, steps
@@ -72,7 +72,7 @@ class TrainingProgress(TrainerCallback):
 
 
 def memory() -> float:
-    """GB: the most that this process has held on its GPU, or what it holds in main memory where it has none."""
+    """Memory in GB: the peak of this process on its GPU, or without a GPU its present use of main memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
     return psutil.Process().memory_info().rss / 1e9

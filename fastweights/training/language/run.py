@@ -1,4 +1,4 @@
-"""What a training of language models is: its whole configuration, frozen, checked when made."""
+"""The configuration of a training of language models: frozen, checked when created."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...checks import (
     check_texts,
     check_whole_number,
     closest,
-    shown,
+    describe_value,
 )
 from ...data.text import TextCorpus, TextTokenizer
 
@@ -34,7 +34,7 @@ Made = TypeVar("Made")
 class LanguageRun:
     """One training, or one for each of `mixers`, of a causal language model on text.
 
-    A step reads `length * batch_size * accumulation` tokens a process. Data order is a function of seed and step alone, and
+    Each process reads `length * batch_size * accumulation` tokens per step. Data order depends on seed and step alone, and
     two processes at batch_size b read the same tokens as one at 2 b.
 
     Attributes:
@@ -42,12 +42,12 @@ class LanguageRun:
         model: fields of `FastWeightsConfig`; or {"preset": name} with changes to it; or {"path": folder} of a model or
             a training to continue from. vocab_size is the tokenizer's where it is not given.
         mixers: train one model with each of these in every layer, and compare them; () trains `model` as it is.
-        corpus: the text; what is in the folders output and cache is none of it.
+        corpus: the text. Files in the folders output and cache are left out.
         tokenizer: the tokenizer; with {"path": folder} as model, the one in that folder, or its path where there is none.
         cache: folder where tokens are kept for later runs.
         length: tokens of a row; documents are packed into rows and do not see each other.
         batch_size: rows that a process reads at a time.
-        accumulation: how many times it does so before a step.
+        accumulation: forward and backward passes before each step.
         max_steps: optimizer steps.
         learning_rate: the peak.
         warmup_fraction: part of max_steps over which the learning rate rises to its peak.
@@ -61,11 +61,11 @@ class LanguageRun:
         seed: of first weights and data order.
         log_every: steps between two points of the loss curve. Each is the mean over the steps in between.
         evaluate_every: steps between two measurements of the held-out loss, 0 for one at the end.
-        evaluation_rows: at most so many rows of held-out text are read, always the same ones.
+        evaluation_rows: how many rows of held-out text are read at most, always the same ones.
         checkpoint_every: steps between two checkpoints.
         keep_checkpoints: how many of the latest are kept.
         context_lengths: held-out perplexity is measured at these at the end; () for none.
-        context_texts: on so many texts.
+        context_texts: number of texts in these measurements.
         prompt: a text that the trained model continues at the end; "" for none.
         tensorboard: write a TensorBoard log too.
 
@@ -131,10 +131,12 @@ class LanguageRun:
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if not isinstance(getattr(self, name), made):
                 got = getattr(self, name)
-                raise TypeError(f"{name} must be a {made.__name__}, a table in a run file, got {shown(got)}")
+                raise TypeError(f"{name} must be a {made.__name__}, a table in a run file, got {describe_value(got)}")
         object.__setattr__(self, "mixers", check_texts("mixers", self.mixers, what="names of mixers"))
         if not isinstance(self.context_lengths, (list, tuple)):
-            raise TypeError(f"context_lengths must be a list of whole numbers, got {shown(self.context_lengths)}")
+            raise TypeError(
+                f"context_lengths must be a list of whole numbers, got {describe_value(self.context_lengths)}"
+            )
         lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in self.context_lengths)
         object.__setattr__(self, "context_lengths", lengths)
         if len(set(self.mixers)) < len(self.mixers):
@@ -143,7 +145,7 @@ class LanguageRun:
     def _check_model(self) -> None:
         if not isinstance(self.model, Mapping) or not all(isinstance(key, str) for key in self.model):
             raise TypeError(
-                f"model must be a table of FastWeightsConfig fields, preset or path, got {shown(self.model)}"
+                f"model must be a table of FastWeightsConfig fields, preset or path, got {describe_value(self.model)}"
             )
         if "path" in self.model and (len(self.model) > 1 or self.mixers):
             raise ValueError(
@@ -154,7 +156,7 @@ class LanguageRun:
             raise ValueError("model must have no mixer where mixers are given; drop one of the two")
 
     def models(self) -> list[LanguageRun]:
-        """The run of every single model: itself, or one a mixer, each in a folder of its own within `output`."""
+        """One run per model: the run itself, or one per mixer, each in its own folder within `output`."""
         if not self.mixers:
             return [self]
         return [

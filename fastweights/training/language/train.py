@@ -1,4 +1,4 @@
-"""Trains the models of a run: from text, and from their checkpoints where there are some, to what is measured of them."""
+"""Trains and measures the models of a run, from text or from their checkpoints."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def train_language(
     process calls it; `output` and `cache` must then be folders that all of them see.
 
     Args:
-        stop_at: end after this step with a checkpoint; a later call goes on from there.
+        stop_at: end after this step with a checkpoint; a later call continues from there.
         overwrite: delete an earlier training in the output folder.
         console: shows progress; None for silence.
 
     Returns:
-        One result a model, in the main process; None if training has not ended (`stop_at`), or in another process.
+        One result per model, in the main process; None if training has not ended (`stop_at`), or in another process.
 
     Raises:
         ValueError: text, tokenizer, model or output folder that cannot be used. Nothing has been trained.
@@ -89,7 +89,7 @@ def train_language(
         finished = [result for result in results if result is not None]
         if len(finished) < len(results):
             command = "the same command without --overwrite" if overwrite else "the same command"
-            report(f"stopped after step {stop_at}; {command} goes on from there")
+            report(f"stopped after step {stop_at}; {command} continues from there")
             return None
         if run.mixers:
             write_json(folder.results, [dataclasses.asdict(result) for result in finished])
@@ -97,7 +97,7 @@ def train_language(
 
 
 def _check_device(run: LanguageRun) -> None:
-    """What the hardware has to have for the run; accelerate would fail later, or leave out the sharding without a word."""
+    """Refuses a run that the hardware cannot carry out: accelerate would fail later, or silently leave out the sharding."""
     if run.precision == "fp16" and not torch.cuda.is_available():
         raise ValueError('precision "fp16" needs a GPU, and there is none; choose "bf16" or "no"')
     if run.fsdp and (world_size() == 1 or not torch.cuda.is_available()):
@@ -108,7 +108,7 @@ def _check_device(run: LanguageRun) -> None:
 
 
 def _checked_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
-    """The configuration of a model that can be built, found out without memory for its weights."""
+    """The configuration of the run's model, checked by building the model without memory for its weights."""
     config = model_config(run, tokenizer)
     with torch.device("meta"):
         FastWeightsForCausalLM(config)
@@ -171,7 +171,7 @@ def _train_one(
 def _finished(
     run: LanguageRun, folder: LanguageFolder, text: PreparedText, report: Callable[[str], None]
 ) -> LanguageResult:
-    """The result of a training that has ended; measured anew, of the saved model, where the run now measures other things."""
+    """The result of a finished training. Where the run now measures other things, the saved model is measured again."""
     result = load_result(folder.result)
     wanted = {name: as_stored(getattr(run, name)) for name in MEASURED}
     same = wanted.items() <= result.run.items()

@@ -81,7 +81,7 @@ class LanguageTrainer(Trainer):
         return self.lr_scheduler
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The held-out loss: the mean over all tokens that something predicts, whatever the number of processes."""
+        """The held-out loss: the mean over all predicted tokens, for any number of processes."""
         metrics = {"eval_loss": self._held_out_loss()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -152,13 +152,13 @@ class LanguageTrainer(Trainer):
 
 def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
     """The part of a run that transformers and accelerate carry out."""
-    asked: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
     if run.fsdp:
         wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["FastWeightsBlock"]}
-        asked |= {"fsdp": True, "fsdp_config": wrapped}
+        extra |= {"fsdp": True, "fsdp_config": wrapped}
     if run.gradient_checkpointing:  # transformers 5.20 has another name for it
         new_name = hasattr(TrainingArguments, "activation_checkpointing")
-        asked["activation_checkpointing" if new_name else "gradient_checkpointing"] = True
+        extra["activation_checkpointing" if new_name else "gradient_checkpointing"] = True
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=run.max_steps,
@@ -179,7 +179,7 @@ def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
-        **asked,
+        **extra,
     )
     assert arguments.device is not None  # sets the number of GPUs of this process, which is then overruled:
     arguments._n_gpu = min(arguments.n_gpu, 1)  # transformers would split a packed row over all GPUs that it sees

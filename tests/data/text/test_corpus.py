@@ -194,7 +194,7 @@ def test_a_dataset_needs_the_library(monkeypatch):
         ("list.jsonl", b"[1]\n", "line 1: a row must be an object with text in 'text', got list"),
         ("other.jsonl", b'{"body": "a"}\n', "line 1: .*got the keys body; set text_field"),
         ("number.jsonl", b'{"text": 3}\n', "line 1: 'text' must be text, got int; set text_field"),
-        ("array.json", b'[{"text": "a"}]', "array.json must have a row a line, as JSON lines"),
+        ("array.json", b'[{"text": "a"}]', "array.json must have one row per line, as JSON lines"),
         ("deep.jsonl", b"[" * 100_000, "deep.jsonl, line 1: "),
         (
             "half.jsonl",

@@ -137,21 +137,21 @@ def test_the_order_is_a_function_of_seed_and_index(tmp_path):
 
 
 def test_prepared_once_and_found_again(corpus, tmp_path):
-    told = []
+    reported = []
     (tmp_path / "texts" / "latin.txt").write_bytes("naïve".encode("latin-1"))
-    first = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", told.append)
-    assert len(told) == 3 and told[1] == "left out 1 files of the corpus: binary, or not UTF-8"
+    first = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", reported.append)
+    assert len(reported) == 3 and reported[1] == "left out 1 files of the corpus: binary, or not UTF-8"
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.is_file()}
-    again = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", told.append)
-    assert len(told) == 3
+    again = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", reported.append)
+    assert len(reported) == 3
     assert {path: path.stat().st_mtime_ns for path in files} == files
     for prepared in (first, again):
         written = [prepared.tokenizer.decode(prepared.train.document(n)) for n in range(len(prepared.train.starts))]
         wanted = [d.text + "<|endoftext|>" for d in corpus.documents() if not d.held_out]
         assert written == wanted
         assert len(prepared.held_out.starts) == len(TEXTS) - len(wanted) > 0
-    prepare_text(corpus, TextTokenizer(vocab_size=301), tmp_path / "cache", told.append)
-    assert len(told) == 6
+    prepare_text(corpus, TextTokenizer(vocab_size=301), tmp_path / "cache", reported.append)
+    assert len(reported) == 6
 
 
 def test_the_name_of_a_special_token_is_text(tmp_path):
