@@ -21,7 +21,7 @@ Result files, written after every op and continued by the next run of the same P
 --results.
 
 The peers tune themselves at their first call: 150 to 365 s an op from an empty cache, the most of it compiling. --warm-peers
-compiles side by side; the choices are then timed in this process alone and kept in peer-tuning-<device>.json, which makes the
+compiles in parallel; the choices are then timed in this process alone and kept in peer-tuning-<device>.json, which makes the
 next machine compile only what was chosen. FLA_CACHE_RESULTS and TRITON_CACHE_AUTOTUNING, which make Triton keep choices in
 TRITON_CACHE_DIR, are set by this program; the peers' own FLA_CONFIG_DIR and FLA_CACHE_MODE are not needed.
 """

@@ -54,8 +54,8 @@ class SoftmaxAttention(ConfiguredMixer):
     Args:
         num_kv_heads: key and value heads, a divisor of num_heads (grouped-query attention); num_heads when None.
         rope_theta: base of the rotary position embedding; None for no positions.
-        window: how many tokens a token sees, itself included (sliding window; the cache then holds window - 1 of them); None
-            for all before it.
+        window: how many tokens each token attends to, itself included (sliding window; the cache then holds window - 1 of
+            them); None for all before it.
         qk_norm: whether queries and keys pass one RMSNorm per head before the rotation.
         norm_eps: number added in that norm, positive.
 
@@ -123,7 +123,7 @@ class SoftmaxAttention(ConfiguredMixer):
         self, q_NTHK: Tensor, k_NTHK: Tensor, v_NTHK: Tensor, lengths_N: Tensor | None, cache: LayerCache | None
     ) -> Tensor:
         """Answers [N, T, H, K] of rows whose tokens follow those of the cache. lengths: tokens of each row, None for T. Slots
-        after a row's tokens are padding, which the tokens do not see; their answers mean nothing."""
+        after the tokens of a row are padding, which no token attends to; their outputs mean nothing."""
         before = LayerCache() if cache is None else cache
         q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, before.context.get("seen"))
         v_NSHK = v_NTHK
@@ -139,7 +139,7 @@ class SoftmaxAttention(ConfiguredMixer):
         self, cache: LayerCache, k_NSHK: Tensor, v_NSHK: Tensor, time: int, lengths_N: Tensor | None
     ) -> None:
         """Bring the cache up to date. Its rows are aligned at the right, so that new tokens follow directly: `seen` [N] says
-        how many tokens a row has had, `padding` [N], once rows differ in length, how many of its first slots are empty."""
+        how many tokens each row has read, `padding` [N], once rows differ in length, how many of its first slots are empty."""
         context = {"seen": k_NSHK.new_full((len(k_NSHK),), time, dtype=torch.long) if lengths_N is None else lengths_N}
         if "seen" in cache.context:
             context["seen"] = context["seen"] + cache.context["seen"]

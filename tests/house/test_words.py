@@ -89,7 +89,7 @@ def banned_phrases(text: str) -> list[str]:
     ]
 
 
-UNCLEAN: set[str] = set()
+UNCLEAN = {"README.md", "docs", "fastweights/kernels", "fastweights/ops", "tests/kernels", "tests/ops"}
 
 
 @pytest.mark.parametrize(

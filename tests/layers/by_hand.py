@@ -39,7 +39,7 @@ def heads(layer, x):
 
 
 def decay(layer, x):
-    """exp(g) [T, G] of a layer with a decay a head, or none."""
+    """exp(g) [T, G] of a layer with one decay per head, or none."""
     heads = layer.heads.value_heads
     return x.new_ones(len(x), heads) if layer.decay is None else head_decay(layer.decay, x).exp()
 

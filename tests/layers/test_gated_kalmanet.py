@@ -69,7 +69,7 @@ def test_the_sketch_begins_orthonormal_and_shrinks_the_state():
 
 
 def test_names_of_gated_deltanet():
-    """The same names, so that a trained Gated DeltaNet loads and goes on."""
+    """The same names: a trained Gated DeltaNet loads and continues."""
     gdn = build_mixer("gdn", hidden_size=16, num_heads=2, output_gate="silu")
     loaded = build_mixer("gka", hidden_size=16, num_heads=2).load_state_dict(gdn.state_dict(), strict=False)
     assert not loaded.unexpected_keys and loaded.missing_keys == ["mix.b_proj.weight"]

@@ -45,7 +45,7 @@ def test_layer_computes_its_formula(variant):
 
 @pytest.mark.parametrize("gain", [None, "beta"])
 def test_without_importance_it_is_linear_attention(gain):
-    """The same names, so that a trained linear attention loads and goes on as Palimpsa."""
+    """The same names: a trained linear attention loads and continues as Palimpsa."""
     torch.manual_seed(0)
     linear = build_mixer("linear", hidden_size=HIDDEN, num_heads=2, decay="head", gain=gain, output_gate="silu")
     layer = build_mixer(

@@ -99,7 +99,7 @@ def test_mamba2_is_that_of_transformers(groups, bias, conv_bias, limits, width):
 
 
 def test_without_importance_it_is_mamba2():
-    """The same names, so that a trained Mamba-2 loads and goes on as Palimpsa."""
+    """The same names: a trained Mamba-2 loads and continues as Palimpsa."""
     torch.manual_seed(0)
     mamba = build_mixer("mamba2", hidden_size=HIDDEN, num_heads=2, prior=0.5).double()
     layer = build_mixer("palimpsa-m", hidden_size=HIDDEN, num_heads=2, prior=0.5, b_scale=-800.0).double()

@@ -14,7 +14,7 @@ from .small import small_experiment
 RUNS = small_experiment(mixers=("linear", "gdn")).runs()
 
 
-def told(reporter):
+def report_progress(reporter):
     """What `reporter` prints when one of two runs was done before, and the other is trained."""
     with reporter:
         reporter.begin(RUNS[1:], total=2)
@@ -29,7 +29,7 @@ def console():
 
 
 def test_lines_are_short_and_whole(console):
-    told(reporter_for(console))
+    report_progress(reporter_for(console))
     assert console.file.getvalue().splitlines() == [
         "1 of 2 runs to train",
         "[2/2] gdn, 2 pairs, lr 0.01, seed 0: accuracy 0.750, loss 1.000, 1.0 s",
@@ -38,7 +38,7 @@ def test_lines_are_short_and_whole(console):
 
 def test_long_runs_give_a_sign_of_life(console, monkeypatch):
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
-    told(LineReporter(console))
+    report_progress(LineReporter(console))
     assert "gdn, 2 pairs, lr 0.01, seed 0: step 6 of 12, loss -, 100 steps/s" in console.file.getvalue()
 
 
@@ -53,7 +53,7 @@ def test_bars_on_a_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     reporter = reporter_for(console)
     assert isinstance(reporter, BarReporter)
-    told(reporter)
+    report_progress(reporter)
     shown = console.file.getvalue()
     for text in ("all runs", "1 of 2 runs", "2 of 2 runs", "accuracy 0.750"):
         assert text in shown

@@ -1,7 +1,7 @@
 """Trains a run file sharded over processes without GPUs: to a step, and on from its checkpoint.
 
-accelerate shards (FSDP2) on accelerators only. torch itself can on the CPU, over gloo; so accelerate's state is told here that
-it is to. What is tested is the part that is ours: optimizer groups, held-out loss, checkpoints and the saved model.
+accelerate shards (FSDP2) on accelerators only. torch itself can shard on the CPU, over gloo, so this script makes accelerate
+try. The tests of it cover our own part: optimizer groups, held-out loss, checkpoints and the saved model.
 """
 
 import sys

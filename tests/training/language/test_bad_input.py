@@ -162,7 +162,9 @@ def test_a_damaged_checkpoint(make_run):
             (checkpoint / name).unlink()
             if content is not None:
                 (checkpoint / name).write_bytes(content)
-            with pytest.raises(ValueError, match="(?s)checkpoint-4 is damaged .*delete it to continue from an earlier one"):
+            with pytest.raises(
+                ValueError, match="(?s)checkpoint-4 is damaged .*delete it to continue from an earlier one"
+            ):
                 train_language(run)
             shutil.copy(whole / name, checkpoint / name)
     shutil.rmtree(checkpoint)

@@ -83,7 +83,7 @@ def assert_same_losses(result, expected):
 
 def test_two_processes_are_one_with_twice_the_batch(run_file, alone):
     assert "stopped after step 4" in torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4)
-    result = train_language(load_run(run_file, batch_size=2))[0]  # one process goes on with what two have begun
+    result = train_language(load_run(run_file, batch_size=2))[0]  # one process continues the training of two
     assert_same_losses(result, alone)
     assert log(load_run(run_file))[-1]["tokens"] == alone.tokens
 
