@@ -130,8 +130,10 @@ class _Check:
         for tokens in (half, self.length):
             own = LayerCache()
             self.layer(self.x[:, :tokens], own)
-            held, told = sum(tensor[0].numel() for tensor in own.memory.values()), self.layer.state_size(tokens)
-            assert held == told, f"state_size({tokens}) is {told}, the cache's memory holds {held} numbers per sequence"
+            held, stated = sum(tensor[0].numel() for tensor in own.memory.values()), self.layer.state_size(tokens)
+            assert held == stated, (
+                f"state_size({tokens}) is {stated}, the cache's memory holds {held} numbers per sequence"
+            )
 
     def check_cached(self) -> None:
         lengths = {"token by token": [1] * self.length, "in pieces": [3, 1, self.length - 4]}

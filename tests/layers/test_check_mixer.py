@@ -104,7 +104,7 @@ def packs_without_edges(self, x, cache=None, cu_seqlens=None):
 
 
 def forgets_the_order(self, x, cache=None, cu_seqlens=None):
-    """Packed sequences go on from the states of others."""
+    """Packed sequences continue from the states of others."""
     if cache is not None and cu_seqlens is not None and cache.memory:
         cache.apply(lambda tensor: tensor.flip(0))
     return Average.forward(self, x, cache, cu_seqlens)
