@@ -46,6 +46,10 @@ class RuleCall:
             "backend": backend,
         }
 
+    def cache_before(self) -> LayerCache | None:
+        """A cache of the memory and context before this call; None at the start of the sequences."""
+        return LayerCache(dict(self.memory), dict(self.context)) if self.memory else None
+
     def count(self, x_BTD: Tensor) -> int:
         """Number of sequences in x."""
         cu_seqlens = self.keywords["cu_seqlens"]

@@ -21,7 +21,7 @@ from ..checks import check_flag, check_size, closest
 from .cache import LayerCache
 from .mixer import Mixer
 
-__all__ = ["Seen", "probe"]
+__all__ = ["Seen", "probe", "states_over_time"]
 
 
 class Seen(dict[str, dict[int, Any]]):
@@ -52,8 +52,9 @@ def probe(model: nn.Module, *names: str, every: int = 64, detach: bool = True) -
     that gets padded rows packs them.
 
     A model that torch.compile has compiled runs eagerly within the block. Outside the block nothing is computed for probes.
-    States take a second reading of the input, in pieces; other names cost only the memory that holds them, except
-    output_gate and, where a kernel forms them inside, write keys, which are computed again.
+    States take a second reading of the input, in pieces. Other names cost only the memory that holds them, except output_gate
+    and those write keys that the rule forms inside, which are computed again (for rls and vla from the state after each
+    token).
 
     Args:
         model: a model, or a single layer.
@@ -112,21 +113,30 @@ def _state_reader(seen: Seen, index: int, every: int, detach: bool) -> Callable[
     def read(mixer: Mixer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         given = inspect.signature(mixer.forward).bind(*arguments, **keywords)
         given.apply_defaults()
-        listener, mixer._listener = mixer._listener, None
-        try:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not detach):
-                x_BTD, cache, cu_seqlens, *_ = given.arguments.values()
-                seen.ends, seen["state"][index] = _states(mixer, x_BTD, cache, cu_seqlens, every)
-        finally:
-            mixer._listener = listener
+        x_BTD, cache, cu_seqlens, *_ = given.arguments.values()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not detach):
+            seen.ends, seen["state"][index] = states_over_time(mixer, x_BTD, cache, cu_seqlens, every)
 
     return read
 
 
-def _states(
+def states_over_time(
     mixer: Mixer, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, every: int
 ) -> tuple[list[int], dict[str, Tensor]]:
-    """Ends of the pieces, and the memory after each [B, P, ...] by name. Sequences begin from `cache`, which stays as it is."""
+    """Read x in pieces of `every` tokens: their ends, and the memory after each [B, P, ...] by name.
+
+    Sequences begin from `cache`, which stays as it is. Nothing of this reading goes to an open probe.
+    """
+    listener, mixer._listener = mixer._listener, None
+    try:
+        return _read_in_pieces(mixer, x_BTD, cache, cu_seqlens, every)
+    finally:
+        mixer._listener = listener
+
+
+def _read_in_pieces(
+    mixer: Mixer, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, every: int
+) -> tuple[list[int], dict[str, Tensor]]:
     edges = [0, x_BTD.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     ends: list[int] = []
     memories: list[dict[str, Tensor]] = []

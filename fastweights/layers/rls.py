@@ -13,6 +13,7 @@ from .decay import HeadDecay
 from .gates import SigmoidGain
 from .memory_layer import MemoryLayer, RuleCall
 from .options import MemoryOptions, one_of, option
+from .probe import states_over_time
 from .registry import MATRIX_AND_GRAM, PDN, register_mixer
 
 __all__ = ["RecursiveLeastSquares", "RecursiveLeastSquaresOptions"]
@@ -55,7 +56,7 @@ class RecursiveLeastSquares(MemoryLayer):
 
     Options = RecursiveLeastSquaresOptions
     options: RecursiveLeastSquaresOptions
-    probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain"}
+    probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain", "write_key": ""}
 
     def build(self) -> None:
         options, heads = self.options, self.heads
@@ -70,7 +71,7 @@ class RecursiveLeastSquares(MemoryLayer):
         dtype = v_BTGV.dtype
         beta_BTG = None if self.gain is None else self.gain(x_BTD)
         g_BTG = None if self.decay is None else self.decay(x_BTD)
-        self.probe(g=g_BTG, beta=beta_BTG)
+        self.probe(g=g_BTG, beta=beta_BTG, write_key=lambda: self._write_keys(x_BTD, k_BTHK, run))
         if g_BTG is not None:  # P winds up: between two calls float32 would lose its small entries
             q_BTHK, k_BTHK, v_BTGV = q_BTHK.double(), k_BTHK.double(), v_BTGV.double()
         if beta_BTG is None:
@@ -79,6 +80,12 @@ class RecursiveLeastSquares(MemoryLayer):
             recursive_least_squares, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g_BTG, ridge=self.options.ridge, state=("S", "P")
         )  # fmt: skip
         return o_BTGV.to(dtype), memory
+
+    def _write_keys(self, x_BTD: Tensor, k_BTHK: Tensor, run: RuleCall) -> Tensor:
+        """P_t k_t [B, T, G, K]. For probes: the op forms them inside."""
+        P_BTGKK = states_over_time(self, x_BTD, run.cache_before(), run.keywords["cu_seqlens"], 1)[1]["P"]
+        k_BTGK = k_BTHK.repeat_interleave(self.heads.value_heads // self.heads.key_heads, 2).to(P_BTGKK.dtype)
+        return (P_BTGKK @ k_BTGK[..., None]).squeeze(-1)
 
     def state_size(self, length: int = 1) -> int:
         return self.heads.value_heads * self.heads.key * (self.heads.key + self.heads.value)

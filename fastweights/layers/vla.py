@@ -15,6 +15,7 @@ from .initialization import OwnInitialValues, ResidualProjection
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import LayerNorm, l2_normalize
 from .options import ProjectionOptions, at_least_zero, option
+from .probe import states_over_time
 from .registry import register_mixer
 
 __all__ = ["VLAOptions", "VariationalLinearAttention"]
@@ -86,7 +87,7 @@ class VariationalLinearAttention(MemoryLayer):
 
     Options = VLAOptions
     options: VLAOptions
-    probes = {**dict.fromkeys(("q", "k", "v", "o", "state"), ""), "penalty_direction": "penalty"}
+    probes = {**dict.fromkeys(("q", "k", "v", "o", "state"), ""), "write_key": "", "penalty_direction": "penalty"}
 
     def build_projection(self, normalize_qk: bool | None = None) -> None:
         super().build_projection(normalize_qk=False)  # ELU + 1 comes first
@@ -107,6 +108,7 @@ class VariationalLinearAttention(MemoryLayer):
         u_BTHK = None if self.penalty is None else self.penalty(k_BTHK)
         q_BTHK, k_BTHK = F.elu(q_BTHK) + 1, F.elu(k_BTHK) + 1
         self.probe(q=q_BTHK, k=k_BTHK, penalty_direction=u_BTHK)
+        self.probe(write_key=lambda: self._write_keys(x_BTD, k_BTHK, run))
         o_BTGV, state = penalized_memory(
             q_BTHK, k_BTHK, v_BTGV, u_BTHK, ridge=options.ridge, refresh_every=options.refresh_every, refresh=options.refresh,
             eps=1e-4, normalize_keys=options.normalize_keys, normalize_writes=options.normalize_writes,
@@ -116,6 +118,19 @@ class VariationalLinearAttention(MemoryLayer):
         if memory:
             run.new_context["seen"] = memory.pop("count")
         return o_BTGV, memory
+
+    def _write_keys(self, x_BTD: Tensor, k_BTHK: Tensor, run: RuleCall) -> Tensor:
+        """alpha_t [B, T, G, K]. For probes: the op forms them inside."""
+        options = self.options
+        k_BTGK = k_BTHK.repeat_interleave(self.heads.value_heads // self.heads.key_heads, 2)
+        if options.normalize_keys:
+            k_BTGK = F.normalize(k_BTGK, dim=-1)
+        if self.penalty is None:
+            alpha = k_BTGK / options.ridge
+        else:
+            A_BTGKK = states_over_time(self, x_BTD, run.cache_before(), run.keywords["cu_seqlens"], 1)[1]["A"]
+            alpha = (A_BTGKK @ k_BTGK.to(A_BTGKK.dtype)[..., None]).squeeze(-1)
+        return F.normalize(alpha, dim=-1) if options.normalize_writes else alpha
 
     def _state(self, run: RuleCall) -> tuple[Tensor, ...] | None:
         """(S, A, z, number of tokens) of earlier calls, without A where it does not change; None at the start."""

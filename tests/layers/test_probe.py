@@ -81,6 +81,33 @@ def test_the_write_follows_the_delta_rule():
         torch.testing.assert_close(seen["o"][0], o, **EXACT)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "variant", ["rls", "rls decay", "rls grouped", "vla", "vla refresh", "vla long keys", "vla identity"]
+)
+def test_the_write_follows_the_inverse_gram_matrix(variant, packed):
+    """S_t = S_(t-1) + beta w (v - S_(t-1)^T k)^T with the write keys that rls and vla form inside, from a cache on."""
+    layer, x = made(variant)
+    edges = torch.tensor([0, 5, 13]) if packed else None
+    cache = LayerCache()
+    names = [name for name in ("beta", "write_key", "k", "v") if name in layer.probe_names()]
+    with torch.no_grad():
+        layer(x[:, :2], cache)
+        before = cache.memory["S"]
+        with probe(layer, *names, "state", every=1) as seen:
+            layer(x[:1] if packed else x, cache, edges)
+    S, k, v, w = seen["state"][0]["S"], seen["k"][0], seen["v"][0], seen["write_key"][0]
+    k = k.repeat_interleave(v.shape[2] // k.shape[2], 2)
+    if variant.startswith("vla") and layer.options.normalize_keys:
+        k = k / k.norm(dim=-1, keepdim=True)
+    last = torch.cat([before[:1, None], S[:, :4], before[1:, None], S[:, 5:-1]], 1) if packed else None
+    last = torch.cat([before[:, None], S[:, :-1]], 1) if last is None else last
+    beta = seen["beta"][0] if "beta" in seen else torch.ones_like(v[..., 0])
+    error = v - torch.einsum("btgkv,btgk->btgv", last, k)
+    after = last + beta[..., None, None] * w[..., None] * error[..., None, :]
+    torch.testing.assert_close(S, after, rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("variant", ["pgdn grouped", "gka", "vla", "palimpsa-m", "lattice similarity", "rls"])
 def test_states_of_packed_sequences_are_those_of_each_alone(variant):
     layer, x = made(variant)
