@@ -142,7 +142,7 @@ def check_choice(name: str, x: object, choices: Iterable[object]) -> Any:
 
 
 def check_text(name: str, x: object, *, what: str = "a string", empty: bool = True) -> str:
-    """A string; `what` says in the message what it stands for, `empty` whether it may be ''."""
+    """A string; `what` describes it in the message; `empty` says whether it may be ''."""
     if not isinstance(x, str):
         raise TypeError(f"{name} must be {what}, got {describe_value(x)}; pass a string")
     if not empty and not x:

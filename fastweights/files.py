@@ -18,7 +18,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path` through a temporary file in the same folder and `os.replace`.
 
     Raises:
-        OSError: the folder does not exist, cannot be written to, or is full. `path` is then as it was.
+        OSError: the folder does not exist, cannot be written to, or is full. `path` is then unchanged.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -39,8 +39,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def staged_folder(path: Path) -> Iterator[Path]:
-    """A new folder to fill, which becomes `path`, in place of what is there, when the body ends. If it fails, `path` is as it
-    was."""
+    """A new folder to fill. It replaces `path` when the body ends. If the body fails, `path` stays
+    unchanged."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir(parents=True)
     try:

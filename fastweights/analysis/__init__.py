@@ -1,4 +1,4 @@
-"""Tables and plots of results, and the results themselves under their usual names."""
+"""Tables and plots of results; the types and readers of `fastweights.results` under their earlier names."""
 
 from ..results import RecallResult, RecallSummary, ResultsError, load_results, still_falling, summarize
 from .plots import save_plots

@@ -58,7 +58,7 @@ def convert(
         typer.Option("--list", callback=_show_conversions, is_eager=True, help="List the conversions and exit."),
     ] = False,
 ) -> None:
-    """Continue a trained model with another memory layer: same weights, first values for what is new.
+    """Continue a trained model with another memory layer: same weights, first values for new parameters.
 
     Starts from transformers' Mamba-2 checkpoints and from models of fastweights. Shows how far the logits of the two are
     apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
@@ -85,7 +85,7 @@ def convert(
 
 
 def _named_values(texts: Sequence[str]) -> dict[str, Any]:
-    """Values as JSON writes them; what is not JSON is a string."""
+    """Values in JSON; a value that is not JSON is taken as a string."""
     named = {}
     for text in texts:
         name, equals, value = text.partition("=")

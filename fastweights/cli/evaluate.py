@@ -46,7 +46,7 @@ def evaluate(
         list[str], typer.Option(metavar="X,...", help="Where in the text the needle is, 0 to 1.")
     ] = DEPTHS,
     seed: Annotated[int, typer.Option(help="Seed of recall tasks and needles.")] = 0,
-    block: Annotated[int, typer.Option(help="Tokens read at a time; memory goes with it.")] = 512,
+    block: Annotated[int, typer.Option(help="Tokens read at a time; memory grows with it.")] = 512,
     batch_size: Annotated[int, typer.Option(help="Texts read at a time.")] = 1,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
@@ -109,7 +109,7 @@ def evaluate(
                     for measure, rows in measured:
                         report.add(measure, rows)
                         status.update(f"Measuring; done: {measure} at {rows[-1].length:,} tokens")
-            finally:  # what was measured before an error is shown too
+            finally:  # shows the measurements before an error too
                 console = Console()
                 for table in evaluation_tables(report.results):
                     console.print(table)

@@ -41,7 +41,7 @@ def train(
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
 
-    disable_progress_bar()  # of every file that is saved; the command has a bar of its own
+    disable_progress_bar()  # the command shows its own, not one per saved file
     options = {
         "output": output,
         "max_steps": max_steps,

@@ -79,7 +79,7 @@ def _logits(model: PreTrainedModel, tokens_BT: Tensor) -> Tensor:
 
 @contextmanager
 def _at_neutral(model: FastWeightsForCausalLM, conversions: Mapping[int, Conversion]) -> Iterator[None]:
-    """The model with its converted layers at their neutral setting; afterwards as it was."""
+    """In the body, the converted layers of the model are at their neutral setting. Afterwards they have their values again."""
     before = []
     for index, conversion in conversions.items():
         layer = model.model.layers[index].mixer

@@ -1,4 +1,4 @@
-"""Continue a trained model with another memory: same weights, first values for what is new."""
+"""Continue a trained model with another memory: same weights, first values for new parameters."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def own_config(config: PreTrainedConfig) -> FastWeightsConfig:
 
 @torch.no_grad()
 def set_value(layer: nn.Module, name: str, value: float | Tensor) -> float | Tensor:
-    """Give an attribute, or every number of a parameter, a value; returns what was there."""
+    """Set an attribute, or all elements of a parameter, to a value; returns the earlier value."""
     path, _, attribute = name.rpartition(".")
     owner = layer.get_submodule(path)
     present = getattr(owner, attribute)

@@ -63,7 +63,7 @@ def _conversion(name: str, options: Mapping[str, Any], to: str) -> Conversion | 
 
 
 def _carried(conversion: Conversion, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The source's options as those of the target, without what the target has by itself."""
+    """The source's options as those of the target, without those that are the target's defaults."""
     defaults = _defaults(MIXERS[conversion.source].layer)
     known = _options(conversion.target)
     carried = {}

@@ -15,7 +15,7 @@ _ATANH_TERMS = 10  # the first term left out is below 1e-16 for every mantissa
 
 
 class Draws:
-    """The stream of random words that belongs to (seed, stream, index), and what is drawn from it.
+    """The stream of random words of (seed, stream, index), and draws from it.
 
     Philox is a counter-based generator: the seed is its key; stream and index are the upper words of its counter, so
     that no two streams ever overlap.

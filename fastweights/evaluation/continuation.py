@@ -30,7 +30,7 @@ def continue_text(
     """The model's continuation of `prompt`, up to its end-of-text token or `max_new_tokens`.
 
     Args:
-        prompt: any text; from an empty one the model begins a text of its own.
+        prompt: any text; from an empty one the model starts a new text.
         temperature: logits are divided by it before sampling.
         top_p: sampling is among the most likely tokens that together have this probability (Holtzman et al. 2020).
         greedy: take the most likely token each time; temperature, top_p and seed then play no part.

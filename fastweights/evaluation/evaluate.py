@@ -20,7 +20,7 @@ MEASURES = ("perplexity", *WORD_TASKS, *NEEDLE_TASKS)
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """What to measure, and how.
+    """The measures of an evaluation and their settings.
 
     Attributes:
         measures: names of `MEASURES`.

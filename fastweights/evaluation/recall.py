@@ -15,7 +15,7 @@ _TEST_TOKENS = 2**16  # of the sequences of one forward pass: the model reads lo
 
 
 class Task(Protocol):
-    """What gives labelled batches: a `RecallTask`, or one in the words of a text model."""
+    """A source of labelled batches: a `RecallTask`, or one in words of a text model's vocabulary."""
 
     def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Batch: ...
 

@@ -50,7 +50,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         from the hidden states, a chunk of tokens at a time: the logits of all tokens, which with a large vocabulary outweigh
         everything else, are never stored. A model in training mode then returns logits None, unless logits_to_keep is given.
         An output layer that is not a plain `nn.Linear` (PEFT on lm_head, quantised, sharded or hooked by itself) or a
-        `loss_function` of one's own gets the logits of all tokens, as everywhere in transformers.
+        custom `loss_function` gets the logits of all tokens, as everywhere in transformers.
 
         Args:
             labels: int64 [B, T], the input ids; the model shifts them: each token predicts the next one. -100 is ignored, and so

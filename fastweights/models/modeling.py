@@ -21,7 +21,7 @@ __all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
 
 
 class FastWeightsPreTrainedModel(PreTrainedModel):
-    """What transformers needs to know to build, load and save these models."""
+    """The settings that transformers needs to build, load and save these models."""
 
     config_class = FastWeightsConfig
     base_model_prefix = "model"
@@ -75,7 +75,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             input_ids: int64 [B, T], or inputs_embeds [B, T, D] in their place.
             attention_mask: [B, T] (or longer, cached tokens first), 0 for padding, which may be on any side.
                 torch.compile breaks the graph where it looks for padding; packed rows stay one graph.
-            past_key_values: cache of an earlier call, brought up to date in place; the input follows on what it has seen.
+            past_key_values: cache of an earlier call, updated in place; the input continues the sequences that it has read.
             use_cache: whether to start a cache where none is given; config.use_cache in evaluation, no in training.
             cu_seqlens: int [N+1], cumulative lengths of sequences packed into one row (B = 1).
             output_hidden_states: whether to return the embeddings and every block's output too.

@@ -9,7 +9,7 @@ __all__ = ["Padding"]
 
 
 class Padding:
-    """Where the tokens of a padded batch are (on either side, or in between).
+    """The places of the tokens in a padded batch (padding may be on either side, or in between).
 
     Args:
         mask: [B, T], nonzero for tokens.

@@ -1,4 +1,4 @@
-"""What was measured of a text model: one record per context length, task, depth or metric."""
+"""Measurements of a text model: one record per context length, task, depth or metric."""
 
 from dataclasses import dataclass
 

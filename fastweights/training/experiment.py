@@ -127,7 +127,7 @@ class RecallExperiment(_Settings):
         mixers: names of the memory layers to compare.
         pairs: the difficulties: key-value pairs in a sequence.
         learning_rates: the grid; the best one of each mixer and difficulty is reported, all are recorded.
-        seeds: each seed is a run of its own; the spread over them is reported.
+        seeds: each seed is a separate run; the spread over them is reported.
     """
 
     mixers: tuple[str, ...] = ("linear", "gla", "deltanet", "gdn")

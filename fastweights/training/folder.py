@@ -42,7 +42,7 @@ class ExperimentFolder:
 
     @contextmanager
     def opened(self, experiment: RecallExperiment, *, overwrite: bool) -> Iterator[None]:
-        """Hold the folder for `experiment`, new or continued. What it held stays as it was unless every check passes.
+        """Lock the folder for `experiment`, new or continued. Its files stay unchanged unless every check passes.
 
         Raises:
             ValueError: the folder cannot be written to, is in use by another process, or holds other files; or,

@@ -17,7 +17,7 @@ __all__ = ["OwnedFolder", "as_stored"]
 
 
 class OwnedFolder:
-    """A folder whose file `marker` says what it belongs to.
+    """A folder whose file `marker` describes the work that it belongs to.
 
     Args:
         path: the folder.
@@ -31,7 +31,7 @@ class OwnedFolder:
         self._work, self._known = work, known
 
     def check(self, wanted: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Refuse early, on what is known of the work so far, what `held_for` would refuse later. Nothing is written."""
+        """Refuse early what `held_for` would refuse later, from the known part of the work's description. Writes nothing."""
         self._refuse_other_files()
         if self.marker.exists() and not overwrite:
             self._refuse_other_work(wanted, wanted)
@@ -44,12 +44,12 @@ class OwnedFolder:
         clear: Callable[[], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> Iterator[None]:
-        """Hold the folder for the work that `wanted` describes, new or continued; with `clear`, which deletes what there is
-        of earlier work, always new. check: looks at what is continued, and may refuse it.
+        """Lock the folder for the work that `wanted` describes, new or continued. With `clear`, which deletes the files of
+        earlier work, it is always new. check: called before earlier work is continued, may refuse it.
 
         Raises:
             ValueError: the folder cannot be written to, is in use by another process, or holds other files; or, without
-                `clear`, other work or a damaged marker. What it held is then as it was.
+                `clear`, other work or a damaged marker. Its files are then unchanged.
         """
         self._refuse_other_files()
         with self._locked():

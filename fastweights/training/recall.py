@@ -29,7 +29,7 @@ def run_recall(
     reporter: Reporter | None = None,
     imports: Sequence[str] = (),
 ) -> list[RecallResult]:
-    """Train every run of `experiment` and write results to the folder `output`; what is there already is not repeated.
+    """Train every run of `experiment` and write results to the folder `output`; runs whose results are there are not repeated.
 
     Killed at any moment and called again with the same arguments, it continues and gives the same numbers: every run is
     computed on one thread, from batches that are a function of their index. The number of workers changes nothing but

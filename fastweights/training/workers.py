@@ -1,7 +1,7 @@
 """Worker processes that train runs in parallel, and the parent's side of the messages between them.
 
-Each worker has a pipe of its own: a worker that is killed can then hold no lock that others wait for, and closing the
-pipe at either end tells the other. A worker whose pipe is closed, by a parent that stops or dies, saves its run and ends.
+Each worker has its own pipe: a killed worker can then hold no lock that others wait for, and closing the
+pipe at either end notifies the other. A worker whose pipe is closed, by a parent that stops or dies, saves its run and ends.
 """
 
 import multiprocessing
@@ -97,7 +97,7 @@ def train_runs(
 class _Worker:
     """The parent's view of one worker process."""
 
-    run: RecallRun  # what it works on
+    run: RecallRun  # the run that it trains
 
     def __init__(self, index: int, folder: ExperimentFolder, checkpoint_seconds: float, imports: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")  # a forked torch may hang, a forked CUDA does not work

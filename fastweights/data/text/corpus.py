@@ -30,7 +30,7 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class TextCorpus:
-    """Where text comes from. Without paths and dataset it is what every machine has: the source and documentation of its own
+    """The source of text. Without paths and dataset, it is text that every machine has: the source and documentation of its
     Python installation (the standard library without its tests).
 
     Train and held-out text are split by file, rows of JSON lines, Parquet and datasets by row; which side a file or row is on
@@ -38,7 +38,7 @@ class TextCorpus:
 
     Attributes:
         paths: files and folders: plain text (any suffix for a file that is named itself, the usual ones in a folder), .jsonl,
-            .parquet, each with .gz too (Parquet has compression of its own).
+            .parquet, each with .gz too (Parquet compresses its own data).
         held_out: files and folders of held-out text, all else in `paths` or `dataset` then being trained on.
         excluded: folders inside those of `paths` and `held_out` that are left out.
         held_out_fraction: part of the files or rows that is held out where `held_out` names none.

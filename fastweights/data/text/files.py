@@ -16,7 +16,7 @@ from typing import IO, Any
 
 __all__ = ["PLAIN_SUFFIXES", "TextFile", "field_text", "plain_pieces", "rows", "text_files"]
 
-# What counts as plain text inside a folder; a file that is named itself may have any suffix.
+# The suffixes of plain text inside a folder; a file that the corpus names may have any suffix.
 PROSE = "txt text md markdown rst org tex html htm"
 SOURCE = "py pyi pyx c h cc cpp hpp cu cuh rs go java kt js ts jl r scala swift rb pl lua hs ml lisp el sh sql cmake"
 PLAIN_SUFFIXES = frozenset(f".{suffix}" for suffix in (PROSE + " " + SOURCE).split())

@@ -42,7 +42,7 @@ class PackedRows:
 
 
 class ShuffledRows(torch.utils.data.Dataset[Row]):
-    """`count` rows in an order that is a pure function of the seed: every pass over the rows is a permutation of its own.
+    """`count` rows in an order that is a pure function of the seed: every pass over the rows is another permutation.
 
     Step s of a training with n rows per step reads rows s n ... (s + 1) n - 1, also after a restart.
     """

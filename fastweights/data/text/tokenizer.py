@@ -73,7 +73,7 @@ class TextTokenizer:
         return tokenizer
 
     def train(self, texts: Iterable[str]) -> Any:
-        """A byte-level BPE, the same for the same texts: every string can be written, and comes back as it was."""
+        """A byte-level BPE, the same for the same texts. It encodes every string, and decoding returns the same string."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         from transformers import PreTrainedTokenizerFast
 

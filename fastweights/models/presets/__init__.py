@@ -20,7 +20,7 @@ class Preset:
     Attributes:
         source: paper and section.
         size: number of parameters as the paper states it, None where it does not.
-        note: what the paper leaves open or contradicts, and what was taken.
+        note: settings that the paper leaves open or contradicts, and our choice.
         config: arguments of `FastWeightsConfig`.
     """
 
@@ -38,7 +38,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str, **changes: Any) -> FastWeightsConfig:
-    """The configuration called `name`, with `changes` (a vocabulary of one's own, say) over the file's values.
+    """The configuration called `name`, with `changes` (another vocabulary, for example) over the file's values.
 
     Raises:
         ValueError: an unknown name (the message gives the nearest and all valid ones), or changes that do not fit.

@@ -47,7 +47,7 @@ class LanguageFolder:
     checkpoints/checkpoint-N where an interrupted training continues
     tensorboard/             the same points for TensorBoard, where it is asked for
     model/                   the trained model and its tokenizer
-    result.json, *.png       what was measured, once training has ended
+    result.json, *.png       the measurements, once training has ended
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class LanguageFolder:
         self.model = path / "model"
         self.result = path / "result.json"
         self.results = path / "results.json"
-        # Checkpoints are checked for themselves before they are continued from.
+        # Each checkpoint is checked before a training continues from it.
         self._owned = OwnedFolder(path, "run.json", "training", known=("checkpoints",))
 
     def check(self, run: LanguageRun, *, overwrite: bool) -> None:
@@ -67,11 +67,11 @@ class LanguageFolder:
 
     @contextmanager
     def opened(self, run: LanguageRun, text: PreparedText, *, overwrite: bool) -> Iterator[None]:
-        """Hold the folder for `run` on `text`, new or continued. Only the main process writes; all see what it has done.
+        """Lock the folder for `run` on `text`, new or continued. Only the main process writes; all see its files.
 
         Raises:
             ValueError: the folder cannot be written to, is in use, or holds other files; or, without `overwrite`, another
-                training. What it held is then as it was. Every process raises what the main one does.
+                training. Its files are then unchanged. Every process raises the main process's error.
         """
         refusal = None
         with ExitStack() as held:
@@ -94,7 +94,7 @@ class LanguageFolder:
 
 
 def _identity(run: LanguageRun) -> dict[str, Any]:
-    """What the numbers of a training depend on."""
+    """The settings that the numbers of a training depend on."""
     fields = {name: value for name, value in dataclasses.asdict(run).items() if name not in FREE}
     rows = fields.pop("batch_size") * fields.pop("accumulation") * world_size()
     return as_stored({**fields, "rows_a_step": rows})

@@ -67,7 +67,7 @@ def build_model(run: LanguageRun, config: FastWeightsConfig) -> FastWeightsForCa
 
 
 def mixer_name(config: FastWeightsConfig) -> str:
-    """What a model is called: the mixer that all its layers have, or "hybrid"."""
+    """The name of a model: the mixer that all its layers have, or "hybrid"."""
     names = {name for name, _ in config.mixers()}
     return names.pop() if len(names) == 1 else "hybrid"
 

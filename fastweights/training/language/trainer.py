@@ -114,7 +114,7 @@ class LanguageTrainer(Trainer):
             self.save_model(str(partial))
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                (partial / "training_args.bin").unlink(missing_ok=True)  # the run file says it all
+                (partial / "training_args.bin").unlink(missing_ok=True)  # the run file holds the same settings
                 publish_folder(partial, path)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
