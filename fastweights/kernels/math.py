@@ -12,11 +12,6 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-def padded(size: int, least: int = 16) -> int:
-    """The power of two that holds a width; products want at least 16."""
-    return max(least, 1 << (size - 1).bit_length())
-
-
 @triton.jit
 def clamped(g):
     """A log decay in base 2, not below what counts as 0; NaN stays NaN."""

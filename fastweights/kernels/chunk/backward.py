@@ -19,9 +19,11 @@ from .forward import ChunkOperands, Options, join_segments, pass_state, transfor
 from .gradients import chunk_gradients
 from .key_energy import WriteKeyGrads, preconditioner_grads, record_write_key_grads
 from .output import value_grads
-from .reduce import reduce_grads
+from .reduce import reduce_gate_grads
 from .sizes import ChunkSizes, KernelInputs, SavedForBackward
 from .state import chunk_state_backward
+
+REDUCE_BLOCK = 1024  # numbers that one program of reduce_gate_grads sums
 
 
 def backward(
@@ -127,3 +129,23 @@ def pass_state_back(
         dS_end = ends
     launch(dS_end, dS, summary=False)
     return dh, dS
+
+
+def reduce_grads(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, gate_grads: TensorSpec | None,
+    center_grads: TensorSpec | None,
+) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:  # fmt: skip
+    """The gradients of beta, of a decay per head and of the centre, in the shapes and dtypes of these; see the kernel."""
+    parts, *part = (0, 0) if gate_grads is None else gate_grads.shape
+    beta = None if gate_grads is None else x.beta
+    g = x.g if gate_grads is not None and sizes.decay == 1 else None
+    center = None if center_grads is None else x.center
+    dbeta, dg, dcenter = (None if y is None else sizes.empty(*y.shape, dtype=y.dtype) for y in (beta, g, center))
+    beta_count, g_count = (0 if y is None else prod(y.shape) for y in (beta, g))
+    programs = -(-max(beta_count, g_count) // REDUCE_BLOCK) + (0 if center is None else sizes.HV)
+    recorder.launch(
+        reduce_gate_grads, (programs,), gate_grads, center_grads, dbeta, dg, dcenter, saved.chunk_table, prod(part), beta_count,
+        g_count, sizes.M, sizes.HV, PARTS=parts, HEADS_BETA=sizes.group(beta), HEADS_G=sizes.group(g), BETA=beta is not None,
+        G=g is not None, CENTER=center is not None, BLOCK=REDUCE_BLOCK,
+    )  # fmt: skip
+    return dbeta, dg, dcenter

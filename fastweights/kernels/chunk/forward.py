@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from ..math import padded
 from ..packing import CHUNK
 from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
@@ -19,6 +18,7 @@ from .key_energy import record_key_energy, record_write_keys
 from .output import chunk_output
 from .sizes import ChunkSizes, KernelInputs, SavedForBackward
 from .state import chunk_state, combine_segments
+from .tiles import padded
 from .wy import wy_transform
 
 Options = tuple[float, ...]  # scale of q, bound and eps of the preconditioner

@@ -14,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ..math import LN2, clamped, exp2, is_bad, log2, of_tokens, padded, reciprocal, so_far, spoiled_somewhere, without
+from ..math import LN2, clamped, exp2, is_bad, log2, of_tokens, reciprocal, so_far, spoiled_somewhere, without
 from ..packing import chunk_place, pieces_of_sequence
 from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .sizes import ChunkSizes, KernelInputs, SavedForBackward
+from .tiles import padded
 
 
 @triton.jit

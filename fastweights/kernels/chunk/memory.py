@@ -9,7 +9,7 @@ import torch
 
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
-from .backward import backward
+from .backward import backward, reduce_grads
 from .forward import forward, shapes
 from .key_energy import (
     WriteKeyGrads,
@@ -18,7 +18,6 @@ from .key_energy import (
     record_write_key_grads,
     record_write_keys,
 )
-from .reduce import reduce_grads
 from .sizes import ChunkSizes, KernelInputs, SavedForBackward
 
 __all__ = ["MEMORY", "WRITE_KEYS", "WriteKeyInputs"]

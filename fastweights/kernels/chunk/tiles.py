@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from ..math import padded
-
 
 class Tile(NamedTuple):
     """Key channels and value columns of a program, and how it is compiled. maxnreg: registers per thread at most, where a few
@@ -19,6 +17,11 @@ class Tile(NamedTuple):
     num_warps: int = 4
     num_stages: int = 2
     maxnreg: int | None = None
+
+
+def padded(size: int, least: int = 16) -> int:
+    """The power of two that holds a width; products want at least 16."""
+    return max(least, 1 << (size - 1).bit_length())
 
 
 def programs_at_once(delta: bool) -> int:

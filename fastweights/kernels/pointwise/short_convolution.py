@@ -29,7 +29,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..availability import alignment, on_device_of, rows_together
-from ..math import padded, sigmoid
+from ..chunk.tiles import padded
+from ..math import sigmoid
 from ..runtime.launch_plan import launch
 
 __all__ = ["backward", "forward"]

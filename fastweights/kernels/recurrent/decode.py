@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..availability import on_device_of
-from ..math import or_nan, padded
+from ..chunk.tiles import padded
+from ..math import or_nan
 from ..runtime.launch_plan import launch
 
 __all__ = ["Preconditioner", "decode"]
