@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import check_choice, check_number, check_size, check_whole_number
+from ..checks import check_choice, check_number, check_size, check_texts, check_whole_number, describe_value
 from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
 from .windows import check_lengths
@@ -35,6 +35,7 @@ class EvaluationSettings:
 
     Raises:
         ValueError: an unknown measure or one twice, or a number out of its range.
+        TypeError: a setting of a wrong kind.
     """
 
     measures: Sequence[str] = ("perplexity",)
@@ -51,7 +52,7 @@ class EvaluationSettings:
     block: int = 512
 
     def __post_init__(self) -> None:
-        for measure in self.measures:
+        for measure in check_texts("measures", self.measures, what="names of measures"):
             check_choice("a measure", measure, MEASURES)
         check_lengths(self.lengths, 2)
         for name in (
@@ -68,6 +69,8 @@ class EvaluationSettings:
         check_whole_number("seed", self.seed)
         if len(set(self.measures)) < len(self.measures):
             raise ValueError(f"measures must be different from each other, got {', '.join(self.measures)}")
+        if isinstance(self.depths, str) or not isinstance(self.depths, Sequence):
+            raise TypeError(f"depths must be a list of numbers, got {describe_value(self.depths)}")
         for depth in self.depths:
             check_number("depths", depth, low=0, high=1)
 

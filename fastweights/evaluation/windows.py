@@ -6,13 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import check_size
+from ..checks import check_size, describe_value
 
 __all__ = ["check_lengths", "text_windows"]
 
 
 def check_lengths(lengths: Sequence[int], at_least: int) -> list[int]:
-    """The different lengths in ascending order. ValueError: none, or one below `at_least`."""
+    """The different lengths in ascending order. ValueError: none, or one below `at_least`. TypeError: no list of integers."""
+    if isinstance(lengths, str) or not isinstance(lengths, Sequence):
+        raise TypeError(f"lengths must be a list of whole numbers, got {describe_value(lengths)}")
     if not lengths:
         raise ValueError("lengths must hold at least one length, got none")
     for length in lengths:

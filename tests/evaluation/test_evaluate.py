@@ -94,6 +94,23 @@ def test_settings_are_checked(options, message):
         EvaluationSettings(**options)
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"measures": "copy"}, "measures must be a list of names of measures, got 'copy'"),
+        ({"lengths": 512}, "lengths must be a list of whole numbers, got 512"),
+        ({"lengths": [512.0]}, "lengths must be a positive whole number, got 512.0"),
+        ({"depths": 0.5}, "depths must be a list of numbers, got 0.5"),
+        ({"depths": ["0.5"]}, "depths must be a number, got '0.5'"),
+        ({"pairs": "8"}, "pairs must be a positive whole number, got '8'"),
+        ({"seed": 1.0}, "seed must be a whole number of at least 0, got 1.0"),
+    ],
+)
+def test_settings_of_a_wrong_kind_are_refused(options, message):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        EvaluationSettings(**options)
+
+
 def test_the_report_holds_all_that_was_measured_so_far(tmp_path, results):
     path = tmp_path / "new" / "report.json"
     report = EvaluationReport(path, model=model(), name="runs/small", settings=SETTINGS, text="some text")
