@@ -85,7 +85,7 @@ def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(case: OpCase, b
     """For each input, one bad number at token 66 of 75: earlier tokens, other rows or sequences and other heads keep their
     values bit by bit, and o is NaN where a finite change of that number would have changed it."""
     inputs = case.draw(batch=1 if packed else 2, time=75)
-    keywords = {"cu_seqlens": torch.tensor([0, 64, 70, 75])} if packed else {}
+    keywords = {"cu_seqlens": torch.tensor([0, 64, 70, 70, 75])} if packed else {}  # an empty one behind the bad one
     clean, _ = case(inputs, backend=backend, **keywords)
     for name, x in inputs.tokens.items():
         at = (0, 66, 1) + (2,) * (x.ndim - 3)

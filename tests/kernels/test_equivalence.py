@@ -62,6 +62,13 @@ def test_side_by_side_segments(case: OpCase, short_segments: None) -> None:
 
 
 @some_cases
+def test_sequences_of_whole_segments(case: OpCase, short_segments: None) -> None:
+    """The tables have places for more segments than such sequences fill."""
+    inputs = small(case, 131)
+    check(case, inputs, draw_states(case, inputs, 3), cu_seqlens=torch.tensor([0, 64, 128, 131]))
+
+
+@some_cases
 def test_side_by_side_segments_of_a_row(case: OpCase, short_segments: None) -> None:
     check(case, small(case, 200))
 
