@@ -13,6 +13,9 @@ from fastweights.analysis.tables import language_table
 from fastweights.data.text import PackedRows, TextTokenizer, pack_rows, prepare_text
 from fastweights.results.language import load_result
 from fastweights.training.language import train_language
+from fastweights.training.language.folder import LanguageFolder
+from fastweights.training.language.model import build_model, model_config
+from fastweights.training.language.trainer import LanguageTrainer
 
 from .small import log, losses
 
@@ -73,7 +76,6 @@ def test_accumulated_batches_are_one_large_batch(make_run):
 def test_the_schedule_the_optimizer_and_the_data_are_those_of_the_run(make_run, monkeypatch):
     """One step of Trainer is one step written by hand."""
     from fastweights.data.text.packing import ShuffledRows
-    from fastweights.training.language.model import build_model, model_config
     from fastweights.training.optimization import weight_decay_groups
 
     run = make_run(max_steps=3, warmup_fraction=0.4, max_gradient_norm=0.5, weight_decay=0.3, beta1=0.5, beta2=0.5)
@@ -96,6 +98,20 @@ def test_the_schedule_the_optimizer_and_the_data_are_those_of_the_run(make_run, 
         assert point["loss"] == pytest.approx(loss.item(), abs=1e-5)
         assert point["gradient_norm"] == pytest.approx(norm.item(), rel=1e-3)
     assert result.held_out_steps == [3]
+
+
+def test_every_seed_is_measured_on_the_same_held_out_rows(make_run, tmp_path):
+    """And trained on rows in an order of its own."""
+    held_out, trained = [], []
+    for seed in (0, 5):
+        run = make_run(seed=seed)
+        text = prepare_text(run.corpus, run.tokenizer, run.cache)
+        model = build_model(run, model_config(run, text.tokenizer))
+        trainer = LanguageTrainer(run, model, text, LanguageFolder(tmp_path), [])
+        assert len(trainer.held_out) == 7 < len(trainer.held_out.rows)
+        held_out.append([tokens.tolist() for tokens, _ in map(trainer.held_out.__getitem__, range(7))])
+        trained.append([tokens.tolist() for tokens, _ in map(trainer.rows.__getitem__, range(7))])
+    assert held_out[0] == held_out[1] and trained[0] != trained[1]
 
 
 def test_half_precision_learns_too(make_run):
