@@ -110,7 +110,9 @@ def test_a_user_mixer_is_like_any_other(folder):
         ValueError, match=r"layer 0: mixer 'average' has no option 'rat' \(did you mean 'rate'\?\); it has"
     ):
         build_mixer("average", hidden_size=8, num_heads=2, rat=1)
+    layer = MIXERS["average"].layer
     import_mixers(["my_mixers.py"])  # a second time changes nothing
+    assert MIXERS["average"].layer is layer
 
 
 def test_save_and_load(folder, forget):
