@@ -1,4 +1,4 @@
-"""Whether kernels serve a tensor, where they are launched, and the rows they read."""
+"""Whether the kernels can run on a tensor, on which device, and tensors in the layout that they read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 from .runtime.private_api import constant_when_traced
 
 Given = TypeVar("Given", bound=Tensor | None)
-FORMS = ("auto", "torch", "triton")
+KERNEL_BACKENDS = ("auto", "torch", "triton")
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def takes_kernels(backend: str, x: Tensor) -> bool:
-    """Whether the kernels serve x: under "auto" wherever they can on CUDA."""
-    if backend not in FORMS:
-        raise ValueError(f"backend must be one of {', '.join(FORMS)}, got {backend!r}")
+    """Whether the kernels run for x; with backend "auto" wherever they can on CUDA."""
+    if backend not in KERNEL_BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(KERNEL_BACKENDS)}, got {backend!r}")
     if backend == "torch" or (backend == "auto" and not x.is_cuda):
         return False
     reason = why_unavailable(x.dtype, x.device)
@@ -33,7 +33,7 @@ def takes_kernels(backend: str, x: Tensor) -> bool:
 
 @constant_when_traced
 def why_unavailable(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why kernels cannot serve tensors of this kind, None where they can."""
+    """Why the kernels cannot run on tensors of this dtype and device, None where they can."""
     if dtype == torch.float64:
         return "computes in float32, got float64 inputs"
     if not HAS_TRITON:
@@ -54,7 +54,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager:
-    """Launches go to the device of x."""
+    """Launches inside go to the device of x."""
     if x.is_cuda and x.device.index != torch.cuda.current_device():
         return torch.cuda.device(x.device)
     return nullcontext()

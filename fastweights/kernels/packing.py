@@ -3,7 +3,7 @@
 Tokens of all rows are counted through: token t of row b is b T + t. A sequence is cut into chunks of 64 tokens (the last one
 may be shorter), and its chunks into segments, runs of chunks that programs pass through in parallel.
 
-Rows of one length need no tables: the place of a chunk follows from its number. For sequences packed into one row a kernel
+Rows of one length need no tables: the place of a chunk follows from its number. For packed sequences a kernel
 writes two tables from cu_seqlens on the device, so the host never reads lengths. Pieces of L tokens (a chunk or a segment) are
 numbered without counting those before: sequence n, which starts at token a, owns the numbers from floor(a / L) + n on. No other
 sequence owns these, as floor(a / L) + ceil(length / L) <= floor((a + length) / L) + 1. Numbers that no piece has stay unused.

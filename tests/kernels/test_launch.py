@@ -76,14 +76,14 @@ def test_the_real_launcher_takes_these_arguments() -> None:
 def test_a_profilers_hooks_change_nothing(driver_launches: list[DriverLaunch]) -> None:
     from triton import knobs
 
-    told: list[Any] = []
+    described: list[Any] = []
     forward_and_backward()
     first, driver_launches[:] = list(driver_launches), []
-    knobs.runtime.launch_enter_hook.add(told.append)
+    knobs.runtime.launch_enter_hook.add(described.append)
     try:
         forward_and_backward()
     finally:
-        knobs.runtime.launch_enter_hook.remove(told.append)
+        knobs.runtime.launch_enter_hook.remove(described.append)
     assert list(map(without_pointers, driver_launches)) == list(map(without_pointers, first))
 
 

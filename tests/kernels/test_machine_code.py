@@ -116,7 +116,7 @@ def misplaced(instructions: Iterable[str]) -> list[str]:
 
 
 def test_small_tiles_are_assembled_right() -> None:
-    """Narrow heads with decays a channel: of the kernels that CUDA 12.8's assembler got wrong for Hopper."""
+    """Narrow heads with one decay per channel: of the kernels that CUDA 12.8's assembler got wrong for Hopper."""
     call = partial(
         launch, KERNEL_CASES["delta_rule-channel-write"], 20, time=256, heads=2, with_states=False, value=37, groups=3
     )

@@ -112,7 +112,7 @@ def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, time: in
 
 @some_cases
 def test_a_bad_number_makes_the_gradient_bad(case: OpCase) -> None:
-    """A loss over a NaN output must not leave finite gradients behind: training would go on with wrong ones."""
+    """A loss over a NaN output must not leave finite gradients behind: training would continue with wrong ones."""
     inputs = small(case, 10)
     for name in inputs.tokens:
         broken = inputs.tokens[name].clone()

@@ -1,12 +1,12 @@
-"""Decays a key channel inside a chunk: the operands that the walks and the outputs take, and all gradients of a chunk.
+"""One decay per key channel: the operands of the state pass and the outputs, and all gradients of a chunk.
 
-With G the log decays summed from the chunk's start, what token i keeps of token j <= i in a channel is exp(G_i - G_j), which
-no product of two factors holds for every g. Two forms do between them, in base 2:
+With G the log decays summed from the chunk's start, token i keeps exp(G_i - G_j) of token j <= i in a channel. No
+product of two factors represents this for every g; two forms together do, in base 2:
 - flat, where no channel loses more than 2^-128 in the chunk: 2^(G_i + 64) 2^(-64 - G_j), one product for all pairs
   (in float16, whose exponents end sooner, 2^-14 and 7);
 - by halves: a token of a right half and one of the left half before it meet at the border between them,
   2^(G_i - G_border) 2^(G_border - G_j), neither factor above 1; six products, for halves of 32, 16 .. 1 tokens, and i = j apart.
-No pair's value depends on later tokens, but for which of the two forms is taken.
+Later tokens never change the value of a pair, only which of the two forms computes it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from .wy import causal_inverse, weighted
 
 @triton.jit
 def border(half):
-    """By halves: the last token of the left half of every token's pair of halves [64]."""
+    """By halves: for every token [64], the last token of the left half of its pair of halves."""
     i = tl.arange(0, 64)
     return (i & -(2 * half)) + (half - 1)
 
 
 @triton.jit
 def meeting(G, at_border, half):
-    """By halves: the factor of every token [64, channels], given G at its border, and which pairs (i, j) meet [64, 64]."""
+    """By halves: the factor of every token [64, channels], given G at its border, and which pairs (i, j) [64, 64] this level
+    computes."""
     i = tl.arange(0, 64)
     pairs = ((i & half) > 0)[:, None] & (((i ^ half) // half)[:, None] == (i // half)[None, :])
     return tl.exp2(-tl.abs(G - at_border)), pairs
@@ -43,7 +44,8 @@ def wy_transform_channel(
     WRITE: tl.constexpr, DELTA: tl.constexpr, REUSE_SAVED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one head: Qd = scale Q exp(G) and Ke = KW exp(G_last - G) [BT, HV, K], P = scale tril(Q exp(G) (KW exp(-G))^T)
-    [BT, HV, 64], last_gate = G_last [M, HV, K] and with DELTA what `solve` finds: T, U, W. REUSE_SAVED: T and U are there."""
+    [BT, HV, 64], last_gate = G_last [M, HV, K] and with DELTA T, U, W as in wy.py. REUSE_SAVED: T and U are
+    given."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
     if count == 0:
@@ -64,7 +66,7 @@ def wy_transform_channel(
         at = row[:, None] * K + c[None, :]
         at_key = i[:, None] * (H * K) + c[None, :]
         decay = clamped(tl.load(g + g_start + i[:, None] * (HV // HEADS_G * K) + c[None, :], here, 0.0))
-        kept = tl.sum(tl.where(decay == decay, decay, 0.0), 0)  # a bad number does not choose the form
+        kept = tl.sum(tl.where(decay == decay, decay, 0.0), 0)  # NaN does not choose the form
         lost = -tl.min(kept, 0)
         G = tl.cumsum(decay, 0)
         total = tl.sum(tl.where(i[:, None] == 63, G, 0.0), 0)
@@ -132,18 +134,18 @@ def wy_transform_channel(
             tl.store(W + at, w.to(W.dtype.element_ty), here)
 
 
-@triton.jit(do_not_specialize=["time", "rows"])
+@triton.jit(do_not_specialize=["time", "stride"])
 def chunk_gradients_channel(
     q, k, write_key, v, beta, g, last_gate, u, z, do, dP, h, dh, chunks, time, scale,
-    dq, dk, dw, dv, to_gates, dg, rows, H, HV,
+    dq, dk, dw, dv, gate_grads, dg, stride, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_G: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
     WRITE: tl.constexpr, DELTA: tl.constexpr, FLAT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What `gradients` does; dP [BT, HV, 64] is tril(dO u^T) here, and dg [BT, HV, K]. to_gates: partial sums of dbeta, K tiles
-    apart by `rows`. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT takes the tiles that are
-    flat, for which it has registers enough, the other the rest. dG comes from the operands as the products take them, so that
-    the part of a pair that stands on both sides of a token cancels in it."""
+    """As `chunk_gradients`, but dP [BT, HV, 64] is tril(dO u^T) and dg is [BT, HV, K]. gate_grads: partial sums of dbeta,
+    `stride` from K tile to K tile. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT computes the
+    tiles whose form is flat, for which it has enough registers, the other the rest. dG is computed from the rounded operands of
+    the products, so that a pair on both sides of a token cancels exactly."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -165,7 +167,7 @@ def chunk_gradients_channel(
     to_q, to_w, to_k, dA, to_beta, at_last = over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, True, PRECISION
     )
-    # From here on in an order that lets go of each sum early: they fill the registers.
+    # The order frees the registers of each sum early.
     at_row = row[:, None] * K + c[None, :]
     if WRITE:
         at_write = (
@@ -200,7 +202,7 @@ def chunk_gradients_channel(
         to_G -= right * to_w
         to_w *= down
     else:
-        tl.store(dg + start * K + at_row, G, here)  # to be read at the borders, in fewer registers than tl.gather takes
+        tl.store(dg + start * K + at_row, G, here)  # read back at the borders, in fewer registers than tl.gather takes
         tl.debug_barrier()
         queries = tl.load(q + key_start + at_key, here, 0.0)
         keys = tl.load(k + key_start + at_key, here, 0.0)
@@ -240,7 +242,7 @@ def chunk_gradients_channel(
     tl.store(dg + start * K + at_row, tl.cumsum(to_G, 0, reverse=True), here)
     if DELTA:
         tl.store(
-            to_gates + part * rows + start + row,
+            gate_grads + part * stride + start + row,
             to_beta + tl.sum(tl.load(k + key_start + at_key, here, 0.0) * to_k, 1),
             live,
         )

@@ -1,4 +1,4 @@
-"""All gradients of one chunk from its states, decays a head or none.
+"""All gradients of one chunk from its states, without decay or with one per head.
 
 With h the state at the chunk's start, dS its gradient at the end, P the scores, u what was written, z = T^T du:
     dP = tril(dO u^T)             dQ = exp(G) dO h^T + dP KW          dKW = exp(G_last - G) u dS^T + dP^T Q + dA^T K
@@ -22,8 +22,8 @@ def over_values(
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The sums over value columns, before any decay: dO h^T, u dS^T, z h^T, z u^T, <z, v> and with DECAY <h, dS> a channel. The
-    first tile of channels writes dV."""
+    """The sums over value columns, before any decay: dO h^T, u dS^T, z h^T, z u^T, <z, v> and with DECAY <h, dS> per
+    channel. The first tile of channels writes dV."""
     row = tl.arange(0, 64) * HV
     state = (m.to(tl.int64) * HV + head) * K * V
     to_q = tl.zeros((64, BK), tl.float32)
@@ -38,13 +38,13 @@ def over_values(
         narrow = live[:, None] & (column < V)[None, :]
         at_state = c[:, None] * V + column[None, :]
         inside = (c < K)[:, None] & (column < V)[None, :]
-        asked = tl.load(do + start * V + at, narrow, 0.0)
-        written = tl.load(u + start * V + at, narrow, 0.0).to(asked.dtype)
+        grad_o = tl.load(do + start * V + at, narrow, 0.0)
+        written = tl.load(u + start * V + at, narrow, 0.0).to(grad_o.dtype)
         S = tl.load(h + state + at_state, inside, 0.0)
         dS = tl.load(dh + state + at_state, inside, 0.0)
         if DECAY:
             across += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
-        to_q = tl.dot(asked, tl.trans(S), to_q, input_precision=PRECISION)
+        to_q = tl.dot(grad_o, tl.trans(S), to_q, input_precision=PRECISION)
         to_w = tl.dot(written, tl.trans(dS), to_w, input_precision=PRECISION)
         if DELTA:
             corrected = tl.load(z + start * V + at, narrow, 0.0)
@@ -57,16 +57,16 @@ def over_values(
     return to_q, to_w, to_k, dA, to_beta, across
 
 
-@triton.jit(do_not_specialize=["time", "rows"])
+@triton.jit(do_not_specialize=["time", "stride"])
 def chunk_gradients(
     q, k, write_key, v, beta, gate, u, z, do, dP, h, dh, chunks, time, scale,
-    dq, dk, dw, dv, to_gates, rows, H, HV,
+    dq, dk, dw, dv, gate_grads, stride, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
     WRITE: tl.constexpr, DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """to_gates: partial sums of dbeta and dg [K tiles, 2, BT, HV], `rows` from tile to tile. Without WRITE dk holds both roles of
-    the key."""
+    """gate_grads: partial sums of dbeta and dg [K tiles, 2, BT, HV], `stride` from tile to tile. Without WRITE dk holds both
+    roles of the key."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -85,7 +85,7 @@ def chunk_gradients(
     to_q, to_w, to_k, dA, to_beta, across = over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, DECAY > 0, PRECISION
     )
-    # From here on in an order that lets go of each sum early: they fill the registers.
+    # The order frees the registers of each sum early.
     at_row = row[:, None] * K + c[None, :]
     if WRITE:
         at_write = (
@@ -96,7 +96,7 @@ def chunk_gradients(
     to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
     writes = tl.load(at_write, here, 0.0)
     if DECAY:
-        decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # beyond the end as at the end: nothing overflows
+        decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # past the end the last decay: no overflow
         total = tl.load(gate + (first + count - 1) * HV + head)
         to_q *= tl.exp2(decay)[:, None]
         to_w *= tl.exp2(total - decay)[:, None]
@@ -115,7 +115,7 @@ def chunk_gradients(
         keys = tl.load(k + key_start + at_key, here, 0.0)
         to_k = tl.dot(dA.to(key_type), writes, -to_k, input_precision=PRECISION)
         overlap = tl.sum(keys.to(tl.float32) * to_k, 1)
-        tl.store(to_gates + part * rows + start + row, to_beta + overlap, live)
+        tl.store(gate_grads + part * stride + start + row, to_beta + overlap, live)
         summed += overlap * gain
         to_k *= gain[:, None]
         if WRITE:
@@ -125,7 +125,7 @@ def chunk_gradients(
         summed -= tl.sum(tl.load(at_write, here, 0.0).to(tl.float32) * to_w, 1)
         summed = tl.where(i == count - 1, summed + at_last, summed)
         tl.store(
-            to_gates + part * rows + rows // 2 + start + row,
+            gate_grads + part * stride + stride // 2 + start + row,
             tl.cumsum(tl.where(live, summed, 0.0), 0, reverse=True),
             live,
         )

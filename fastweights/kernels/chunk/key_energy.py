@@ -1,8 +1,8 @@
-"""The preconditioner of the keys: the decayed diagonal of their Gram matrix, at every chunk's start, inside it, and backwards.
+"""The preconditioner of the keys: A, their decayed energy per channel, at every chunk's start, inside it, and backwards.
 
     A_i = exp(G_i) A + sum_{j <= i} exp(G_i - G_j) beta_j k_j^2        w_i = x^(-r/(1+|r|)) k_i,  r = log(A_i + eps) - c
 
-Inside a chunk that is a masked product, so A itself is never written but at the chunks' starts.
+Inside a chunk A is a masked product, so only A at the chunks' starts is written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG: tl.constexpr
 
 
 @triton.jit
-def passed_on(decay, PRECISION: tl.constexpr):
+def pair_decay(decay, PRECISION: tl.constexpr):
     """exp(G_i - G_j) for j < i, else 0."""
     i = tl.arange(0, 64)
     return exp2(tl.where(i[:, None] > i[None, :], decay[:, None] - decay[None, :], -float("inf")), PRECISION)
@@ -38,22 +38,22 @@ def passed_on(decay, PRECISION: tl.constexpr):
 
 @triton.jit
 def operand(x, dtype: tl.constexpr):
-    """x as a product takes it: bfloat16 for bfloat16 inputs, else float32 (float16 lacks the range)."""
+    """x as an operand of a product: bfloat16 for bfloat16 inputs, else float32 (float16 lacks the range)."""
     return x.to(tl.bfloat16) if dtype == tl.bfloat16 else x
 
 
 @triton.jit
 def past(keys, decay, beta, start, PRECISION: tl.constexpr):
-    """A_i - beta_i k_i^2: what earlier tokens left to token i, from A at the chunk's start. (A token's own part is added in
-    float32: gradients are differences in which it must cancel.)"""
+    """A_i - beta_i k_i^2: the part of earlier tokens and of A at the chunk's start. A token's own part is added in float32,
+    as it must cancel in gradients."""
     energy = operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
-    weights = operand(passed_on(decay, PRECISION) * beta[None, :], keys.dtype)
+    weights = operand(pair_decay(decay, PRECISION) * beta[None, :], keys.dtype)
     return tl.dot(weights, energy, tl.exp2(decay)[:, None] * start[None, :], input_precision=PRECISION)
 
 
 @triton.jit
 def past_with_bad_numbers(keys, decay, beta, start, PRECISION: tl.constexpr):
-    """The same where a bad key spoils its own channel, and a bad gate all of them, from its token on and not before."""
+    """`past` where a NaN or infinity makes its key channel NaN, or in a gate all channels, from its token on, none before."""
     bad = is_bad(keys.to(tl.float32) * keys.to(tl.float32))
     spoiled = so_far(bad | (is_bad(beta) | is_bad(decay))[:, None])
     A = past(without(keys, bad), without(decay, is_bad(decay)), without(beta, is_bad(beta)), start, PRECISION)
@@ -65,7 +65,7 @@ def key_energy_sums(
     k, precond_g, precond_beta, sums, totals, chunks, time, H, HV,
     K: tl.constexpr, PK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr,
 ):  # fmt: skip
-    """What each chunk adds to A, [M, HV, K], and its log decay (base 2) [M, HV]."""
+    """Per chunk: the sum that it adds to A [M, HV, K], and its log decay (base 2) [M, HV]."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
     if count == 0:
@@ -142,7 +142,7 @@ def write_keys(
         keys = tl.load(at_keys + c[None, :], here, 0.0)
         start = tl.load(gram + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
         left = past(keys, decay, beta, start, PRECISION)
-        if spoiled_somewhere(left):  # all is read again: kept for this rare case, it would crowd the registers
+        if spoiled_somewhere(left):  # loaded again: kept for this rare case, keys would crowd the registers
             again = tl.load(at_keys + c[None, :], here, 0.0)
             left = past_with_bad_numbers(again, decay, beta, start, PRECISION)
         keys = keys.to(tl.float32)
@@ -185,12 +185,12 @@ def key_energy_grads(
         direct = exp2(-power * r * closeness, PRECISION) * to_w
         dr = -power * LN2 * closeness * closeness * direct * keys
         to_center -= tl.sum(dr, 1)
-        asked = dr * reciprocal(A, PRECISION)
-        tl.store(dA + at_row, asked.to(dA.dtype.element_ty), here)
+        grad_A = dr * reciprocal(A, PRECISION)
+        tl.store(dA + at_row, grad_A.to(dA.dtype.element_ty), here)
         if ADD:
             direct += tl.load(dk + at_row, here, 0.0).to(tl.float32)
         tl.store(dk + at_row, direct.to(dk.dtype.element_ty), here)
-        tl.store(sums + at * K + c, tl.sum(tl.exp2(decay)[:, None] * asked, 0), c < K)
+        tl.store(sums + at * K + c, tl.sum(tl.exp2(decay)[:, None] * grad_A, 0), c < K)
     tl.store(dcenter + at, tl.sum(to_center, 0))
     tl.store(totals + at, tl.min(decay, 0))
 
@@ -200,9 +200,9 @@ def key_energy_backward(
     k, dA, dk, gram, after, precond_g, precond_beta, dg, dbeta, chunks, time, H, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Backwards, one chunk: from what is asked of A inside the chunk and, `after` [M, HV, K], at its end, to the keys (added to
-    dk) and the gates (dg, dbeta [BT, HV]). The decay of token t meets what tokens before it leave to t and later ones: of a
-    pair inside the chunk both sums below hold the same number, so that it cancels exactly."""
+    """Backwards, one chunk: from the gradients of A inside the chunk and, `after` [M, HV, K], at its end, to the keys (added
+    to dk) and the gates (dg, dbeta [BT, HV]). The decay of token t acts on pairs of an earlier token and t or a later one: a pair
+    that lies on one side of t is in both sums below as the same number, so it cancels exactly."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
     if count == 0:
@@ -224,23 +224,23 @@ def key_energy_backward(
         here = live[:, None] & (c < K)[None, :]
         at_row = start * K + row[:, None] * K + c[None, :]
         keys = tl.load(k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K) + c[None, :], here, 0.0)
-        asked = tl.load(dA + at_row, here, 0.0)
+        grad_A = tl.load(dA + at_row, here, 0.0)
         begin = tl.load(gram + at * K + c, c < K, 0.0)
         end = tl.load(after + at * K + c, c < K, 0.0)
         keys = keys.to(tl.float32)
         energy = keys * keys
         across += tl.sum(begin * end, 0)
-        from_start += tl.sum(asked.to(tl.float32) * begin[None, :], 1)
+        from_start += tl.sum(grad_A.to(tl.float32) * begin[None, :], 1)
         to_end += tl.sum(energy * end[None, :], 1)
-        to_energy = asked.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
-        weights = tl.trans(passed_on(decay, PRECISION).to(asked.dtype))
-        to_energy = tl.dot(weights, asked, to_energy, input_precision=PRECISION)
+        to_energy = grad_A.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
+        weights = tl.trans(pair_decay(decay, PRECISION).to(grad_A.dtype))
+        to_energy = tl.dot(weights, grad_A, to_energy, input_precision=PRECISION)
         to_beta += tl.sum(to_energy * energy, 1)
         direct = tl.load(dk + at_row, here, 0.0).to(tl.float32)
         tl.store(dk + at_row, (direct + 2 * keys * beta[:, None] * to_energy).to(dk.dtype.element_ty), here)
-        pairs = tl.dot(asked, tl.trans(energy.to(asked.dtype)), pairs, input_precision=PRECISION)
+        pairs = tl.dot(grad_A, tl.trans(energy.to(grad_A.dtype)), pairs, input_precision=PRECISION)
     tl.store(dbeta + start + row, to_beta, live)
-    pairs *= passed_on(decay, PRECISION) * beta[None, :]
+    pairs *= pair_decay(decay, PRECISION) * beta[None, :]
     to_end *= tl.exp2(total - decay) * beta
     to_decay = tl.exp2(decay) * from_start + tl.sum(pairs, 1) - tl.sum(pairs, 0) - to_end
     at_last = tl.exp2(total) * across + tl.sum(to_end, 0)

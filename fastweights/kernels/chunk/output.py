@@ -1,7 +1,7 @@
-"""What happens inside and out of a chunk once the states are known, all chunks at once.
+"""Outputs of all chunks in parallel once their states are known, and backwards the gradients of the values.
 
 O  = Q_decayed S + P u              P = scale tril(Q exp(G) (KW exp(-G))^T)
-du' = P^T dO                        (+ KW_decayed dS where the values are written as they are: dV)
+du' = P^T dO                        (linear attention adds KW_decayed dS: all of dV)
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def chunk_output(
     if DECAY == 2:
         inner = tl.load(P + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0).to(tl.float32)
     elif DECAY == 1:
-        decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # beyond the end as at the end: nothing overflows
+        decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # past the end the last decay: no overflow
         out *= tl.exp2(decay)[:, None] * scale
         inner *= tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0)) * scale
     else:
@@ -77,7 +77,7 @@ def value_grads(
     DECAY: tl.constexpr, STATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv = P^T dO, and with STATES (the gradients of the states at the chunks' ends) all of dV; dP [BT, HV, 64] = tril(dO u^T)
-    times what P = Q KW^T was multiplied with. With DECAY 2 k comes decayed, P is given, and dP is tril(dO u^T) alone."""
+    times the factors of P = Q KW^T. With DECAY 2 k comes decayed, P is given, and dP is tril(dO u^T) alone."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
     if count == 0:
@@ -101,7 +101,7 @@ def value_grads(
             queries = tl.load(q + q_start + q_row + c[None, :], here, 0.0)
             inner = tl.dot(queries, tl.trans(keys), inner, input_precision=PRECISION)
     if DECAY == 1:
-        decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # beyond the end as at the end: nothing overflows
+        decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # past the end the last decay: no overflow
         pair = tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0)) * scale
         inner *= pair
     elif DECAY == 0:
@@ -112,8 +112,8 @@ def value_grads(
         column = v0 + tl.arange(0, BV)
         at = row[:, None] * V + column[None, :]
         narrow = live[:, None] & (column < V)[None, :]
-        asked = tl.load(do + start * V + at, narrow, 0.0)
-        out = tl.dot(weights, asked, input_precision=PRECISION)
+        grad_o = tl.load(do + start * V + at, narrow, 0.0)
+        out = tl.dot(weights, grad_o, input_precision=PRECISION)
         if STATES:
             across = tl.zeros((64, BV), tl.float32)
             for k0 in tl.static_range(0, K, BK):
@@ -128,8 +128,8 @@ def value_grads(
                 across *= tl.exp2(tl.load(gate + (first + count - 1) * HV + head) - decay)[:, None]
             out += across
         tl.store(dv + start * V + at, out.to(dv.dtype.element_ty), narrow)
-        written = tl.load(u + start * V + at, narrow, 0.0).to(asked.dtype)  # after the store, which frees registers
-        to_P = tl.dot(asked, tl.trans(written), to_P, input_precision=PRECISION)
+        written = tl.load(u + start * V + at, narrow, 0.0).to(grad_o.dtype)  # after the store, which frees registers
+        to_P = tl.dot(grad_o, tl.trans(written), to_P, input_precision=PRECISION)
     if DECAY == 1:
         to_P *= pair
     elif DECAY == 0:

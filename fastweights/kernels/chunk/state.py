@@ -60,7 +60,7 @@ def chunk_state(
         keys = tl.load(
             k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :], whole, 0.0
         )
-        held = S.to(keys.dtype)
+        S_low = S.to(keys.dtype)
         if DECAY == 1:
             decay, total = next_decay, next_total
             next_decay = tl.load(gate + place + (row + 64 * HV), t + 64 + i < stop, 0.0)
@@ -68,11 +68,11 @@ def chunk_state(
         if SUMMARY:
             u = tl.load(U + place * V + row[:, None] * V + column[None, :], narrow & is_value, 0.0).to(tl.float32)
         else:
-            tl.store(states + state + c[:, None] * V + column[None, :], held, inside)
+            tl.store(states + state + c[:, None] * V + column[None, :], S_low, inside)
             u = tl.load(U + place * V + row[:, None] * V + column[None, :], narrow, 0.0).to(tl.float32)
         if DELTA:
             w = tl.load(W + place * K + row[:, None] * K + c[None, :], whole, 0.0)
-            u -= tl.dot(w, held, input_precision=PRECISION)
+            u -= tl.dot(w, S_low, input_precision=PRECISION)
             if not SUMMARY:
                 tl.store(U + place * V + row[:, None] * V + column[None, :], u.to(U.dtype.element_ty), narrow)
         if DECAY == 1:
@@ -140,40 +140,40 @@ def chunk_state_backward(
         queries = tl.load(
             q + (t * (HV // HEADS_Q) + head // HEADS_Q) * K + i[:, None] * (HV // HEADS_Q * K) + c[None, :], whole, 0.0
         )
-        output_grad = tl.load(do + place * V + row[:, None] * V + column[None, :], narrow, 0.0)
-        held = dS.to(queries.dtype)
+        grad_o = tl.load(do + place * V + row[:, None] * V + column[None, :], narrow, 0.0)
+        dS_low = dS.to(queries.dtype)
         if not SUMMARY:
-            tl.store(states + state + c[:, None] * V + column[None, :], held, inside)
+            tl.store(states + state + c[:, None] * V + column[None, :], dS_low, inside)
         if DECAY == 1:
             decay, total = next_decay, next_total
             next_decay = tl.load(gate + place - 64 * HV + row, t > first, 0.0)
             next_total = tl.load(gate + (t - 1) * HV + head, t > first, 0.0)
-            output_grad = (output_grad.to(tl.float32) * (scale * tl.exp2(decay))[:, None]).to(queries.dtype)
+            grad_o = (grad_o.to(tl.float32) * (scale * tl.exp2(decay))[:, None]).to(queries.dtype)
         elif DECAY == 0:
-            output_grad = (output_grad.to(tl.float32) * scale).to(queries.dtype)
+            grad_o = (grad_o.to(tl.float32) * scale).to(queries.dtype)
         if DELTA:
             keys = tl.load(
                 k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :],
                 whole,
                 0.0,
             )
-            du = tl.dot(keys, held, input_precision=PRECISION)
+            du = tl.dot(keys, dS_low, input_precision=PRECISION)
             if DECAY == 1:
                 du *= tl.exp2(total - decay)[:, None]
             du += tl.load(dU + place * V + row[:, None] * V + column[None, :], narrow, 0.0).to(tl.float32)
-            asks = du.to(queries.dtype)
+            du_low = du.to(queries.dtype)
             if not SUMMARY:
                 T = tl.load(inverse + place * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
-                z = tl.dot(tl.trans(T), asks, input_precision=PRECISION)
+                z = tl.dot(tl.trans(T), du_low, input_precision=PRECISION)
                 tl.store(dU + place * V + row[:, None] * V + column[None, :], z.to(dU.dtype.element_ty), narrow)
         if DECAY == 1:
             dS *= tl.exp2(total)
         elif DECAY == 2:
             dS *= tl.exp2(tl.load(last_gate + (m * HV + head) * K + c, c < K, 0.0))[:, None]
-        dS = tl.dot(tl.trans(queries), output_grad, dS, input_precision=PRECISION)
+        dS = tl.dot(tl.trans(queries), grad_o, dS, input_precision=PRECISION)
         if DELTA:
             w = tl.load(W + place * K + row[:, None] * K + c[None, :], whole, 0.0)
-            dS -= tl.dot(tl.trans(w), asks, input_precision=PRECISION)
+            dS -= tl.dot(tl.trans(w), du_low, input_precision=PRECISION)
         m -= 1
         t -= 64
     if SUMMARY:

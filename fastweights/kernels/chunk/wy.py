@@ -1,4 +1,4 @@
-"""The delta rule's part inside a chunk: what the tokens of a chunk write, given the state S at its start, is U - W S.
+"""WY transform: given the state S at a chunk's start, the tokens of the chunk write U - W S (see the head of this package).
 
     A = tril(diag(beta) (K exp(G)) (KW exp(-G))^T, -1),  T = (I + A)^-1,  U = T diag(beta) V,  W = T diag(beta) K exp(G)
 
@@ -16,8 +16,8 @@ from ..packing import chunk_place
 
 @triton.jit
 def unit_lower_inverse(A, PRECISION: tl.constexpr):
-    """(I + A)^-1 of a strictly lower triangular [64, 64]: X, the inverses of the diagonal blocks of 16, and with N = X times the
-    blocks below them, of which four follow one another at most, (I + N)^-1 X = (I + N^2)(I - N) X."""
+    """(I + A)^-1 of a strictly lower triangular [64, 64]: X holds the inverses of the diagonal blocks of 16. With
+    N = X times the blocks below the diagonal, where N^4 = 0, (I + A)^-1 = (I + N)^-1 X = (I + N^2)(I - N) X."""
     token = tl.arange(0, 64)
     own = (token // 16)[:, None] == tl.arange(0, 4)[None, :]
     blocks = tl.sum(tl.where(own[:, :, None], tl.reshape(A, (64, 4, 16)), 0.0), 1)
@@ -31,8 +31,8 @@ def unit_lower_inverse(A, PRECISION: tl.constexpr):
 
 @triton.jit
 def inverse_of_blocks(D):
-    """(I + D)^-1 of four strictly lower triangular [16, 16]: blocks of 8 as (I - E)(I + E^2)(I + E^4), which grow little even
-    where all keys are one, then two of them joined. In full float32."""
+    """(I + D)^-1 of four strictly lower triangular [16, 16]: blocks of 8 as (I - E)(I + E^2)(I + E^4), whose factors stay small
+    even where all keys are the same, then pairs of blocks. In full float32."""
     zero = tl.zeros((4, 16, 16), tl.float32)
     row = zero.to(tl.int32) + tl.arange(0, 16)[None, :, None]
     column = zero.to(tl.int32) + tl.arange(0, 16)[None, None, :]
@@ -48,7 +48,7 @@ def inverse_of_blocks(D):
 
 @triton.jit
 def causal_inverse(A, bad, PRECISION: tl.constexpr):
-    """(I + A)^-1 where a bad number in A, or a `bad` row, spoils its row and what follows, not what came before."""
+    """(I + A)^-1, where a NaN or infinity in A, or a row marked `bad`, makes its row and the following ones NaN, none before."""
     spoiled = so_far(is_bad(tl.sum(A, 1)) | bad)[:, None]
     return tl.where(spoiled, float("nan"), unit_lower_inverse(tl.where(spoiled, 0.0, A), PRECISION))
 
@@ -124,8 +124,8 @@ def wy_transform(
 
 @triton.jit
 def weighted(T, scale, x, row_bad, TRUSTED: tl.constexpr, WHOLE: tl.constexpr, precision: tl.constexpr):
-    """T diag(scale) x for a lower triangular T. Unless TRUSTED a bad number in x spoils its column, or with WHOLE all of them,
-    from its row on and not before."""
+    """T diag(scale) x for a lower triangular T. Unless TRUSTED, a NaN or infinity in x makes its column NaN from its row on, or
+    with WHOLE all columns."""
     i = tl.arange(0, 64)
     weights = tl.where(i[:, None] >= i[None, :], T * scale[None, :], 0.0).to(x.dtype)
     y = tl.dot(weights, x, input_precision=precision)

@@ -1,4 +1,4 @@
-r"""Kernels of the gated norm: every row is read once each way, and nothing is kept between them but the inputs.
+r"""Kernels of the gated norm: each pass reads every row once, and the backward needs only the inputs.
 
     gate after:   n = x / rms(x),  y = n w a(z)            gate first:   n = u / rms(u),  u = x a(z),  y = n w
 
@@ -6,7 +6,7 @@ with rms(x) = sqrt(mean(x^2) + eps). With dn the gradient of n,
 
     d(x or u) = (dn - n mean(dn n)) / rms,   dw = sum over the rows of dy n (times a where the gate comes after)
 
-A program goes over tiles of R rows of one group; its sum for w is written out, [tiles, G, V], to be added up in a fixed order.
+A program loops over tiles of R rows of one group and writes its sum for w, [tiles, G, V]; the sums are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["backward", "forward"]
 
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
-VARYING = ["rows", "steps", "eps"]  # no kernel of their own for a single row
-FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # of an input that a thread holds
+VARYING = ["rows", "steps", "eps"]  # a single row gets no kernel of its own
+FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
 ENOUGH_PROGRAMS = 1024
 
 
@@ -60,7 +60,7 @@ def forward_kernel(
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    if ALIGN > 1:  # what is 1 is compiled in
+    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
         stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
         stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
     group = (tl.program_id(0) % groups).to(tl.int64)
@@ -89,7 +89,7 @@ def backward_kernel(
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    if ALIGN > 1:  # what is 1 is compiled in
+    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
         stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
         stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
         stride_dy, group_stride_dy = tl.multiple_of(stride_dy, ALIGN), tl.multiple_of(group_stride_dy, ALIGN)
@@ -136,7 +136,7 @@ def _grouped(x: Tensor) -> Tensor:
 
 
 def _tile(width: int, numbers: int) -> tuple[int, int, int]:
-    """Padded width, rows and warps of a tile of which a thread holds so many numbers."""
+    """Padded width, rows and warps of a tile with so many numbers per thread."""
     whole = padded(width, 1)
     rows = max(1, 128 * numbers // whole)
     return whole, rows, min(max(rows * whole // (32 * numbers), 1), 16)

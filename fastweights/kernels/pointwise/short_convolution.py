@@ -1,18 +1,18 @@
 r"""Kernels of the short convolution: one pass over x each way, nothing kept between them.
 
-    c_t = sum_j w_j e_(t-W+1+j) + b,   s = silu(c),   y = s / sqrt(|s|^2 + eps) over a head
+    c_t = sum_j w_j e_(t-W+1+j) + b,   s = silu(c),   y = s / sqrt(|s|^2 + eps) per head
 
-e is x, with the window (or zeros) at the places -(W-1)..-1 of a sequence. A sequence is cut into segments of L places, and a
-program walks R segments side by side over the channels of one head (or 128). It loads all its rows first, so that many
-loads are under way at once, and goes through them in registers: x is read from memory once, but for the W-1 rows that
-neighbouring segments share. The backward computes c again, W-1 places beyond its segment as well:
+e is x, with the window (or zeros) at the places -(W-1)..-1 of a sequence. A sequence is cut into segments of L places, and one
+program computes R segments at the same time over the channels of one head (or 128). It loads all its rows first, so that their
+latencies overlap, and keeps them in registers: memory delivers x once, except for the W-1 rows that neighbouring segments
+share. The backward computes c again, also for W-1 places beyond its segment:
 
     dx_p = sum_j w_j dc_(p+W-1-j),   dw_j = sum_t dc_t e_(t-W+1+j),   db = sum_t dc_t
 
-and leaves its sums for w and b a tile, [tiles, D, W], to be added up in a fixed order.
+and writes its sums for w and b per tile, [tiles, D, W], which are added up in a fixed order.
 
 Segments of packed sequences are found without a table: sequence n, which starts at token a, owns the segments from
-floor(a / L) + n on, which are never those of another, and a program finds its first one's n by bisection.
+floor(a / L) + n on, which no other sequence owns, and a program finds the n of its first segment by bisection.
 """
 
 # mypy: disable-error-code="assignment"
@@ -36,21 +36,21 @@ from ..runtime.launch_plan import launch
 __all__ = ["backward", "forward"]
 
 NOWHERE = tl.constexpr(1 << 30)
-VARYING = ["time", "count", "blocks", "steps", "eps"]  # no kernel of their own for a length of 1
+VARYING = ["time", "count", "blocks", "steps", "eps"]  # a value of 1 gets no kernel of its own
 THREADS = 128
 ENOUGH_PROGRAMS = 512
-FORWARD_PLACES = 8  # of a segment: as many rows as registers hold
-BACKWARD_PLACES = 32  # of a segment
-BACKWARD_STEP = {4: 4, 8: 1}  # rows that are loaded while as many are worked on, for filters up to so wide
+FORWARD_PLACES = 8  # per segment: as many rows as registers hold
+BACKWARD_PLACES = 32  # per segment
+BACKWARD_STEP = {4: 4, 8: 1}  # rows loaded ahead, by the width of the filter
 
 
 @triton.jit
 def find(tile, edges, time, count, steps, LEAD: tl.constexpr, L, R: tl.constexpr, PACKED: tl.constexpr):
     """Of the R segments of a tile: their sequence, that one's first token and length, and the segment's first place. The
-    places of a sequence begin at -LEAD; a segment beyond them all is nowhere.
+    places of a sequence begin at -LEAD; a segment beyond all sequences begins at NOWHERE.
 
-    The packed sequences are found as scalars, one segment after the other: what is loaded as a vector has a layout, and
-    everything that follows from it would have to be converted.
+    The packed sequences are found as scalars, one segment after the other: loaded as a vector they would have a layout, and
+    everything computed from them would have to be converted.
     """
     row = tl.arange(0, R)
     segment = tile * R + row
@@ -90,8 +90,8 @@ def load_row(x, row, column, inside, place, length, window, n, channels, W: tl.c
     if MAY_BE_WINDOW:
         at = (n * (W - 1) + place + W - 1).to(tl.int64) * channels
         before = (place < 0) & (place > -W)
-        held = tl.load(window + at[:, None] + column[None, :], before[:, None] & inside[None, :], 0.0)
-        e = tl.where(before[:, None], held, e)
+        in_window = tl.load(window + at[:, None] + column[None, :], before[:, None] & inside[None, :], 0.0)
+        e = tl.where(before[:, None], in_window, e)
     return e
 
 
@@ -121,7 +121,7 @@ def forward_kernel(
     NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_WINDOW: tl.constexpr, KEEP: tl.constexpr, PACKED: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    if ALIGN > 1:  # what is 1 is compiled in
+    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
         stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
         channels = tl.multiple_of(channels, ALIGN)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
@@ -197,7 +197,7 @@ def backward_kernel(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """dx of L places from `first` on, sums over the L tokens from first + W - 1 on: what both need of c begins at `first`."""
-    if ALIGN > 1:  # what is 1 is compiled in
+    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
         stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
         dy_stride_b, dy_stride_t = tl.multiple_of(dy_stride_b, ALIGN), tl.multiple_of(dy_stride_t, ALIGN)
         channels = tl.multiple_of(channels, ALIGN)
@@ -268,8 +268,8 @@ def backward_kernel(
         tl.store(db_sums + at_sums, tl.sum(db, 0), inside)
 
 
-class Walk(NamedTuple):
-    """How one launch goes over x [B, T, D]: tiles of `rows` segments of `places` each over blocks of `head` channels."""
+class Tiling(NamedTuple):
+    """How one launch divides x [B, T, D]: tiles of `rows` segments of `places` each over blocks of `head` channels."""
 
     tiles: int
     rows: int
@@ -281,15 +281,17 @@ class Walk(NamedTuple):
     warps: int
 
 
-def plan(x: Tensor, edges: Tensor | None, head: int | None, lead: int, places: int, row_bytes: int) -> Walk:
+def choose_tiling(x: Tensor, edges: Tensor | None, head: int | None, lead: int, places: int, row_bytes: int) -> Tiling:
     """Segments of at most `places`; a thread holds row_bytes of a row, or more where a warp would not hold the row."""
-    return _plan(x.shape, x.element_size(), None if edges is None else len(edges) - 1, head, lead, places, row_bytes)
+    return _choose_tiling(
+        x.shape, x.element_size(), None if edges is None else len(edges) - 1, head, lead, places, row_bytes
+    )
 
 
 @lru_cache(maxsize=256)
-def _plan(
+def _choose_tiling(
     shape: tuple[int, ...], item: int, packed: int | None, head: int | None, lead: int, places: int, row_bytes: int
-) -> Walk:
+) -> Tiling:
     batch, time, channels = shape
     count = batch if packed is None else packed
     longest = max((time if packed is None else -(-time // max(count, 1))) + lead, 1)
@@ -303,7 +305,7 @@ def _plan(
     while rows > 1 and segments * blocks < ENOUGH_PROGRAMS * rows:
         rows //= 2
     warps = min(max(rows * row // (32 * row_bytes), 1), THREADS // 32)
-    return Walk(-(-segments // rows), rows, places, blocks, head, count, max(count - 1, 0).bit_length(), warps)
+    return Tiling(-(-segments // rows), rows, places, blocks, head, count, max(count - 1, 0).bit_length(), warps)
 
 
 def forward(
@@ -319,19 +321,20 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """y, and the last W-1 inputs [N, W-1, D] if `keep`; nothing is checked."""
     x, weight = rows_together(x), weight.contiguous()
-    walk = plan(x, edges, head, 0, FORWARD_PLACES, 16)
+    tiling = choose_tiling(x, edges, head, 0, FORWARD_PLACES, 16)
     channels, taps = weight.shape
     y = x.new_empty(x.shape)
-    final = x.new_empty(walk.sequences, taps - 1, channels) if keep else x.new_empty(0)
-    if walk.tiles:
+    final = x.new_empty(tiling.sequences, taps - 1, channels) if keep else x.new_empty(0)
+    if tiling.tiles:
         with on_device_of(x):
             launch(
-                forward_kernel, (walk.tiles * walk.blocks,),
+                forward_kernel, (tiling.tiles * tiling.blocks,),
                 x, weight, bias, None if window is None else window.contiguous(), edges, y, final, x.stride(0), x.stride(1),
-                x.shape[1], walk.sequences, channels, walk.blocks, walk.steps, eps, W=taps, SILU=silu, NORM=head is not None,
-                HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=keep, PACKED=edges is not None, HEAD=walk.head,
-                BD=padded(walk.head, 1), R=walk.rows, L=walk.places,
-                ALIGN=alignment(*x.stride()[:2], channels), num_warps=walk.warps,
+                x.shape[1], tiling.sequences, channels, tiling.blocks, tiling.steps, eps, W=taps, SILU=silu,
+                NORM=head is not None, HAS_BIAS=bias is not None, HAS_WINDOW=window is not None, KEEP=keep,
+                PACKED=edges is not None, HEAD=tiling.head,
+                BD=padded(tiling.head, 1), R=tiling.rows, L=tiling.places,
+                ALIGN=alignment(*x.stride()[:2], channels), num_warps=tiling.warps,
             )  # fmt: skip
     return y, final
 
@@ -351,23 +354,23 @@ def backward(
     """Gradients of x, weight, bias and window (None where these are)."""
     x, dy, weight = rows_together(x), rows_together(dy), weight.contiguous()
     channels, taps = weight.shape
-    walk = plan(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
-    step = min(BACKWARD_STEP[4 if taps <= 4 else 8], walk.places)
+    tiling = choose_tiling(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
+    step = min(BACKWARD_STEP[4 if taps <= 4 else 8], tiling.places)
     dx = x.new_empty(x.shape)
     window = None if window is None else window.contiguous()
     dwindow = None if window is None else torch.empty_like(window)
-    dw = torch.empty((walk.tiles, *weight.shape), device=x.device, dtype=torch.float32)
-    db = None if bias is None else torch.empty((walk.tiles, channels), device=x.device, dtype=torch.float32)
-    if walk.tiles:
+    dw = torch.empty((tiling.tiles, *weight.shape), device=x.device, dtype=torch.float32)
+    db = None if bias is None else torch.empty((tiling.tiles, channels), device=x.device, dtype=torch.float32)
+    if tiling.tiles:
         with on_device_of(x):
             launch(
-                backward_kernel, (walk.tiles * walk.blocks,),
+                backward_kernel, (tiling.tiles * tiling.blocks,),
                 x, weight, bias, window, edges, dy, None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db,
-                x.stride(0), x.stride(1), dy.stride(0), dy.stride(1), x.shape[1], walk.sequences, channels, walk.blocks,
-                walk.steps, eps, walk.places, W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None,
-                HAS_WINDOW=window is not None, KEEP=dfinal is not None, PACKED=edges is not None, HEAD=walk.head,
-                BD=padded(walk.head, 1), R=walk.rows, U=step,
-                ALIGN=alignment(*x.stride()[:2], *dy.stride()[:2], channels), num_warps=walk.warps,
+                x.stride(0), x.stride(1), dy.stride(0), dy.stride(1), x.shape[1], tiling.sequences, channels, tiling.blocks,
+                tiling.steps, eps, tiling.places, W=taps, SILU=silu, NORM=head is not None, HAS_BIAS=bias is not None,
+                HAS_WINDOW=window is not None, KEEP=dfinal is not None, PACKED=edges is not None, HEAD=tiling.head,
+                BD=padded(tiling.head, 1), R=tiling.rows, U=step,
+                ALIGN=alignment(*x.stride()[:2], *dy.stride()[:2], channels), num_warps=tiling.warps,
             )  # fmt: skip
     dbias = None if bias is None or db is None else db.sum(0).to(bias.dtype)
     return dx, dw.sum(0).to(weight.dtype), dbias, dwindow

@@ -1,7 +1,7 @@
-"""A few tokens a sequence without gradients: the state is read once, walked through the tokens in registers, written once.
+"""The recurrent kernel of linear attention and the delta rules.
 
-With one token a sequence the state is nearly all there is to move, so a program owns a tile [K, BV] of it and everything
-else is arithmetic on registers. Programs of one head share nothing but the preconditioner's A, which each computes anew.
+With one token per sequence the state is nearly all the traffic, so a program owns a tile [K, BV] of the state and does the rest
+in registers. Programs of one head share only the preconditioner's A, which each of them computes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..runtime.launch_plan import launch
 
 __all__ = ["Preconditioner", "decode"]
 
-# Columns of the state a program owns and its warps, by the key channels (rounded up to a power of two): rows of 128 bytes,
-# at most 64 numbers of the state a thread.
+# Columns of a program's tile and its warps, by the key channels (rounded up to a power of two): rows of 128 bytes, at most 64
+# numbers of the state per thread.
 CONFIGURATIONS = {64: (32, 1), 128: (32, 2), 256: (32, 4)}
 
 
@@ -75,21 +75,21 @@ def decode(
     else:
         A, new_A, precond_g, precond_beta, center, bound, eps = preconditioner
         target_A = A if new_A is None else new_A
-        # The programs of the other tiles of a head may read A after the first one's has written it.
+        # The programs of a head's other tiles may read A after the first tile's program has written it.
         written_A = torch.empty(A.shape, device=A.device) if target_A is A and tiles > 1 else _contiguous_for(target_A)
         A = A.contiguous()
     with on_device_of(v):
         launch(
             decode_kernel, (programs,),
-            *_places(q, *sizes), *_places(k, *sizes), *_places(v, *sizes), *_places(write_key, *sizes),
-            *_places(beta, *sizes), *_places(g, *sizes), *_places(precond_g, *sizes), *_places(precond_beta, *sizes),
+            *_strides(q, *sizes), *_strides(k, *sizes), *_strides(v, *sizes), *_strides(write_key, *sizes),
+            *_strides(beta, *sizes), *_strides(g, *sizes), *_strides(precond_g, *sizes), *_strides(precond_beta, *sizes),
             center, 0 if center is None else center.stride(0), 1 if center is None else heads // len(center),
             o, state.contiguous(), written, A, written_A, cu_seqlens, time, float(scale), math.log(bound), float(eps),
             G_CHANNELS=g is not None and g.ndim == 4, HV=heads, K=key, V=value, BK=key_width, BV=width, num_warps=warps,
         )  # fmt: skip
-    for held, new in ((target, written), (target_A, written_A)):
-        if held is not None and new is not None and new is not held:
-            held.copy_(new)
+    for destination, new in ((target, written), (target_A, written_A)):
+        if destination is not None and new is not None and new is not destination:
+            destination.copy_(new)
     return o
 
 
@@ -105,15 +105,15 @@ def _contiguous_for(target: Tensor) -> Tensor:
     return target if target.is_contiguous() else torch.empty(target.shape, dtype=target.dtype, device=target.device)
 
 
-def _places(x: Tensor | None, batch: int, time: int, heads: int) -> tuple[Tensor | None, int, int, int]:
-    """x [B, T, h, ...], the steps from a token to the next and from a head to the next, and the value heads each serves."""
+def _strides(x: Tensor | None, batch: int, time: int, heads: int) -> tuple[Tensor | None, int, int, int]:
+    """x [B, T, h, ...], its strides from token to token and from head to head, and the value heads that one head serves."""
     if x is None:
         return None, 0, 0, 1
-    steps = x.stride()
-    if (len(steps) == 4 and steps[3] != 1) or (batch > 1 and time > 1 and steps[0] != time * steps[1]):
+    strides = x.stride()
+    if (len(strides) == 4 and strides[3] != 1) or (batch > 1 and time > 1 and strides[0] != time * strides[1]):
         x = x.contiguous()
-        steps = x.stride()
-    return x, steps[0 if time == 1 and batch > 1 else 1], steps[2], heads // x.shape[2]
+        strides = x.stride()
+    return x, strides[0 if time == 1 and batch > 1 else 1], strides[2], heads // x.shape[2]
 
 
 @triton.jit
@@ -143,8 +143,8 @@ def _decay(g):
 INPUTS = ("q", "k", "v", "w", "beta", "g", "pg", "pb")
 
 
-# Only the alignment of the states matters for speed; that of the inputs and their steps, if compiled in, would have the
-# kernel compiled again for every layout it meets.
+# Only the alignment of the states matters for speed. Triton would compile the kernel again for every layout if it compiled in
+# the alignment of the inputs and their strides.
 @triton.jit(
     do_not_specialize=["center_step", *(f"{name}_{step}" for name in INPUTS for step in ("token", "head"))],
     do_not_specialize_on_alignment=[*INPUTS, "center", "o", "cu_seqlens", "T"],
@@ -162,7 +162,7 @@ def decode_kernel(
     o, S, new_S, A, new_A, cu_seqlens, T, scale, log_bound, eps,
     G_CHANNELS: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """x, x_token, x_head, X_GROUP: see `_places`; w: write keys; pg, pb: the preconditioner's g and beta."""
+    """x, x_token, x_head, X_GROUP: see `_strides`; w: write keys; pg, pb: the preconditioner's g and beta."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile = tl.program_id(0) % TILES
     place = tl.program_id(0) // TILES  # of the sequence and the head
@@ -171,7 +171,7 @@ def decode_kernel(
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 
-    # Each number of the state is used once a call: it is not kept in the caches at the cost of weights and activations.
+    # A call uses each number of the state once, so the state does not displace weights and activations from the caches.
     state_of_head = place.to(tl.int64) * (K * V) + (channel[:, None] * V + column[None, :])
     in_state = is_channel[:, None] & is_column[None, :]
     state = tl.load(S + state_of_head, mask=in_state, other=0, eviction_policy="evict_first")
@@ -188,7 +188,7 @@ def decode_kernel(
         count = (tl.load(cu_seqlens + n + 1) - first).to(tl.int32)
     for t in range(count):
         token = first + t
-        # All loads before any use, so that they wait for the memory together.
+        # All loads come before any use, so that their latencies overlap.
         key = _row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
         query = _row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
         written = _row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
