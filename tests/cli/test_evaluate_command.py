@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from fastweights.cli import main
+from fastweights.evaluation.evaluate import EvaluationSettings
 from tests.evaluation.small import TEXT, save
 
 QUICK = "--lengths 300,260 --pairs 2 --symbols 16 --recall-examples 2 --needle-examples 1 --depths 0.5"
@@ -39,6 +41,31 @@ def test_tables_file_and_plot(run, capsys):
     assert f"{saved['results']['perplexity'][0]['perplexity']:,.2f}" in printed
     plot = (run / "evaluation-perplexity.png").read_bytes()
     assert plot.startswith(b"\x89PNG\r\n\x1a\n") and len(plot) > 10_000
+
+
+def test_every_setting_has_an_option(run):
+    chosen = {
+        "measures": ["copy"],
+        "lengths": [30, 20],
+        "texts": 3,
+        "stretch": 5,
+        "batch_size": 2,
+        "pairs": 2,
+        "symbols": 16,
+        "recall_examples": 1,
+        "needle_examples": 2,
+        "depths": [0.25],
+        "seed": 7,
+        "block": 9,
+    }
+    defaults = dataclasses.asdict(EvaluationSettings())
+    assert chosen.keys() == defaults.keys() and not any(chosen[name] == defaults[name] for name in chosen)
+    options = []
+    for name, value in chosen.items():
+        flag = "--on" if name == "measures" else f"--{name.replace('_', '-')}"
+        options += [flag, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    assert main(["evaluate", str(run), *options]) == 0
+    assert json.loads((run / "evaluation.json").read_text())["settings"] == chosen
 
 
 def test_output_goes_where_it_is_wanted_and_replaces_what_is_there(run, capsys):

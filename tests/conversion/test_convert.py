@@ -102,6 +102,15 @@ def test_a_wrong_weight_shows():
     assert check_logits(source, converted, tokens()).neutral > 1e-4
 
 
+def test_the_largest_difference_is_that_of_either_sign():
+    source = model("gdn")
+    converted = convert(source, to="pgdn")
+    here, there = (check_logits(*pair, tokens()).saved for pair in ((source, converted), (converted, source)))
+    with torch.no_grad():
+        wanted = (source(tokens()).logits - converted(tokens()).logits).abs().max().item()
+    assert here == there == wanted > 0
+
+
 def test_no_equality_where_there_is_none():
     source = model("gdn")
     check = check_logits(source, convert(source, to="gka"), tokens())

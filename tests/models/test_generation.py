@@ -81,6 +81,20 @@ def test_prompts_of_different_lengths(block, mode):
         assert torch.equal(result[12:], alone[0, mask.sum() :])
 
 
+def test_a_cache_goes_on_with_several_samples_per_prompt():
+    lm, ids = model("gdn"), tokens(2, 12)
+    options = {"max_new_tokens": 3, "do_sample": True, "num_return_sequences": 3}
+    cache = lm(ids[:, :8]).past_key_values
+    with pytest.raises(ValueError, match="must hold 6 sequences"):
+        lm.generate(ids, past_key_values=cache.copy(), **options)
+    cache.batch_repeat_interleave(3)
+    results = []
+    for past in (cache, None):
+        torch.manual_seed(0)
+        results.append(lm.generate(ids, past_key_values=past, **options))
+    assert results[0].shape == (6, 15) and torch.equal(*results)
+
+
 def test_a_finished_sequence_is_filled_up():
     lm, ids = model("gdn", pad_token_id=0), tokens(3, 12)
     first = lm.generate(ids, attention_mask=PROMPTS, max_new_tokens=1, do_sample=False)[:, -1]

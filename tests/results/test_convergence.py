@@ -46,6 +46,16 @@ def test_noise_around_a_level_is_not_a_fall(level, seed):
     assert not judge(level + noise(0.005, seed))
 
 
+def test_a_fall_within_the_noise_is_not_marked():
+    """Without the noise the same fall would be."""
+    learning = np.array(STEPS, dtype=float)
+    losses = 3 - learning / learning[-1]
+    alternating = 0.5 * (-1) ** np.arange(len(STEPS))
+    assert judge(losses, learning) and not judge(losses + alternating, learning)
+    slope = np.polyfit(learning[-20:], (losses + alternating)[-20:], 1)[0]
+    assert -slope * 0.2 * learning[-1] > 0.2  # far more than a fall must be
+
+
 def test_a_fall_too_small_to_matter_is_not_marked():
     learning = cosine_learning(0.1)
     assert not judge(2 - 0.2 * learning / learning[-1])  # 0.04 nats in a fifth of the learning
