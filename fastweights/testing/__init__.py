@@ -1,4 +1,4 @@
-"""Inputs on which every op is tested and timed, where a new rule joins by one line in `cases`; and the contract of mixers."""
+"""Inputs on which every op is tested and timed, from the cases of its declaration; and the contract of mixers."""
 
 from .cases import CASES, OpCase, OpInputs
 from .mixer_contract import check_mixer

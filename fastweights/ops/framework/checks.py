@@ -1,92 +1,115 @@
-"""Checks of what a caller passes to an op: each failure names the argument, the rule, the value and the remedy."""
+"""Checks of an op's arguments by its declaration. A message names the argument, what it must be, what it was, what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...checks import (
-    FLOATS,
-    LARGEST_HEAD,
-    check_flag,
-    check_number,
-    check_tensor,
-    constant,
-    shape_of,
-    values_can_be_read,
-)
+from ...checks import LARGEST_HEAD, check_flag, check_number, check_tensor, constant, shape_of, values_can_be_read
+from .spec import Choice, Flag, Integer, Number, OpSpec, Parameter, Role, Scale
 
-__all__ = [
-    "FLOATS",
-    "LARGEST_HEAD",
-    "Shapes",
-    "check_decay",
-    "check_flag",
-    "check_gate",
-    "check_log_decay",
-    "check_nonnegative",
-    "check_number",
-    "check_qkv",
-    "check_same_shape",
-    "check_scale",
-    "check_states",
-    "check_tensor",
-    "check_tokens",
-    "constant",
-    "head_choices",
-    "shape_of",
-    "values_can_be_read",
-]
+Named = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Sizes of one call: batch, time, q/k heads, v heads, key channels, value channels."""
+class Sizes(NamedTuple):
+    """Sizes of one call: batch, time, key heads, value heads, key channels, value channels."""
 
-    batch: int
-    time: int
-    key_heads: int
-    heads: int
-    key: int
-    value: int
+    B: int
+    T: int
+    H: int
+    G: int
+    K: int
+    V: int
+
+    def shape(self, dims: str) -> tuple[int, ...]:
+        return tuple(getattr(self, d) for d in dims)
 
 
-def check_tokens(**tensors: Tensor) -> None:
-    """Named [B, T, H, channels] tensors that must share one dtype, device, batch, length; channels in 1..256."""
-    first_name, first = next(iter(tensors.items()))
-    for name, x in tensors.items():
-        check_tensor(name, x, first if isinstance(first, Tensor) else None)
-        if x.ndim != 4:
-            raise ValueError(f"{name} must have 4 dimensions [B, T, heads, channels], got shape {shape_of(x)}")
-        if x.dtype != first.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """States and sums are float32, or float64 for float64 inputs."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def check_inputs(spec: OpSpec, inputs: Sequence[Any]) -> Sizes:
+    """Shapes, dtypes, devices and, where they can be read, numbers."""
+    tokens: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
+    for (name, role), x in zip(spec.inputs.items(), inputs):
+        if isinstance(role, Parameter):
+            parameters[name] = x
+        elif x is not None or not role.optional:
+            tokens[name] = x
+    # The first to be checked are those that the sizes are read from.
+    main = [name for name in tokens if _role(spec, name).dims in (("HK",), ("GV",))]
+    like = tokens[main[0]]
+    for name in main:
+        check_channels(name, tokens[name], main[0], like)
+    key = [name for name in main if _role(spec, name).dims == ("HK",)]
+    for name in key[1:]:
+        check_same_shape(name, tokens[name], key[0], tokens[key[0]])
+    sizes = _sizes(spec, tokens, key[0])
+    for name, x in tokens.items():
+        role = _role(spec, name)
+        if name not in main:
+            check_tensor(name, x, like)
+            if role.dtype == "inputs":
+                check_channels(name, x, key[-1], tokens[key[-1]])
+            check_dims(name, x, role, sizes)
+        check_limits(name, x, role)
+    for name, x in parameters.items():
+        check_parameter(name, x, spec.inputs[name], sizes, like)  # type: ignore[arg-type]
+    return sizes
+
+
+def _role(spec: OpSpec, name: str) -> Role:
+    role = spec.inputs[name]
+    assert isinstance(role, Role)
+    return role
+
+
+def _sizes(spec: OpSpec, tokens: Mapping[str, Tensor], key: str) -> Sizes:
+    """The value heads are those of the values, or without values those of the gates."""
+    B, T, H, K = tokens[key].shape
+    values = [name for name in tokens if _role(spec, name).dims == ("GV",) and _role(spec, name).dtype == "inputs"]
+    if values:
+        G, V = tokens[values[0]].shape[2:]
+        if G % H:
             raise ValueError(
-                f"{name} must have the dtype of {first_name}, {first.dtype}, got {x.dtype}; convert one to the other"
+                f"{values[0]} must have a multiple of the q/k heads, {H}, got {G} heads; choose head counts that divide"
             )
-        if x.shape[:2] != first.shape[:2]:
-            raise ValueError(
-                f"{name} must have the batch and length of {first_name}, {list(first.shape[:2])}, got {shape_of(x)}"
-            )
-        if not 1 <= x.shape[3] <= LARGEST_HEAD:
-            raise ValueError(f"{name} must have 1 to {LARGEST_HEAD} channels a head, got {x.shape[3]}; use more heads")
-        if x.shape[2] < 1:
-            raise ValueError(f"{name} must have at least one head, got shape {shape_of(x)}")
-
-
-def check_qkv(q: Tensor, k: Tensor, v: Tensor, *, grouped: bool = True) -> Shapes:
-    """q, k [B,T,H,K] and v [B,T,HV,V] with HV a multiple of H (equal to H where the rule is not grouped)."""
-    check_tokens(q=q, k=k, v=v)
-    check_same_shape("k", k, "q", q)
-    key_heads, heads = k.shape[2], v.shape[2]
-    if grouped and heads % key_heads:
+        return Sizes(B, T, H, G, K, V)
+    gates = [name for name in tokens if name != key and _role(spec, name).dims == ("G", "H")]
+    for name in gates:
+        if check_tensor(name, tokens[name], tokens[key]).ndim != 3:
+            raise ValueError(f"{name} must be [B, T, heads], got shape {shape_of(tokens[name])}")
+    G = max([tokens[name].shape[2] for name in gates])
+    if G % H:
         raise ValueError(
-            f"v must have a multiple of the q/k heads, {key_heads}, got {heads} heads; choose head counts that divide"
+            f"{' and '.join(gates)} must have a multiple of {key}'s heads, {H}, got {G}; choose counts that divide"
         )
-    if not grouped and heads != key_heads:
-        raise ValueError(f"v must have as many heads as q and k, {key_heads}, got {heads}; repeat the q/k heads")
-    return Shapes(v.shape[0], v.shape[1], key_heads, heads, k.shape[3], v.shape[3])
+    return Sizes(B, T, H, G, K, K)
+
+
+def check_channels(name: str, x: Any, first_name: str, first: Tensor) -> None:
+    """[B, T, heads, channels] with the dtype, device, batch and length of the first, channels in 1..256."""
+    check_tensor(name, x, first if isinstance(first, Tensor) else None)
+    if x.ndim != 4:
+        raise ValueError(f"{name} must have 4 dimensions [B, T, heads, channels], got shape {shape_of(x)}")
+    if x.dtype != first.dtype:
+        raise ValueError(
+            f"{name} must have the dtype of {first_name}, {first.dtype}, got {x.dtype}; convert one to the other"
+        )
+    if x.shape[:2] != first.shape[:2]:
+        raise ValueError(
+            f"{name} must have the batch and length of {first_name}, {list(first.shape[:2])}, got {shape_of(x)}"
+        )
+    if not 1 <= x.shape[3] <= LARGEST_HEAD:
+        raise ValueError(f"{name} must have 1 to {LARGEST_HEAD} channels per head, got {x.shape[3]}; use more heads")
+    if x.shape[2] < 1:
+        raise ValueError(f"{name} must have at least one head, got shape {shape_of(x)}")
 
 
 def check_same_shape(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
@@ -94,79 +117,126 @@ def check_same_shape(name: str, x: Tensor, other_name: str, other: Tensor) -> No
         raise ValueError(f"{name} must have the shape of {other_name}, {shape_of(other)}, got {shape_of(x)}")
 
 
-def check_gate(name: str, x: Tensor, sizes: Shapes, like: Tensor, channels: int | None = None) -> None:
-    """A gate [B,T,heads] (or [B,T,heads,channels]); heads may be those of q/k or those of v."""
-    check_tensor(name, x, like)
-    wanted = [[sizes.batch, sizes.time, h] + ([] if channels is None else [channels]) for h in head_choices(sizes)]
-    if list(x.shape) not in wanted:
-        raise ValueError(f"{name} must have shape {' or '.join(map(str, wanted))}, got {shape_of(x)}")
+def check_dims(name: str, x: Tensor, role: Role, sizes: Sizes) -> None:
+    """One of the shapes of the role; of those with as many dimensions as x, where there are any."""
+    like_x = [dims for dims in role.dims if len(dims) + 2 == x.ndim]
+    allowed = [[sizes.B, sizes.T, *sizes.shape(dims)] for dims in like_x or role.dims]
+    if list(x.shape) not in allowed:
+        different = [shape for place, shape in enumerate(allowed) if shape not in allowed[:place]]
+        raise ValueError(f"{name} must have shape {' or '.join(map(str, different))}, got {shape_of(x)}")
 
 
-def head_choices(sizes: Shapes) -> list[int]:
-    return sorted({sizes.heads, sizes.key_heads}, reverse=True)
-
-
-def check_decay(name: str, g: Tensor | None, sizes: Shapes, like: Tensor, *, per_channel: bool = False) -> None:
-    """A log decay, natural logarithm, <= 0 (-inf is decay 0): [B,T,heads], or [B,T,heads,K] where the rule has it."""
-    if g is None:
+def check_limits(name: str, x: Tensor, role: Role) -> None:
+    """No number outside the limits of the role. NaN passes, as does infinity where -inf is not a legal number: they reach
+    the output."""
+    if not role.must_be or not values_can_be_read(x):
         return
-    check_tensor(name, g, like)
-    channels = sizes.key if per_channel and g.ndim == 4 else None
-    if per_channel and g.ndim not in (3, 4):
-        raise ValueError(f"{name} must be [B, T, heads] or [B, T, heads, {sizes.key}], got shape {shape_of(g)}")
-    check_gate(name, g, sizes, like, channels)
-    check_log_decay(name, g)
+    outside = (x < role.low) | (x > role.high)
+    if not role.minus_inf:
+        outside &= x.isfinite()
+    if outside.any():
+        legible = x[~x.isnan()] if role.minus_inf else x[x.isfinite()]
+        low, high = legible.min().item(), legible.max().item()
+        found = f"{low:.4g} to {high:.4g}" if role.low > -float("inf") and role.high < float("inf") else (
+            f"{low:.4g} at its smallest" if role.low > -float("inf") else f"{high:.4g} at its largest"
+        )  # fmt: skip
+        raise ValueError(f"{name} must be {role.must_be}, got {found}; pass {role.remedy}")
 
 
-def check_log_decay(name: str, g: Tensor) -> None:
-    """No number above 0 where the name says that it is a log decay."""
-    if name.endswith("g") and values_can_be_read(g) and g.numel() and (g > 0).any():
+def check_parameter(name: str, x: Any, role: Parameter, sizes: Sizes, like: Tensor) -> None:
+    """A number, or a tensor of one of the shapes of the role."""
+    if not isinstance(x, Tensor):
+        check_number(name, x, above=None if role.above == -float("inf") else role.above)
+        return
+    check_tensor(name, x, like)
+    if x.ndim and list(x.shape) not in [list(sizes.shape(dims)) for dims in role.dims]:
+        shapes = [str(list(sizes.shape(dims))) for dims in role.dims if dims[0] == "G"]
         raise ValueError(
-            f"{name} must be a log decay, at most 0, got {g.max().item():.4g} at its largest; "
-            "pass -exp(...) or logsigmoid(...)"
+            f"{name} must be a number{', ' if shapes[1:] else ' or of shape '}{' or '.join(shapes)}, got shape {shape_of(x)}"
         )
+    if role.must_be and values_can_be_read(x):
+        outside = ~((x > role.above) & x.isfinite()) if role.finite else x <= role.above
+        if outside.any():
+            raise ValueError(f"{name} must be {role.must_be}, got {x[outside][0].item():.4g}; pass {role.remedy}")
 
 
-def check_nonnegative(name: str, x: Tensor, remedy: str = "sigmoid(...)") -> None:
-    """No number below 0, where the memory would otherwise stop being positive definite."""
-    if values_can_be_read(x) and ((x < 0) & x.isfinite()).any():
-        raise ValueError(
-            f"{name} must be at least 0, got {x[x.isfinite()].min().item():.4g} at its smallest; pass {remedy}"
-        )
+def full_parameter(x: Any, role: Parameter, sizes: Sizes, like: Tensor) -> Tensor:
+    """As the op receives it: a tensor of the last of the role's shapes, in the dtype of the computation."""
+    shape, dtype = sizes.shape(role.dims[-1]), compute_dtype(like)
+    if not isinstance(x, Tensor):
+        return like.new_full(shape, constant(x), dtype=dtype)
+    x = x.to(dtype)
+    if x.ndim and x.shape[0] != sizes.G:
+        x = x.repeat_interleave(sizes.G // x.shape[0], 0)
+    if x.ndim == 1 and len(shape) == 2:
+        x = x[:, None]
+    return x.expand(shape)
 
 
-def check_scale(scale: float | None, key: int) -> float:
-    """The factor on q: key^-0.5 unless given."""
-    if scale is None:
-        return key**-0.5
-    return check_number("scale", scale)
+def check_options(spec: OpSpec, options: Mapping[str, Any], sizes: Sizes) -> Named:
+    return {name: CHECKS[type(option)](name, options[name], option, sizes) for name, option in spec.options.items()}
 
 
-def check_states(
-    initial_state: object,
-    expected: Mapping[str, tuple[int, ...]],
-    like: Tensor,
-    dtype: torch.dtype,
-    *,
-    integers: Collection[str] = (),
-    zeros: bool = True,
-) -> dict[str, Tensor]:
-    """The initial states by name in the dtype of the computation (int64 for the `integers`): zeros when None, or without
-    `zeros` None again. One state comes as a tensor, several as a tuple in the order of `expected`."""
-    dtypes = {name: torch.int64 if name in integers else dtype for name in expected}
-    if initial_state is None and not zeros:
-        return dict.fromkeys(expected)  # type: ignore[return-value]
+def _check_number(name: str, x: Any, option: Number, sizes: Sizes) -> float:
+    return check_number(name, x, above=option.above, low=option.low, high=option.high)
+
+
+def _check_scale(name: str, x: Any, option: Scale, sizes: Sizes) -> float:
+    return sizes.K**-0.5 if x is None else check_number(name, x)
+
+
+def _check_integer(name: str, x: Any, option: Integer, sizes: Sizes) -> int | None:
+    if x is None and option.optional:
+        return None
+    if isinstance(x, bool) or not isinstance(x, int):
+        raise TypeError(f"{name} must be an integer{' or None' * option.optional}, got {type(x).__name__}")
+    x = constant(x)
+    if x < option.least:
+        remedy = "; pass None for none" if option.optional else ""
+        raise ValueError(f"{name} must be at least {option.least}, got {x}{remedy}")
+    return x
+
+
+def _check_choice(name: str, x: Any, option: Choice, sizes: Sizes) -> str:
+    if not isinstance(x, str):
+        raise TypeError(f"{name} must be one of {', '.join(option.values)}, got {type(x).__name__}")
+    if x not in option.values:
+        raise ValueError(f"{name} must be one of {', '.join(option.values)}, got {x!r}")
+    return x
+
+
+def _check_flag(name: str, x: Any, option: Flag, sizes: Sizes) -> bool:
+    return check_flag(name, x)
+
+
+CHECKS: dict[type, Callable[[str, Any, Any, Sizes], Any]] = {
+    Number: _check_number, Scale: _check_scale, Integer: _check_integer, Choice: _check_choice, Flag: _check_flag,
+}  # fmt: skip
+
+
+def as_tuple(x: Any) -> tuple[Any, ...]:
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+def check_states(spec: OpSpec, initial_state: Any, sizes: Sizes, count: int, like: Tensor) -> Named:
+    """The initial states by name in the dtype of the computation; None where none are given. One state comes as a tensor,
+    several as a tuple in the order of the declaration."""
     if initial_state is None:
-        return {name: torch.zeros(shape, dtype=dtypes[name], device=like.device) for name, shape in expected.items()}
-    given = initial_state if isinstance(initial_state, (tuple, list)) else (initial_state,)
-    order = f"({', '.join(expected)})"
-    if len(given) != len(expected):
+        return dict.fromkeys(spec.states)
+    given, dtype = as_tuple(initial_state), compute_dtype(like)
+    if len(given) != len(spec.states):
         raise ValueError(
-            f"initial_state must be {order}, {len(expected)} tensor(s), got {len(given)}; pass a call's final state"
+            f"initial_state must be ({', '.join(spec.states)}), {len(spec.states)} tensor(s), got {len(given)}; "
+            "pass a call's final state"
         )
-    for (name, shape), state in zip(expected.items(), given):
-        label = f"initial_state {name}" if len(expected) > 1 else "initial_state"
-        check_tensor(label, state, like, integer=name in integers)
-        if tuple(state.shape) != shape:
-            raise ValueError(f"{label} must have shape {list(shape)}, got {shape_of(state)}")
-    return {name: state.to(dtypes[name]) for name, state in zip(expected, given)}
+    found = {}
+    for (name, state), x in zip(spec.states.items(), given):
+        label = f"initial_state {name}" if len(given) > 1 else "initial_state"
+        shape = (count, *sizes.shape(state.dims))
+        check_tensor(label, x, like, integer=state.counts)
+        if tuple(x.shape) != shape:
+            raise ValueError(f"{label} must have shape {list(shape)}, got {shape_of(x)}")
+        if state.counts and values_can_be_read(x) and (x < 0).any():
+            raise ValueError(f"{label} must be at least 0, got {x.min().item()}; pass a call's final state")
+        found[name] = x if state.counts else x.to(dtype)
+    return found

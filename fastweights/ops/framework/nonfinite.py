@@ -1,7 +1,7 @@
 """NaN and infinity stay where they belong. A matrix product over a chunk would carry them to every token of the chunk
-(0 * NaN = NaN), so inputs are cleaned before the computation, and what depends on a bad number is made NaN after it.
+(0 * NaN = NaN). So they are replaced by zeros before the computation, and results that depend on them are made NaN after it.
 
-A log decay of -inf (decay 0) is a legal number and stays.
+How far a nonfinite number reaches is said by the role of its input (`Role.reaches`) and by the states of the op.
 """
 
 from __future__ import annotations
@@ -12,59 +12,63 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from .checks import values_can_be_read
+from ...checks import values_can_be_read
 from .sequences import Sequences
+from .spec import OpSpec, Role
+
+Named = Mapping[str, Tensor]
 
 
-def is_bad(name: str, x: Tensor) -> Tensor:
-    bad = ~x.isfinite()
-    return bad & (x != -math.inf) if name.endswith("g") else bad
+def is_nonfinite(x: Tensor, role: object = None) -> Tensor:
+    nonfinite = ~x.isfinite()
+    return nonfinite & (x != -math.inf) if isinstance(role, Role) and role.minus_inf else nonfinite
 
 
-def clean(name: str, x: Tensor) -> Tensor:
-    return x.masked_fill(is_bad(name, x), 0.0)
+def zero_nonfinite(spec: OpSpec, named: Named) -> dict[str, Tensor]:
+    return {name: x.masked_fill(is_nonfinite(x, spec.inputs.get(name)), 0.0) for name, x in named.items()}
+
+
+def quarantine_is_needed(spec: OpSpec, tokens: Named, states: Named) -> bool:
+    """Whether any number is not finite; assumed where looking would wait for the device."""
+    pairs = [*tokens.items(), *states.items()]
+    if not all(values_can_be_read(x) for _, x in pairs):
+        return True
+    return any(is_nonfinite(x, spec.inputs.get(name)).any() for name, x in pairs)
 
 
 class Quarantine:
-    """Where bad numbers sit in the inputs of one call, and what they reach.
+    """Where nonfinite numbers are in the inputs of one call, and what they reach.
 
-    tokens: [B, T, H, ...] by name; states: [N, H, ...] by name; columns: the names whose last dimension is the one of
-    the output (a bad number there reaches its own column only; elsewhere it reaches the whole head)."""
+    tokens: [B, T, G, ...] by name; states: [N, G, ...] by name. A number that reaches a column stays in the column of the
+    output that it is in; one that reaches a head spreads to all columns."""
 
-    def __init__(
-        self,
-        tokens: Mapping[str, Tensor],
-        states: Mapping[str, Tensor],
-        sequences: Sequences,
-        columns: Collection[str],
-    ) -> None:
-        self.sequences = sequences
-        self.columns = columns
-        self.tokens = {name: is_bad(name, x) for name, x in tokens.items()}
+    def __init__(self, spec: OpSpec, tokens: Named, states: Named, sequences: Sequences) -> None:
+        self.spec, self.sequences = spec, sequences
+        self.tokens = {name: is_nonfinite(x, spec.inputs[name]) for name, x in tokens.items()}
         self.states = {name: ~x.isfinite() for name, x in states.items()}
+        self.token_only = [name for name in tokens if self._reach(name) == "token"]
+        self.lasting = [name for name in (*tokens, *states) if name not in self.token_only]
 
-    @staticmethod
-    def is_needed(*inputs: Mapping[str, Tensor]) -> bool:
-        """Whether there is anything bad; assumed where looking would cost a wait or break a graph."""
-        pairs = [pair for group in inputs for pair in group.items()]
-        if not all(values_can_be_read(x) for _, x in pairs):
-            return True
-        return any(is_bad(name, x).any() for name, x in pairs)
+    def _reach(self, name: str) -> str:
+        if name in self.states:
+            return "column" if self.spec.states[name].by_column else "head"
+        role = self.spec.inputs[name]
+        return role.reaches if isinstance(role, Role) else "head"
 
-    def _bad_states(self, names: Collection[str]) -> Tensor:
-        """[N, H, 1 or columns]: initial states among `names` that hold a bad number."""
+    def _from_states(self, names: Collection[str]) -> Tensor:
+        """[N, G, 1 or columns]: initial states among `names` that hold a nonfinite number."""
         return _either([self._reached(name, bad, 2) for name, bad in self.states.items() if name in names])
 
     def _reached(self, name: str, bad: Tensor, heads: int) -> Tensor:
-        """Bad elements of one input, whose first `heads` dimensions end with the heads -> what they reach,
+        """Nonfinite elements of one input, whose first `heads` dimensions end with the heads -> what they reach,
         [..., heads, 1 or columns]."""
         bad = bad[..., None] if bad.ndim == heads else bad
-        if name in self.columns:
+        if self._reach(name) == "column":
             return bad.flatten(heads, -2).any(heads) if bad.ndim > heads + 1 else bad
         return bad.flatten(heads).any(-1, keepdim=True)
 
     def _seen(self, names: Collection[str]) -> Tensor:
-        """[B, T, H, 1 or columns]: a token at or before this one, in its sequence, holds a bad number."""
+        """[B, T, G, 1 or columns]: a token at or before this one, in its sequence, holds a nonfinite number."""
         bad = _either([self._reached(name, bad, 3) for name, bad in self.tokens.items() if name in names])
         counts = bad.cumsum(1)
         if self.sequences.lengths is not None:
@@ -74,22 +78,26 @@ class Quarantine:
             counts = counts - before[first[self.sequences.index_of_token(bad.device)]]
         return counts > 0
 
-    def mark_output(self, o: Tensor, names: Collection[str], local: Collection[str]) -> Tensor:
-        """o [B, T, H, columns] with NaN wherever it depends on something bad among `names`; the `local` ones reach the
-        output of their own token only."""
+    def mark(self, name: str, x: Tensor) -> Tensor:
+        """An output or a final state, NaN wherever it depends on a nonfinite number."""
+        if name in self.spec.states:
+            return self._mark_state(name, x, self.spec.states[name].depends_on or self.lasting)
+        return self._mark_output(x, self.spec.outputs[name].depends_on or self.lasting)
+
+    def _mark_output(self, o: Tensor, names: Collection[str]) -> Tensor:
+        """o [B, T, G, columns], by the inputs and states among `names`, and those that reach their own token only."""
         bad = self._seen(names)
-        from_state = self._bad_states(names)
+        from_state = self._from_states(names)
         if self.sequences.lengths is None:
             bad = bad | from_state[:, None]
         else:
             bad = bad | from_state[self.sequences.index_of_token(o.device)]
-        for name in local:
-            if name in self.tokens:
-                bad = bad | self._reached(name, self.tokens[name], 3)
+        for name in self.token_only:
+            bad = bad | self._reached(name, self.tokens[name], 3)
         return _mark(o, bad)
 
-    def mark_state(self, name: str, state: Tensor, names: Collection[str]) -> Tensor:
-        """The final state [N, H, ...] with NaN wherever it depends on something bad among `names`."""
+    def _mark_state(self, name: str, state: Tensor, names: Collection[str]) -> Tensor:
+        """The final state [N, G, ...], by the inputs and states among `names`."""
         seen = self._seen(names)
         if self.sequences.lengths is None:
             last = seen[:, -1] if seen.shape[1] else torch.zeros_like(seen[:, :0].any(1))
@@ -97,8 +105,8 @@ class Quarantine:
             lengths = torch.tensor(self.sequences.lengths, device=state.device)
             ends = lengths.cumsum(0) - 1
             last = seen[0][ends.clamp_min(0)] & (lengths > 0)[:, None, None] if seen.shape[1] else seen.new_zeros(1)
-        bad = last | self._bad_states(names)
-        if name not in self.columns:
+        bad = last | self._from_states(names)
+        if self._reach(name) == "head":
             bad = bad.any(-1, keepdim=True)
         return _mark(state, bad.reshape(*bad.shape[:2], *[1] * (state.ndim - 3), bad.shape[-1]))
 
@@ -111,5 +119,5 @@ def _either(found: list[Tensor]) -> Tensor:
 
 
 def _mark(x: Tensor, bad: Tensor) -> Tensor:
-    """A product, so that a gradient through a bad output is NaN as well and does not pass for a good one."""
+    """A product, so that a gradient through a NaN output is NaN as well: a finite one would pass for right."""
     return x * torch.where(bad, math.nan, 1.0).to(x.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..framework.sequences import Chunks, Sequences
 from .coefficients import Coefficients
 from .proximal import Proximal
-from .sequential import Sequential
+from .on_slots import Sequential
 from .slots import direction_and_length, resolved
 from .workspace import Workspace
 

@@ -69,7 +69,7 @@ class Proximal(torch.autograd.Function):
             torch.mul(shrunk(S, *of_step), scale_column, out=S_next)
         d_reads = do @ states[1:].mT
 
-        # As in sequential.py: rows of what the gradient in the slots takes in on its way back, and the gradient n in log length.
+        # As in on_slots.py: rows of what the gradient in the slots takes in on its way back, and the gradient n in log length.
         left, right = slots.new_zeros(C + 1, G, 3, K), slots.new_zeros(C + 1, G, 3, h.shape[-1])
         left[1:, :, 2:], right[1:, :, 2:], right[:-1, :, :1] = reads, do, h
         if key is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..framework.run import stack_time
+from ..framework.call import stack_time
 from .slots import direction_and_length, inverse, resolved
 
 

@@ -1,3 +1,85 @@
-from .api import mesa
+"""The Mesa layer: ridge regression on the fading past with a fixed ridge, by conjugate gradients."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from ..framework import roles
+from ..framework.call import call, chunkwise, sequential
+from ..framework.spec import Case, Integer, OpSpec, Output
+from ..shared.ridge import STATES, iteration_macs
+from ..shared.ridge.chunked import chunked
+from ..shared.ridge.reference import reference
 
 __all__ = ["mesa"]
+
+SPEC = OpSpec(
+    name="mesa",
+    inputs={
+        "q": roles.QUERY, "k": roles.KEY, "v": roles.VALUE, "g": roles.LOG_DECAY, "beta": roles.POSITIVE_GAIN,
+        "ridge": roles.CHANNEL_RIDGE,
+    },
+    states=STATES,
+    outputs={"o": Output("GV")},
+    options={"iterations": Integer(least=1), "scale": roles.SCALE},
+    backends={
+        "reference": sequential(partial(reference, solver="conjugate_gradient")),
+        "torch": chunkwise(partial(chunked, solver="conjugate_gradient")),
+    },
+    cases={"": Case(options={"iterations": 16}, measured={"iterations": 30})},
+    equation="H = a H + beta k k^T; U = a U + beta k v^T; o = U^T (H + Diag(ridge))^-1 q",
+    macs=iteration_macs,
+)  # fmt: skip
+
+
+def mesa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    ridge: Tensor | float,
+    *,
+    iterations: int = 30,
+    scale: float | None = None,
+    initial_state: tuple[Tensor, Tensor] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    r"""Answer with the ridge regression of all values on all keys so far, with a learned ridge a key channel.
+
+    $$H_t = a_t H_{t-1} + \beta_t k_t k_t^\top, \qquad U_t = a_t U_{t-1} + \beta_t k_t v_t^\top, \qquad a_t = e^{g_t}$$
+    $$o_t = U_t^\top (H_t + \mathrm{Diag}(\mathrm{ridge}))^{-1} (\mathrm{scale}\; q_t)$$
+
+    by `iterations` steps of conjugate gradients from zero (von Oswald et al. 2025; a baseline of Gated KalmaNet). The
+    gradient is by implicit differentiation with the same number of steps: that of the exact solution once they have
+    converged, which takes at most K steps and the more the larger |H_t| is against the ridge.
+
+    Args:
+        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        g: log decay (natural logarithm, at most 0; -inf forgets everything), [B, T, HV] (or H heads, repeated likewise).
+            Any float dtype.
+        beta: gain of a token, at least 0, [B, T, HV] (or H heads). Any float dtype.
+        ridge: positive, [HV, K] (or H heads; [HV] or a number are repeated over the channels).
+        iterations: steps of conjugate gradients, at least 1.
+        scale: factor on q, K^-0.5 by default.
+        initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H is taken as the
+            symmetric positive semidefinite matrix that it is. N is B, or the number of packed sequences.
+        output_final_state: whether to return (H, U) after the last token.
+        cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
+        backend: "reference" (loop over tokens), "torch" (chunkwise) or "auto".
+
+    Returns:
+        o [B, T, HV, V] in v's dtype, and (H, U) in float32 (float64 for float64 inputs) or None.
+
+    Raises:
+        ValueError: a shape, dtype, device, positive g, negative beta, ridge, iterations, cu_seqlens or backend that does not fit;
+            the message says which.
+        TypeError: an argument of the wrong kind.
+    """
+    options = {"iterations": iterations, "scale": scale}
+    return call(SPEC, (q, k, v, g, beta, ridge), options, initial_state, output_final_state, cu_seqlens, backend)

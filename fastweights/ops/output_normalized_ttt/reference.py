@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..framework.run import stack_time
+from ..framework.call import stack_time
 from .answer import SHORTEST
 
 

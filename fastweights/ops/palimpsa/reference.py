@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..framework.run import stack_time
+from ..framework.call import stack_time
 
 
 def reference(

@@ -1,3 +1,176 @@
-from .api import precondition_keys, precondition_queries
+"""Diagonal preconditioners: the running energy of every key channel turns into a write key or into a query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..framework import roles
+from ..framework.call import Arguments, Results, call, chunkwise, composed, expand_heads, kernels, run, sequential
+from ..framework.checks import compute_dtype
+from ..framework.sequences import check_cu_seqlens
+from ..framework.spec import Case, Number, OpSpec, Output, State
+from .chunked import chunked
+from .reference import reference
 
 __all__ = ["precondition_keys", "precondition_queries"]
+
+GATES = {"g": roles.LOG_DECAY, "beta": roles.GAIN}
+STATES = {"A": State("GK", by_column=True)}
+SQUASH = {"bound": Number(low=1, high=2), "eps": Number(above=0)}
+KEY_GRAM = OpSpec(
+    name="key_gram",
+    inputs={"k": replace(roles.KEY, reaches="column"), **GATES},
+    states=STATES,
+    outputs={"gram": Output("GK")},
+    backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+)
+
+
+def key_gram(
+    k: Tensor, g: Tensor, beta: Tensor, A: Tensor | None, final: bool, cu_seqlens: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor]:
+    """A_t after every token [B, T, G, K] and the last A [N, G, K], both in the dtype of the computation."""
+    inputs = {"k": k.to(compute_dtype(k)), "g": g, "beta": beta}
+    sequences = check_cu_seqlens(cu_seqlens, k.shape[0], k.shape[1])
+    (gram,), (A,) = run(KEY_GRAM, Arguments(inputs, {"A": A}, {}, sequences, final, backend))
+    return gram, A
+
+
+def keys_by_gram(
+    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, *, bound: float, eps: float,
+    output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
+) -> Results:  # fmt: skip
+    gram, A = key_gram(k, g, beta, A, output_final_state, cu_seqlens, backend)
+    distance = (gram + eps).log() - center[:, None]
+    factor = torch.exp(-math.log(bound) * distance / (1 + distance.abs()))
+    return (factor * expand_heads(k, gram.shape[2]).to(gram.dtype)).to(k.dtype), (A,)
+
+
+def queries_by_gram(
+    q: Tensor, k: Tensor, g: Tensor, beta: Tensor, ridge: Tensor, A: Tensor | None, *,
+    output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
+) -> Results:  # fmt: skip
+    gram, A = key_gram(k, g, beta, A, output_final_state, cu_seqlens, backend)
+    q = q.masked_fill(~q.isfinite(), math.nan)
+    return (expand_heads(q, gram.shape[2]).to(gram.dtype) / (gram + ridge)).to(q.dtype), (A,)
+
+
+def by_kernels(x: Arguments) -> Results:
+    from ...kernels.chunk.write_keys_node import write_keys
+
+    write_key, A = write_keys(**x.inputs, **x.states, sequences=x.sequences, **x.options, final=x.final)
+    return (write_key,), (A,)
+
+
+def gram_macs(K: int, V: int, C: int = 64) -> float:
+    return C * K / 2
+
+
+KEYS_SPEC = OpSpec(
+    name="precondition_keys",
+    inputs={"k": roles.KEY, **GATES, "center": roles.CENTER},
+    states=STATES,
+    outputs={"write_key": Output("GK")},
+    options=SQUASH,
+    backends={"reference": composed(keys_by_gram), "torch": composed(keys_by_gram), "triton": kernels(by_kernels)},
+    cases={"": Case()},
+    equation="A = a A + beta k^2; r = log(A + eps) - center; w = bound^(-r / (1 + |r|)) k",
+    macs=gram_macs,
+)
+QUERIES_SPEC = OpSpec(
+    name="precondition_queries",
+    inputs={"q": roles.QUERY, "k": roles.KEY, **GATES, "ridge": roles.CHANNEL_RIDGE},
+    states=STATES,
+    outputs={"q_tilde": Output("GK")},
+    backends={"reference": composed(queries_by_gram), "torch": composed(queries_by_gram)},
+    cases={"": Case(options={"ridge": 0.3})},
+    equation="A = a A + beta k^2; q~ = q / (A + ridge)",
+    macs=gram_macs,
+)
+
+
+def precondition_keys(
+    k: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    center: Tensor | float,
+    *,
+    bound: float = 1.5,
+    eps: float = 1e-6,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    r"""Write keys of Preconditioned DeltaNet: quiet key channels are written more strongly, loud ones less.
+
+    $$A_t = e^{g_t} A_{t-1} + \beta_t k_t^2, \qquad r = \log(A_t + \mathrm{eps}) - c, \qquad
+      w_t = x^{-r/(1+|r|)}\, k_t$$
+
+    elementwise over the K channels, so that every factor lies in [1/x, x], x = bound. Source: Preconditioned DeltaNet,
+    sections 3 and 4 (with the free centre of the authors' released code in place of the text's positive one).
+
+    Args:
+        k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
+        g: log decay of A (natural logarithm, at most 0), [B, T, H]. Any float dtype. g and beta may have a multiple of
+            k's heads, as for value heads that share a key: the result then has as many.
+        beta: gain of A, at least 0, [B, T, H].
+        center: c, a number or a tensor [H], free in sign.
+        bound: x in [1, 2]; 1 leaves the keys as they are, at most 2 keeps the delta rule stable for beta <= 1 and unit keys.
+        eps: positive number under the logarithm.
+        initial_state: A before the first token, [N, H, K]; zeros when None. N is B, or the number of packed sequences.
+        output_final_state: whether to return A after the last token.
+        cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
+
+    Returns:
+        write_key [B, T, H, K] in k's dtype, and A [N, H, K] in float32 (float64 for float64 inputs) or None.
+
+    Raises:
+        ValueError: a shape, dtype, device, bound, eps, positive g, cu_seqlens or backend that does not fit.
+        TypeError: an argument of the wrong kind.
+    """
+    options = {"bound": bound, "eps": eps}
+    return call(KEYS_SPEC, (k, g, beta, center), options, initial_state, output_final_state, cu_seqlens, backend)
+
+
+def precondition_queries(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    ridge: Tensor | float,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    r"""Queries divided by the energy of the key channels, in front of linear attention (PLA, P-Mamba-2, PGLA).
+
+    $$A_t = e^{g_t} A_{t-1} + \beta_t k_t^2, \qquad \tilde q_t = q_t / (A_t + \mathrm{ridge})$$
+
+    elementwise over the K channels: the diagonal of the inverse key Gram matrix that solves the regression exactly
+    (Preconditioned DeltaNet, section 3: preconditioning at query time).
+
+    Args:
+        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
+        g: log decay of A (natural logarithm, at most 0), [B, T, H]. Any float dtype. g and beta may have a multiple of
+            the q/k heads, as for value heads that share a query: the result then has as many.
+        beta: gain of A, at least 0, [B, T, H].
+        ridge: a positive number, or a positive tensor [H] or [H, K].
+        initial_state, output_final_state, cu_seqlens, backend: as for `precondition_keys`.
+
+    Returns:
+        q_tilde [B, T, H, K] in q's dtype, and A [N, H, K] in float32 (float64 for float64 inputs) or None.
+
+    Raises:
+        ValueError: a shape, dtype, device, ridge, positive g, cu_seqlens or backend that does not fit.
+        TypeError: an argument of the wrong kind.
+    """
+    return call(QUERIES_SPEC, (q, k, g, beta, ridge), {}, initial_state, output_final_state, cu_seqlens, backend)

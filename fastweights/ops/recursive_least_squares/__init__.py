@@ -1,3 +1,106 @@
-from .api import recursive_least_squares
+"""Recursive least squares: the fast-weight memory that solves its regression exactly at every token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..delta_rule import delta_rule
+from ..framework import roles
+from ..framework.call import Results, call, composed, expand_heads
+from ..framework.checks import compute_dtype
+from ..framework.spec import Case, Number, OpSpec, Output, State
+from ..shared.inverse_gram import apply_inverse_gram
 
 __all__ = ["recursive_least_squares"]
+
+
+def by_inverse_gram(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, S: Tensor | None, P: Tensor | None, *,
+    ridge: float, scale: float, output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
+) -> Results:  # fmt: skip
+    """The delta rule without decay, written along beta P k."""
+    dtype, heads = compute_dtype(v), v.shape[2]
+    y, P = apply_inverse_gram(
+        k, gain=beta, g=g, ridge=ridge, initial_state=P, heads=heads, dtype=dtype, cu_seqlens=cu_seqlens, backend=backend
+    )
+    write_key = expand_heads(beta.to(dtype), heads)[..., None] * y
+    values = v.to(dtype)
+    o, S = delta_rule(
+        q.to(dtype), k.to(dtype), values, torch.ones_like(values[..., 0]), write_key=write_key, scale=scale,
+        initial_state=S, output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
+    )  # fmt: skip
+    return o.to(v.dtype), (S, P)
+
+
+SPEC = OpSpec(
+    name="recursive_least_squares",
+    inputs={
+        "q": roles.QUERY, "k": roles.KEY, "v": roles.VALUE, "beta": roles.POSITIVE_GAIN,
+        "g": roles.optional(roles.SLOW_LOG_DECAY),
+    },
+    states={"S": State("GKV"), "P": State("GKK")},
+    outputs={"o": Output("GV")},
+    options={"ridge": Number(above=0), "scale": roles.SCALE},
+    backends={"reference": composed(by_inverse_gram), "torch": composed(by_inverse_gram)},
+    cases={"none": Case(), "head": Case(given={"g": "G"})},
+    equation="P = (P^-1 a + beta k k^T)^-1; S = S + beta (P k) (v - S^T k)^T; o = S^T q",
+)  # fmt: skip
+
+
+def recursive_least_squares(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    *,
+    ridge: float = 1.0,
+    scale: float | None = None,
+    initial_state: tuple[Tensor, Tensor] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    r"""Hold, at every token, the exact weighted ridge regression of all values on all keys so far.
+
+    $$P_t = (a_t P_{t-1}^{-1} + \beta_t k_t k_t^\top)^{-1}, \qquad
+      S_t = S_{t-1} + \beta_t (P_t k_t)(v_t - S_{t-1}^\top k_t)^\top, \qquad o_t = S_t^\top (\mathrm{scale}\; q_t)$$
+
+    with $a_t = e^{g_t}$ and $P_0 = I / \mathrm{ridge}$. From $S_0 = 0$, $S_t$ is the minimiser of
+    $\sum_s (\prod_{r>s} a_r)\, \beta_s |S^\top k_s - v_s|^2 + \mathrm{ridge} (\prod_r a_r) |S|^2$: the Kalman filter of the
+    memory, the optimum of the Mesa layer, and what the delta rule, preconditioners and iterative solvers approximate. It is
+    `delta_rule` without decay, written along $\beta_t P_t k_t$ (Preconditioned DeltaNet, Theorem 3.1). Decay makes what
+    is old count less against what comes in; it does not shrink what is held.
+
+    P grows in directions that fade and receive no key (wind-up); with keys of one direction, or decay below about
+    $1 - 1/K$, that is most of them. Two conventions keep everything finite. A decay below 1/100 leaves the difference to
+    the prior, $P_t^{-1} = a_t P_{t-1}^{-1} + (1/100 - a_t)\, \mathrm{ridge}\, I + \beta_t k_t k_t^\top$, so that after
+    g = -inf the next key is written almost fully. And weights below about $10^{-11}$ ridge no longer count: P stays below
+    $2 \cdot 10^{11}$ / ridge. P is computed in float64 and handed over in the dtype of the states: in float32 a continued
+    sequence tells apart what lies within $10^7$ of the largest P.
+
+    Args:
+        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. Keys of unit length suit the conventions.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        beta: weight of a token, at least 0, [B, T, HV] (or H heads, repeated likewise). Any float dtype.
+        g: log decay (natural logarithm, at most 0, -inf included), None or [B, T, HV] (or H heads). Any float dtype.
+        ridge: weight of the prior that S is zero, positive.
+        scale: factor on q, K^-0.5 by default.
+        initial_state: (S [N, HV, K, V], P [N, HV, K, K] symmetric positive definite) before the first token; zeros and
+            I / ridge when None. N is B, or the number of packed sequences.
+        output_final_state: whether to return (S, P) after the last token.
+        cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
+
+    Returns:
+        o [B, T, HV, V] in v's dtype, and (S, P) in float32 (float64 for float64 inputs) or None.
+
+    Raises:
+        ValueError: a shape, dtype, device, negative beta, positive g, ridge, cu_seqlens or backend that does not fit; the
+            message says which.
+        TypeError: an argument of the wrong kind.
+    """
+    return call(
+        SPEC, (q, k, v, beta, g), {"ridge": ridge, "scale": scale}, initial_state, output_final_state, cu_seqlens, backend
+    )  # fmt: skip

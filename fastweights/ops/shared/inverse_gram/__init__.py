@@ -1,6 +1,77 @@
 """The inverse of a (fading) Gram matrix at every token: what `recursive_least_squares` and `variational_linear_attention`
 share."""
 
-from .api import apply_inverse_gram
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...framework import roles
+from ...framework.call import Arguments, chunkwise, run, sequential
+from ...framework.sequences import check_cu_seqlens
+from ...framework.spec import Number, OpSpec, Output, Role, State
+from .chunked import chunked
+from .reference import reference
+from .regularization import allowance, inverse
 
 __all__ = ["apply_inverse_gram"]
+
+SPEC = OpSpec(
+    name="inverse_gram",
+    inputs={
+        "u": roles.KEY,
+        "b": roles.optional(replace(roles.KEY, reaches="token")),
+        "gain": roles.optional(roles.POSITIVE_GAIN),
+        "g": roles.optional(roles.LOG_DECAY),
+        "refresh": roles.optional(Role(kind="constant", dims=("1",))),
+    },
+    states={"G": State("GKK")},
+    outputs={"y": Output("GK")},
+    options={"ridge": Number(above=0)},
+    backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+)
+
+
+def apply_inverse_gram(
+    u: Tensor,
+    b: Tensor | None = None,
+    gain: Tensor | None = None,
+    g: Tensor | None = None,
+    refresh: Tensor | None = None,
+    *,
+    ridge: float,
+    initial_state: Tensor | None,
+    heads: int,
+    dtype: torch.dtype,
+    cu_seqlens: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    r"""$A_t b_t$ for every token, where
+
+    $$A_t = (e^{g_t} A_{t-1}^{-1} + \mathrm{gain}_t\, u_t u_t^\top)^{-1} + \mathrm{refresh}_t I$$
+
+    All in float64 inside: A is large in directions where $G = A^{-1}$, which is carried, holds small rests of large sums.
+
+    Args:
+        u, b: [B, T, h, K]; h divides the heads. b is u when None.
+        gain, g: [B, T, h or heads]; gain at least 0, 1 when None. refresh: [B, T, 1], at least 0, a constant.
+        ridge: the prior that regularization.py refers to.
+        initial_state: A before the first token, symmetric positive definite, [N, heads, K, K]; I / ridge when None.
+        dtype: of A between calls and of the result.
+
+    Returns:
+        $A_t b_t$ [B, T, heads, K], and A.
+    """
+    sequences, key = check_cu_seqlens(cu_seqlens, u.shape[0], u.shape[1]), u.shape[3]
+    if initial_state is None:
+        identity = torch.eye(key, dtype=torch.float64, device=u.device)
+        G_0 = ridge * identity.expand(sequences.count, heads, -1, -1)
+    else:
+        A = 0.5 * (initial_state + initial_state.mT).double()
+        G_0 = inverse(A, torch.finfo(dtype).eps * torch.linalg.matrix_norm(A.detach()))
+    tokens = {"u": u, "b": b, "gain": gain, "g": g, "refresh": refresh}
+    inputs = {name: None if x is None else x.double() for name, x in tokens.items()}
+    (y,), (G,) = run(SPEC, Arguments(inputs, {"G": G_0}, {"ridge": ridge}, sequences, True, backend))
+    return y.to(dtype), inverse(G, allowance(G, ridge, dtype)).to(dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...framework.run import stack_time
+from ...framework.call import stack_time
 from .regularization import allowance, diagonal, inverse, restored
 
 __all__ = ["reference"]

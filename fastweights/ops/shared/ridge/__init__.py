@@ -1,1 +1,27 @@
-"""Ridge regression on a fading past at every token: the computation that `gated_kalmanet` and `mesa` share."""
+"""Ridge regression on a fading past at every token: the computation that `gated_kalmanet` and `mesa` share.
+
+$$H_t = e^{g_t} H_{t-1} + \\beta_t k_t k_t^\\top, \\qquad U_t = e^{g_t} U_{t-1} + \\beta_t k_t v_t^\\top$$
+$$(H_t + \\Lambda_t)\\, x_t = \\mathrm{scale}\\; q_t, \\qquad
+  o_t = U_t^\\top \\left(m_t\\, x_t + (1 - m_t)\\, \\mathrm{scale}\\; q_t\\right)$$
+
+beta and the mix m are 1 when None. Lambda is ridge * |H_t|_F (at least 1e-6) times the identity for a number, or the diagonal
+given as [heads, K]. solver: "chebyshev" (needs a number as ridge), "conjugate_gradient" or "exact".
+"""
+
+from __future__ import annotations
+
+from ...framework.spec import State
+
+__all__ = ["STATES", "iteration_macs"]
+
+# Only its symmetric part is a Gram matrix.
+STATES = {
+    "H": State("GKK", symmetric=True, depends_on=("k", "g", "beta", "H")),
+    "U": State("GKV", by_column=True, depends_on=("k", "v", "g", "beta", "U")),
+}
+
+
+def iteration_macs(K: int, V: int, C: int = 64, iterations: int = 30) -> float:
+    """Two state passes of linear attention; every iteration multiplies by the state and by the chunk's keys."""
+    states = 2 * K * K + C * K + 2 * K * V + C * (K + V) / 2
+    return states + iterations * (K * K + C * K)

@@ -21,8 +21,8 @@ CHUNK = 64
 
 
 def chunked(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, mix: Tensor | None, H: Tensor, U: Tensor,
-    sequences: Sequences, *, ridge: float | Tensor, solver: str, iterations: int,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, H: Tensor, U: Tensor, sequences: Sequences, *,
+    beta: Tensor | None = None, mix: Tensor | None = None, ridge: float | Tensor, solver: str, iterations: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
     chunks = Chunks(sequences, CHUNK, v.device)
     queries, keys, values = chunks.split(q), chunks.split(k), chunks.split(v)

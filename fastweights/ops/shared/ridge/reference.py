@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...framework.run import stack_time
+from ...framework.call import stack_time
 from .iterations import iterate
 from .ridge import relative_ridge
 
@@ -18,8 +18,8 @@ __all__ = ["reference"]
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, mix: Tensor | None, H: Tensor, U: Tensor, *,
-    ridge: float | Tensor, solver: str, iterations: int,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, H: Tensor, U: Tensor, *, beta: Tensor | None = None,
+    mix: Tensor | None = None, ridge: float | Tensor, solver: str, iterations: int,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
     """q (scaled), k [B,T,H,K]; v [B,T,H,V]; g, beta, mix [B,T,H]; H [B,H,K,K]; U [B,H,K,V]; ridge a factor on |H_t|_F or
     the diagonal itself, [H,K]."""

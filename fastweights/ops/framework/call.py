@@ -1,0 +1,303 @@
+"""The one way into an op: check the arguments by its declaration, choose a backend, run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...checks import check_flag
+from ...kernels.availability import takes_kernels
+from .checks import (
+    Sizes,
+    as_tuple,
+    check_inputs,
+    check_limits,
+    check_options,
+    check_states,
+    compute_dtype,
+    full_parameter,
+)
+from .node import Node, Tensors
+from .nonfinite import Quarantine, quarantine_is_needed, zero_nonfinite
+from .sequences import Sequences, check_cu_seqlens
+from .spec import BACKENDS, OpSpec, Parameter, Role, Scale
+
+__all__ = [
+    "Arguments", "Results", "call", "choose_backend", "chunkwise", "composed", "expand_heads", "kernels", "run",
+    "sequential", "stack_time",
+]  # fmt: skip
+
+Results = tuple[Any, Sequence[Any]]  # the outputs, one or a tuple, and the final states
+
+
+class Arguments(NamedTuple):
+    """The checked arguments of one call, by name. Parameters are tensors of their full shape; a state that is not given is
+    None."""
+
+    inputs: Mapping[str, Tensor | None]
+    states: Mapping[str, Tensor | None]
+    options: Mapping[str, Any]
+    sequences: Sequences
+    final: bool
+    backend: str
+
+
+def call(
+    spec: OpSpec,
+    inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    initial_state: Any,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+    backend: str,
+) -> tuple[Any, Any]:
+    """(o, final state or None). o is a tuple where the op has several outputs, and so is the state."""
+    sizes = check_inputs(spec, inputs)
+    values = check_options(spec, options, sizes)
+    check_flag("output_final_state", output_final_state)
+    sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
+    like = first_input(inputs)
+    choose_backend(spec, backend, like)
+    states = check_states(spec, initial_state, sizes, sequences.count, like)
+    named = {
+        name: full_parameter(x, role, sizes, like) if isinstance(role, Parameter) else x
+        for (name, role), x in zip(spec.inputs.items(), inputs)
+    }
+    outputs, final = run(spec, Arguments(named, states, values, sequences, output_final_state, backend))
+    return alone(outputs), alone(final) if output_final_state else None
+
+
+def run(spec: OpSpec, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The outputs and the final states for checked arguments."""
+    name = choose_backend(spec, x.backend, first_input(tuple(x.inputs.values())))
+    return spec.backends[name].run(x)
+
+
+def first_input(inputs: Sequence[Any]) -> Tensor:
+    return inputs[0]
+
+
+def choose_backend(spec: OpSpec, backend: str, x: Tensor) -> str:
+    """An explicit backend, or for "auto" the kernels where they serve x, else the chunkwise form."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    available = spec.backends
+    if backend == "auto":
+        return "triton" if "triton" in available and takes_kernels("auto", x) else "torch"
+    if backend not in available:
+        raise ValueError(
+            f"backend {backend!r} is missing for {spec.name}: it has {', '.join(available)}; use one of them or 'auto'"
+        )
+    if backend == "triton":
+        takes_kernels("triton", x)
+    return backend
+
+
+def alone(results: Sequence[Any]) -> Any:
+    """One result by itself, several as a tuple."""
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+class kernels:
+    """Kernels, which take the inputs as they are, keep NaN apart themselves, and are a node of a traced graph themselves."""
+
+    def __init__(self, function: Callable[[Arguments], tuple[Sequence[Any], Sequence[Any]]]) -> None:
+        self.function = function
+
+    def bind(self, spec: OpSpec, backend: str) -> None:
+        pass
+
+    def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
+        return self.function(x)
+
+
+class composed:
+    """A composition of other ops, which torch.compile traces through. function(*inputs, *states, *options, output_final_state,
+    cu_seqlens, backend) gives the outputs, one or a tuple, and a tuple of the final states. States that are not given are None."""
+
+    def __init__(self, function: Callable[..., Results]) -> None:
+        self.function = function
+
+    def bind(self, spec: OpSpec, backend: str) -> None:
+        pass
+
+    def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
+        o, final = self.function(
+            **x.inputs, **x.states, **x.options, output_final_state=x.final, cu_seqlens=x.sequences.cu_seqlens,
+            backend=x.backend,
+        )  # fmt: skip
+        return as_tuple(o), final
+
+
+class InPyTorch:
+    """A backend in PyTorch: plain autograd when called eagerly, one node of a traced graph. Inside, all tensors have the dtype
+    of the computation and as many heads as the values, and no number is infinite or NaN."""
+
+    def __init__(self, function: Callable[..., tuple[Any, Sequence[Tensor]]]) -> None:
+        self.function = function
+
+    def bind(self, spec: OpSpec, backend: str) -> None:
+        self.spec = spec
+        tensors = {name: isinstance(role, Role) and role.optional for name, role in spec.inputs.items()}
+        tensors |= dict.fromkeys((*spec.states, "cu_seqlens"), True)
+        options = {name: option.schema for name, option in spec.options.items()}
+        self.node = Node(f"{spec.name}_{backend}", tensors, options, len(spec.outputs) + len(spec.states), self)
+
+    def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
+        if torch.compiler.is_compiling():
+            tensors = (*x.inputs.values(), *x.states.values(), x.sequences.cu_seqlens)
+            results = self.node(tensors, tuple(x.options.values()))
+        else:
+            results = self.compute(x.inputs, x.states, x.options, x.sequences)
+        return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
+
+    def compute(
+        self, inputs: Mapping[str, Tensor | None], states: Mapping[str, Tensor | None], options: Mapping[str, Any],
+        sequences: Sequences,
+    ) -> list[Any]:  # fmt: skip
+        """The outputs in the dtype of the inputs and the final states in that of the computation."""
+        spec = self.spec
+        roles, like = spec.inputs, first_input(tuple(inputs.values()))
+        sizes, dtype = sizes_of(spec, inputs, states), compute_dtype(like)
+        tokens = {
+            name: expand_heads(x.to(dtype), sizes.G)
+            for name, x in inputs.items()
+            if x is not None and isinstance(roles[name], Role)
+        }
+        parameters = {name: x for name, x in inputs.items() if isinstance(roles[name], Parameter)}
+        held = {
+            name: first_state(spec, name, sizes, sequences.count, like) if x is None else x for name, x in states.items()
+        }
+        for name, state in spec.states.items():
+            if state.symmetric:  # every solver then reads the same matrix and has the same gradient
+                held[name] = 0.5 * (held[name] + held[name].mT)
+        quarantine = None
+        if quarantine_is_needed(spec, tokens, held):
+            quarantine = Quarantine(spec, tokens, held, sequences)
+            tokens, held = zero_nonfinite(spec, tokens), zero_nonfinite(spec, held)
+        plain = dict(options)
+        for name, option in spec.options.items():
+            if isinstance(option, Scale):
+                scale = plain.pop(name)
+                scaled = [x for x, role in roles.items() if isinstance(role, Role) and role.scaled]
+                tokens |= {x: tokens[x] * scale for x in scaled if scale != 1.0}
+        absent = {name: None for name, x in inputs.items() if x is None}
+        with without_autocast(like.device):
+            o, final = self.in_order(sequences, {**tokens, **absent}, held, {**parameters, **plain})
+            results = dict(zip((*spec.outputs, *spec.states), (*as_tuple(o), *final)))
+            if quarantine is not None:
+                results = {name: quarantine.mark(name, x) for name, x in results.items()}
+        return [x.to(like.dtype) if name in spec.outputs else x for name, x in results.items()]
+
+    def in_order(
+        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any]
+    ) -> tuple[Any, Sequence[Tensor]]:
+        raise NotImplementedError
+
+    # As the rule of a node: see `NodeRule`.
+
+    def _named(self, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any], Tensor | None]:
+        *given, cu_seqlens = tensors
+        return dict(zip(self.spec.inputs, given)), dict(zip(self.spec.states, given[len(self.spec.inputs) :])), cu_seqlens
+
+    def forward(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        inputs, states, cu_seqlens = self._named(tensors)
+        for name, role in self.spec.inputs.items():
+            if isinstance(role, Role) and inputs[name] is not None:
+                check_limits(name, inputs[name], role)  # no numbers could be read while the graph was traced
+        sequences = check_cu_seqlens(cu_seqlens, *first_input(tuple(inputs.values())).shape[:2])
+        return self.compute(inputs, states, dict(zip(self.spec.options, options)), sequences), ()
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        spec, (inputs, states, cu_seqlens) = self.spec, self._named(tensors)
+        sizes, like = sizes_of(spec, inputs, states), first_input(tuple(inputs.values()))
+        count = sizes.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        outputs = [like.new_empty((sizes.B, sizes.T, *sizes.shape(x.dims))) for x in spec.outputs.values()]
+        dtype = compute_dtype(like)
+        return [*outputs, *(like.new_empty((count, *sizes.shape(x.dims)), dtype=dtype) for x in spec.states.values())], ()
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        """By running the forward once more."""
+        leaves = [x if x is None else x.detach().requires_grad_(needs) for x, needs in zip(tensors, needed)]
+        with torch.enable_grad():
+            results, _ = self.forward(leaves, options)
+        reached = [(x, g) for x, g in zip(results, output_grads) if g is not None and x is not None and x.requires_grad]
+        wanted = [x for x in leaves if x is not None and x.requires_grad]
+        if not reached:
+            return [None] * len(leaves)
+        values, grads = zip(*reached)
+        found = iter(torch.autograd.grad(values, wanted, grads, allow_unused=True))
+        return [next(found) if x is not None and x.requires_grad else None for x in leaves]
+
+
+class sequential(InPyTorch):
+    """A loop over the tokens of [B, T, ...]; packed sequences are served one after the other."""
+
+    def in_order(
+        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any]
+    ) -> tuple[Any, Sequence[Tensor]]:
+        if sequences.lengths is None:
+            return self.function(**tokens, **states, **rest)
+        outputs, finals, start = [], [], 0
+        for n, length in enumerate(sequences.lengths):
+            part = {name: x if x is None else x[:, start : start + length] for name, x in tokens.items()}
+            o, final = self.function(**part, **{name: s[n : n + 1] for name, s in states.items()}, **rest)
+            outputs.append(as_tuple(o))
+            finals.append(final)
+            start += length
+        return tuple(torch.cat(parts, 1) for parts in zip(*outputs)), tuple(torch.cat(parts) for parts in zip(*finals))
+
+
+class chunkwise(InPyTorch):
+    """A form over chunks of tokens, which is told the sequences."""
+
+    def in_order(
+        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any]
+    ) -> tuple[Any, Sequence[Tensor]]:
+        return self.function(**tokens, **states, sequences=sequences, **rest)
+
+
+def sizes_of(spec: OpSpec, inputs: Mapping[str, Any], states: Mapping[str, Any]) -> Sizes:
+    """The sizes of checked arguments."""
+    sizes, heads = {}, [x.shape[1] for x in states.values() if x is not None]
+    for name, role in spec.inputs.items():
+        x = inputs[name]
+        if x is None or not isinstance(role, Role):
+            continue
+        sizes |= {"B": x.shape[0], "T": x.shape[1]}
+        heads.append(x.shape[2])
+        if x.ndim == 4:
+            sizes[role.dims[-1][-1]] = x.shape[3]
+        if role.dims == ("HK",):
+            sizes["H"] = x.shape[2]
+    return Sizes(**{"H": 0, "V": sizes["K"], **sizes}, G=max(heads))
+
+
+def first_state(spec: OpSpec, name: str, sizes: Sizes, count: int, like: Tensor) -> Tensor:
+    state = spec.states[name]
+    if state.first is not None:
+        return state.first(sizes, count, compute_dtype(like), like.device)
+    return torch.zeros(count, *sizes.shape(state.dims), dtype=compute_dtype(like), device=like.device)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Under autocast, too, float32 tensors stay float32 inside."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def expand_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, T, h, ...] -> [B, T, heads, ...]: each of h heads serves heads/h heads in a row."""
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
+
+
+def stack_time(outputs: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Outputs of a loop over tokens, [B, H, ...] each -> [B, T, H, ...]; without a token `like`, which is as empty."""
+    return torch.stack(list(outputs), 1) if outputs else like

@@ -1,0 +1,154 @@
+"""Functions as nodes of a traced graph: a forward op and a backward op of torch.library with typed schemas, their fakes, and
+autograd; and one autograd function for eager calls, which costs a fraction of an op's dispatch.
+
+Traced through, a loop over T/64 chunks would become a graph that grows with T, and packed sequences could not be traced at all,
+as their lengths are numbers in a tensor. As a node an op runs as it does eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["Node", "NodeRule", "without_aliases"]
+
+LIBRARY = torch.library.Library("fastweights", "FRAGMENT")
+Tensors = Sequence[Tensor | None]
+
+
+class NodeRule(Protocol):
+    """What a node computes. `tensors` and `options` come in the order of its schema; a result may be None."""
+
+    def forward(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        """The outputs, and what the backward needs besides the tensors."""
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        """Uninitialised tensors in place of forward's results, from the shapes alone."""
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        """A gradient for each of the tensors; None where it is zero or not needed."""
+
+
+class Node:
+    """One function of optional tensors and plain options. tensors: whether each may be None; options: their schema types."""
+
+    def __init__(
+        self, name: str, tensors: Mapping[str, bool], options: Mapping[str, str], outputs: int, rule: NodeRule
+    ) -> None:
+        self.rule, self.width, self.outputs = rule, len(tensors), outputs
+        typed = {**{x: "Tensor?" if may_be_none else "Tensor" for x, may_be_none in tensors.items()}, **options}
+        arguments = ", ".join(f"{kind} {x}" for x, kind in typed.items())
+        self.op = _define(name, f"({arguments}) -> Tensor[]", self._forward, self._fake)
+        torch.library.register_autograd(
+            f"fastweights::{name}", self._autograd, setup_context=self._save, lib=LIBRARY
+        )
+        of_backward = "Tensor[] saved, Tensor?[] output_grads, bool[] needed"
+        # Not by torch.library.custom_op, which would switch autograd off inside: a backward may use it.
+        self.backward_op = _define(
+            f"{name}_backward", f"({arguments}, {of_backward}) -> Tensor[]", self._backward, self._fake_backward
+        )
+
+    def __call__(self, tensors: Tensors, options: Sequence[Any]) -> list[Tensor | None]:
+        """The outputs, eagerly or as a node of the graph that is traced."""
+        if torch.compiler.is_compiling():
+            return list(map(_or_none, self.op(*tensors, *options)[: self.outputs]))
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+            return list(_Eager.apply(self, options, *tensors))
+        return list(self.rule.forward(tensors, options)[0])
+
+    def _split(self, arguments: Sequence[Any]) -> tuple[Tensors, Sequence[Any]]:
+        return arguments[: self.width], arguments[self.width :]
+
+    def _forward(self, *arguments: Any) -> list[Tensor]:
+        tensors, options = self._split(arguments)
+        outputs, saved = self.rule.forward(tensors, options)
+        return without_aliases([*outputs, *saved], tensors)
+
+    def _fake(self, *arguments: Any) -> list[Tensor]:
+        tensors, options = self._split(arguments)
+        outputs, saved = self.rule.fake(tensors, options)
+        return _filled([*outputs, *saved], tensors)
+
+    def _save(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+        tensors, ctx.options = self._split(inputs)
+        ctx.save_for_backward(*tensors, *output[self.outputs :])
+
+    def _autograd(self, ctx: Any, output_grads: Tensors) -> tuple[Any, ...]:
+        kept = ctx.saved_tensors  # activation checkpointing allows one access only
+        tensors, saved = self._split(kept)
+        needed = list(ctx.needs_input_grad[: self.width])
+        given = [None if g is None else g.contiguous() for g in output_grads[: self.outputs]]
+        found = iter(self.backward_op(*tensors, *ctx.options, list(saved), given, needed))
+        return *(next(found) if needs else None for needs in needed), *[None] * len(ctx.options)
+
+    def _backward(self, *arguments: Any) -> list[Tensor]:
+        *first, saved, output_grads, needed = arguments
+        tensors, options = self._split(first)
+        found = self.rule.backward(tensors, options, list(map(_or_none, saved)), output_grads, needed)
+        wanted = [
+            torch.zeros_like(x, memory_format=torch.contiguous_format) if g is None else g
+            for x, g, needs in zip(tensors, found, needed)
+            if needs and x is not None
+        ]
+        return without_aliases(wanted, [*tensors, *saved, *output_grads])
+
+    def _fake_backward(self, *arguments: Any) -> list[Tensor]:
+        *first, _, _, needed = arguments
+        tensors, _ = self._split(first)
+        return [
+            torch.empty_like(x, memory_format=torch.contiguous_format)
+            for x, needs in zip(tensors, needed)
+            if needs and x is not None
+        ]
+
+
+class _Eager(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, node: Node, options: Sequence[Any], *tensors: Tensor | None) -> Any:
+        outputs, saved = node.rule.forward(tensors, options)
+        ctx.save_for_backward(*tensors, *saved)
+        ctx.node, ctx.options = node, options
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Any, ...]:
+        node, kept = ctx.node, ctx.saved_tensors  # activation checkpointing allows one access only
+        tensors, saved = kept[: node.width], kept[node.width :]
+        return None, None, *node.rule.backward(tensors, ctx.options, saved, output_grads, ctx.needs_input_grad[2:])
+
+
+def _define(name: str, signature: str, function: Any, fake: Any) -> Any:
+    LIBRARY.define(name + signature, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fastweights::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.fastweights, name).default
+
+
+# An op returns tensors only: an empty vector stands for None.
+def _filled(found: Tensors, inputs: Tensors) -> list[Tensor]:
+    like = next(x for x in inputs if x is not None)
+    return [like.new_empty(0) if x is None else x for x in found]
+
+
+def _or_none(x: Tensor) -> Tensor | None:
+    return None if x.ndim == 1 and x.shape[0] == 0 else x
+
+
+def without_aliases(found: Tensors, inputs: Tensors) -> list[Tensor]:
+    """The results as an op may return them: contiguous, none sharing memory with an input or with another."""
+    taken = {x.untyped_storage().data_ptr() for x in inputs if x is not None}
+    owned = []
+    for x in _filled(found, inputs):
+        x = x.contiguous()
+        x = x.clone() if x.untyped_storage().data_ptr() in taken else x
+        taken.add(x.untyped_storage().data_ptr())
+        owned.append(x)
+    return owned
