@@ -170,7 +170,8 @@ class InPyTorch:
         }
         parameters = {name: x for name, x in inputs.items() if isinstance(roles[name], Parameter)}
         held = {
-            name: first_state(spec, name, sizes, sequences.count, like) if x is None else x for name, x in states.items()
+            name: first_state(spec, name, sizes, sequences.count, like) if x is None else x
+            for name, x in states.items()
         }
         for name, state in spec.states.items():
             if state.symmetric:  # every solver then reads the same matrix and has the same gradient
@@ -202,7 +203,11 @@ class InPyTorch:
 
     def _named(self, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any], Tensor | None]:
         *given, cu_seqlens = tensors
-        return dict(zip(self.spec.inputs, given)), dict(zip(self.spec.states, given[len(self.spec.inputs) :])), cu_seqlens
+        return (
+            dict(zip(self.spec.inputs, given)),
+            dict(zip(self.spec.states, given[len(self.spec.inputs) :])),
+            cu_seqlens,
+        )
 
     def forward(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
         inputs, states, cu_seqlens = self._named(tensors)
@@ -218,7 +223,10 @@ class InPyTorch:
         count = sizes.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         outputs = [like.new_empty((sizes.B, sizes.T, *sizes.shape(x.dims))) for x in spec.outputs.values()]
         dtype = compute_dtype(like)
-        return [*outputs, *(like.new_empty((count, *sizes.shape(x.dims)), dtype=dtype) for x in spec.states.values())], ()
+        return [
+            *outputs,
+            *(like.new_empty((count, *sizes.shape(x.dims)), dtype=dtype) for x in spec.states.values()),
+        ], ()
 
     def backward(
         self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]

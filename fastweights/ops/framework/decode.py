@@ -61,7 +61,9 @@ def update_state(
     return o
 
 
-def step(x: dict[str, Any], states: Mapping[str, Tensor], options: Mapping[str, Any], cu_seqlens: Tensor | None) -> Tensor:
+def step(
+    x: dict[str, Any], states: Mapping[str, Tensor], options: Mapping[str, Any], cu_seqlens: Tensor | None
+) -> Tensor:
     """By one kernel."""
     from ...kernels.recurrent.decode import Preconditioner, decode
 
@@ -69,9 +71,7 @@ def step(x: dict[str, Any], states: Mapping[str, Tensor], options: Mapping[str, 
     if "A" in states:
         gates = (x.pop(name) for name in ("precond_g", "precond_beta", "center"))
         preconditioner = Preconditioner(states["A"], None, *gates, options["bound"], options["eps"])
-    return decode(
-        **x, state=states["S"], preconditioner=preconditioner, scale=options["scale"], cu_seqlens=cu_seqlens
-    )
+    return decode(**x, state=states["S"], preconditioner=preconditioner, scale=options["scale"], cu_seqlens=cu_seqlens)
 
 
 def check_state(name: str, state: Any, shape: tuple[int, ...], like: Tensor) -> None:

@@ -7,7 +7,8 @@ as their lengths are numbers in a tensor. As a node an op runs as it does eagerl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -45,11 +46,8 @@ class Node:
         typed = {**{x: "Tensor?" if may_be_none else "Tensor" for x, may_be_none in tensors.items()}, **options}
         arguments = ", ".join(f"{kind} {x}" for x, kind in typed.items())
         self.op = _define(name, f"({arguments}) -> Tensor[]", self._forward, self._fake)
-        torch.library.register_autograd(
-            f"fastweights::{name}", self._autograd, setup_context=self._save, lib=LIBRARY
-        )
+        torch.library.register_autograd(f"fastweights::{name}", self._autograd, setup_context=self._save, lib=LIBRARY)
         of_backward = "Tensor[] saved, Tensor?[] output_grads, bool[] needed"
-        # Not by torch.library.custom_op, which would switch autograd off inside: a backward may use it.
         self.backward_op = _define(
             f"{name}_backward", f"({arguments}, {of_backward}) -> Tensor[]", self._backward, self._fake_backward
         )
@@ -80,6 +78,10 @@ class Node:
         ctx.save_for_backward(*tensors, *output[self.outputs :])
 
     def _autograd(self, ctx: Any, output_grads: Tensors) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{self.op} has no second derivative; call the op outside torch.compile, with backend='torch'"
+            )
         kept = ctx.saved_tensors  # activation checkpointing allows one access only
         tensors, saved = self._split(kept)
         needed = list(ctx.needs_input_grad[: self.width])
@@ -90,7 +92,8 @@ class Node:
     def _backward(self, *arguments: Any) -> list[Tensor]:
         *first, saved, output_grads, needed = arguments
         tensors, options = self._split(first)
-        found = self.rule.backward(tensors, options, list(map(_or_none, saved)), output_grads, needed)
+        with autograd_on():
+            found = self.rule.backward(tensors, options, list(map(_or_none, saved)), output_grads, needed)
         wanted = [
             torch.zeros_like(x, memory_format=torch.contiguous_format) if g is None else g
             for x, g, needs in zip(tensors, found, needed)
@@ -130,6 +133,18 @@ def _define(name: str, signature: str, function: Any, fake: Any) -> Any:
     LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastweights::{name}", fake, lib=LIBRARY)
     return getattr(torch.ops.fastweights, name).default
+
+
+@contextmanager
+def autograd_on() -> Iterator[None]:
+    """Autograd inside an op, where the dispatcher may have it switched off below what enable_grad reaches. (Another thread has
+    it on, but cannot run a backward on CUDA while the op's own thread is the one that serves it.)"""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+    ):
+        yield
 
 
 # An op returns tensors only: an empty vector stands for None.

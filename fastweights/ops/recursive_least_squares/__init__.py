@@ -22,7 +22,15 @@ def by_inverse_gram(
     """The delta rule without decay, written along beta P k."""
     dtype, heads = compute_dtype(v), v.shape[2]
     y, P = apply_inverse_gram(
-        k, gain=beta, g=g, ridge=ridge, initial_state=P, heads=heads, dtype=dtype, cu_seqlens=cu_seqlens, backend=backend
+        k,
+        gain=beta,
+        g=g,
+        ridge=ridge,
+        initial_state=P,
+        heads=heads,
+        dtype=dtype,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
     )
     write_key = expand_heads(beta.to(dtype), heads)[..., None] * y
     values = v.to(dtype)
