@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..checks import LARGEST_HEAD, check_flag, check_size
 from ..ops import lattice
-from ..ops.framework.run import compute_dtype
+from ..ops.framework.checks import compute_dtype
 from .decay import HeadDecay
 from .gates import StepSize
 from .heads import HeadSizes

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..checks import check_choice, check_flag, check_number, check_positive, check_size, closest
-from ..ops.framework.run import BACKENDS
+from ..ops.framework.spec import BACKENDS
 from .heads import HeadSizes, head_width
 from .projections import ACTIVATIONS, GATES
 

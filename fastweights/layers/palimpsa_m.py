@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive, check_size
-from ..ops.framework.run import BACKENDS
+from ..ops.framework.spec import BACKENDS
 from .cache import LayerCache
 from .convolution import ShortConvolution
 from .decay import StepDecay

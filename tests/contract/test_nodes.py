@@ -10,7 +10,7 @@ import torch
 from fastweights import ops
 from fastweights.ops.framework.call import Arguments, InPyTorch
 from fastweights.ops.framework.spec import spec_of
-from fastweights.testing import CASES, OpCase
+from fastweights.testing import CASES
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[InPyTorch, Arguments]]:

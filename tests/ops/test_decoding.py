@@ -74,7 +74,7 @@ def refused(case: OpCase, match: str, *, time: int = 3, states: Any = None, **ch
 
 
 def test_more_than_16_tokens_are_refused(case: OpCase) -> None:
-    refused(case, "T must be at most 16 tokens a sequence, got 17; use ", time=17)
+    refused(case, "T must be at most 16 tokens per sequence, got 17; use ", time=17)
     refused(case, "at most 16 .* got 17", time=20, batch=1, cu_seqlens=torch.tensor([0, 3, 20]))
 
 

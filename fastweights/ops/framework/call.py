@@ -116,8 +116,8 @@ class kernels:
 
 
 class composed:
-    """A composition of other ops, which torch.compile traces through. function(*inputs, *states, *options, output_final_state,
-    cu_seqlens, backend) gives the outputs, one or a tuple, and a tuple of the final states. States that are not given are None."""
+    """A composition of other ops, which torch.compile traces through. The function takes inputs, states (None where not given),
+    options, output_final_state, cu_seqlens and backend by name; it returns the outputs and a tuple of the final states."""
 
     def __init__(self, function: Callable[..., Results]) -> None:
         self.function = function
@@ -273,7 +273,8 @@ class chunkwise(InPyTorch):
 
 def sizes_of(spec: OpSpec, inputs: Mapping[str, Any], states: Mapping[str, Any]) -> Sizes:
     """The sizes of checked arguments."""
-    sizes, heads = {}, [x.shape[1] for x in states.values() if x is not None]
+    sizes: dict[str, int] = {}
+    heads = [x.shape[1] for x in states.values() if x is not None]
     for name, role in spec.inputs.items():
         x = inputs[name]
         if x is None or not isinstance(role, Role):

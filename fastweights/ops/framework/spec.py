@@ -119,7 +119,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpSpec:
-    """macs: multiply-adds per token and head of the chunkwise form, of (K, V); inputs and options in the order of the signature."""
+    """Inputs and options come in the order of the signature. macs: multiply-adds per token and head of the chunkwise form, for
+    (K, V)."""
 
     name: str
     inputs: Mapping[str, Role | Parameter]

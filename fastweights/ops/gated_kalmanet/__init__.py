@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 from torch import Tensor
 
 from ..framework import roles
@@ -20,7 +17,7 @@ SPEC = OpSpec(
     name="gated_kalmanet",
     inputs={
         "q": roles.QUERY, "k": roles.KEY, "v": roles.VALUE, "g": roles.LOG_DECAY,
-        "mix": roles.optional(replace(roles.GAIN, reaches="token")),
+        "mix": roles.optional(roles.TOKEN_GAIN),
     },
     states=STATES,
     outputs={"o": Output("GV")},

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..framework.sequences import Chunks, Sequences
 from .coefficients import Coefficients
-from .proximal import Proximal
 from .on_slots import Sequential
+from .proximal import Proximal
 from .slots import direction_and_length, resolved
 from .workspace import Workspace
 
