@@ -112,11 +112,11 @@ def test_compiled_without_gradients() -> None:
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Tensor]]:
     """Calls of the decoding kernel."""
-    from fastweights.kernels.chunk import node
+    from fastweights.kernels.recurrent import decode
 
     calls: list[Callable[..., Tensor]] = []
-    plain = node.decode
-    monkeypatch.setattr(node, "decode", lambda *args, **kwargs: calls.append(plain) or plain(*args, **kwargs))
+    plain = decode.decode
+    monkeypatch.setattr(decode, "decode", lambda *args, **kwargs: calls.append(plain) or plain(*args, **kwargs))
     return calls
 
 

@@ -11,16 +11,9 @@ from torch import Tensor
 
 from ...checks import check_flag
 from ...kernels.availability import takes_kernels
-from .checks import (
-    Sizes,
-    as_tuple,
-    check_inputs,
-    check_limits,
-    check_options,
-    check_states,
-    compute_dtype,
-    full_parameter,
-)
+from . import checks
+from .checks import Sizes, as_tuple, check_limits, compute_dtype
+from .kernel_backend import kernels
 from .node import Node, Tensors
 from .nonfinite import Quarantine, quarantine_is_needed, zero_nonfinite
 from .sequences import Sequences, check_cu_seqlens
@@ -32,6 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 Results = tuple[Any, Sequence[Any]]  # the outputs, one or a tuple, and the final states
+MAX_REMEMBERED = 1024
 
 
 class Arguments(NamedTuple):
@@ -41,9 +35,22 @@ class Arguments(NamedTuple):
     inputs: Mapping[str, Tensor | None]
     states: Mapping[str, Tensor | None]
     options: Mapping[str, Any]
-    sequences: Sequences
+    cu_seqlens: Tensor | None
     final: bool
     backend: str
+
+
+class Checked(NamedTuple):
+    """What the checks of a call find out, which depends on shapes, dtypes, devices and options alone."""
+
+    implementation: Any
+    sizes: Sizes
+    options: Mapping[str, Any]
+    dtype: torch.dtype
+
+
+# Calls of kernels that passed the checks, by `call_key`. Their numbers are not read, so the next one would pass as well.
+_passed: dict[Any, Checked] = {}
 
 
 def call(
@@ -56,29 +63,73 @@ def call(
     backend: str,
 ) -> tuple[Any, Any]:
     """(o, final state or None). o is a tuple where the op has several outputs, and so is the state."""
-    sizes = check_inputs(spec, inputs)
-    values = check_options(spec, options, sizes)
-    check_flag("output_final_state", output_final_state)
-    sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
-    like = first_input(inputs)
-    choose_backend(spec, backend, like)
-    states = check_states(spec, initial_state, sizes, sequences.count, like)
-    named = {
-        name: full_parameter(x, role, sizes, like) if isinstance(role, Parameter) else x
-        for (name, role), x in zip(spec.inputs.items(), inputs)
-    }
-    outputs, final = run(spec, Arguments(named, states, values, sequences, output_final_state, backend))
+    given = (inputs, options, initial_state, output_final_state, cu_seqlens, backend)
+    key = None if torch.compiler.is_compiling() else call_key(spec, *given)
+    checked = None if key is None else _passed.get(key)
+    if checked is None:
+        checked = check_call(spec, *given)
+        if key is not None and isinstance(checked.implementation, kernels) and not checks.values_can_be_read(inputs[0]):
+            if len(_passed) >= MAX_REMEMBERED:
+                _passed.clear()
+            _passed[key] = checked
+    elif cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, checked.sizes.B, checked.sizes.T)
+    named = dict(zip(spec.inputs, inputs))
+    for name, role in spec.parameters.items():
+        named[name] = checks.full_parameter(named[name], role, checked.sizes, inputs[0])
+    if initial_state is None:
+        states = dict.fromkeys(spec.states)
+    else:
+        states = {
+            name: x if spec.states[name].counts else x.to(checked.dtype)
+            for name, x in zip(spec.states, as_tuple(initial_state))
+        }
+    outputs, final = checked.implementation.run(
+        Arguments(named, states, checked.options, cu_seqlens, output_final_state, backend)
+    )
     return alone(outputs), alone(final) if output_final_state else None
+
+
+def call_key(
+    spec: OpSpec, inputs: Sequence[Any], options: Mapping[str, Any], initial_state: Any, final: Any, cu_seqlens: Any,
+    backend: Any,
+) -> Any:  # fmt: skip
+    """All that the checks look at when they read no numbers; None where that is not hashable."""
+    states = initial_state if isinstance(initial_state, tuple) else (initial_state,)
+    tensors = [
+        (x.shape, x.dtype, x.device) if isinstance(x, Tensor) else (x.__class__, x)
+        for x in (*inputs, *states, cu_seqlens)
+    ]
+    plain = [(x.__class__, x) for x in (*options.values(), final, backend)]
+    key = (spec, isinstance(initial_state, tuple), *tensors, *plain)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def check_call(
+    spec: OpSpec, inputs: Sequence[Any], options: Mapping[str, Any], initial_state: Any, final: Any, cu_seqlens: Any,
+    backend: Any,
+) -> Checked:  # fmt: skip
+    sizes = checks.check_inputs(spec, inputs)
+    values = checks.check_options(spec, options, sizes)
+    check_flag("output_final_state", final)
+    count = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T).count
+    like = inputs[0]
+    implementation = spec.backends[choose_backend(spec, backend, like)]
+    checks.check_states(spec, initial_state, sizes, count, like)
+    return Checked(implementation, sizes, values, compute_dtype(like))
 
 
 def run(spec: OpSpec, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
     """The outputs and the final states for checked arguments."""
-    name = choose_backend(spec, x.backend, first_input(tuple(x.inputs.values())))
-    return spec.backends[name].run(x)
+    return spec.backends[choose_backend(spec, x.backend, first_input(x.inputs))].run(x)
 
 
-def first_input(inputs: Sequence[Any]) -> Tensor:
-    return inputs[0]
+def first_input(inputs: Mapping[str, Any]) -> Tensor:
+    return next(iter(inputs.values()))
 
 
 def choose_backend(spec: OpSpec, backend: str, x: Tensor) -> str:
@@ -102,19 +153,6 @@ def alone(results: Sequence[Any]) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-class kernels:
-    """Kernels, which take the inputs as they are, keep NaN apart themselves, and are a node of a traced graph themselves."""
-
-    def __init__(self, function: Callable[[Arguments], tuple[Sequence[Any], Sequence[Any]]]) -> None:
-        self.function = function
-
-    def bind(self, spec: OpSpec, backend: str) -> None:
-        pass
-
-    def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
-        return self.function(x)
-
-
 class composed:
     """A composition of other ops, which torch.compile traces through. The function takes inputs, states (None where not given),
     options, output_final_state, cu_seqlens and backend by name; it returns the outputs and a tuple of the final states."""
@@ -127,7 +165,7 @@ class composed:
 
     def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
         o, final = self.function(
-            **x.inputs, **x.states, **x.options, output_final_state=x.final, cu_seqlens=x.sequences.cu_seqlens,
+            **x.inputs, **x.states, **x.options, output_final_state=x.final, cu_seqlens=x.cu_seqlens,
             backend=x.backend,
         )  # fmt: skip
         return as_tuple(o), final
@@ -149,10 +187,11 @@ class InPyTorch:
 
     def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
         if torch.compiler.is_compiling():
-            tensors = (*x.inputs.values(), *x.states.values(), x.sequences.cu_seqlens)
+            tensors = (*x.inputs.values(), *x.states.values(), x.cu_seqlens)
             results = self.node(tensors, tuple(x.options.values()))
         else:
-            results = self.compute(x.inputs, x.states, x.options, x.sequences)
+            sequences = check_cu_seqlens(x.cu_seqlens, *first_input(x.inputs).shape[:2], read=True)
+            results = self.compute(x.inputs, x.states, x.options, sequences)
         return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
 
     def compute(
@@ -161,7 +200,7 @@ class InPyTorch:
     ) -> list[Any]:  # fmt: skip
         """The outputs in the dtype of the inputs and the final states in that of the computation."""
         spec = self.spec
-        roles, like = spec.inputs, first_input(tuple(inputs.values()))
+        roles, like = spec.inputs, first_input(inputs)
         sizes, dtype = sizes_of(spec, inputs, states), compute_dtype(like)
         tokens = {
             name: expand_heads(x.to(dtype), sizes.G)
@@ -209,17 +248,17 @@ class InPyTorch:
             cu_seqlens,
         )
 
-    def forward(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
         inputs, states, cu_seqlens = self._named(tensors)
         for name, role in self.spec.inputs.items():
             if isinstance(role, Role) and inputs[name] is not None:
                 check_limits(name, inputs[name], role)  # no numbers could be read while the graph was traced
-        sequences = check_cu_seqlens(cu_seqlens, *first_input(tuple(inputs.values())).shape[:2])
+        sequences = check_cu_seqlens(cu_seqlens, *first_input(inputs).shape[:2], read=True)
         return self.compute(inputs, states, dict(zip(self.spec.options, options)), sequences), ()
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
         spec, (inputs, states, cu_seqlens) = self.spec, self._named(tensors)
-        sizes, like = sizes_of(spec, inputs, states), first_input(tuple(inputs.values()))
+        sizes, like = sizes_of(spec, inputs, states), first_input(inputs)
         count = sizes.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         outputs = [like.new_empty((sizes.B, sizes.T, *sizes.shape(x.dims))) for x in spec.outputs.values()]
         dtype = compute_dtype(like)
@@ -234,7 +273,7 @@ class InPyTorch:
         """By running the forward once more."""
         leaves = [x if x is None else x.detach().requires_grad_(needs) for x, needs in zip(tensors, needed)]
         with torch.enable_grad():
-            results, _ = self.forward(leaves, options)
+            results, _ = self.forward(leaves, options, False)
         reached = [(x, g) for x, g in zip(results, output_grads) if g is not None and x is not None and x.requires_grad]
         wanted = [x for x in leaves if x is not None and x.requires_grad]
         if not reached:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ...checks import check_tensor, shape_of
 from ...kernels.availability import takes_kernels
-from .call import alone, first_input
+from .call import alone
 from .checks import as_tuple, check_inputs, check_options, compute_dtype, full_parameter
 from .sequences import check_cu_seqlens
-from .spec import BACKENDS, OpSpec, Parameter
+from .spec import BACKENDS, OpSpec
 
 __all__ = ["update_state"]
 
@@ -25,9 +25,9 @@ def update_state(
     cu_seqlens: Tensor | None, backend: str,
 ) -> Tensor:  # fmt: skip
     """o of the op; `state`, a tensor or a tuple, is overwritten by the final state."""
-    sizes, like = check_inputs(spec, inputs), first_input(inputs)
+    sizes, like = check_inputs(spec, inputs), inputs[0]
     values = check_options(spec, options, sizes)
-    sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, wait=False)
+    sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
     if cu_seqlens is not None and sequences.lengths is None:
         longest = -(-sizes.T // sequences.count)  # at least
     else:
@@ -47,10 +47,11 @@ def update_state(
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend != "reference" and takes_kernels(backend, like):
-        parameters = {x: role for x, role in spec.inputs.items() if isinstance(role, Parameter)}
-        named |= {x: full_parameter(named[x], role, sizes, like) for x, role in parameters.items()}
+        for name, role in spec.parameters.items():
+            named[name] = full_parameter(named[name], role, sizes, like)
         beside = None if cu_seqlens is None else cu_seqlens.to(like.device, non_blocking=True)
-        return step(named, dict(zip(spec.states, states)), values, beside)
+        held = dict(zip(spec.states, states))
+        return spec.backends["triton"].family.recurrent(named, held, None, values, beside)
     with torch.no_grad():
         o, final = op(
             **named, **options, initial_state=alone(states), output_final_state=True, cu_seqlens=cu_seqlens,
@@ -59,19 +60,6 @@ def update_state(
         for x, new in zip(states, as_tuple(final)):
             x.copy_(new)
     return o
-
-
-def step(
-    x: dict[str, Any], states: Mapping[str, Tensor], options: Mapping[str, Any], cu_seqlens: Tensor | None
-) -> Tensor:
-    """By one kernel."""
-    from ...kernels.recurrent.decode import Preconditioner, decode
-
-    preconditioner = None
-    if "A" in states:
-        gates = (x.pop(name) for name in ("precond_g", "precond_beta", "center"))
-        preconditioner = Preconditioner(states["A"], None, *gates, options["bound"], options["eps"])
-    return decode(**x, state=states["S"], preconditioner=preconditioner, scale=options["scale"], cu_seqlens=cu_seqlens)
 
 
 def check_state(name: str, state: Any, shape: tuple[int, ...], like: Tensor) -> None:

@@ -24,8 +24,8 @@ Tensors = Sequence[Tensor | None]
 class NodeRule(Protocol):
     """What a node computes. `tensors` and `options` come in the order of its schema; a result may be None."""
 
-    def forward(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
-        """The outputs, and what the backward needs besides the tensors."""
+    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
+        """The outputs and, with `save`, what the backward needs besides the tensors."""
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
         """Uninitialised tensors in place of forward's results, from the shapes alone."""
@@ -58,14 +58,14 @@ class Node:
             return list(map(_or_none, self.op(*tensors, *options)[: self.outputs]))
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
             return list(_Eager.apply(self, options, *tensors))
-        return list(self.rule.forward(tensors, options)[0])
+        return list(self.rule.forward(tensors, options, False)[0])
 
     def _split(self, arguments: Sequence[Any]) -> tuple[Tensors, Sequence[Any]]:
         return arguments[: self.width], arguments[self.width :]
 
     def _forward(self, *arguments: Any) -> list[Tensor]:
         tensors, options = self._split(arguments)
-        outputs, saved = self.rule.forward(tensors, options)
+        outputs, saved = self.rule.forward(tensors, options, True)
         return without_aliases([*outputs, *saved], tensors)
 
     def _fake(self, *arguments: Any) -> list[Tensor]:
@@ -114,7 +114,7 @@ class Node:
 class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, node: Node, options: Sequence[Any], *tensors: Tensor | None) -> Any:
-        outputs, saved = node.rule.forward(tensors, options)
+        outputs, saved = node.rule.forward(tensors, options, True)
         ctx.save_for_backward(*tensors, *saved)
         ctx.node, ctx.options = node, options
         ctx.set_materialize_grads(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -47,9 +48,9 @@ def _edges(cu_seqlens: Tensor) -> list[int]:
     return _read[key][2]
 
 
-def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int, wait: bool = True) -> Sequences:
-    """Read cu_seqlens [N+1], the cumulative lengths of sequences packed into one row (starts at 0, ends at T). Unless `wait`,
-    what lies on a GPU is not read."""
+def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int, *, read: bool = False) -> Sequences:
+    """The sequences that cu_seqlens [N+1] packs into one row: cumulative lengths, from 0 to T. On a GPU its numbers are read,
+    which waits for the device, only with `read` or FASTWEIGHTS_CHECK_VALUES=1."""
     if cu_seqlens is None:
         return Sequences(batch, time)
     if not isinstance(cu_seqlens, Tensor):
@@ -60,7 +61,8 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int, wait: boo
         )
     if batch != 1:
         raise ValueError(f"cu_seqlens packs its sequences into one row, so the batch must be 1, got {batch}")
-    if torch.compiler.is_compiling() or not (wait or values_can_be_read(cu_seqlens)):
+    read = read or os.environ.get("FASTWEIGHTS_CHECK_VALUES") == "1"
+    if torch.compiler.is_compiling() or not (read or values_can_be_read(cu_seqlens)):
         return Sequences(batch, time, cu_seqlens=cu_seqlens)
     edges = _edges(cu_seqlens)
     if edges[0] != 0 or edges[-1] != time or any(a > b for a, b in zip(edges, edges[1:])):

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 BACKENDS = ("auto", "reference", "torch", "triton")
@@ -131,6 +132,10 @@ class OpSpec:
     cases: Mapping[str, Case] = field(default_factory=dict)
     equation: str = ""
     macs: Callable[[int, int], float] | None = None
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        return {name: role for name, role in self.inputs.items() if isinstance(role, Parameter)}
 
     def __post_init__(self) -> None:
         for name, backend in self.backends.items():

@@ -5,20 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import Arguments, Results, call, chunkwise, kernels, sequential
+from ..framework.call import call, chunkwise, kernels, sequential
 from ..framework.spec import Case, OpSpec, Output, State
+from ..shared.memory_kernels import memory_kernels
 from .chunked import chunked
 from .reference import reference
 
 __all__ = ["linear_attention"]
-
-
-def by_kernels(x: Arguments) -> Results:
-    from ...kernels.chunk.node import remember
-    from ...kernels.chunk.sizes import Inputs
-
-    o, final = remember(Inputs(**x.inputs, **x.states), x.sequences, **x.options, final=x.final)
-    return (o,), final
 
 
 def linear_macs(K: int, V: int, C: int = 64) -> float:
@@ -31,7 +24,7 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True)},
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(by_kernels)},
+    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(memory_kernels)},
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="S = a S + k v^T; o = S^T q",
     macs=linear_macs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import Arguments, Results, call, chunkwise, composed, expand_heads, kernels, run, sequential
 from ..framework.checks import compute_dtype
-from ..framework.sequences import check_cu_seqlens
+from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Number, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
@@ -36,8 +35,7 @@ def key_gram(
 ) -> tuple[Tensor, Tensor]:
     """A_t after every token [B, T, G, K] and the last A [N, G, K], both in the dtype of the computation."""
     inputs = {"k": k.to(compute_dtype(k)), "g": g, "beta": beta}
-    sequences = check_cu_seqlens(cu_seqlens, k.shape[0], k.shape[1])
-    (gram,), (A,) = run(KEY_GRAM, Arguments(inputs, {"A": A}, {}, sequences, final, backend))
+    (gram,), (A,) = run(KEY_GRAM, Arguments(inputs, {"A": A}, {}, cu_seqlens, final, backend))
     return gram, A
 
 
@@ -60,11 +58,10 @@ def queries_by_gram(
     return (expand_heads(q, gram.shape[2]).to(gram.dtype) / (gram + ridge)).to(q.dtype), (A,)
 
 
-def by_kernels(x: Arguments) -> Results:
-    from ...kernels.chunk.write_keys_node import write_keys
+def by_kernels() -> KernelFamily:
+    from ...kernels.chunk.memory import WRITE_KEYS, WriteKeyInputs
 
-    write_key, A = write_keys(**x.inputs, **x.states, sequences=x.sequences, **x.options, final=x.final)
-    return (write_key,), (A,)
+    return KernelFamily(WRITE_KEYS, WriteKeyInputs, {"bound": 1.5, "eps": 1e-6})
 
 
 def gram_macs(K: int, V: int, C: int = 64) -> float:

@@ -7,9 +7,10 @@ from torch import Tensor
 from ..delta_rule import SPEC as DELTA_RULE
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Arguments, Results, call, composed, expand_heads, kernels
+from ..framework.call import Results, call, composed, expand_heads, kernels
 from ..framework.spec import Case, OpSpec, Output, State
 from ..precondition import SQUASH, precondition_keys
+from ..shared.memory_kernels import memory_kernels
 
 __all__ = ["preconditioned_delta_rule"]
 
@@ -30,14 +31,6 @@ def by_two_ops(
     return o, (S, A)
 
 
-def by_kernels(x: Arguments) -> Results:
-    from ...kernels.chunk.node import remember
-    from ...kernels.chunk.sizes import Inputs
-
-    o, final = remember(Inputs(**x.inputs, **x.states), x.sequences, **x.options, final=x.final)
-    return (o,), final
-
-
 SPEC = OpSpec(
     name="preconditioned_delta_rule",
     inputs={
@@ -47,7 +40,7 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True), "A": State("GK")},
     outputs={"o": Output("GV")},
     options={**SQUASH, "scale": roles.SCALE},
-    backends={"reference": composed(by_two_ops), "torch": composed(by_two_ops), "triton": kernels(by_kernels)},
+    backends={"reference": composed(by_two_ops), "torch": composed(by_two_ops), "triton": kernels(memory_kernels)},
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="w as precondition_keys; S' = a S; S = S' + beta w (v - S'^T k)^T; o = S^T q",
     macs=DELTA_RULE.macs,

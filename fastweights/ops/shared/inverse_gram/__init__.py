@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...framework import roles
 from ...framework.call import Arguments, chunkwise, run, sequential
-from ...framework.sequences import check_cu_seqlens
 from ...framework.spec import Number, OpSpec, Output, Role, State
 from .chunked import chunked
 from .reference import reference
@@ -64,14 +63,14 @@ def apply_inverse_gram(
     Returns:
         $A_t b_t$ [B, T, heads, K], and A.
     """
-    sequences, key = check_cu_seqlens(cu_seqlens, u.shape[0], u.shape[1]), u.shape[3]
+    count, key = len(u) if cu_seqlens is None else len(cu_seqlens) - 1, u.shape[3]
     if initial_state is None:
         identity = torch.eye(key, dtype=torch.float64, device=u.device)
-        G_0 = ridge * identity.expand(sequences.count, heads, -1, -1)
+        G_0 = ridge * identity.expand(count, heads, -1, -1)
     else:
         A = 0.5 * (initial_state + initial_state.mT).double()
         G_0 = inverse(A, torch.finfo(dtype).eps * torch.linalg.matrix_norm(A.detach()))
     tokens = {"u": u, "b": b, "gain": gain, "g": g, "refresh": refresh}
     inputs = {name: None if x is None else x.double() for name, x in tokens.items()}
-    (y,), (G,) = run(SPEC, Arguments(inputs, {"G": G_0}, {"ridge": ridge}, sequences, True, backend))
+    (y,), (G,) = run(SPEC, Arguments(inputs, {"G": G_0}, {"ridge": ridge}, cu_seqlens, True, backend))
     return y.to(dtype), inverse(G, allowance(G, ridge, dtype)).to(dtype)

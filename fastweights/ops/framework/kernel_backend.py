@@ -1,0 +1,143 @@
+"""The backend of Triton kernels, which take the inputs as they are: they handle dtypes, heads, scale and NaN themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels.availability import aligned, on_device_of
+from .node import Node, Tensors
+from .spec import OpSpec, Role
+
+__all__ = ["KernelFamily", "kernels"]
+
+MAX_RECURRENT_TOKENS = 16  # per sequence, where no gradient is needed
+
+
+class KernelFamily(NamedTuple):
+    """Launch code of one family of kernels. rule: a Rule of kernels.runtime.launch_plan; inputs: its named tuple, whose fields
+    are named like the inputs and states of the op; options: its numbers in order, each with the value where the op has none;
+    recurrent: the one kernel for a few tokens, of (inputs, states, new states, options, cu_seqlens), which returns o."""
+
+    rule: Any
+    inputs: Any
+    options: Mapping[str, float]
+    recurrent: Callable[..., Tensor] | None = None
+
+
+class kernels:
+    """load() imports the family: nothing of triton is imported before the first launch."""
+
+    def __init__(self, load: Callable[[], KernelFamily]) -> None:
+        self.load = load
+
+    @cached_property
+    def family(self) -> KernelFamily:
+        return self.load()
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Where each input of the family stands among the tensors of the node; one past the last, None, where it does not."""
+        names = (*self.spec.inputs, *self.spec.states, "cu_seqlens")
+        return [names.index(name) if name in names else len(names) for name in self.family.inputs._fields]
+
+    def bind(self, spec: OpSpec, backend: str) -> None:
+        self.spec = spec
+        tensors = {name: isinstance(role, Role) and role.optional for name, role in spec.inputs.items()}
+        tensors |= dict.fromkeys((*spec.states, "cu_seqlens"), True)
+        options = {**{name: option.schema for name, option in spec.options.items()}, "final": "bool"}
+        self.outputs = len(spec.outputs) + len(spec.states)
+        self.node = Node(f"{spec.name}_{backend}", tensors, options, self.outputs, self)
+
+    def run(self, x: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The outputs and the final states of checked `Arguments`; the states mean nothing unless `x.final`."""
+        given = (*x.inputs.values(), *x.states.values(), x.cu_seqlens)
+        like, cu_seqlens = given[0], x.cu_seqlens
+        if cu_seqlens is not None:
+            given = (*given[:-1], cu_seqlens.to(like.device, non_blocking=True))
+        if torch.compiler.is_compiling():
+            tensors = [t if t is None else t.contiguous() for t in given]
+            results = self.node(tensors, (*x.options.values(), x.final))
+            return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
+        tensors = [aligned(t) for t in given]
+        with on_device_of(like):
+            if self.family.recurrent is not None and is_short(like, cu_seqlens) and not needs_gradient(tensors):
+                return self.recurrent(tensors, x.options)
+            results = self.node(tensors, (*x.options.values(), x.final))
+        return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
+
+    def recurrent(self, tensors: Tensors, options: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """A few tokens without gradients, one after another."""
+        spec, width = self.spec, len(self.spec.inputs)
+        inputs, cu_seqlens = dict(zip(spec.inputs, tensors)), tensors[-1]
+        v, k = inputs["v"], inputs["k"]
+        assert v is not None and k is not None
+        count = len(v) if cu_seqlens is None else len(cu_seqlens) - 1
+        sizes = {"G": v.shape[2], "K": k.shape[3], "V": v.shape[3]}
+        before, after = {}, {}
+        for (name, state), given in zip(spec.states.items(), tensors[width:]):
+            if given is None:  # zeros are updated in place
+                shape = (count, *(sizes[d] for d in state.dims))
+                before[name] = after[name] = torch.zeros(shape, device=v.device)
+            else:
+                before[name], after[name] = given, torch.empty_like(given)
+        assert self.family.recurrent is not None
+        o = self.family.recurrent(inputs, before, after, options, cu_seqlens)
+        return (o,), tuple(after.values())
+
+    # As the rule of a node: see `NodeRule`.
+
+    def _plans(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Any, Any]:
+        from ...kernels.runtime.launch_plan import plans_for
+
+        family = self.family
+        inputs = family.inputs._make(map([*map(aligned, tensors), None].__getitem__, self.places))
+        named = dict(zip(self.spec.options, options))
+        numbers = tuple([named.get(name, default) for name, default in family.options.items()])
+        return inputs, plans_for(family.rule, inputs, numbers, final=options[-1], keep_saved=save)
+
+    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
+        inputs, plans = self._plans(tensors, options, save)
+        found = plans.forward.run(inputs)
+        rest = len(found) - len(plans.recorded[2]) if save else len(found)
+        return found[: self.outputs], found[rest:]
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        like = tensors[0]
+        assert like is not None
+        inputs = self.family.inputs._make(map((*tensors, None).__getitem__, self.places))
+        outputs, saved = self.family.rule.shapes(inputs, like.device, options[-1])
+        made = [[x if x is None else x.allocate(like.device) for x in specs] for specs in (outputs, saved)]
+        return made[0][: self.outputs], made[1]
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        like = tensors[0]
+        assert like is not None
+        first_state = len(self.spec.inputs)
+        with on_device_of(like):
+            inputs, plans = self._plans(tensors, options, True)
+            outputs = plans.recorded[1]
+            grads = [None if g is None or not g.numel() else aligned(g) for g in output_grads]
+            if grads[0] is None:
+                grads[0] = torch.zeros(outputs[0].shape, dtype=outputs[0].dtype, device=like.device)
+            grads += [None] * (len(outputs) - len(grads))
+            kept = [aligned(x) for x in saved]
+            found = plans.backward(inputs, kept, grads, any(needed[first_state:-1]))
+        by_place = dict(zip(self.places, found))
+        return [by_place[place] if need else None for place, need in enumerate(needed)]
+
+
+def is_short(x: Tensor, cu_seqlens: Tensor | None) -> bool:
+    """Whether the recurrent kernel reads the tokens one after another: a choice by sizes, never by lengths."""
+    time = x.shape[1]
+    return time <= MAX_RECURRENT_TOKENS or (cu_seqlens is not None and time <= 2 * (len(cu_seqlens) - 1))
+
+
+def needs_gradient(tensors: Tensors) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
