@@ -40,7 +40,7 @@ def test_opcheck(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> No
         node, options = served_by.node, list(x.options.values())
         tensors = [
             t.detach().requires_grad_() if t is not None and t.is_floating_point() else t
-            for t in (*x.inputs.values(), *x.states.values(), x.sequences.cu_seqlens)
+            for t in (*x.inputs.values(), *x.states.values(), x.cu_seqlens)
         ]
         torch.library.opcheck(node.op, (*tensors, *options), test_utils=(*utilities, "test_autograd_registration"))
         needed = [t is not None and t.requires_grad for t in tensors]

@@ -104,12 +104,7 @@ def test_every_package_has_a_place() -> None:
     assert set(package_imports()) - {""} == set(RANK)
 
 
-KERNELS_USE_OPS = pytest.mark.xfail(strict=True, reason="fastweights.kernels still imports ops.framework")
-
-
-@pytest.mark.parametrize(
-    "package", [pytest.param(name, marks=KERNELS_USE_OPS if name == "kernels" else ()) for name in sorted(RANK)]
-)
+@pytest.mark.parametrize("package", sorted(RANK))
 def test_a_package_imports_only_those_below_it(package: str) -> None:
     wrong = {
         f"{module} imports {target}"
@@ -120,7 +115,6 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
     assert not wrong
 
 
-@KERNELS_USE_OPS
 def test_packages_have_no_circle() -> None:
     assert circle(package_imports()) == []
 

@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 BACKENDS = ("auto", "reference", "torch", "triton")
@@ -132,12 +131,11 @@ class OpSpec:
     cases: Mapping[str, Case] = field(default_factory=dict)
     equation: str = ""
     macs: Callable[[int, int], float] | None = None
-
-    @cached_property
-    def parameters(self) -> dict[str, Parameter]:
-        return {name: role for name, role in self.inputs.items() if isinstance(role, Parameter)}
+    parameters: Mapping[str, Parameter] = field(init=False)
 
     def __post_init__(self) -> None:
+        found = {name: role for name, role in self.inputs.items() if isinstance(role, Parameter)}
+        object.__setattr__(self, "parameters", found)
         for name, backend in self.backends.items():
             backend.bind(self, name)
 
