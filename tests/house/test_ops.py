@@ -1,4 +1,4 @@
-"""Every op has a declaration that fits its signature, a test file and its place in docs/rules.md; no list of names is repeated."""
+"""Every op has a declaration that fits its signature, a test file and a section in docs/rules.md."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_declaration_is_complete(name: str) -> None:
 
 
 def test_declaration_names_what_it_has(name: str) -> None:
-    """NaN comes from inputs and states of the op; cases give inputs that may be left out, or options, in a form that is allowed."""
+    """NaN comes from inputs and states of the op; cases give inputs and options in a form that is allowed."""
     spec: OpSpec = spec_of(getattr(ops, name))
     known = {*spec.inputs, *spec.states, "beta"}  # a memory of ridge regression may have no gain
     for result in (*spec.states.values(), *spec.outputs.values()):
