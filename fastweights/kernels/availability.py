@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .runtime.private_api import constant_when_traced
+from .runtime.private_api import constant_when_traced, ptxas_is_safe
 
 Given = TypeVar("Given", bound=Tensor | None)
 KERNEL_BACKENDS = ("auto", "torch", "triton")
@@ -45,6 +45,11 @@ def why_unavailable(dtype: torch.dtype, device: torch.device) -> str | None:
     capability = _capability(device)
     if capability < (8, 0):
         return f"needs compute capability 8.0 or later (an A100, say), got {capability[0]}.{capability[1]}"
+    if capability[0] == 9 and not ptxas_is_safe():
+        return (
+            "needs ptxas of CUDA 12.9 or later on Hopper, as older ones compute wrong results there; install triton 3.6 or "
+            "later, or name a newer ptxas in TRITON_PTXAS_PATH"
+        )
     return None
 
 

@@ -181,7 +181,8 @@ def test_the_newest_ptxas_serves() -> None:
     with newest_ptxas():
         assert knobs.nvidia.ptxas.version == max(versions, key=lambda v: [int(part) for part in v.split(".")])
     assert knobs.nvidia.ptxas.path == before
-    assert ptxas_is_safe()
+    newest = max([int(part) for part in version.split(".")] for version in versions)
+    assert ptxas_is_safe() is (newest >= [12, 9])
 
 
 def test_the_users_ptxas_stands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,28 +197,23 @@ def test_the_users_ptxas_stands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("version", "safe"), [("12.8", False), ("12.9", True), ("13.0", True)])
-def test_hopper_tiles_need_a_ptxas_that_computes_right(
-    version: str, safe: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU with large shared memory gets the smaller tiles where ptxas is too old."""
-    from fastweights.kernels.chunk import sizes
+def test_hopper_needs_a_ptxas_that_computes_right(version: str, safe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastweights.kernels import availability
     from fastweights.kernels.runtime import private_api
 
     monkeypatch.setenv("TRITON_PTXAS_PATH", "the user's own")
     knobs = mock.Mock()
     knobs.nvidia.ptxas.version = version
     monkeypatch.setattr(private_api, "_knobs", lambda: knobs)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: mock.Mock(shared_memory_per_block_optin=227 * 1024)
-    )
-    for cached in (private_api.ptxas_is_safe, sizes.has_large_shared_memory):
-        cached.cache_clear()
+    private_api.ptxas_is_safe.cache_clear()
     try:
         assert private_api.ptxas_is_safe() is safe
-        assert sizes.has_large_shared_memory(torch.device("cuda", 0)) is safe
+        for capability, runs in (((9, 0), safe), ((8, 0), True), ((10, 0), True)):
+            monkeypatch.setattr(availability, "_capability", lambda device, found=capability: found)
+            reason = availability.why_unavailable(torch.bfloat16, torch.device("cuda", 0))
+            assert reason is None if runs else "needs ptxas of CUDA 12.9" in (reason or "")
     finally:
-        for cached in (private_api.ptxas_is_safe, sizes.has_large_shared_memory):
-            cached.cache_clear()
+        private_api.ptxas_is_safe.cache_clear()
 
 
 def test_kernels_of_others_keep_their_cache_key(monkeypatch: pytest.MonkeyPatch) -> None:

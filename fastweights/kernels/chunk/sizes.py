@@ -10,7 +10,6 @@ import torch
 from ..availability import aligned
 from ..packing import CHUNK, max_pieces, record_tables, segment_length
 from ..runtime.launch_plan import Recorder
-from ..runtime.private_api import ptxas_is_safe
 from ..runtime.workspace import TensorSpec
 from .tiles import Tile, programs_at_once, tiles
 
@@ -55,11 +54,10 @@ class SavedForBackward(NamedTuple):
 
 @lru_cache
 def has_large_shared_memory(device: torch.device) -> bool:
-    """See `tiles`. A GPU that has it gets the smaller tiles all the same where ptxas is too old to trust with the larger."""
+    """See `tiles`."""
     if device.type != "cuda":  # the interpreter
         return True
-    properties = torch.cuda.get_device_properties(device)
-    return getattr(properties, "shared_memory_per_block_optin", 0) >= 200 * 1024 and ptxas_is_safe()
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 200 * 1024
 
 
 class ChunkSizes:
