@@ -57,6 +57,7 @@ def test_page_of_made_up_results(tmp_path: Path) -> None:
     }
     (tmp_path / "fused-nvidia-test.json").write_text(json.dumps(fused))
     page = performance.render(tmp_path)
+    assert "| gdn | 1.00 / 3.00† = 0.33 | 1.00 / 3.00† = 0.33 | 1.00 / 3.00† = 0.33 | 0.50 |" in page
     assert "| gated norm | forward | ours 0.100, torch 0.300 | ours 0.200 |" in page
     assert "| (4,2048,8,128,128) | forward + backward | 1.00 | 3.00† | 3.00 |" in page
     assert "| 100 | 200 | 0.500 | 50% |" in page

@@ -1,0 +1,102 @@
+"""The documents agree with the code: links, anchors, the table of layers, a place for every op, examples that run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fastweights import ops
+from fastweights.layers import MIXERS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
+OWN_TESTS = ("README.md", "layers.md")  # whose examples tests/test_readme.py and tests/layers/test_docs.py run
+IMAGE_BYTES = 100_000
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def without_code(text: str) -> str:
+    """The text without its blocks and spans of code, in which brackets are no links."""
+    return re.sub(r"`[^`\n]*`", "code", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page: a heading that repeats is numbered."""
+    found: Counter[str] = Counter()
+    made = set()
+    for heading in re.findall(
+        r"^#{1,6} (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE
+    ):
+        slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        made.add(f"{slug}-{found[slug]}" if found[slug] else slug)
+        found[slug] += 1
+    return made
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Links of a page to files and headings that do not exist."""
+    broken = []
+    for link in LINK.findall(without_code(text)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_anchors_exist(page: Path) -> None:
+    assert not broken_links(page, page.read_text())
+
+
+@pytest.mark.parametrize("link", ["docs/none.md", "docs/ops.md#no-such-heading", "#no-such-heading"])
+def test_broken_links_are_found(link: str) -> None:
+    page = ROOT / "README.md"
+    assert broken_links(page, f"see [this]({link})") == [link]
+    assert not broken_links(page, "see [this](docs/ops.md#backends), [that](#layers) and `x[0](y)`")
+
+
+def test_every_page_is_listed_in_the_readme() -> None:
+    linked = {link.partition("#")[0] for link in LINK.findall((ROOT / "README.md").read_text())}
+    assert {str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")} <= linked
+
+
+def test_images_are_small_and_shown() -> None:
+    texts = "".join(page.read_text() for page in PAGES)
+    for image in (ROOT / "docs" / "images").iterdir():
+        assert image.stat().st_size <= IMAGE_BYTES, image
+        assert image.name in texts, f"no page shows {image}"
+
+
+def test_the_table_of_layers_is_the_registry() -> None:
+    table = (ROOT / "README.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([^|]+) \|$", table, re.MULTILINE)
+    assert rows == [(name, spec.state) for name, spec in MIXERS.items()]
+
+
+def test_every_op_has_a_heading() -> None:
+    text = (ROOT / "docs" / "rules.md").read_text()
+    headings = "".join(re.findall(r"^## .*$", text, re.MULTILINE))
+    calling = (ROOT / "docs" / "ops.md").read_text()
+    for name in ops.__all__:
+        assert f"`{name}`" in (calling if name.endswith("_") else headings), name
+
+
+EXAMPLES = [
+    (page, code)
+    for page in PAGES
+    if page.name not in OWN_TESTS
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+]
+
+
+@pytest.mark.parametrize(("page", "code"), EXAMPLES, ids=[page.name for page, _ in EXAMPLES])
+def test_examples_run(page: Path, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, page.name, "exec"), {"__name__": "example"})
