@@ -1,14 +1,18 @@
-"""The documents agree with the code: links, anchors, the table of layers, a place for every op, examples that run."""
+"""The documents agree with the code: links, anchors, the table of layers, ops in place, examples that run."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fastweights import ops
+from fastweights.kernels.runtime.private_api import TESTED
 from fastweights.layers import MIXERS
 
 ROOT = Path(__file__).parents[2]
@@ -80,12 +84,17 @@ def test_the_table_of_layers_is_the_registry() -> None:
     assert rows == [(name, spec.state) for name, spec in MIXERS.items()]
 
 
-def test_every_op_has_a_heading() -> None:
-    text = (ROOT / "docs" / "rules.md").read_text()
-    headings = "".join(re.findall(r"^## .*$", text, re.MULTILINE))
-    calling = (ROOT / "docs" / "ops.md").read_text()
+def test_every_op_in_place_is_described() -> None:
+    text = (ROOT / "docs" / "ops.md").read_text()
     for name in ops.__all__:
-        assert f"`{name}`" in (calling if name.endswith("_") else headings), name
+        assert not name.endswith("_") or f"`{name}`" in text, name
+
+
+def test_tested_versions_are_those_of_the_launch_layer() -> None:
+    for page in ("docs/kernels.md", "CHANGELOG.md"):
+        text = " ".join((ROOT / page).read_text().split())
+        for package, (first, last) in TESTED.items():
+            assert f"{package} {first[0]}.{first[1]} to {last[0]}.{last[1]}" in text, (page, package)
 
 
 EXAMPLES = [
@@ -99,4 +108,23 @@ EXAMPLES = [
 @pytest.mark.parametrize(("page", "code"), EXAMPLES, ids=[page.name for page, _ in EXAMPLES])
 def test_examples_run(page: Path, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, page.name, "exec"), {"__name__": "example"})
+    names: dict = {"__name__": "example"}
+    exec(compile(code, page.name, "exec"), names)
+    if "gained_attention" in names:
+        check_gained_attention(names["gained_attention"])
+
+
+def check_gained_attention(op: Callable[..., Any]) -> None:
+    """The op of docs/ops.md computes what its equation says, by chunks as by the loop, packed too."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 150, 2, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    v = torch.randn(1, 150, 4, 5, dtype=torch.float64, generator=generator)
+    beta, g = (torch.rand(1, 150, 4, dtype=torch.float64, generator=generator) - shift for shift in (0.0, 1.0))
+    expected, state = ops.linear_attention(q, k, beta[..., None] * v, g, output_final_state=True)
+    for backend in ("reference", "torch"):
+        o, S = op(q, k, v, beta, g, output_final_state=True, backend=backend)
+        torch.testing.assert_close(o, expected)
+        torch.testing.assert_close(S, state)
+        packed, _ = op(q, k, v, beta, g, cu_seqlens=torch.tensor([0, 70, 150]), backend=backend)
+        alone, _ = op(*(x[:, 70:] for x in (q, k, v, beta, g)), backend=backend)
+        torch.testing.assert_close(packed[:, 70:], alone)
