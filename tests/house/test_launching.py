@@ -22,7 +22,6 @@ PRIVATE = re.compile(
 )
 
 
-@pytest.mark.xfail(strict=True, reason="ops/framework/traced.py is to be replaced")
 def test_private_names_stand_in_one_file() -> None:
     found = {
         f"{path.relative_to(PACKAGE)}: {name}"
@@ -66,12 +65,10 @@ def executed_files(call: Callable[[], Any]) -> set[str]:
     return found
 
 
-@pytest.mark.xfail(strict=True, reason="the ops' dispatch is to be replaced")
-@pytest.mark.compiler
-def test_a_call_passes_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """delta_rule by kernels, forward and backward: 13 files once its plans are known and more than 20 before, when this test was
-    written."""
-    monkeypatch.setattr("fastweights.checks.values_can_be_read", lambda x: False)  # as on a GPU
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
+    """What delta_rule by kernels executes, forward and backward: when its plans are recorded, and once they are known."""
+    monkeypatch.setattr("fastweights.ops.framework.checks.values_can_be_read", lambda x: False)  # as on a GPU
     q, k, v = (torch.randn(1, 128, 2, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     beta, g = torch.rand(1, 128, 2, requires_grad=True), (-torch.rand(1, 128, 2)).requires_grad_()
 
@@ -79,9 +76,22 @@ def test_a_call_passes_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
         o, _ = delta_rule(q, k, v, beta, g, backend="triton")
         o.float().sum().backward()
 
+    monkeypatch.setattr("fastweights.ops.framework.call._passed", {})
     with described_gpu():
-        recording = executed_files(call)
-        warm = executed_files(call)
+        return executed_files(call), executed_files(call)
+
+
+@pytest.mark.compiler
+def test_a_warm_call_passes_few_files(executed: tuple[set[str], set[str]]) -> None:
+    """13 when this test was written."""
+    _, warm = executed
     assert "kernels/runtime/launch_plan.py" in warm
     assert len(warm) <= 8, sorted(warm)
+
+
+@pytest.mark.xfail(strict=True, reason="9 files of kernels, 7 of the ops' framework, 3 of checks")
+@pytest.mark.compiler
+def test_a_recorded_call_passes_few_files(executed: tuple[set[str], set[str]]) -> None:
+    """More than 20 when this test was written."""
+    recording, _ = executed
     assert len(recording) <= 14, sorted(recording)

@@ -23,6 +23,7 @@ import torch
 
 __all__ = [
     "Launch",
+    "autograd_inside_op",
     "compile_all",
     "constant_when_traced",
     "current_device",
@@ -63,6 +64,18 @@ def constant_when_traced(function: Function) -> Function:
     torch.compiler.assume_constant_result does, without its import of torch._dynamo, which takes seconds."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@contextmanager
+def autograd_inside_op() -> Iterator[None]:
+    """Inside an op of torch.library autograd may be off at the dispatcher, which enable_grad does not reach. (Another thread has
+    it on, but cannot run a backward on CUDA while the op's own thread is the one that serves it.)"""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+    ):
+        yield
 
 
 @lru_cache

@@ -7,13 +7,14 @@ as their lengths are numbers in a tensor. As a node an op runs as it does eagerl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from ...kernels.runtime.private_api import autograd_inside_op
 
 __all__ = ["Node", "NodeRule", "without_aliases"]
 
@@ -52,7 +53,7 @@ class Node:
             f"{name}_backward", f"({arguments}, {of_backward}) -> Tensor[]", self._backward, self._fake_backward
         )
 
-    def __call__(self, tensors: Tensors, options: Sequence[Any]) -> list[Tensor | None]:
+    def __call__(self, tensors: Tensors, options: Sequence[Any]) -> list[Any]:
         """The outputs, eagerly or as a node of the graph that is traced."""
         if torch.compiler.is_compiling():
             return list(map(_or_none, self.op(*tensors, *options)[: self.outputs]))
@@ -92,7 +93,7 @@ class Node:
     def _backward(self, *arguments: Any) -> list[Tensor]:
         *first, saved, output_grads, needed = arguments
         tensors, options = self._split(first)
-        with autograd_on():
+        with autograd_inside_op():
             found = self.rule.backward(tensors, options, list(map(_or_none, saved)), output_grads, needed)
         wanted = [
             torch.zeros_like(x, memory_format=torch.contiguous_format) if g is None else g
@@ -133,18 +134,6 @@ def _define(name: str, signature: str, function: Any, fake: Any) -> Any:
     LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastweights::{name}", fake, lib=LIBRARY)
     return getattr(torch.ops.fastweights, name).default
-
-
-@contextmanager
-def autograd_on() -> Iterator[None]:
-    """Autograd inside an op, where the dispatcher may have it switched off below what enable_grad reaches. (Another thread has
-    it on, but cannot run a backward on CUDA while the op's own thread is the one that serves it.)"""
-    keys = torch._C.DispatchKey
-    with (
-        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
-        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
-    ):
-        yield
 
 
 # An op returns tensors only: an empty vector stands for None.

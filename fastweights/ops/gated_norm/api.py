@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ..framework.checks import check_flag, check_number, check_same_shape, check_tensor, shape_of
-from .node import gated_norm
+from .node import NODE
 from .torch_form import GATES, torch_form
 
 __all__ = ["gated_rms_norm"]
@@ -67,5 +67,5 @@ def gated_rms_norm(
             raise ValueError(
                 f"backend 'triton' takes rows up to {WIDEST} wide, got {x.shape[-1]}; use 'torch' or 'auto'"
             )
-        return gated_norm(x, weight, gate, activation, eps, gate_first)
+        return NODE((x, weight, gate), (activation, eps, gate_first))[0]
     return torch_form(x, weight, gate, activation, eps, gate_first)

@@ -7,7 +7,7 @@ from torch import Tensor
 from ...kernels.availability import takes_kernels
 from ..framework.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
 from ..framework.sequences import check_cu_seqlens
-from .node import convolve
+from .node import NODE
 from .torch_form import torch_form
 
 __all__ = ["short_convolution"]
@@ -92,7 +92,8 @@ def short_convolution(
     if takes_kernels(backend, x) and (backend == "triton" or width <= WIDEST):
         if width > WIDEST:
             raise ValueError(f"backend 'triton' takes filters up to {WIDEST} wide, got {width}; use 'torch' or 'auto'")
-        y, final = convolve(x, weight, bias, initial_state, edges, silu, normalize, eps, output_final_state)
+        tensors = (x, weight, bias, initial_state, edges)
+        y, final = NODE(tensors, (silu, normalize, eps, output_final_state))
     else:
         y, final = torch_form(x, weight, bias, initial_state, edges, silu, normalize, eps)
     return y, final if output_final_state else None
