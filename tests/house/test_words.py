@@ -89,7 +89,7 @@ def banned_phrases(text: str) -> list[str]:
     ]
 
 
-UNCLEAN = {"fastweights/kernels", "fastweights/ops", "tests/ops"}
+UNCLEAN = {"fastweights/kernels"}
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def loss(objective: str, S: Tensor, k: Tensor, v: Tensor, phi: Callable[[Tensor]
 
 
 def descend(objective: str, inputs: dict[str, Tensor], S: Tensor, phi: Callable[[Tensor], Tensor]) -> Tensor:
-    """The state after one gradient step a token, by automatic differentiation."""
+    """The state after one gradient step per token, by automatic differentiation."""
     for t in range(inputs["v"].shape[1]):
         S = S.detach().requires_grad_()
         (step,) = torch.autograd.grad(loss(objective, S, inputs["k"][:, t], inputs["v"][:, t], phi), S)

@@ -119,7 +119,7 @@ def test_blocks_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, bound
 
 
 def test_backward_keeps_no_state_of_a_token() -> None:
-    """What is kept for the backward is a few times the inputs, far below K x V numbers a token and state."""
+    """What is kept for the backward is a few times the inputs, far below K x V numbers per token and state."""
     inputs = CASE.draw(batch=1, time=1024, heads=1, key=64, value=64, dtype=torch.float32)
     inputs = inputs.map(lambda x: x.requires_grad_())
     kept: dict[int, int] = {}

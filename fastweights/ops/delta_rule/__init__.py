@@ -57,8 +57,8 @@ def delta_rule(
     $$S' = \mathrm{Diag}(a_t)\, S_{t-1}, \qquad S_t = S' + \beta_t\, w_t (v_t - S'^\top k_t)^\top, \qquad
       o_t = S_t^\top (\mathrm{scale}\; q_t), \qquad a_t = e^{g_t}$$
 
-    w = k gives DeltaNet (no g; Schlag et al. 2021, Yang et al. 2024), Gated DeltaNet (one decay a head; Yang et al. 2025)
-    and Kimi Delta Attention (one a key channel; Kimi Team 2025). A write key w of its own is how preconditioning
+    w = k gives DeltaNet (no g; Schlag et al. 2021, Yang et al. 2024), Gated DeltaNet (one decay per head; Yang et al. 2025)
+    and Kimi Delta Attention (one per key channel; Kimi Team 2025). A write key w of its own is how preconditioning
     (Preconditioned DeltaNet, section 3), variational linear attention and least squares enter.
 
     Args:
@@ -67,7 +67,7 @@ def delta_rule(
         v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
         beta: gain, [B, T, HV] (or H heads, repeated likewise). Any float dtype.
         g: log decay (natural logarithm, at most 0; -inf forgets everything), None, [B, T, HV] or [B, T, HV, K].
-        write_key: w, of the shape and dtype of k, or [B, T, HV, K] with one a value head; k when None.
+        write_key: w, of the shape and dtype of k, or [B, T, HV, K] with one per value head; k when None.
         scale: factor on q, K^-0.5 by default.
         initial_state: S before the first token, [N, HV, K, V]; zeros when None. N is B, or the number of packed sequences.
         output_final_state: whether to return S after the last token.

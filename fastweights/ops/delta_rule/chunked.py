@@ -3,7 +3,7 @@
 With rows as tokens, W the write keys, G the summed log decay, S the state at the chunk's start:
     (I + diag(beta) tril(K exp(G) (W exp(-G))^T, -1)) U = diag(beta) (V - K exp(G) S)
     O = Q exp(G) S + tril(Q exp(G) (W exp(-G))^T) U        S_next = exp(G_last) S + (W exp(G_last - G))^T U
-The solve is linear in S, so it is done for all chunks at once and only two products a chunk remain in sequence.
+The solve is linear in S, so it is done for all chunks at once and only two products per chunk remain in sequence.
 """
 
 from __future__ import annotations

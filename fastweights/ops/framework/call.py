@@ -302,7 +302,7 @@ class sequential(InPyTorch):
 
 
 class chunkwise(InPyTorch):
-    """A form over chunks of tokens, which is told the sequences."""
+    """A form over chunks of tokens, which takes the sequences."""
 
     def in_order(
         self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Which tokens form which sequence, and how they are cut into chunks that many sequences walk through together."""
+"""Which tokens form which sequence, and how they are cut into chunks, which many sequences pass together."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def gated_kalmanet(
         ridge: positive factor on |H_t|_F.
         iterations: of the iterative solvers, at least 1.
         solver: "chebyshev", "conjugate_gradient" (on random unit keys as accurate after 16 iterations as the first after
-            30, values and gradients) or "exact" (a Cholesky factor a token; NaN where a given state or rounding makes
+            30, values and gradients) or "exact" (a Cholesky factor per token; NaN where a given state or rounding makes
             H_t + lambda_t I indefinite).
         scale: factor on q, K^-0.5 by default.
         initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H is taken as the

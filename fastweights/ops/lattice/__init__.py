@@ -66,7 +66,7 @@ def lattice(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    r"""One gradient step a token on K memory slots of V numbers, the rows s_i of S, seen through their directions.
+    r"""One gradient step per token on K memory slots of V numbers, the rows s_i of S, seen through their directions.
 
     With $\phi_i = s_i / |s_i|$ the directions and $\Phi$ their matrix [K, V], every slot moves only across itself:
 

@@ -2,10 +2,10 @@
 
 Inside a chunk every slot is s = p s_start + sum_t r_t h_t. What a step needs of it, b = s.h, follows for every h to come the
 recursion of the slot itself (b' = f b + w h_t.h), so token by token only numbers are carried. Their first values s_start.h
-and the products h_t.h are two matrix products a chunk; outputs and the slots at the chunk's end are matrix products again.
+and the products h_t.h are two matrix products per chunk; outputs and the slots at the chunk's end are matrix products again.
 The backward pass is the same idea for the gradient in the slots, as coefficients of h and of the output's gradient.
 
-Rows: G = sequences x heads that walk through a chunk together; C tokens a chunk; K slots of V numbers.
+Rows: G = sequences x heads that pass a chunk together; C tokens per chunk; K slots of V numbers.
 """
 
 from __future__ import annotations

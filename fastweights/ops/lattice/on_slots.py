@@ -1,8 +1,8 @@
 """Steps one after the other on the slots themselves: decode, whose h is the error of all slots together, and every objective
 without normalisation, where a step depends on the length that its slot has come to.
 
-The slots of a chunk's tokens exist only in the backward pass of that chunk. Rows: G = sequences x heads that walk through a
-chunk together; C tokens a chunk; K slots of V numbers. Inside, tokens come first and vectors are rows: [C, G, 1, K].
+The slots of a chunk's tokens exist only in the backward pass of that chunk. Rows: G = sequences x heads that pass a
+chunk together; C tokens per chunk; K slots of V numbers. Inside, tokens come first and vectors are rows: [C, G, 1, K].
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def from_rows(x: Tensor) -> Tensor:
 
 
 def optional_rows(x: Tensor | None, count: int) -> list[None] | Tensor:
-    """A row a token, or None a token."""
+    """One row per token, or None for each token."""
     return [None] * count if x is None else to_rows(x)
 
 

@@ -47,8 +47,8 @@ def linear_attention(
 
     $$S_t = \mathrm{Diag}(a_t)\, S_{t-1} + k_t v_t^\top, \qquad o_t = S_t^\top (\mathrm{scale}\; q_t), \qquad a_t = e^{g_t}$$
 
-    Without g this is linear attention (Katharopoulos et al. 2020); with one decay a head the rule of Mamba-2 (Dao and Gu
-    2024) and simple GLA; with one a key channel gated linear attention (Yang et al. 2024).
+    Without g this is linear attention (Katharopoulos et al. 2020); with one decay per head the rule of Mamba-2 (Dao and Gu
+    2024) and simple GLA; with one per key channel gated linear attention (Yang et al. 2024).
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.

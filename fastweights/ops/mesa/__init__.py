@@ -49,7 +49,7 @@ def mesa(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    r"""Answer with the ridge regression of all values on all keys so far, with a learned ridge a key channel.
+    r"""Answer with the ridge regression of all values on all keys so far, with a learned ridge per key channel.
 
     $$H_t = a_t H_{t-1} + \beta_t k_t k_t^\top, \qquad U_t = a_t U_{t-1} + \beta_t k_t v_t^\top, \qquad a_t = e^{g_t}$$
     $$o_t = U_t^\top (H_t + \mathrm{Diag}(\mathrm{ridge}))^{-1} (\mathrm{scale}\; q_t)$$

@@ -1,4 +1,4 @@
-"""Test-time training with a normalised answer: one gradient step a token on a linear memory behind a normalisation."""
+"""Test-time training with a normalised answer: one gradient step per token on a linear memory behind a normalisation."""
 
 from __future__ import annotations
 

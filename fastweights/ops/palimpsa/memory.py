@@ -5,7 +5,7 @@ sub-chunk's start (its "bound").
     S_b = over[b, 0] S_start + sum_{i < b} over[b, 1 + i] written_i         written_i: what sub-chunk i adds until its end
     S_t = within[t, 0] S_b + sum_{j <= t} within[t, 1 + j] key_j value_j^T          inside a sub-chunk
 within and over hold products of decays (0 for what comes later), so nothing is divided and decay 0 needs no care.
-The bounds and all that is small are computed for all rows at once; the states, K x V numbers a token, for some of the
+The bounds and all that is small are computed for all rows at once; the states, K x V numbers per token, for some of the
 sub-chunks at a time.
 """
 

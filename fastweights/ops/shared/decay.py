@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def decay_of(g: Tensor | None, chunks: int) -> Decay:
-    """The decay of M chunks from their g: None, [M, H, C] (one number a head) or [M, H, C, K] (one a key channel)."""
+    """The decay of M chunks from their g: None, [M, H, C] (one number per head) or [M, H, C, K] (one per key channel)."""
     if g is None:
         return Decay(chunks)
     return HeadDecay(g.exp()[..., None]) if g.ndim == 3 else ChannelDecay(g.exp())
@@ -42,7 +42,7 @@ class Decay:
 
 
 class ChannelDecay(Decay):
-    """One decay a key channel and token, a [M, H, C, K]."""
+    """One decay per key channel and token, a [M, H, C, K]."""
 
     def __init__(self, a: Tensor) -> None:
         super().__init__(len(a))
@@ -70,7 +70,7 @@ class ChannelDecay(Decay):
 
 
 class HeadDecay(ChannelDecay):
-    """One decay a head and token, a [M, H, C, 1]. `between` [M, H, i, j] is a(j, i] for i >= j, else 0."""
+    """One decay per head and token, a [M, H, C, 1]. `between` [M, H, i, j] is a(j, i] for i >= j, else 0."""
 
     def __init__(self, a: Tensor) -> None:
         super().__init__(a)

@@ -1,5 +1,5 @@
 """The inverse of a fading Gram matrix chunk by chunk: G at the chunks' starts is a running sum, from which all tokens of all
-chunks are solved side by side."""
+chunks are solved at once."""
 
 from __future__ import annotations
 

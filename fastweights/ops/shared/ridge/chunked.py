@@ -1,4 +1,4 @@
-"""Ridge regression chunk by chunk: all tokens of all chunks are solved side by side, from the states at the chunks' starts.
+"""Ridge regression chunk by chunk: all tokens of all chunks are solved at once, from the states at the chunks' starts.
 
 With D the decay inside the chunk, gain included, z what is left of the chunk's start, rows as tokens and y_c the solution
 of token c (mixed with its query):
