@@ -14,7 +14,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.fastweights-installed
 DEFAULT_TORCH := torch==2.13.0
-# For a torch that comes without: the tests run the kernels in its interpreter, and compile them for GPUs.
+# Triton, for a torch that comes without it: the tests run the kernels in its interpreter, and compile them for GPUs.
 DEFAULT_TRITON := triton==3.6.0; sys_platform == "linux" and platform_machine == "x86_64"
 
 .PHONY: recall lm test test-slow test-all lint install clean

@@ -14,6 +14,7 @@ import torch
 from fastweights import ops
 from fastweights.kernels.runtime.private_api import TESTED
 from fastweights.layers import MIXERS
+from fastweights.ops.framework.spec import spec_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -82,6 +83,21 @@ def test_the_table_of_layers_is_the_registry() -> None:
     table = (ROOT / "README.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([\w-]+)` \|.*\| ([^|]+) \|$", table, re.MULTILINE)
     assert rows == [(name, spec.state) for name, spec in MIXERS.items()]
+
+
+def test_the_table_of_ops_is_that_of_the_declarations() -> None:
+    """Every op once, with the states and the kernels that it declares."""
+    sizes = {"GKV": "K V", "GKK": "K^2", "GK": "K", "": ""}  # of one head; a count of tokens is not counted
+    text = (ROOT / "docs" / "rules.md").read_text().partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+`) \| [^|]+ \| ([^|]+) \| (yes )?\|$", text, re.MULTILINE)
+    listed = {name: (state, bool(kernels)) for names, state, kernels in rows for name in re.findall(r"`(\w+)`", names)}
+    assert len(rows) > 10 and set(listed) == {name for name in ops.__all__ if not name.endswith("_")}
+    for name, (state, has_kernels) in listed.items():
+        spec = spec_of(getattr(ops, name))
+        counts = Counter(sizes[declared.dims] for declared in spec.states.values())
+        terms = {f"{count} {size}" if count > 1 else size for size, count in counts.items() if size}
+        assert set(state.split(" + ")) == terms, name
+        assert has_kernels is ("triton" in spec.backends), name
 
 
 def test_every_op_in_place_is_described() -> None:

@@ -57,7 +57,7 @@ GENERATED = "results"  # measured numbers, and golden values
 
 def places() -> list[str]:
     """Every package, every folder of tests, and the other folders and files that people read."""
-    found = ["fastweights", "tests", "benchmarks", "docs", "examples", "README.md", "Makefile"]
+    found = ["fastweights", "tests", "benchmarks", "docs", "examples", "README.md", "CHANGELOG.md", "Makefile"]
     for top in ("fastweights", "tests"):
         found += [str(path.relative_to(ROOT)) for path in sorted((ROOT / top).iterdir()) if path.is_dir()]
     return [name for name in found if not name.endswith("__pycache__") and (ROOT / name).exists()]
