@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastweights import ops
-
-CHUNK = 64
+from fastweights.ops.framework.spec import spec_of
 
 
 class Sizes(NamedTuple):
@@ -128,47 +127,34 @@ class Draw(NamedTuple):
 
 
 KINDS: dict[str, Callable[[Draw], Tensor]] = {
-    "key": Draw.key, "write key": Draw.write_key, "value": Draw.value, "gain": Draw.gain, "decay": Draw.decay,
-    "channel decay": Draw.channel_decay, "center": Draw.center, "ridge": Draw.ridge,
+    "query": Draw.key, "key": Draw.key, "write key": Draw.write_key, "value": Draw.value, "gate": Draw.gain,
+    "decay": Draw.decay, "channel decay": Draw.channel_decay, "center": Draw.center, "ridge": Draw.ridge,
 }  # fmt: skip
-READ = {"q": "key", "k": "key", "v": "value"}
-PRECONDITIONER = {"precond_g": "decay", "precond_beta": "gain", "center": "center"}
 
 
-def linear_cost(K: int, V: int) -> float:
-    return 2 * K * V + CHUNK * (K + V) / 2
-
-
-def delta_cost(K: int, V: int) -> float:
-    return 3 * K * V + CHUNK * (K + V) + CHUNK**2 / 6
-
-
-ITERATIONS = 30
-
-
-def mesa_cost(K: int, V: int) -> float:
-    """Two walks of linear attention, and in every iteration a product with the state and two with the chunk's keys."""
-    return linear_cost(K, K) + linear_cost(K, V) + ITERATIONS * (K * K + CHUNK * K)
+def declared(op: Callable[..., Any], form: str, **constants: Any) -> Case:
+    """The op in a form that its declaration lists: its inputs, states and cost."""
+    spec = spec_of(op)
+    given = spec.cases[form].given
+    inputs = {
+        name: f"channel {role.kind}" if given.get(name) == "GK" else role.kind
+        for name, role in spec.inputs.items()
+        if name in given or not getattr(role, "optional", False)
+    }
+    states = {name: state.dims.removeprefix("G") for name, state in spec.states.items()}
+    assert spec.macs is not None
+    return Case(op, inputs, spec.macs, states, constants)
 
 
 CASES: dict[str, Case] = {
-    "linear": Case(ops.linear_attention, READ, linear_cost),
-    "simple_gla": Case(ops.linear_attention, {**READ, "g": "decay"}, linear_cost),
-    "gla": Case(ops.linear_attention, {**READ, "g": "channel decay"}, linear_cost),
-    "deltanet": Case(ops.delta_rule, {**READ, "beta": "gain"}, delta_cost),
-    "gdn": Case(ops.delta_rule, {**READ, "beta": "gain", "g": "decay"}, delta_cost),
-    "gdn-write": Case(ops.delta_rule, {**READ, "beta": "gain", "g": "decay", "write_key": "write key"}, delta_cost),
-    "kda": Case(ops.delta_rule, {**READ, "beta": "gain", "g": "channel decay"}, delta_cost),
-    "pgdn": Case(
-        ops.preconditioned_delta_rule, {**READ, "beta": "gain", "g": "decay", **PRECONDITIONER}, delta_cost,
-        states={"S": "KV", "A": "K"},
-    ),
-    "pkda": Case(
-        ops.preconditioned_delta_rule, {**READ, "beta": "gain", "g": "channel decay", **PRECONDITIONER}, delta_cost,
-        states={"S": "KV", "A": "K"},
-    ),
-    "mesa": Case(
-        ops.mesa, {**READ, "g": "decay", "beta": "gain", "ridge": "ridge"}, mesa_cost, states={"H": "KK", "U": "KV"},
-        constants={"iterations": ITERATIONS, "scale": 1.0},
-    ),
-}  # fmt: skip
+    "linear": declared(ops.linear_attention, "none"),
+    "simple_gla": declared(ops.linear_attention, "head"),
+    "gla": declared(ops.linear_attention, "channel"),
+    "deltanet": declared(ops.delta_rule, "none"),
+    "gdn": declared(ops.delta_rule, "head"),
+    "gdn-write": declared(ops.delta_rule, "head-write"),
+    "kda": declared(ops.delta_rule, "channel"),
+    "pgdn": declared(ops.preconditioned_delta_rule, "head"),
+    "pkda": declared(ops.preconditioned_delta_rule, "channel"),
+    "mesa": declared(ops.mesa, "", iterations=30, scale=1.0),
+}

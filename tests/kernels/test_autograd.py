@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fastweights.ops.framework.kernel_backend import kernels
 from fastweights.testing import OpCase
 from tests.contract.compare import assert_close, relative_error, values_and_gradients
 
-from .cases import KERNEL_CASES, draw_states, exact, small, some_cases
+from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small, some_cases
 
 pytestmark = pytest.mark.kernels
 
@@ -98,6 +100,33 @@ def test_fullgraph(case: OpCase, packed: bool) -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, want))
         gradients = [torch.autograd.grad(sum(x.sum() for x in xs), leaves_of(inputs)) for xs in (got, want)]
         assert_close(*gradients, 1e-6)
+
+
+@some_cases
+def test_opcheck(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node and its backward are what torch.library expects of an op."""
+    calls: list[tuple[Any, list[Any], list[Any]]] = []
+    plain = kernels.run
+
+    def record(self: kernels, x: Any) -> Any:
+        tensors = [*x.inputs.values(), *x.states.values(), x.cu_seqlens]
+        calls.append((self.node, tensors, [*x.options.values(), x.final]))
+        return plain(self, x)
+
+    monkeypatch.setattr(kernels, "run", record)
+    case(
+        small(case, 20).map(Tensor.requires_grad_), backend="triton", cu_seqlens=torch.tensor([0, 5, 20], device=DEVICE)
+    )
+    ((node, tensors, options),) = calls
+    utilities = ("test_schema", "test_faketensor")
+    leaves = [t.detach().requires_grad_() if t is not None and t.is_floating_point() else t for t in tensors]
+    torch.library.opcheck(node.op, (*leaves, *options), test_utils=(*utilities, "test_autograd_registration"))
+    results = [t.detach() for t in node.op(*leaves, *options)]
+    output_grads = [torch.ones_like(t) for t in results[: node.outputs]]
+    needed = [t is not None and t.requires_grad for t in leaves]
+    given = [t if t is None else t.detach() for t in leaves]
+    saved = results[node.outputs :]
+    torch.library.opcheck(node.backward_op, (*given, *options, saved, output_grads, needed), test_utils=utilities)
 
 
 def test_compiled_without_gradients() -> None:

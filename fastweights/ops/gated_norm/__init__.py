@@ -1,3 +1,71 @@
-from .api import gated_rms_norm
+"""RMSNorm of each head or group with the gate that goes with it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...kernels.availability import takes_kernels
+from ..framework.checks import check_flag, check_number, check_same_shape, check_tensor, shape_of
+from .node import NODE
+from .torch_form import GATES, torch_form
 
 __all__ = ["gated_rms_norm"]
+
+WIDEST = 4096  # row that the kernels hold in registers
+
+
+def gated_rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    eps: float = 1e-6,
+    gate_first: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    r"""Each row brought to a mean square of 1, weighted and gated.
+
+    $$y = \frac{x}{\sqrt{\mathrm{mean}(x^2) + \mathrm{eps}}}\, w\, a(z) \qquad \text{or, with the gate first,} \qquad
+      y = \frac{u}{\sqrt{\mathrm{mean}(u^2) + \mathrm{eps}}}\, w, \quad u = x\, a(z)$$
+
+    RMSNorm: Zhang and Sennrich 2019; gated after it as in gated linear attention (Yang et al. 2024), before it as in Mamba-2
+    (Dao and Gu 2024). On CUDA with triton installed one kernel computes all of it in float32, and another its gradients
+    from the inputs alone; a second derivative needs backend "torch".
+
+    Args:
+        x: [..., V] or, with a weight of its own for every group, [..., G, V]; float16, bfloat16, float32 or float64. V is the
+            width that is normalised: a head, or a group of channels.
+        weight: w, [V] or [G, V]. Any float dtype.
+        gate: z, of the shape of x and any float dtype; no gate when None.
+        activation: a, "silu", "sigmoid" or "gelu" (the exact one).
+        eps: at least 0.
+        gate_first: whether the gate comes before the norm.
+        backend: "torch", "triton" (not in float64; V up to 4096) or "auto", triton on CUDA where it can.
+
+    Returns:
+        y, of the shape and dtype of x.
+
+    Raises:
+        ValueError: a shape, dtype, device, option or backend that does not fit; the message says which.
+        TypeError: an argument of the wrong kind.
+    """
+    check_tensor("x", x)
+    check_tensor("weight", weight, x)
+    if x.ndim < 1 or x.shape[-1] < 1:
+        raise ValueError(f"x must be [..., V] with V >= 1, got shape {shape_of(x)}")
+    if weight.shape not in (x.shape[-1:], x.shape[-2:]):
+        raise ValueError(f"weight must be {list(x.shape[-1:])} or {list(x.shape[-2:])}, got shape {shape_of(weight)}")
+    if gate is not None:
+        check_same_shape("gate", check_tensor("gate", gate, x), "x", x)
+    if activation not in GATES:
+        raise ValueError(f"activation must be one of {', '.join(map(repr, GATES))}, got {activation!r}")
+    check_number("eps", eps, low=0.0)
+    check_flag("gate_first", gate_first)
+    if takes_kernels(backend, x) and (backend == "triton" or x.shape[-1] <= WIDEST):
+        if x.shape[-1] > WIDEST:
+            raise ValueError(
+                f"backend 'triton' takes rows up to {WIDEST} wide, got {x.shape[-1]}; use 'torch' or 'auto'"
+            )
+        return NODE((x, weight, gate), (activation, eps, gate_first))[0]
+    return torch_form(x, weight, gate, activation, eps, gate_first)

@@ -1,3 +1,99 @@
-from .api import short_convolution
+"""Short causal convolution along time, one filter a channel, with what usually follows it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...kernels.availability import takes_kernels
+from ..framework.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
+from ..framework.sequences import check_cu_seqlens
+from .node import NODE
+from .torch_form import torch_form
 
 __all__ = ["short_convolution"]
+
+WIDEST = 8  # filter that the kernels hold in registers
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    normalize: int | None = None,
+    eps: float = 1e-6,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    r"""Each channel of a token as a weighted sum of its last W values, then an activation and a norm of each head.
+
+    $$c_t = \sum_{j=0}^{W-1} w_j\, x_{t-W+1+j} + b, \qquad s_t = \mathrm{silu}(c_t), \qquad
+      y_t = s_t / \sqrt{|s_t|^2 + \mathrm{eps}}$$
+
+    What stands around every memory layer since H3 (Fu et al. 2023) and Mamba (Gu and Dao 2023). On CUDA with triton installed
+    one kernel computes all of it in float32, and another its gradients from x alone; a second derivative needs backend "torch".
+
+    Args:
+        x: [B, T, D], float16, bfloat16, float32 or float64. A slice along D, such as a part of a joint projection, is read
+            where it lies.
+        weight: w, [D, W]. Any float dtype.
+        bias: b, [D]; none when None.
+        activation: "silu", or None for s = c.
+        normalize: channels of a head, a divisor of D up to 256, to be brought to length 1; None for y = s.
+        eps: at least 0, added to the squared length.
+        initial_state: the W-1 inputs before the first token, [N, W-1, D]; zeros when None. N is B, or the number of packed
+            sequences.
+        output_final_state: whether to return the last W-1 inputs.
+        cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1). They do not see each
+            other. Its numbers are checked on the CPU only.
+        backend: "torch", "triton" (not in float64; W up to 8) or "auto", triton on CUDA where it can.
+
+    Returns:
+        y [B, T, D] in x's dtype, and the last W-1 inputs [N, W-1, D] in it or None.
+
+    Raises:
+        ValueError: a shape, dtype, device, option or backend that does not fit; the message says which.
+        TypeError: an argument of the wrong kind.
+    """
+    check_tensor("x", x)
+    if x.ndim != 3 or x.shape[2] < 1:
+        raise ValueError(f"x must be [B, T, D], got shape {shape_of(x)}")
+    channels = x.shape[2]
+    check_tensor("weight", weight, x)
+    if weight.ndim != 2 or weight.shape[0] != channels or weight.shape[1] < 1:
+        raise ValueError(f"weight must be [{channels}, W] with W >= 1, got shape {shape_of(weight)}")
+    if bias is not None and check_tensor("bias", bias, x).shape != (channels,):
+        raise ValueError(f"bias must be [{channels}], got shape {shape_of(bias)}")
+    if activation not in (None, "silu"):
+        raise ValueError(f"activation must be None or 'silu', got {activation!r}")
+    if normalize is not None and (
+        isinstance(normalize, bool) or not isinstance(normalize, int) or not 1 <= normalize <= LARGEST_HEAD
+        or channels % normalize
+    ):  # fmt: skip
+        raise ValueError(
+            f"normalize must be the width of a head, a divisor of {channels} up to {LARGEST_HEAD}, or None, got {normalize!r}"
+        )
+    check_number("eps", eps, low=0.0)
+    check_flag("output_final_state", output_final_state)
+    width, count = weight.shape[1], check_cu_seqlens(cu_seqlens, len(x), x.shape[1]).count
+    edges = None if cu_seqlens is None else cu_seqlens.to(x.device)
+    if initial_state is not None:
+        check_tensor("initial_state", initial_state, x)
+        if initial_state.shape != (count, width - 1, channels):
+            raise ValueError(
+                f"initial_state must be [{count}, {width - 1}, {channels}], got shape {shape_of(initial_state)}; "
+                "pass a call's final state"
+            )
+        initial_state = initial_state.to(x.dtype)
+    silu = activation is not None
+    if takes_kernels(backend, x) and (backend == "triton" or width <= WIDEST):
+        if width > WIDEST:
+            raise ValueError(f"backend 'triton' takes filters up to {WIDEST} wide, got {width}; use 'torch' or 'auto'")
+        tensors = (x, weight, bias, initial_state, edges)
+        y, final = NODE(tensors, (silu, normalize, eps, output_final_state))
+    else:
+        y, final = torch_form(x, weight, bias, initial_state, edges, silu, normalize, eps)
+    return y, final if output_final_state else None
