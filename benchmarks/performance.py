@@ -289,16 +289,63 @@ def fused_page(content: Mapping[str, Any]) -> str:
     return "\n".join([text, table(["what", "pass", "device", "eager", "MB"], rows)])
 
 
-PAGES = {"kernels": times_page, "fused": fused_page, "kernel-checks": checks_page}
+def against_page(content: Mapping[str, Any]) -> str:
+    """Device time and memory beside another checkout; rows "<op> <size> <stage>"."""
+    rows = []
+    for key, row in content["rows"].items():
+        op, size, stage = key.split(" ")
+        time, memory = row["ms"], row["mb"]
+        rows.append(
+            [
+                op, f"({size})", STAGES[stage], number(time["base"]), number(time["ours"]), f"{row['time_ratio']:.3f}",
+                number(memory["base"]), number(memory["ours"]), f"{row['memory_ratio']:.3f}",
+            ]
+        )  # fmt: skip
+    text = (
+        f"## Against commit {content['against']['commit'][:7]}, {content['device']}, {content['dtype']}\n\n"
+        f"{origin(content)} Device time and memory of ours, before and after, in one run; `kernels.py --against`.\n"
+    )
+    head = ["op", "size", "pass", "before", "after", "after / before", "MB before", "MB after", "after / before"]
+    return "\n".join([text, table(head, rows)])
+
+
+def packed_page(content: Mapping[str, Any]) -> str:
+    """Eager calls with one cu_seqlens that stays and with a new one per call; rows "<op> <size>"."""
+    rows = [
+        [op, f"({size})", number(row["unchanging_ms"]), number(row["changing_ms"]), f"{row['ratio']:.2f}"]
+        for key, row in content["rows"].items()
+        for op, size in [key.split(" ")]
+    ]
+    text = (
+        f"## Packed sequences, {content['device']}\n\n{origin(content)} Forward + backward called eagerly, "
+        f"{content['sequences']} sequences per row; `packed.py`.\n"
+    )
+    head = ["op", "size", "one cu_seqlens", "new cu_seqlens per call", "ratio"]
+    return "\n".join([text, table(head, rows)])
+
+
+# By the beginning of the name of a result file: the longest that fits.
+PAGES = {
+    "kernels-": times_page,
+    "fused-": fused_page,
+    "kernel-checks-": checks_page,
+    "kernels-against-": against_page,
+    "packed-": packed_page,
+}
 
 
 def render(results: Path = RESULTS) -> str:
     parts = [INTRODUCTION]
-    for prefix, page in PAGES.items():
-        for path in sorted(results.glob(f"{prefix}-*.json")):
+    found: dict[str, list[Path]] = {prefix: [] for prefix in PAGES}
+    for path in sorted(results.glob("*.json")):
+        fitting = [prefix for prefix in PAGES if path.name.startswith(prefix)]
+        if fitting:
+            found[max(fitting, key=len)].append(path)
+    for prefix, paths in found.items():
+        for path in paths:
             content = json.loads(path.read_text())
             if content["device"] != "cpu":
-                parts.append(page(content))
+                parts.append(PAGES[prefix](content))
     return "\n".join(parts)
 
 

@@ -56,7 +56,20 @@ def test_page_of_made_up_results(tmp_path: Path) -> None:
         "rows": {"gated norm": {"forward": {"graph": {"ours": [0.1], "torch": [0.3]}, "eager": {"ours": [0.2]}}}},
     }
     (tmp_path / "fused-nvidia-test.json").write_text(json.dumps(fused))
+    compared = {
+        "gdn 1,1,1,1,1 forward": {
+            "ms": {"base": 2.0, "ours": 1.0}, "mb": {"base": 8.0, "ours": 8.0}, "time_ratio": 0.5, "memory_ratio": 1.0,
+        }
+    }  # fmt: skip
+    against = {**ORIGIN, "dtype": "bfloat16", "against": {"commit": "0123456789"}, "rows": compared}
+    (tmp_path / "kernels-against-nvidia-test.json").write_text(json.dumps(against))
+    row = {"unchanging_ms": 0.5, "changing_ms": 0.55, "ratio": 1.1}
+    packed = {**ORIGIN, "sequences": 16, "rows": {"gdn 1,8192,8,128,128": row}}
+    (tmp_path / "packed-nvidia-test.json").write_text(json.dumps(packed))
     page = performance.render(tmp_path)
+    assert "## Against commit 0123456, NVIDIA Test, bfloat16" in page
+    assert "| gdn | (1,1,1,1,1) | forward | 2.00 | 1.00 | 0.500 | 8.00 | 8.00 | 1.000 |" in page
+    assert "| gdn | (1,8192,8,128,128) | 0.500 | 0.550 | 1.10 |" in page
     assert "| gdn | 1.00 / 3.00† = 0.33 | 1.00 / 3.00† = 0.33 | 1.00 / 3.00† = 0.33 | 0.50 |" in page
     assert "| gated norm | forward | ours 0.100, torch 0.300 | ours 0.200 |" in page
     assert "| (4,2048,8,128,128) | forward + backward | 1.00 | 3.00† | 3.00 |" in page
