@@ -33,14 +33,13 @@ def test_rows_of_the_same_files_are_kept(
     assert rows == ({"a": {"n": 1}} if kept else {}) | {"b": {"n": 2}}
 
 
-def test_the_source_changes_with_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    found = [environment.source()]
+def test_the_source_changes_with_any_file(tmp_path: Path) -> None:
+    found = [environment.source(tmp_path)]
     for name, text in (("a.py", ""), ("b.py", ""), ("b.py", "x"), ("b/a.py", "x")):
         path = tmp_path / "fastweights" / "ops" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        found.append(environment.source())
+        found.append(environment.source(tmp_path))
     (tmp_path / "fastweights" / "ops" / "notes.md").write_text("other")
     (tmp_path / "fastweights" / "cli.py").write_text("other")
-    assert len(set(found)) == 5 and environment.source() == found[-1]
+    assert len(set(found)) == 5 and environment.source(tmp_path) == found[-1]
