@@ -166,6 +166,8 @@ def full_parameter(x: Any, role: Parameter, sizes: Sizes, like: Tensor) -> Tenso
     if not isinstance(x, Tensor):
         return like.new_full(shape, constant(x), dtype=dtype)
     x = x.to(dtype)
+    if x.shape == shape:
+        return x
     if x.ndim and x.shape[0] != sizes.G:
         x = x.repeat_interleave(sizes.G // x.shape[0], 0)
     if x.ndim == 1 and len(shape) == 2:

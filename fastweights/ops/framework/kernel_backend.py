@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.availability import aligned, on_device_of
+from ...kernels.runtime.launch_plan import plans_for
 from .node import Node, Tensors
 from .spec import OpSpec, Role
 
@@ -92,10 +93,8 @@ class kernels:
     # As the rule of a node: see `NodeRule`.
 
     def _plans(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Any, Any]:
-        from ...kernels.runtime.launch_plan import plans_for
-
-        family = self.family
-        inputs = family.inputs._make(map([*map(aligned, tensors), None].__getitem__, self.places))
+        family, given = self.family, [*map(aligned, tensors), None]
+        inputs = family.inputs._make([given[place] for place in self.places])
         named = dict(zip(self.spec.options, options))
         numbers = tuple([named.get(name, default) for name, default in family.options.items()])
         return inputs, plans_for(family.rule, inputs, numbers, final=options[-1], keep_saved=save)

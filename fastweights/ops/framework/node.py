@@ -126,7 +126,8 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Any, ...]:
         node, kept = ctx.node, ctx.saved_tensors  # activation checkpointing allows one access only
         tensors, saved = kept[: node.width], kept[node.width :]
-        return None, None, *node.rule.backward(tensors, ctx.options, saved, output_grads, ctx.needs_input_grad[2:])
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *node.rule.backward(tensors, ctx.options, saved, output_grads, needed)
 
 
 def _define(name: str, signature: str, function: Any, fake: Any) -> Any:
