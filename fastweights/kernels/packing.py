@@ -3,8 +3,8 @@
 Tokens of all rows are counted through: token t of row b is b T + t. A sequence is cut into chunks of 64 tokens (the last one
 may be shorter), and its chunks into segments, runs of chunks that programs pass through in parallel.
 
-Rows of one length need no tables: the place of a chunk follows from its number. For packed sequences a kernel
-writes two tables from cu_seqlens on the device, so the host never reads lengths. Pieces of L tokens (a chunk or a segment) are
+Rows of one length need no tables: the place of a chunk follows from its number. Where sequences are packed, `write_tables`
+fills two tables from cu_seqlens on the device, so the host never reads lengths. Pieces of L tokens (a chunk or a segment) are
 numbered without counting those before: sequence n, which starts at token a, owns the numbers from floor(a / L) + n on. No other
 sequence owns these, as floor(a / L) + ceil(length / L) <= floor((a + length) / L) + 1. Numbers that no piece has stay unused.
 """
@@ -22,35 +22,13 @@ from .runtime.workspace import TensorSpec
 __all__ = [
     "CHUNK",
     "chunk_place",
-    "max_pieces",
     "pieces_of_sequence",
     "record_tables",
-    "segment_length",
     "segment_place",
 ]
 
 CHUNK = 64
-# Below so many chunks per segment, or segments per row, finding the segments' states costs more than it saves.
-MIN_SEGMENT_CHUNKS = 8
-MIN_SEGMENTS = 5
 BLOCK = 128  # table entries of one program
-
-
-def segment_length(batch: int, time: int, programs: int, wanted: int) -> int | None:
-    """Chunks per segment such that at most about `wanted` programs run, where `programs` serve one segment; None where the
-    sequences themselves are enough. It depends on sizes alone, never on the lengths of packed sequences."""
-    longest = -(-time // CHUNK)
-    segments = wanted // max(1, programs * batch)  # per row
-    if segments < MIN_SEGMENTS:
-        return None
-    length = max(MIN_SEGMENT_CHUNKS, -(-longest // segments))
-    return length if length < longest else None
-
-
-def max_pieces(count: int, time: int, tokens: int, packed: bool, least: int = 0) -> int:
-    """How many numbers pieces of so many tokens take, whatever the lengths; exact where nothing is packed. least: pieces of an
-    empty row. count: sequences; time: tokens per row."""
-    return count + time // tokens if packed else count * max(least, -(-time // tokens))
 
 
 @triton.jit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +68,19 @@ def executed_files(call: Callable[[], Any]) -> set[str]:
 
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
-    """What delta_rule by kernels executes, forward and backward: when its plans are recorded, and once they are known."""
+    """What delta_rule by kernels executes, forward and backward: when a plan is recorded for new sizes, and once it is known."""
     monkeypatch.setattr("fastweights.ops.framework.checks.values_can_be_read", lambda x: False)  # as on a GPU
-    q, k, v = (torch.randn(1, 128, 2, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
-    beta, g = torch.rand(1, 128, 2, requires_grad=True), (-torch.rand(1, 128, 2)).requires_grad_()
+    monkeypatch.setattr("fastweights.ops.framework.call._passed", {})
 
-    def call() -> None:
+    def call(time: int) -> None:
+        q, k, v = (torch.randn(1, time, 2, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+        beta, g = torch.rand(1, time, 2, requires_grad=True), (-torch.rand(1, time, 2)).requires_grad_()
         o, _ = delta_rule(q, k, v, beta, g, backend="triton")
         o.float().sum().backward()
 
-    monkeypatch.setattr("fastweights.ops.framework.call._passed", {})
     with described_gpu():
-        return executed_files(call), executed_files(call)
+        call(70)  # imports the kernels
+        return executed_files(partial(call, 128)), executed_files(partial(call, 128))
 
 
 @pytest.mark.compiler
@@ -89,9 +91,9 @@ def test_a_warm_call_passes_few_files(executed: tuple[set[str], set[str]]) -> No
     assert len(warm) <= 8, sorted(warm)
 
 
-@pytest.mark.xfail(strict=True, reason="9 files of kernels, 7 of the ops' framework, 3 of checks")
 @pytest.mark.compiler
 def test_a_recorded_call_passes_few_files(executed: tuple[set[str], set[str]]) -> None:
     """More than 20 when this test was written."""
-    recording, _ = executed
+    recording, warm = executed
+    assert recording > warm
     assert len(recording) <= 14, sorted(recording)

@@ -1,7 +1,4 @@
-"""Plain English: phrases and names that this project used for itself, where practitioners have words of their own.
-
-A folder that is not clean yet is marked in UNCLEAN; the mark fails once the folder is clean.
-"""
+"""Plain English: phrases and names that this project used for itself, where practitioners have words of their own."""
 
 from __future__ import annotations
 
@@ -89,16 +86,7 @@ def banned_phrases(text: str) -> list[str]:
     ]
 
 
-UNCLEAN = {"fastweights/kernels"}
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="not cleaned yet") if name in UNCLEAN else ())
-        for name in places()
-    ],
-)
+@pytest.mark.parametrize("place", places())
 def test_no_private_dialect(place: str) -> None:
     wrong = [
         f"{file.relative_to(ROOT)}: {phrase}" for file in files(place) for phrase in banned_phrases(file.read_text())

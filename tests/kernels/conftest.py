@@ -23,6 +23,6 @@ def case(request: pytest.FixtureRequest) -> OpCase:
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sequences are cut into segments of one chunk, as only long ones are otherwise."""
     if HAS_TRITON:
-        monkeypatch.setattr("fastweights.kernels.packing.MIN_SEGMENT_CHUNKS", 1)
+        monkeypatch.setattr("fastweights.kernels.chunk.sizes.MIN_SEGMENT_CHUNKS", 1)
     with plans_anew() if HAS_TRITON else nullcontext():
         yield

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ..availability import aligned
-from ..packing import CHUNK, max_pieces, record_tables, segment_length
+from ..packing import CHUNK, record_tables
 from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .tiles import Tile, programs_at_once, tiles
+
+# Below so many chunks per segment, or segments per row, finding the segments' states costs more than it saves.
+MIN_SEGMENT_CHUNKS = 8
+MIN_SEGMENTS = 5
 
 
 class KernelInputs(NamedTuple):
@@ -58,6 +62,23 @@ def has_large_shared_memory(device: torch.device) -> bool:
     if device.type != "cuda":  # the interpreter
         return True
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 200 * 1024
+
+
+def segment_length(batch: int, time: int, programs: int, wanted: int) -> int | None:
+    """Chunks per segment such that at most about `wanted` programs run, where `programs` serve one segment; None where the
+    sequences themselves are enough. It depends on sizes alone, never on the lengths of packed sequences."""
+    longest = -(-time // CHUNK)
+    segments = wanted // max(1, programs * batch)  # per row
+    if segments < MIN_SEGMENTS:
+        return None
+    length = max(MIN_SEGMENT_CHUNKS, -(-longest // segments))
+    return length if length < longest else None
+
+
+def max_pieces(count: int, time: int, tokens: int, packed: bool, least: int = 0) -> int:
+    """How many numbers pieces of so many tokens take, whatever the lengths; exact where nothing is packed. least: pieces of an
+    empty row. count: sequences; time: tokens per row."""
+    return count + time // tokens if packed else count * max(least, -(-time // tokens))
 
 
 class ChunkSizes:

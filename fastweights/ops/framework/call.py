@@ -116,7 +116,7 @@ def check_call(
     sizes = checks.check_inputs(spec, inputs)
     values = checks.check_options(spec, options, sizes)
     check_flag("output_final_state", final)
-    count = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T).count
+    count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T).count
     like = inputs[0]
     implementation = spec.backends[choose_backend(spec, backend, like)]
     checks.check_states(spec, initial_state, sizes, count, like)

@@ -172,7 +172,7 @@ def full_parameter(x: Any, role: Parameter, sizes: Sizes, like: Tensor) -> Tenso
         x = x.repeat_interleave(sizes.G // x.shape[0], 0)
     if x.ndim == 1 and len(shape) == 2:
         x = x[:, None]
-    return x.expand(shape)
+    return x if x.shape == shape else x.expand(shape)  # each view costs autograd a node
 
 
 def check_options(spec: OpSpec, options: Mapping[str, Any], sizes: Sizes) -> Named:
