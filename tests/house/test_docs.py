@@ -113,6 +113,17 @@ def test_tested_versions_are_those_of_the_launch_layer() -> None:
             assert f"{package} {first[0]}.{first[1]} to {last[0]}.{last[1]}" in text, (page, package)
 
 
+def test_kernels_that_the_log_lists_exist() -> None:
+    """The launches of the chunk kernels, each with the module that it stands in."""
+    text = (ROOT / "docs" / "kernels.md").read_text().partition("## The chunk kernels")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \| ([a-z][^|]*) \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
+    assert len(rows) >= 9
+    for names, modules in rows:
+        for name, module in zip(re.findall(r"`(\w+)`", names), modules.split(", "), strict=True):
+            source = (ROOT / "fastweights" / "kernels" / "chunk" / f"{module}.py").read_text()
+            assert re.search(rf"^def {name}\(", source, re.MULTILINE), (name, module)
+
+
 EXAMPLES = [
     (page, code)
     for page in PAGES
