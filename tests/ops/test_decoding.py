@@ -152,6 +152,20 @@ def test_kernel_on_packed_rows(case: OpCase, index: torch.dtype) -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("edges", [[-3, 4, 90], [0, 60, 2], [50, 55, 60], [2**40, 3, 2**40]], ids=str)
+def test_kernel_stays_inside_the_row(edges: list[int]) -> None:
+    """Lengths on a GPU are not checked. Whatever they say, no token outside of the row is read: those are NaN here."""
+    from fastweights.kernels.recurrent.decode import decode
+
+    around = torch.full((1, 64, 1, 8), math.nan, device=DEVICE)
+    around[:, 29:35] = torch.randn(1, 6, 1, 8)
+    row = around[:, 29:35]
+    state = torch.zeros(2, 1, 8, 8, device=DEVICE)
+    o = decode(row, row, row, state=state, scale=1.0, cu_seqlens=torch.tensor(edges, device=DEVICE))
+    assert o.shape == row.shape and state.isfinite().all()
+
+
+@pytest.mark.kernels
 def test_kernel_into_new_states(case: OpCase) -> None:
     """The states given stay as they are, and the new ones are those of an update in place, bit by bit."""
     inputs = case.draw(time=2, heads=1, key=8, value=40, dtype=torch.float32).map(lambda x: x.to(DEVICE))

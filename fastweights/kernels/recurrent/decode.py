@@ -17,6 +17,7 @@ from torch import Tensor
 from ..availability import on_device_of
 from ..chunk.tiles import padded
 from ..math import or_nan
+from ..packing import sequence_edges
 from ..runtime.launch_plan import launch
 
 __all__ = ["Preconditioner", "decode"]
@@ -184,8 +185,9 @@ def decode_kernel(
         first = n.to(tl.int64) * T
         count = T
     else:
-        first = tl.load(cu_seqlens + n).to(tl.int64)
-        count = (tl.load(cu_seqlens + n + 1) - first).to(tl.int32)
+        start, stop = sequence_edges(cu_seqlens, n, T)
+        first = start.to(tl.int64)
+        count = stop - start
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.
