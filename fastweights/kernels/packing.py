@@ -3,10 +3,11 @@
 Tokens of all rows are counted through: token t of row b is b T + t. A sequence is cut into chunks of 64 tokens (the last one
 may be shorter), and its chunks into segments, runs of chunks that programs pass through in parallel.
 
-Rows of one length need no tables: the place of a chunk follows from its number. Where sequences are packed, `write_tables`
-fills two tables from cu_seqlens on the device, so the host never reads lengths. Pieces of L tokens (a chunk or a segment) are
-numbered without counting those before: sequence n, which starts at token a, owns the numbers from floor(a / L) + n on. No other
-sequence owns these, as floor(a / L) + ceil(length / L) <= floor((a + length) / L) + 1. Numbers that no piece has stay unused.
+Of rows of one length the place of a chunk follows from its number, and so does that of a sequence that is not cut into segments.
+Everywhere else `write_tables` fills tables on the device, from cu_seqlens where sequences are packed: the host never reads
+lengths. Pieces of L tokens (a chunk or a segment) of packed sequences are numbered without counting those before: sequence n,
+which starts at token a, owns the numbers from floor(a / L) + n on. No other sequence owns these, as floor(a / L) +
+ceil(length / L) <= floor((a + length) / L) + 1. Numbers that no piece has stay unused.
 """
 
 from __future__ import annotations
@@ -50,45 +51,60 @@ def owner(cu_seqlens, number, T, N, steps, L):
     return n
 
 
-@triton.jit(do_not_specialize=["T", "N", "steps", "M", "P", "L"])
-def write_tables(cu_seqlens, chunks, segments, T, N, steps, M, P, L, BLOCK: tl.constexpr):
-    """chunks [M, 2]: first token and number of tokens, 0 where no chunk has the number. segments [P, 4]: first token, token after
-    the last, sequence, and 1 for a sequence's first segment + 2 for its last; an empty sequence has one. L: tokens of one."""
-    blocks = tl.cdiv(M, BLOCK)
-    block = tl.program_id(0)
-    if block < blocks:
-        number = block * BLOCK + tl.arange(0, BLOCK)
-        n = owner(cu_seqlens, number, T, N, steps, 64)
-        start, stop = sequence_edges(cu_seqlens, n, T)
-        first = start + (number - (start // 64 + n)) * 64
-        tl.store(chunks + number * 2, first, number < M)
-        tl.store(chunks + number * 2 + 1, tl.minimum(tl.maximum(stop - first, 0), 64), number < M)
+@triton.jit
+def write_chunks(cu_seqlens, chunks, number, T, N, steps, M):
+    n = owner(cu_seqlens, number, T, N, steps, 64)
+    start, stop = sequence_edges(cu_seqlens, n, T)
+    first = start + (number - (start // 64 + n)) * 64
+    tl.store(chunks + number * 2, first, number < M)
+    tl.store(chunks + number * 2 + 1, tl.minimum(tl.maximum(stop - first, 0), 64), number < M)
+
+
+@triton.jit
+def write_segments(cu_seqlens, segments, number, T, N, steps, P, L):
+    if cu_seqlens is None:
+        per_row = tl.maximum(tl.cdiv(T, L), 1)
+        n = number // per_row
+        place = number - n * per_row
+        start, stop = n * T, n * T + T
+        chunk = n * tl.cdiv(T, 64) + place * (L // 64)
     else:
-        number = (block - blocks) * BLOCK + tl.arange(0, BLOCK)
         n = owner(cu_seqlens, number, T, N, steps, L)
         start, stop = sequence_edges(cu_seqlens, n, T)
         place = number - (start // L + n)
-        first = tl.minimum(start + place * L, stop)
-        last = tl.minimum(first + L, stop)
-        used = (place == 0) | (first < stop)
-        ends = tl.where(place == 0, 1, 0) + tl.where(used & (last == stop), 2, 0)
-        here = number < P
-        tl.store(segments + number * 4, first, here)
-        tl.store(segments + number * 4 + 1, last, here)
-        tl.store(segments + number * 4 + 2, n, here)
-        tl.store(segments + number * 4 + 3, ends, here)
+        chunk = start // 64 + n + place * (L // 64)
+    first = tl.minimum(start + place * L, stop)
+    last = tl.minimum(first + L, stop)
+    used = (place == 0) | (first < stop)
+    here = number < P
+    tl.store(segments + number * 5, first, here)
+    tl.store(segments + number * 5 + 1, last, here)
+    tl.store(segments + number * 5 + 2, chunk, here)
+    tl.store(segments + number * 5 + 3, n, here)
+    tl.store(segments + number * 5 + 4, tl.where(place == 0, 1, 0) + tl.where(used & (last == stop), 2, 0), here)
+
+
+@triton.jit(do_not_specialize=["T", "N", "steps", "M", "P", "L"])
+def write_tables(cu_seqlens, chunks, segments, T, N, steps, M, P, L, BLOCK: tl.constexpr):
+    """chunks [M, 2], of packed sequences alone: first token and number of tokens, 0 where no chunk has the number. segments
+    [P, 5]: first token, token after the last, first chunk, sequence, and 1 for a sequence's first segment + 2 for its last; an empty
+    sequence has one segment. L: tokens per segment."""
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if cu_seqlens is not None:
+        write_chunks(cu_seqlens, chunks, number, T, N, steps, M)
+    write_segments(cu_seqlens, segments, number, T, N, steps, P, L)
 
 
 def record_tables(
-    recorder: Recorder, cu_seqlens: Any, chunks: TensorSpec, segments: TensorSpec, time: int, tokens: int
+    recorder: Recorder, cu_seqlens: Any, chunks: TensorSpec | None, segments: TensorSpec, time: int, tokens: int
 ) -> None:
-    """Fill `chunks` and `segments`, of so many tokens each, for a row of `time` tokens."""
-    N, M, P = cu_seqlens.shape[0] - 1, chunks.shape[0], segments.shape[0]
-    programs = -(-M // BLOCK) + -(-P // BLOCK)
-    steps = max(N - 1, 0).bit_length()
+    """Fill `chunks`, where sequences are packed, and `segments`, of so many tokens each, for rows of `time` tokens."""
+    N = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    M, P = 0 if chunks is None else chunks.shape[0], segments.shape[0]
     recorder.launch(
-        write_tables, (programs,), cu_seqlens, chunks, segments, time, N, steps, M, P, tokens, BLOCK=BLOCK, num_warps=4
-    )
+        write_tables, (-(-max(M, P) // BLOCK),), cu_seqlens, chunks, segments, time, N, max(N - 1, 0).bit_length(), M, P, tokens,
+        BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -108,25 +124,22 @@ def chunk_place(chunks, m, T):
 
 
 @triton.jit
-def segment_place(segments, p, T, L):
-    """Of segment p: its first token and the token after its last (int64), its first chunk, its sequence, and whether it is the
-    sequence's first and last. segments: the table of packed sequences, None for rows of T tokens in segments of L."""
+def segment_place(segments, p, T):
+    """Of segment p: its first token (int64) and the token after its last, its first chunk (int64), its sequence, and whether it
+    is the sequence's first and last. segments: the table, None where no row of T tokens is cut."""
     if segments is None:
-        per_row = tl.maximum(tl.cdiv(T, L), 1)
-        sequence = p // per_row
-        place = p - sequence * per_row
-        row = sequence.to(tl.int64) * T
-        first = row + place * L
-        stop = tl.minimum(first + L, row + T)
-        chunk = sequence.to(tl.int64) * tl.cdiv(T, 64) + place * (L // 64)
-        is_first, is_last = place == 0, place == per_row - 1
+        first = (p * T).to(tl.int64)
+        stop = p * T + T
+        chunk = (p * tl.cdiv(T, 64)).to(tl.int64)
+        sequence = p
+        is_first, is_last = p >= 0, p >= 0
     else:
-        first = tl.load(segments + 4 * p).to(tl.int64)
-        stop = tl.load(segments + 4 * p + 1).to(tl.int64)
-        sequence = tl.load(segments + 4 * p + 2)
-        ends = tl.load(segments + 4 * p + 3)
+        first = tl.load(segments + 5 * p).to(tl.int64)
+        stop = tl.load(segments + 5 * p + 1)
+        chunk = tl.load(segments + 5 * p + 2).to(tl.int64)
+        sequence = tl.load(segments + 5 * p + 3)
+        ends = tl.load(segments + 5 * p + 4)
         is_first, is_last = (ends & 1) > 0, (ends & 2) > 0
-        chunk = first // 64 + sequence
     return first, stop, chunk, sequence, is_first, is_last
 
 

@@ -16,6 +16,7 @@ from tests.ops.kernel_launches import recorded
 
 from . import forms
 from .cases import KERNEL_CASES
+from .pipelining import overwritten_operands
 
 pytestmark = pytest.mark.compiler
 SHARED = {
@@ -72,6 +73,10 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
             wrong.append(
                 f"{one.kernel.__name__}: {compiled.shared} bytes of shared memory, {compiled.stack} spilled; {one.choices}"
             )
+        wrong += [
+            f"{one.kernel.__name__}: {operand} overwritten; {one.choices}"
+            for operand in overwritten_operands(compiled.ttgir)
+        ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -134,6 +139,29 @@ def test_a_wrong_sum_is_recognized() -> None:
     right = ["UMOV UR4, URZ", "UIADD3 UR8, UP0, UR6, 0x80, URZ", "UIADD3.X UR9, UR4, 0x40000040, URZ, UP0, !UPT"]
     wrong = ["UIADD3 UR4, UP0, UR10, 0x40, URZ", "UIADD3.X UR7, UR10, -0x7fffffe0, URZ, UP0, !UPT"]
     assert not misplaced(right) and misplaced(wrong) == wrong[1:]
+
+
+LOOP = """
+    %S = ttg.local_alloc : () -> !ttg.memdesc<{buffers}x64x64xbf16, #shared, #smem, mutable>
+    %first = ttg.memdesc_index %S[%zero] : x
+    %a = ttg.async_copy_global_to_local %p, %first mask %m
+    %second = ttg.memdesc_index %S[%one] : x
+    %b = ttg.async_copy_global_to_local %p, %second mask %m
+    %o = scf.for %i = %zero to %n step %one
+      %now = ttg.memdesc_index %S[%at] : x
+      %turned = ttg.memdesc_trans %now : x
+      %early = ttng.warp_group_dot %q, %turned, %x
+      %late = ttng.warp_group_dot %q, %turned, %y
+      %done = ttng.warp_group_dot_wait %early, %late {{pendings = {pendings} : i32}}
+      %next = ttg.memdesc_index %S[%later] : x
+      %c = ttg.async_copy_global_to_local %p, %next mask %m
+    }}
+"""
+
+
+@pytest.mark.parametrize(("buffers", "pendings", "wrong"), [(2, 0, []), (2, 1, ["%late: %S"]), (3, 2, [])])
+def test_an_overwritten_operand_is_recognized(buffers: int, pendings: int, wrong: list[str]) -> None:
+    assert overwritten_operands(LOOP.format(buffers=buffers, pendings=pendings)) == wrong
 
 
 def test_memory(name: str, dtype: str, width: int, capability: int) -> None:

@@ -23,7 +23,7 @@ def tables(cu_seqlens: torch.Tensor, time: int, tokens: int) -> tuple[list[list[
     edges = TensorSpec(cu_seqlens.shape, cu_seqlens.dtype)
     chunks, segments = (
         TensorSpec((max_pieces(count, time, piece, packed=True), width), torch.int32)
-        for piece, width in ((CHUNK, 2), (tokens, 4))
+        for piece, width in ((CHUNK, 2), (tokens, 5))
     )
     recorder = Recorder()
     record_tables(recorder, edges, chunks, segments, time, tokens)
@@ -49,13 +49,14 @@ def test_every_piece_has_one_number(lengths: list[int], per_segment: int, dtype:
         firsts = list(range(start, stop, tokens)) or [start]
         for place, first in enumerate(firsts):
             ends = (place == 0) + 2 * (place == len(firsts) - 1)
-            wanted_segments[start // tokens + n + place] = [first, min(first + tokens, stop), n, ends]
+            chunk = start // 64 + n + place * per_segment
+            wanted_segments[start // tokens + n + place] = [first, min(first + tokens, stop), chunk, n, ends]
     assert sum(count for _, count in wanted_chunks.values()) == time
     for number, (first, count) in enumerate(chunks):
         assert [first, count] == wanted_chunks.pop(number) if number in wanted_chunks else count == 0
-    for number, (first, stop, sequence, ends) in enumerate(segments):
+    for number, (first, stop, chunk, sequence, ends) in enumerate(segments):
         if number in wanted_segments:
-            assert [first, stop, sequence, ends] == wanted_segments.pop(number)
+            assert [first, stop, chunk, sequence, ends] == wanted_segments.pop(number)
         else:
             assert first == stop and ends == 0
     assert not wanted_chunks and not wanted_segments
@@ -70,7 +71,7 @@ def test_wrong_lengths_stay_inside_the_row(edges: list[int]) -> None:
     assert all(0 <= count <= 64 for _, count in chunks)
     assert all(first >= 0 and first + count <= 200 for first, count in chunks if count)
     assert all(0 <= first <= stop <= 200 for first, stop, *_ in segments)
-    assert all(first // 64 + n + -(-(stop - first) // 64) <= len(chunks) for first, stop, n, _ in segments)
+    assert all(chunk + -(-(stop - first) // 64) <= len(chunks) for first, stop, chunk, *_ in segments if first < stop)
 
 
 @pytest.mark.parametrize(("time", "programs", "segments"), [(1100, 1, 3), (1100, 100, 0), (500, 1, 0), (65536, 16, 16)])

@@ -49,7 +49,7 @@ class Compilation(NamedTuple):
         source = triton.compiler.ASTSource(self.kernel, self.signature, self.constexprs, self.attrs)
         with newest_ptxas():
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
-        return Compiled(compiled.metadata.shared, compiled.asm["cubin"])
+        return Compiled(compiled.metadata.shared, compiled.asm["cubin"], compiled.asm["ttgir"])
 
 
 class Compiled(NamedTuple):
@@ -57,6 +57,7 @@ class Compiled(NamedTuple):
 
     shared: int
     cubin: bytes
+    ttgir: str
 
     @property
     def stack(self) -> int:

@@ -117,7 +117,7 @@ def pass_state_back(
         recorder.launch(
             chunk_state_backward, (-(-V // tile.BV) * sizes.P, HV),
             chunks.q, chunks.write_key, chunks.W, saved.T, du, do, saved.G, chunks.last_gate, start, dh, end,
-            saved.segment_table, sizes.T, sizes.segment_tokens, scale, sizes.H, HV, PK=tile.BK, BV=tile.BV, **shared,
+            saved.segment_table, sizes.T, scale, sizes.H, HV, PK=tile.BK, BV=tile.BV, **shared,
             DELTA=sizes.delta, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,
             num_warps=tile.num_warps,
         )  # fmt: skip

@@ -117,7 +117,7 @@ def pass_state(
     parts = -(-V // tile.BV) + (-(-K // tile.BV) if summary and sizes.delta else 0)
     recorder.launch(
         chunk_state, (parts * sizes.P, HV), chunks.write_key, chunks.W, chunks.u, saved.G, chunks.last_gate, start, h,
-        saved.starts if summary else end, saved.transitions, saved.segment_table, sizes.T, sizes.segment_tokens, sizes.H, HV,
+        saved.starts if summary else end, saved.transitions, saved.segment_table, sizes.T, sizes.H, HV,
         K=K, PK=tile.BK, V=V, BV=tile.BV, HEADS_K=sizes.group(chunks.write_key), DELTA=sizes.delta and not reuse_saved,
         DECAY=sizes.decay, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,
         PRECISION=sizes.precision, num_warps=tile.num_warps,

@@ -23,7 +23,12 @@ def over_values(
     DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The sums over value columns, before any decay: dO h^T, u dS^T, z h^T, z u^T, <z, v> and with DECAY <h, dS> per
-    channel. The first tile of channels writes dV."""
+    channel. The first tile of channels writes dV.
+
+    No tensor of the loop is an operand of a product and used in registers as well: what registers need is loaded again, with
+    another eviction policy so that Triton does not merge the loads. For a load with both uses Triton's pipeliner (3.6)
+    reserves one buffer too few on Hopper, and the copy of a later step overwrites an operand that a product still reads.
+    """
     row = tl.arange(0, 64) * HV
     state = (m.to(tl.int64) * HV + head) * K * V
     to_q = tl.zeros((64, BK), tl.float32)
@@ -43,13 +48,15 @@ def over_values(
         S = tl.load(h + state + at_state, inside, 0.0)
         dS = tl.load(dh + state + at_state, inside, 0.0)
         if DECAY:
-            across += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 1)
+            S_again = tl.load(h + state + at_state, inside, 0.0, eviction_policy="evict_last")
+            dS_again = tl.load(dh + state + at_state, inside, 0.0, eviction_policy="evict_last")
+            across += tl.sum(S_again.to(tl.float32) * dS_again.to(tl.float32), 1)
         to_q = tl.dot(grad_o, tl.trans(S), to_q, input_precision=PRECISION)
         to_w = tl.dot(written, tl.trans(dS), to_w, input_precision=PRECISION)
         if DELTA:
             corrected = tl.load(z + start * V + at, narrow, 0.0)
             if part == 0:
-                full = corrected.to(tl.float32)
+                full = tl.load(z + start * V + at, narrow, 0.0, eviction_policy="evict_last").to(tl.float32)
                 to_beta += tl.sum(full * tl.load(v + start * V + at, narrow, 0.0).to(tl.float32), 1)
                 tl.store(dv + start * V + at, (gain[:, None] * full).to(dv.dtype.element_ty), narrow)
             dA = tl.dot(corrected, tl.trans(written), dA, input_precision=PRECISION)

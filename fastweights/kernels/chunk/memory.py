@@ -61,7 +61,8 @@ def _forward(
     sizes = ChunkSizes(memory, device)
     (keys, end), saved = _shapes(x, device, final)
     filled = sizes.saved()._replace(write_keys=keys, key_energy=saved.key_energy, chunk_table=saved.chunk_table)
-    sizes.record_tables(recorder, memory, filled)
+    if sizes.packed:  # nothing here reads the place of a segment
+        sizes.record_tables(recorder, memory, filled)
     record_key_energy(recorder, memory, sizes, filled, end)
     record_write_keys(recorder, memory, sizes, filled, bound, eps)
     return (keys, end), saved

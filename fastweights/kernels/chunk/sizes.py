@@ -42,8 +42,8 @@ class KernelInputs(NamedTuple):
 
 class SavedForBackward(NamedTuple):
     """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts [P, HV, K, V], the segments' transitions
-    [P, HV, K(, K)], the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], and the tables of packed
-    sequences; None where there is none."""
+    [P, HV, K(, K)], the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], and the tables of
+    chunks and segments; None where there is none."""
 
     T: Any
     u: Any
@@ -128,12 +128,12 @@ class ChunkSizes:
             key_energy=self.empty(self.M, HV, K, dtype=float32) if self.precond else None,
             write_keys=self.per_token(HV, K) if self.precond else None,
             chunk_table=self.empty(self.M, 2, dtype=torch.int32) if self.packed else None,
-            segment_table=self.empty(P, 4, dtype=torch.int32) if self.packed else None,
+            segment_table=self.empty(P, 5, dtype=torch.int32) if self.packed or self.segment is not None else None,
         )
 
     def record_tables(self, recorder: Recorder, x: KernelInputs, saved: SavedForBackward) -> None:
-        """The tables of packed sequences, from cu_seqlens."""
-        if self.packed:
+        """The tables that the place of chunks and segments is read from, where it does not follow from their number."""
+        if saved.segment_table is not None:
             record_tables(recorder, x.cu_seqlens, saved.chunk_table, saved.segment_table, self.T, self.segment_tokens)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:

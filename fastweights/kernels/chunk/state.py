@@ -17,27 +17,26 @@ from ..math import or_nan
 from ..packing import pieces_of_sequence, segment_place
 
 
-@triton.jit(do_not_specialize=["time", "length"])
+@triton.jit(do_not_specialize=["time"])
 def chunk_state(
-    k, W, U, gate, last_gate, start, states, end, transition, segments, time, length, H, HV,
+    k, W, U, gate, last_gate, start, states, end, transition, segments, time, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """k [BT, heads, K]: write keys (HEADS_K = HV // heads). DECAY: 0 none, 1 per head (gate [BT, HV], chunk cumsum, base 2), 2
     per channel (last_gate [M, HV, K]; k already decayed to the chunk's end). U is overwritten by u. start: per segment; end: per
-    sequence. SUMMARY: R goes into `end` and T into `transition` (without DELTA its log decay), per segment. length: tokens per
-    segment."""
+    sequence. SUMMARY: R goes into `end` and T into `transition` (without DELTA its log decay), per segment."""
     VALUES: tl.constexpr = (V + BV - 1) // BV
     PARTS: tl.constexpr = VALUES + ((K + BV - 1) // BV if SUMMARY and DELTA else 0)
     part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, stop, m, sequence, _, is_last = segment_place(segments, segment, time, length)
+    first, stop, m, _, _, is_last = segment_place(segments, segment, time)
     c = tl.arange(0, PK)
     i = tl.arange(0, 64)
     is_value = part < VALUES
     column = tl.where(is_value, part, part - VALUES) * BV + tl.arange(0, BV)
     if SUMMARY and DELTA:  # nobody reads what the last segment adds
-        stop = tl.where(is_value & is_last, first, stop)
+        stop = tl.where(is_value & is_last, first.to(tl.int32), stop)
     inside = (c < K)[:, None] & (column < V)[None, :]
     at_segment = (segment.to(tl.int64) * HV + head) * K
     if SUMMARY:
@@ -97,14 +96,16 @@ def chunk_state(
                 (c < K)[:, None] & (column < K)[None, :],
             )
     elif ENDED:  # noqa: SIM102 (one is known when compiling)
+        # Looked up again: kept through the loop, these would crowd the registers.
+        _, _, _, sequence, _, is_last = segment_place(segments, segment, time)
         if is_last:
             at_end = (sequence.to(tl.int64) * HV + head) * K
             tl.store(end + at_end * V + c[:, None] * V + column[None, :], or_nan(S), inside)
 
 
-@triton.jit(do_not_specialize=["time", "length"])
+@triton.jit(do_not_specialize=["time"])
 def chunk_state_backward(
-    q, k, W, inverse, dU, do, gate, last_gate, start, states, end, segments, time, length, scale, H, HV,
+    q, k, W, inverse, dU, do, gate, last_gate, start, states, end, segments, time, scale, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
@@ -114,7 +115,7 @@ def chunk_state_backward(
     the outputs inside the chunk and is overwritten by z. With DECAY 2 q comes decayed and scaled, k decayed."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, stop, first_chunk, sequence, is_first, _ = segment_place(segments, segment, time, length)
+    first, stop, first_chunk, _, _, _ = segment_place(segments, segment, time)
     chunks = (stop - first + 63) // 64
     m = first_chunk + chunks - 1
     c = tl.arange(0, PK)
@@ -129,7 +130,7 @@ def chunk_state_backward(
     t = first + (chunks - 1) * 64
     if DECAY == 1:  # loaded one step ahead
         next_decay = tl.load(gate + (t + i) * HV + head, (t + i < stop) & (chunks > 0), 0.0)
-        next_total = tl.load(gate + (stop - 1) * HV + head, chunks > 0, 0.0)
+        next_total = tl.load(gate + (stop - 1).to(tl.int64) * HV + head, chunks > 0, 0.0)
     for _ in tl.range(0, chunks, num_stages=STAGES):
         live = t + i < stop
         place = t * HV + head  # scalars in front, so that the offsets of a tile are small numbers
@@ -179,6 +180,7 @@ def chunk_state_backward(
     if SUMMARY:
         tl.store(end + (at_segment + c)[:, None] * V + column[None, :], dS, inside)
     elif ENDED:  # noqa: SIM102 (one is known when compiling)
+        _, _, _, sequence, is_first, _ = segment_place(segments, segment, time)
         if is_first:
             at_end = (sequence.to(tl.int64) * HV + head) * K
             tl.store(end + (at_end + c)[:, None] * V + column[None, :], dS, inside)

@@ -48,7 +48,7 @@ def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True) -
             "combine_segments": Tile(64, 32, 4, 1),
             "chunk_output": Tile(128, 128, 4, 1) if large else Tile(64, 64, 4, 1),
             "value_grads": Tile(128, 128, 4, 1, fewer) if large else Tile(64, 32, 4, 1),
-            "chunk_gradients": Tile(64, 64 if K > 64 else 32, 4, 3) if large else Tile(32, 32, 4, 2),
+            "chunk_gradients": Tile(64, 64 if K > 64 else 32, 4, 2) if large else Tile(32, 32, 4, 2),
             "wy_transform_channel": Tile(32, 64, 4, 1) if large else Tile(16, 32, 8, 1),
             "chunk_gradients_channel": Tile(32, 32, 4, 2) if large else Tile(16, 32, 4, 2),
             "chunk_gradients_channel_halves": Tile(32, 32, 8, 1) if large else Tile(16, 32, 8, 1),
