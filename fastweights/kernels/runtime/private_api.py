@@ -38,7 +38,7 @@ __all__ = [
     "specialized_on",
 ]
 
-TESTED = {"triton": ((3, 5), (3, 9)), "torch": ((2, 9), (2, 13))}  # first and last minor version
+TESTED = {"triton": ((3, 5), (3, 9)), "torch": ((2, 11), (2, 13))}  # first and last minor version
 SAFE_PTXAS = (12, 9)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
