@@ -38,6 +38,7 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(PYTEST) -m slow $(ARGS)
+	$(INTERPRETED) -m "kernels and not gpu and slow" $(KERNEL_TESTS)
 
 test-all: $(INSTALLED)
 	$(PYTEST) --every-form $(ARGS)

@@ -1,5 +1,7 @@
 """`fastweights recall` from outside: killed, interrupted, continued, and what it leaves behind."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -105,10 +107,11 @@ def kill_and_continue(output: Path) -> tuple[str, str]:
     assert len(list(output.glob("runs/*.json"))) < RUNS
     assert not (output / "results.json").exists()
 
-    process = start(command(output))
-    printed, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return printed, errors
+    printed, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+        code = main(command(output))
+    assert code == 0, errors.getvalue()
+    return printed.getvalue(), errors.getvalue()
 
 
 def test_a_killed_command_continues_with_the_same_numbers(killed_and_continued, uninterrupted):
@@ -178,6 +181,7 @@ def test_another_configuration_is_refused_and_nothing_overwritten(killed_and_con
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_a_damaged_checkpoint_is_then_refused(tmp_path, capsys):
     output = tmp_path / "output"
     process = start(command(output, steps=400))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,16 +15,22 @@ from fastweights.testing import OpCase
 from .compare import assert_close, values_and_gradients
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    lengths=st.lists(st.integers(0, 140), min_size=1, max_size=5),
-    heads=st.integers(1, 3),
-    group=st.integers(1, 3),
-    key=st.integers(1, 20),
-    value=st.integers(1, 20),
-    seed=st.integers(0, 1000),
-)
-def test_chunked_is_sequential(
+def sizes(examples: int, sequences: int, longest: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Runs a test on so many examples of at most so many sequences."""
+    drawn = given(
+        lengths=st.lists(st.integers(0, longest), min_size=1, max_size=sequences),
+        heads=st.integers(1, 3),
+        group=st.integers(1, 3),
+        key=st.integers(1, 20),
+        value=st.integers(1, 20),
+        seed=st.integers(0, 1000),
+    )
+    checks = list(HealthCheck)
+    chosen = settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
+    return lambda test: chosen(drawn(test))
+
+
+def assert_chunked_is_sequential(
     case: OpCase, lengths: list[int], heads: int, group: int, key: int, value: int, seed: int
 ) -> None:
     inputs = case.draw(
@@ -31,3 +41,14 @@ def test_chunked_is_sequential(
     got = values_and_gradients(case, inputs, cu_seqlens=cu_seqlens, backend="torch")
     for g, w in zip(got, wanted):
         assert_close(g, w, 1e-9)
+
+
+@sizes(examples=5, sequences=3, longest=90)
+def test_chunked_is_sequential(case: OpCase, **drawn: Any) -> None:
+    assert_chunked_is_sequential(case, **drawn)
+
+
+@pytest.mark.slow
+@sizes(examples=6, sequences=5, longest=140)
+def test_chunked_is_sequential_for_long_sequences(case: OpCase, **drawn: Any) -> None:
+    assert_chunked_is_sequential(case, **drawn)

@@ -35,6 +35,7 @@ def test_fullgraph(case: OpCase, packed: bool) -> None:
     assert_close(torch.autograd.grad(totals[0], leaves), torch.autograd.grad(totals[1], leaves), 1e-11)
 
 
+@pytest.mark.parametrize("case", [*FIRST, *OTHERS], indirect=True)
 def test_positive_decay_is_refused_in_a_graph_too(case: OpCase) -> None:
     name = next((name for name, kind in case.tokens.items() if kind in ("decay", "slow decay")), None)
     if name is None:

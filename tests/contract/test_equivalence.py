@@ -12,20 +12,32 @@ from .compare import assert_close, random_states, values_and_gradients
 EXACT = 1e-10  # float64, several hundred additions
 
 
+SIZES = [
+    {"time": 1},
+    {"time": 2, "key": 1, "value": 1},
+    {"time": 63},
+    {"time": 64},
+    {"time": 65, "heads": 1, "key": 5, "value": 17},
+    {"time": 150, "batch": 1, "key": 16, "value": 4},
+]
+# The fast set has every size, with an initial state or without; the slow set has the other of the two for the long ones.
+FRESH, CONTINUED = (1, 2, 64), (1, 2, 63, 65, 150)
+
+
 @pytest.mark.parametrize(
-    "sizes",
+    ("with_state", "sizes"),
     [
-        {"time": 1},
-        {"time": 2, "key": 1, "value": 1},
-        {"time": 63},
-        {"time": 64},
-        {"time": 65, "heads": 1, "key": 5, "value": 17},
-        {"time": 150, "batch": 1, "key": 16, "value": 4},
+        pytest.param(
+            with_state,
+            sizes,
+            id=",".join(["continued" if with_state else "fresh", *(f"{k}={v}" for k, v in sizes.items())]),
+            marks=() if sizes["time"] in (CONTINUED if with_state else FRESH) else pytest.mark.slow,
+        )
+        for with_state in (False, True)
+        for sizes in SIZES
     ],
-    ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()),
 )
-@pytest.mark.parametrize("with_state", [False, True], ids=["fresh", "continued"])
-def test_chunked_is_sequential(case: OpCase, sizes: dict, with_state: bool) -> None:
+def test_chunked_is_sequential(case: OpCase, with_state: bool, sizes: dict) -> None:
     inputs = case.draw(**sizes, seed=sizes["time"])
     states = random_states(case, inputs, backend="reference") if with_state else None
     wanted = values_and_gradients(case, inputs, states, backend="reference")
@@ -54,14 +66,16 @@ def test_packed_is_separate(case: OpCase, backend: str, lengths: list[int], with
     states = None
     if with_state:
         states = random_states(case, case.draw(batch=len(lengths), time=9, seed=3), backend="reference")
-    packed, _ = values_and_gradients(case, inputs, states, cu_seqlens=cu_seqlens, backend=backend)
+    keywords = {} if states is None else {"initial_state": case.initial_state(states)}
+    packed, packed_finals = case(inputs, cu_seqlens=cu_seqlens, backend=backend, **keywords)
     outputs, finals = [], []
     for n, (start, stop) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist())):
         keywords = {} if states is None else {"initial_state": case.initial_state(tuple(s[n : n + 1] for s in states))}
         o, final = case(inputs.at((slice(None), slice(start, stop))), backend=backend, **keywords)
         outputs.append(o)
         finals.append(final)
-    assert_close(packed, [torch.cat(outputs, 1), *(torch.cat(f) for f in zip(*finals))], EXACT)
+    separate = [torch.cat(outputs, 1), *(torch.cat(f) for f in zip(*finals))]
+    assert_close([packed, *packed_finals], separate, EXACT)
 
 
 def test_packed_gradients_are_those_of_the_sequence(case: OpCase) -> None:

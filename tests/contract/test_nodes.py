@@ -29,6 +29,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[InPyTorch, Arguments
 ALL = {spec_of(case.op).name: name for name, case in CASES.items()}  # one form of each op, that with the most inputs
 
 
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "torch"])
 @pytest.mark.parametrize("name", ALL.values())
 def test_opcheck(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, calls = CASES[name], recorded(monkeypatch)

@@ -26,6 +26,24 @@ DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 some_cases = pytest.mark.parametrize("case", [KERNEL_CASES[name] for name in SOME], ids=SOME)
 
 
+def others_slow(*fast: str) -> pytest.MarkDecorator:
+    """All forms named here, and in the slow set the others: in the interpreter they take minutes."""
+
+    def one(name: str) -> Any:
+        return pytest.param(KERNEL_CASES[name], id=name, marks=() if name in fast else pytest.mark.slow)
+
+    return pytest.mark.parametrize("case", [one(name) for name in KERNEL_CASES])
+
+
+def some_slow(*slow: str) -> pytest.MarkDecorator:
+    """One form of each kind, those named here in the slow set."""
+
+    def one(name: str) -> Any:
+        return pytest.param(KERNEL_CASES[name], id=name, marks=pytest.mark.slow if name in slow else ())
+
+    return pytest.mark.parametrize("case", [one(name) for name in SOME])
+
+
 def small(case: OpCase, time: int, **sizes: Any) -> OpInputs:
     """One row of one head in float32, unless more is asked for."""
     given = {"batch": 1, "heads": 1, "key": 8, "value": 6, "dtype": torch.float32, **sizes}

@@ -14,7 +14,7 @@ from fastweights.ops.framework.kernel_backend import kernels
 from fastweights.testing import OpCase
 from tests.contract.compare import assert_close, relative_error, values_and_gradients
 
-from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small, some_cases
+from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small, some_cases, some_slow
 
 pytestmark = pytest.mark.kernels
 
@@ -32,7 +32,7 @@ def test_second_derivative_is_refused(case: OpCase) -> None:
         gradient.sum().backward()
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 def test_only_what_is_asked_for(case: OpCase) -> None:
     """One leaf at a time, and a loss of one result at a time, the states among them."""
     inputs = small(case, 20)
@@ -81,7 +81,7 @@ def test_activation_checkpointing(case: OpCase, reentrant: bool) -> None:
 
 
 @some_cases
-@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["rows", "packed"])
 def test_fullgraph(case: OpCase, packed: bool) -> None:
     """torch.compile takes the op as one node, changes no number, and holds for another length."""
     torch._dynamo.reset()

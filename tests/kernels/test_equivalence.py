@@ -15,7 +15,7 @@ from tests.contract.compare import assert_close, relative_error, values_and_grad
 from tests.contract.golden import FILES, load
 from tests.contract.inputs import with_tokens
 
-from .cases import DEVICE, KERNEL_CASES, KERNEL_OPS, draw_states, exact, small, some_cases
+from .cases import DEVICE, KERNEL_CASES, KERNEL_OPS, SOME, draw_states, exact, others_slow, small, some_cases
 
 pytestmark = pytest.mark.kernels
 CLOSE = 1e-5  # float32; found are 3e-6 at most
@@ -46,15 +46,22 @@ def check(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...] | None = No
         assert_close(g, w, CLOSE)
 
 
+MORE_SIZES = [(1, 8, 6, True), (63, 5, 17, True), (130, 8, 6, False)]
+
+
 @pytest.mark.parametrize(
     ("time", "key", "value", "started"),
-    [(1, 8, 6, True), (2, 1, 1, False), (63, 5, 17, True), (64, 16, 4, False), (65, 20, 33, True), (130, 8, 6, False)],
+    [
+        *[(2, 1, 1, False), (64, 16, 4, False), (65, 20, 33, True)],
+        *[pytest.param(*size, marks=pytest.mark.slow) for size in MORE_SIZES],
+    ],
 )
 def test_chunked_is_sequential(case: OpCase, time: int, key: int, value: int, started: bool) -> None:
     inputs = small(case, time, key=key, value=value, seed=time)
     check(case, inputs, draw_states(case, inputs, 1) if started else None)
 
 
+@others_slow(*SOME)
 def test_side_by_side_segments(case: OpCase, short_segments: None) -> None:
     """Of several sequences: one of three segments, an empty one and short ones."""
     inputs = small(case, 137)
@@ -74,7 +81,12 @@ def test_side_by_side_segments_of_a_row(case: OpCase, short_segments: None) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "time"), [("linear_attention-channel", 1100), ("delta_rule-head", 1100), ("precondition_keys", 2100)]
+    ("name", "time"),
+    [
+        pytest.param("linear_attention-channel", 1100, marks=pytest.mark.slow),
+        pytest.param("delta_rule-head", 1100, marks=pytest.mark.slow),
+        ("precondition_keys", 2100),
+    ],
 )
 def test_long_sequence(name: str, time: int) -> None:
     """Cut into segments as the sizes have it; with more chunks than the preconditioner's scan takes at once."""
@@ -116,6 +128,7 @@ def test_alone_is_in_a_batch(case: OpCase) -> None:
         assert all(torch.equal(f, s[n : n + 1]) for f, s in zip(final, states))
 
 
+@others_slow(*SOME)
 def test_grouped_heads(case: OpCase) -> None:
     """Gates of the value heads, and write keys."""
     inputs = small(case, 20, heads=2, value_heads=4)

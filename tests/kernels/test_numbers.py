@@ -12,7 +12,7 @@ from fastweights.testing import OpCase
 from tests.contract.compare import relative_error, values_and_gradients
 from tests.contract.inputs import EXTREMES, with_tokens
 
-from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small, some_cases
+from .cases import DEVICE, KERNEL_CASES, SOME, draw_states, exact, others_slow, small, some_cases, some_slow
 
 pytestmark = pytest.mark.kernels
 EXACT = 0.0 if DEVICE == "cpu" else 1e-5  # on a GPU the form for bad numbers adds in another order
@@ -71,27 +71,28 @@ def check_containment(case: OpCase, bad: float, time: int, at: int, packed: bool
             assert rest.isfinite().all(), name
 
 
+@others_slow(*SOME)
 def test_bad_numbers_reach_what_depends_on_them_and_nothing_else(case: OpCase) -> None:
     check_containment(case, math.nan, time=75, at=66, packed=False)
 
 
 @some_cases
-@pytest.mark.parametrize("bad", [math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("bad", [math.inf, pytest.param(-math.inf, marks=pytest.mark.slow)], ids=str)
 def test_infinities_are_bad_numbers_too(case: OpCase, bad: float) -> None:
     check_containment(case, bad, time=20, at=3, packed=False)
 
 
-@some_cases
+@some_slow("delta_rule-head-write", "preconditioned_delta_rule-channel")
 def test_bad_numbers_stay_in_their_sequence_and_head(case: OpCase) -> None:
     check_containment(case, math.nan, time=75, at=66, packed=True)
 
 
-@some_cases
+@some_slow("delta_rule-head-write", "preconditioned_delta_rule-channel")
 def test_bad_numbers_across_segments(case: OpCase, short_segments: None) -> None:
     check_containment(case, math.nan, time=200, at=66, packed=False)
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 @pytest.mark.parametrize("time", [3, 20])
 def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, time: int) -> None:
     inputs = small(case, time, batch=2, heads=2)
@@ -110,7 +111,7 @@ def test_a_bad_initial_state_reaches_its_own_head_and_row(case: OpCase, time: in
             assert torch.equal(state, end), name
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 def test_a_bad_number_makes_the_gradient_bad(case: OpCase) -> None:
     """A loss over a NaN output must not leave finite gradients behind: training would continue with wrong ones."""
     inputs = small(case, 10)

@@ -39,7 +39,7 @@ def test_causal(layer, x):
     assert not torch.allclose(after[:, 13:], before[:, 13:])
 
 
-@pytest.mark.parametrize("lengths", [[8, 13], [1] * 21, [3, 1, 1, 16]])
+@pytest.mark.parametrize("lengths", [[8, 13], pytest.param([1] * 21, marks=pytest.mark.slow), [3, 1, 1, 16]])
 def test_cache_continues_exactly(layer, x, lengths):
     cache = LayerCache()
     blocks = [layer(block, cache) for block in x.split(lengths, 1)]

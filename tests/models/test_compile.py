@@ -18,6 +18,7 @@ def loss_and_gradients(call, lm, batch):
 
 
 def test_training_is_one_graph():
+    torch._dynamo.reset()
     lm, ids, row = model(MIXED).train(), tokens(2, 9), tokens(1, 24)
     compiled = torch.compile(lm, backend="eager", fullgraph=True)
     for batch in (
@@ -29,6 +30,7 @@ def test_training_is_one_graph():
 
 
 def test_decoding_is_one_graph():
+    torch._dynamo.reset()
     lm, ids = model(MIXED), tokens(2, 9)
     compiled = torch.compile(lm, backend="eager", fullgraph=True)
     with torch.no_grad():

@@ -37,7 +37,7 @@ def test_parameter_count_is_the_papers(name):
     assert abs(parameters(preset(name)) - wanted) <= TOLERANCE.get(name, USUAL_TOLERANCE) * wanted
 
 
-@pytest.mark.parametrize("size", ["170m", "760m"])
+@pytest.mark.parametrize("size", ["170m", pytest.param("760m", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["d", "m"])
 def test_metaplasticity_adds_few_parameters(kind, size):
     full = preset(f"palimpsa-{kind}-{size}")

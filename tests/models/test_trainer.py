@@ -12,7 +12,7 @@ from .small import HYBRID, VOCABULARY, model, tokens
 ROWS = [{"input_ids": row, "labels": row} for row in tokens(8, 12)]
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_trains_and_evaluates(tmp_path, checkpointed):
     shapes = []
 

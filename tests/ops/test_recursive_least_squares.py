@@ -152,6 +152,7 @@ def test_zero_keys_write_nothing() -> None:
     torch.testing.assert_close(P, 2.0 * torch.eye(8, dtype=P.dtype).expand_as(P))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [False, True], ids=["no decay", "decay"])
 def test_65536_tokens_in_float32(decay: bool) -> None:
     """Keys with one dominant direction; the end against the normal equations of the last tokens in float64."""

@@ -88,8 +88,16 @@ def test_formula(width, activation, head):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("time", [1, 3, 17])
+@pytest.mark.parametrize(
+    ("time", "width"),
+    [
+        *[(1, 4), (3, 4), (3, 8), (17, 1), (17, 2), (17, 4), (17, 5)],
+        *[
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in [(1, 1), (1, 2), (1, 3), (1, 5), (1, 8), (3, 1), (3, 2), (3, 3), (3, 5), (17, 3), (17, 8)]
+        ],
+    ],
+)
 def test_kernels(time, width):
     given = inputs(2, time, 40, width)
     options = {"activation": "silu", "normalize": 20, "output_final_state": True}

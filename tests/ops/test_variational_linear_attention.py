@@ -191,6 +191,7 @@ def test_one_token_ten_thousand_times() -> None:
     assert relative(torch.linalg.eigvalsh(A)[..., 1:], torch.full((1, 2, 7), 10.0)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [None, 20])
 def test_65536_tokens_in_float32(every: int | None) -> None:
     inputs = CASE.draw(batch=1, time=65_536, heads=1, key=8, value=4, dtype=torch.float32)

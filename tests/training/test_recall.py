@@ -41,6 +41,7 @@ def test_workers_give_the_numbers_of_single_runs_in_the_order_of_the_grid(tmp_pa
     assert again.begun == []  # nothing left to train
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_reported_and_the_call_can_be_repeated(tmp_path):
     class Killer(Silent):
         def step(self, worker, run, step, loss, speed):
@@ -56,6 +57,7 @@ def test_a_killed_worker_is_reported_and_the_call_can_be_repeated(tmp_path):
     assert numbers(train_run(run, saved)) == numbers(train_run(run, tmp_path / "whole.checkpoint"))
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_arrives_with_its_traceback(tmp_path):
     experiment = small_experiment()
     (tmp_path / "output").mkdir()

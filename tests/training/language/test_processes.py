@@ -81,6 +81,7 @@ def assert_same_losses(result, expected):
     torch.testing.assert_close(result.held_out_losses, expected.held_out_losses, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_with_twice_the_batch(run_file, alone):
     assert "stopped after step 4" in torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4)
     result = train_language(load_run(run_file, batch_size=2))[0]  # one process continues the training of two

@@ -43,6 +43,17 @@ def killed_at(monkeypatch):
     return arrange
 
 
+@pytest.fixture(scope="module")
+def whole_log(prepared, tmp_path_factory):
+    """The log of small_run, never interrupted."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    run = small_run(prepared, output=str(tmp_path_factory.mktemp("whole") / "out"))
+    train_language(run)
+    torch.set_num_threads(threads)
+    return log(run)
+
+
 def test_killed_at_any_step(make_run, killed_at):
     whole = make_run("whole", log_every=2)
     expected = train_language(whole)[0]
@@ -61,6 +72,7 @@ def test_killed_at_any_step(make_run, killed_at):
         assert all(torch.equal(state["state"][key][name], value) for name, value in moments.items())
 
 
+@pytest.mark.slow
 def test_a_killed_process(make_run, tmp_path):
     """SIGKILL, from outside, in the middle of a step; the log may even end in half a line."""
     whole = make_run("whole", max_steps=40, checkpoint_every=6, evaluate_every=0)
@@ -85,13 +97,12 @@ def test_a_killed_process(make_run, tmp_path):
     assert log(cut) == log(whole) and len(losses(cut)) == 40
 
 
-def test_stopped_on_purpose(make_run):
-    whole, cut = make_run("whole"), make_run("cut")
-    train_language(whole)
+def test_stopped_on_purpose(make_run, whole_log):
+    cut = make_run("cut")
     assert train_language(cut, stop_at=4) is None
     assert names(cut) == ["checkpoint-3", "checkpoint-4"] and len(losses(cut)) == 4
     train_language(cut)
-    assert log(cut) == log(whole)
+    assert log(cut) == whole_log
     assert names(cut) == ["checkpoint-6", "checkpoint-8"]
 
 
@@ -169,7 +180,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_full_disk_costs_no_checkpoint(make_run, monkeypatch, writer):
+def test_a_full_disk_costs_no_checkpoint(make_run, monkeypatch, whole_log, writer):
     run = make_run(keep_checkpoints=1)
     owner, name, error = WRITERS[writer]
     write, calls = getattr(owner, name), []
@@ -187,9 +198,7 @@ def test_a_full_disk_costs_no_checkpoint(make_run, monkeypatch, writer):
             train_language(run)
     assert names(run) == ["checkpoint-3"]
     train_language(run)
-    whole = make_run("whole")
-    train_language(whole)
-    assert log(run) == log(whole)
+    assert log(run) == whole_log
     assert names(run) == ["checkpoint-8"]
 
 
@@ -214,7 +223,7 @@ def test_a_full_disk_at_the_end_costs_no_step(make_run, monkeypatch, writer):
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_loss_that_is_not_finite(make_run, monkeypatch, what):
+def test_a_loss_that_is_not_finite(make_run, monkeypatch, whole_log, what):
     run = make_run()
     compute_loss = trainer.LanguageTrainer.compute_loss
 
@@ -230,7 +239,5 @@ def test_a_loss_that_is_not_finite(make_run, monkeypatch, what):
         with pytest.raises(NonFiniteLoss, match=words):
             train_language(run)
     assert names(run) == ["checkpoint-3"]
-    whole = make_run("whole")
     train_language(run)
-    train_language(whole)
-    assert log(run) == log(whole)
+    assert log(run) == whole_log
