@@ -14,7 +14,7 @@ from fastweights.ops.framework.kernel_backend import kernels
 from fastweights.testing import OpCase
 from tests.contract.compare import assert_close, relative_error, values_and_gradients
 
-from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small, some_cases, some_slow
+from .cases import DEVICE, KERNEL_CASES, SOME, draw_states, exact, others_slow, small, some_cases, some_slow
 
 pytestmark = pytest.mark.kernels
 
@@ -61,7 +61,7 @@ def test_only_what_is_asked_for(case: OpCase) -> None:
 
 
 @some_cases
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_activation_checkpointing(case: OpCase, reentrant: bool) -> None:
     inputs = small(case, 20)
     plain, wanted = values_and_gradients(case, inputs, backend="triton")
@@ -80,7 +80,7 @@ def test_activation_checkpointing(case: OpCase, reentrant: bool) -> None:
     assert_close([x.grad for x in leaves_of(inputs)], wanted, 1e-6)
 
 
-@some_cases
+@some_slow("linear_attention-none", "preconditioned_delta_rule-channel")
 @pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["rows", "packed"])
 def test_fullgraph(case: OpCase, packed: bool) -> None:
     """torch.compile takes the op as one node, changes no number, and holds for another length."""
@@ -102,7 +102,7 @@ def test_fullgraph(case: OpCase, packed: bool) -> None:
         assert_close(*gradients, 1e-6)
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 def test_opcheck(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node and its backward are what torch.library expects of an op."""
     calls: list[tuple[Any, list[Any], list[Any]]] = []
@@ -149,6 +149,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Tensor]]:
     return calls
 
 
+@others_slow(*SOME)
 def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list) -> None:
     """At most 16 of a row, and of packed sequences at most two each on average; the states given are kept."""
     if "v" not in case.tokens:

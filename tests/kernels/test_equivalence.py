@@ -15,7 +15,7 @@ from tests.contract.compare import assert_close, relative_error, values_and_grad
 from tests.contract.golden import FILES, load
 from tests.contract.inputs import with_tokens
 
-from .cases import DEVICE, KERNEL_CASES, KERNEL_OPS, SOME, draw_states, exact, others_slow, small, some_cases
+from .cases import DEVICE, KERNEL_CASES, KERNEL_OPS, SOME, draw_states, exact, others_slow, small, some_cases, some_slow
 
 pytestmark = pytest.mark.kernels
 CLOSE = 1e-5  # float32; found are 3e-6 at most
@@ -46,14 +46,27 @@ def check(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...] | None = No
         assert_close(g, w, CLOSE)
 
 
-MORE_SIZES = [(1, 8, 6, True), (63, 5, 17, True), (130, 8, 6, False)]
+WIDTHS = {
+    1: (8, 6, True),
+    2: (1, 1, False),
+    63: (5, 17, True),
+    64: (16, 4, False),
+    65: (20, 33, True),
+    130: (8, 6, False),
+}
+
+
+def sizes_for(name: str) -> tuple[int, ...]:
+    """The lengths of the fast set."""
+    return (2, 64, 65) if name in SOME else (2, 65)
 
 
 @pytest.mark.parametrize(
-    ("time", "key", "value", "started"),
+    ("case", "time", "key", "value", "started"),
     [
-        *[(2, 1, 1, False), (64, 16, 4, False), (65, 20, 33, True)],
-        *[pytest.param(*size, marks=pytest.mark.slow) for size in MORE_SIZES],
+        pytest.param(form, time, *rest, id=f"{name}-{time}", marks=() if time in sizes_for(name) else pytest.mark.slow)
+        for name, form in KERNEL_CASES.items()
+        for time, rest in WIDTHS.items()
     ],
 )
 def test_chunked_is_sequential(case: OpCase, time: int, key: int, value: int, started: bool) -> None:
@@ -180,7 +193,7 @@ def test_no_state_unless_asked(case: OpCase, time: int) -> None:
     assert all(s.dtype == torch.float32 for s in states)
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 def test_any_layout(case: OpCase) -> None:
     """Heads before time, strided channels, a view that begins in the middle of 16 bytes, one token repeated: the same numbers bit
     by bit, the same gradients."""

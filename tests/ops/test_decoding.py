@@ -231,7 +231,7 @@ def test_kernel_forgets_at_decay_0(case: OpCase) -> None:
 
 @pytest.mark.kernels
 @some_cases
-@pytest.mark.parametrize("bad", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)], ids=str)
 def test_kernel_keeps_bad_numbers_where_they_belong(case: OpCase, bad: float) -> None:
     """As the ops: o is NaN from the bad token of a head on (the value's column, the query's token) and equal elsewhere."""
     inputs = case.draw(time=3, key=5, value=6, dtype=torch.float32).map(lambda x: x.to(DEVICE))
