@@ -16,7 +16,7 @@ from .compare import assert_close, values_and_gradients
 
 
 def sizes(examples: int, sequences: int, longest: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Runs a test on so many examples of at most so many sequences."""
+    """What hypothesis draws: the number of examples, of sequences in one at most, and of tokens in a sequence at most."""
     drawn = given(
         lengths=st.lists(st.integers(0, longest), min_size=1, max_size=sequences),
         heads=st.integers(1, 3),
