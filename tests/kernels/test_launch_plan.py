@@ -32,7 +32,7 @@ def driver_launches() -> Iterator[list[DriverLaunch]]:
 
 
 class Uncompiled:
-    """In the place of a compiled kernel, where compiling would take long and only what is launched matters."""
+    """Stands for a compiled kernel where compiling would take long and only the launches matter."""
 
     function, packed_metadata = 7, (1,)
 
@@ -45,7 +45,7 @@ class Uncompiled:
 
 @pytest.fixture
 def launches(driver_launches: list[DriverLaunch]) -> Iterator[list[tuple[Any, ...]]]:
-    """Name and arguments of what is launched; nothing is compiled."""
+    """Name and arguments of every launch; nothing is compiled."""
     from triton.runtime.jit import JITFunction
 
     found: list[tuple[Any, ...]] = []
