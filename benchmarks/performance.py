@@ -289,6 +289,12 @@ def fused_page(content: Mapping[str, Any]) -> str:
     return "\n".join([text, table(["what", "pass", "device", "eager", "MB"], rows)])
 
 
+def base_name(content: Mapping[str, Any]) -> str:
+    """The commit of the other checkout; of a copy without git, the hash of its files (`source` in environment.py)."""
+    base = content["against"]
+    return f"files {base['source']}" if base["commit"] == "unknown" else f"commit {base['commit'][:7]}"
+
+
 def against_page(content: Mapping[str, Any]) -> str:
     """Device time and memory beside another checkout; rows "<op> <size> <stage>"."""
     rows = []
@@ -302,7 +308,7 @@ def against_page(content: Mapping[str, Any]) -> str:
             ]
         )  # fmt: skip
     text = (
-        f"## Against commit {content['against']['commit'][:7]}, {content['device']}, {content['dtype']}\n\n"
+        f"## Against {base_name(content)}, {content['device']}, {content['dtype']}\n\n"
         f"{origin(content)} Device time and memory of ours, before and after, in one run; `kernels.py --against`.\n"
     )
     head = ["op", "size", "pass", "before", "after", "after / before", "MB before", "MB after", "after / before"]
@@ -324,6 +330,61 @@ def packed_page(content: Mapping[str, Any]) -> str:
     return "\n".join([text, table(head, rows)])
 
 
+def tests_line(content: Mapping[str, Any]) -> str:
+    return f"{content['passed']} passed, {content['failed']} failed, {content['skipped']} skipped"
+
+
+def checks_line(content: Mapping[str, Any]) -> str:
+    rows = content["rows"].values()
+    return f"{sum(not row['failures'] for row in rows)} of {len(rows)} combinations pass"
+
+
+def against_line(content: Mapping[str, Any]) -> str:
+    rows = content["rows"].values()
+    time, memory = [[row[f"{what}_ratio"] for row in rows] for what in ("time", "memory")]
+    return (
+        f"device time {min(time):.3f} to {max(time):.3f}, memory {min(memory):.3f} to {max(memory):.3f} of "
+        f"{base_name(content)}, {len(rows)} rows"
+    )
+
+
+def packed_line(content: Mapping[str, Any]) -> str:
+    ratios = [row["ratio"] for row in content["rows"].values()]
+    return f"new cu_seqlens per call take {min(ratios):.2f} to {max(ratios):.2f} of the time of one that stays"
+
+
+def repeatability_line(content: Mapping[str, Any]) -> str:
+    rows = content["rows"].values()
+    differing = sum(bool(row) for row in rows)
+    return f"gradients differ between {content['calls']} calls in {differing} of {len(rows)} rows"
+
+
+# By the beginning of the name of a result file: what was run, and its line in the summary.
+SUMMARY = {
+    "gpu_tests": ("`gpu_tests.py`", tests_line),
+    "kernel-checks-": ("`kernels.py --check`", checks_line),
+    "kernels-against-": ("`kernels.py --against`", against_line),
+    "packed-": ("`packed.py`", packed_line),
+    "repeatability-": ("`repeatability.py`", repeatability_line),
+}
+
+
+def summary_page(results: Path) -> str:
+    """A line for each last run that tests or compares: what it found, where and at which commit."""
+    rows: list[Sequence[str]] = []
+    for prefix, (command, line) in SUMMARY.items():
+        for path in sorted(results.glob(f"{prefix}*.json")):
+            content = json.loads(path.read_text())
+            if content["device"] != "cpu":
+                commit = f"{content['commit'][:7]}{content['commit'][40:]}"
+                rows.append([command, line(content), content["device"], content["time"][:10], commit])
+    if not rows:
+        return ""
+    return "\n".join(
+        ["## Tests and comparisons, last runs\n", table(["run", "found", "device", "date", "commit"], rows)]
+    )
+
+
 # By the beginning of the name of a result file: the longest that fits.
 PAGES = {
     "kernels-": times_page,
@@ -335,7 +396,7 @@ PAGES = {
 
 
 def render(results: Path = RESULTS) -> str:
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, summary_page(results)]
     found: dict[str, list[Path]] = {prefix: [] for prefix in PAGES}
     for path in sorted(results.glob("*.json")):
         fitting = [prefix for prefix in PAGES if path.name.startswith(prefix)]
@@ -346,7 +407,7 @@ def render(results: Path = RESULTS) -> str:
             content = json.loads(path.read_text())
             if content["device"] != "cpu":
                 parts.append(PAGES[prefix](content))
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def main() -> None:

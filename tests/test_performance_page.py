@@ -66,7 +66,18 @@ def test_page_of_made_up_results(tmp_path: Path) -> None:
     row = {"unchanging_ms": 0.5, "changing_ms": 0.55, "ratio": 1.1}
     packed = {**ORIGIN, "sequences": 16, "rows": {"gdn 1,8192,8,128,128": row}}
     (tmp_path / "packed-nvidia-test.json").write_text(json.dumps(packed))
+    tests = {**ORIGIN, "passed": 5, "failed": 1, "skipped": 2}
+    (tmp_path / "gpu_tests.json").write_text(json.dumps(tests))
+    repeated = {**ORIGIN, "calls": 300, "rows": {"gdn 1,1,1,1,1": {"dk": 2}, "kda 1,1,1,1,1": {}}}
+    (tmp_path / "repeatability-nvidia-test.json").write_text(json.dumps(repeated))
     page = performance.render(tmp_path)
+    where = "NVIDIA Test | 2026-01-02 | abc |"
+    assert f"| `gpu_tests.py` | 5 passed, 1 failed, 2 skipped | {where}" in page
+    assert f"| `kernels.py --check` | 1 of 2 combinations pass | {where}" in page
+    compared_in = "device time 0.500 to 0.500, memory 1.000 to 1.000 of commit 0123456, 1 rows"
+    assert f"| `kernels.py --against` | {compared_in} | {where}" in page
+    assert f"| `packed.py` | new cu_seqlens per call take 1.10 to 1.10 of the time of one that stays | {where}" in page
+    assert f"| `repeatability.py` | gradients differ between 300 calls in 1 of 2 rows | {where}" in page
     assert "## Against commit 0123456, NVIDIA Test, bfloat16" in page
     assert "| gdn | (1,1,1,1,1) | forward | 2.00 | 1.00 | 0.500 | 8.00 | 8.00 | 1.000 |" in page
     assert "| gdn | (1,8192,8,128,128) | 0.500 | 0.550 | 1.10 |" in page
@@ -80,3 +91,7 @@ def test_page_of_made_up_results(tmp_path: Path) -> None:
     assert "- (1,1,1,1,1) forward: 1.00 device time with tied keys; a write key of its own costs 2.0%." in page
     assert "| gdn | twin | o 3.0e-03 |" in page
     assert "1 of 2 combinations" in page and "- gdn (1,63,8,128,128) bfloat16: o 1.0e-02 (budget 5e-03)" in page
+
+
+def test_a_base_without_git_is_named_by_its_files() -> None:
+    assert performance.base_name({"against": {"commit": "unknown", "source": "0f"}}) == "files 0f"
