@@ -23,7 +23,7 @@ MEMORIES = {
     ),
     "palimpsa": PALIMPSA,
     "palimpsa_posterior": PALIMPSA,
-    "gated_kalmanet": "q, k, v, g, *, mix=None, ridge=0.02, iterations=30, solver='chebyshev', scale=None",
+    "gated_kalmanet": "q, k, v, g, *, mix=None, ridge=0.02, iterations=30, solver='chebyshev', adaptive_ridge=True, scale=None",
     "mesa": "q, k, v, g, beta, ridge, *, iterations=30, scale=None",
     "recursive_least_squares": "q, k, v, beta, g=None, *, ridge=1.0, scale=None",
     "variational_linear_attention": "q, k, v, u, *, ridge=0.1, refresh_every=None, refresh=0.001, eps=0.0001",

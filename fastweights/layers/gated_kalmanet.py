@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
-from ..ops import gated_kalmanet, linear_attention, mesa
+from ..ops import gated_kalmanet, linear_attention
+from ..ops.shared.ridge.iterations import SOLVERS
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .initialization import OwnInitialValues
@@ -31,17 +32,14 @@ class GatedKalmaNetOptions(MemoryOptions):
     ridge: float = option(0.02, check_positive)
     adaptive_ridge: bool = option(True, check_flag)
     iterations: int = option(30, check_size)
-    solver: str = option("chebyshev", one_of("chebyshev", "conjugate_gradient", "exact"))
+    solver: str = option("chebyshev", one_of(*SOLVERS))
     sketch: int | None = option(None, check_size)
+    sketch_basis: str = option("learned", one_of("learned", "random"))
+    gate_bias: bool = option(False, check_flag)
     output_gate: str | None = option("silu", one_of(None, *GATES), or_none=True)
 
     def check_together(self) -> None:
         super().check_together()
-        if not self.adaptive_ridge and self.solver != "conjugate_gradient":
-            raise ValueError(
-                f"solver must be 'conjugate_gradient' with adaptive_ridge False, got {self.solver!r}: the others rest on a "
-                "ridge that follows |H|"
-            )
         width = self.head_sizes().key
         if self.sketch is not None and self.sketch > width:
             raise ValueError(
@@ -50,11 +48,13 @@ class GatedKalmaNetOptions(MemoryOptions):
 
 
 class Sketch(OwnInitialValues):
-    """One learned basis per q/k head of the subspace that the regression is solved in, orthonormal at first: [H, K, sketch]."""
+    """One basis per q/k head of the subspace that the regression is solved in, orthonormal at first: [H, K, sketch]. A basis
+    that is not learned stays as it was drawn: a random projection, which is saved with the weights."""
 
-    def __init__(self, num_heads: int, channels: int, sketch: int) -> None:
+    def __init__(self, num_heads: int, channels: int, sketch: int, learned: bool = True) -> None:
         super().__init__()
-        self.basis = nn.Parameter(torch.empty(num_heads, channels, sketch))
+        self.learned = learned
+        self.basis = nn.Parameter(torch.empty(num_heads, channels, sketch), requires_grad=learned)
         self.reset_parameters()
 
     def initial_values(self) -> dict[str, Tensor]:
@@ -69,7 +69,8 @@ class Sketch(OwnInitialValues):
         return self._basis(U_NGKV.shape[1]).mT.to(U_NGKV.dtype) @ U_NGKV
 
     def _basis(self, heads: int) -> Tensor:
-        return self.basis.repeat_interleave(heads // len(self.basis), 0)
+        basis = self.basis if self.learned else self.basis.detach()
+        return basis.repeat_interleave(heads // len(basis), 0)
 
 
 @register_mixer(
@@ -96,11 +97,13 @@ class GatedKalmaNet(MemoryLayer):
         ridge: positive; a factor on |H_t|_F or, with adaptive_ridge False, lambda itself (the paper's ablation takes 0.25).
         adaptive_ridge: whether lambda follows |H_t|_F, which bounds the condition number (appendix F.1).
         iterations: steps of the iterative solvers; float32 is converged at about 30.
-        solver: "chebyshev" (the paper's), "conjugate_gradient" (as accurate after 16 iterations as the first after 30) or
-            "exact". With adaptive_ridge False only "conjugate_gradient".
+        solver: "chebyshev" (the paper's), "conjugate_gradient" (as accurate after 16 iterations as the first after 30),
+            "exact", or for comparison "gradient_descent" and "accelerated_gradient_descent" (the paper's figure 1a).
         sketch: None, or the number of dimensions, at most K, that the regression is solved in (appendix H): H, U and q are
-            projected into a subspace and the solution back. The paper leaves open how it is chosen; here its basis is
-            learned.
+            projected into a subspace and the solution back.
+        sketch_basis: how this subspace is chosen, which the paper leaves open: "learned", or "random", a projection that is
+            drawn once per head and stays.
+        gate_bias: whether the projections of beta and m have biases, zero at first, as in the authors' released layer.
         output_gate: None, "sigmoid", "gelu" or, the default, "silu".
 
     The other options are those of `MemoryOptions`.
@@ -113,9 +116,12 @@ class GatedKalmaNet(MemoryLayer):
     def build(self) -> None:
         options, heads, hidden_size = self.options, self.heads, self.hidden_size
         self.decay = HeadDecay(hidden_size, heads.value_heads) if options.decay == "head" else None
-        self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
-        self.mix = SigmoidGain(hidden_size, heads.value_heads) if options.alpha_connection else None
-        self.sketch = Sketch(heads.key_heads, heads.key, options.sketch) if options.sketch else None
+        bias = options.gate_bias
+        self.gain = SigmoidGain(hidden_size, heads.value_heads, bias=bias) if options.gain else None
+        self.mix = SigmoidGain(hidden_size, heads.value_heads, bias=bias) if options.alpha_connection else None
+        self.sketch = None
+        if options.sketch:
+            self.sketch = Sketch(heads.key_heads, heads.key, options.sketch, options.sketch_basis == "learned")
 
     def rule(
         self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall
@@ -128,12 +134,14 @@ class GatedKalmaNet(MemoryLayer):
         g_BTG = torch.zeros_like(v[..., 0]) if self.decay is None else self.decay(x_BTD)
         mix_BTG = None if self.mix is None else self.mix(x_BTD)
         self.probe(q=q, k=k, v=v, g=None if self.decay is None else g_BTG, mix=mix_BTG)
-        in_q, in_k = (q, k) if self.sketch is None else (self.sketch(q), self.sketch(k))
-        if mix_BTG is None or (self.options.adaptive_ridge and self.sketch is None):
-            return self._solve(in_q, in_k, v, g_BTG, run, mix_BTG)
+        if self.sketch is None:
+            return self._solve(q, k, v, g_BTG, run, mix_BTG)
+        in_q, in_k = self.sketch(q), self.sketch(k)
+        if mix_BTG is None:
+            return self._solve(in_q, in_k, v, g_BTG, run)
         # U of all dimensions answers for the query itself and, projected, for the solution.
         direct, memory = run(linear_attention, q, k, v, g_BTG, scale=self.heads.key**-0.5, state=("U",))
-        if self.sketch is not None and "U" in run.memory:
+        if "U" in run.memory:
             run.memory = {**run.memory, "U": self.sketch.rows(run.memory["U"])}
         solved, solved_memory = self._solve(in_q, in_k, v, g_BTG, run)
         return torch.lerp(direct, solved, mix_BTG[..., None].to(direct.dtype)), {**solved_memory, **memory}
@@ -141,15 +149,12 @@ class GatedKalmaNet(MemoryLayer):
     def _solve(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, run: RuleCall, mix: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """Answers of the regression from the state (H, U), and the state after them. A mix needs the adaptive ridge."""
-        options, scale = self.options, self.heads.key**-0.5
-        if options.adaptive_ridge:
-            return run(
-                gated_kalmanet, q, k, v, g, mix=mix, ridge=options.ridge, iterations=options.iterations, solver=options.solver,
-                scale=scale, state=("H", "U"),
-            )  # fmt: skip
-        ones = torch.ones_like(g)
-        return run(mesa, q, k, v, g, ones, options.ridge, iterations=options.iterations, scale=scale, state=("H", "U"))
+        """Answers of the regression from the state (H, U), and the state after them."""
+        options = self.options
+        return run(
+            gated_kalmanet, q, k, v, g, mix=mix, ridge=options.ridge, adaptive_ridge=options.adaptive_ridge,
+            iterations=options.iterations, solver=options.solver, scale=self.heads.key**-0.5, state=("H", "U"),
+        )  # fmt: skip
 
     def state_size(self, length: int = 1) -> int:
         solved = self.heads.key if self.sketch is None else self.sketch.basis.shape[2]

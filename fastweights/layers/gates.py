@@ -16,12 +16,14 @@ __all__ = ["ImportanceGain", "PreconditionerGates", "SigmoidGain", "StepSize"]
 
 
 class SigmoidGain(nn.Module):
-    """beta = largest * sigmoid(b_proj x), [B, T, num_heads] in float32 or better."""
+    """beta = largest * sigmoid(b_proj x), [B, T, num_heads] in float32 or better. A bias is zero at first."""
 
-    def __init__(self, hidden_size: int, num_heads: int, largest: float = 1.0) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, largest: float = 1.0, bias: bool = False) -> None:
         super().__init__()
         self.largest = largest
-        self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
+        self.b_proj = nn.Linear(hidden_size, num_heads, bias=bias)
+        if bias:
+            nn.init.zeros_(self.b_proj.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.largest * torch.sigmoid(at_least_float32(self.b_proj(x_BTD)))

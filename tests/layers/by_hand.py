@@ -46,7 +46,10 @@ def decay(layer, x):
 
 def gate(gain, x):
     """Sigmoid of a projection [T, G], 1 where there is none."""
-    return 1.0 if gain is None else torch.sigmoid(x @ gain.b_proj.weight.T)
+    if gain is None:
+        return 1.0
+    bias = gain.b_proj.bias
+    return torch.sigmoid(x @ gain.b_proj.weight.T + (0 if bias is None else bias))
 
 
 def answer(output, o, x):

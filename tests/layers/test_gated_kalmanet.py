@@ -39,9 +39,13 @@ def expected(layer, x, options):
 def test_layer_computes_its_formula(variant):
     torch.manual_seed(0)
     layer = build(variant).double()
-    layer.options = dataclasses.replace(layer.options, iterations=100)  # converged
     options = VARIANTS[variant][1]
+    slow = options.get("solver") == "gradient_descent"
+    layer.options = dataclasses.replace(layer.options, iterations=2500 if slow else 150)  # converged
     with torch.no_grad():
+        for gate in (layer.gain, layer.mix):
+            if gate is not None and gate.b_proj.bias is not None:
+                gate.b_proj.bias.uniform_(-1, 1)
         x = torch.randn(1, 15, HIDDEN, dtype=torch.float64)
         torch.testing.assert_close(layer(x)[0], expected(layer, x[0], options), rtol=1e-8, atol=1e-10)
 
@@ -68,6 +72,29 @@ def test_the_sketch_begins_orthonormal_and_shrinks_the_state():
     assert cache.memory["H"].shape == (1, 2, 3, 3) and cache.memory["U"].shape == (1, 2, 3, 8)
 
 
+def test_a_random_sketch_is_drawn_once_and_stays():
+    torch.manual_seed(0)
+    layer = build_mixer("gka", hidden_size=16, num_heads=2, sketch=3, sketch_basis="random").double()
+    before = layer.sketch.basis.clone()
+    torch.testing.assert_close(before.mT @ before, torch.eye(3).double().expand(2, 3, 3), rtol=1e-5, atol=1e-5)
+    layer.requires_grad_()  # what a caller who unfreezes everything does
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, weight_decay=0.1)
+    layer(torch.randn(1, 5, 16, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    assert torch.equal(layer.sketch.basis, before) and "sketch.basis" in layer.state_dict()
+    learned = build_mixer("gka", hidden_size=16, num_heads=2, sketch=3).double()
+    learned.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 7, 16, dtype=torch.float64)
+    torch.testing.assert_close(learned(x), layer(x))
+
+
+def test_released_gates_have_biases_that_begin_at_zero():
+    plain, released = (build_mixer("gka", hidden_size=16, num_heads=2, gate_bias=bias) for bias in (False, True))
+    more = dict(released.named_parameters()).keys() - dict(plain.named_parameters()).keys()
+    assert more == {"gain.b_proj.bias", "mix.b_proj.bias"}
+    assert not released.gain.b_proj.bias.any() and not released.mix.b_proj.bias.any()
+
+
 def test_names_of_gated_deltanet():
     """The same names: a trained Gated DeltaNet loads and continues."""
     gdn = build_mixer("gdn", hidden_size=16, num_heads=2, output_gate="silu")
@@ -80,20 +107,12 @@ def test_names_of_gated_deltanet():
     [
         (
             ValueError,
-            {"adaptive_ridge": False},
-            "solver must be 'conjugate_gradient' with adaptive_ridge False, got 'chebyshev'",
-        ),
-        (
-            ValueError,
-            {"adaptive_ridge": False, "solver": "exact"},
-            "solver must be 'conjugate_gradient' .* got 'exact'",
-        ),
-        (
-            ValueError,
             {"solver": "jacobi"},
-            "solver must be one of 'chebyshev', 'conjugate_gradient', 'exact', got 'jacobi'",
+            "solver must be one of 'chebyshev', 'conjugate_gradient', 'exact', 'gradient_descent', .* got 'jacobi'",
         ),
         (ValueError, {"sketch": 5}, "sketch must be at most head_dim, 4, got 5"),
+        (ValueError, {"sketch_basis": "fixed"}, "sketch_basis must be one of 'learned', 'random', got 'fixed'"),
+        (TypeError, {"gate_bias": 1}, "gate_bias must be True or False"),
         (ValueError, {"sketch": 0}, "sketch must be a positive whole number, got 0"),
         (ValueError, {"ridge": 0}, "ridge must be positive"),
         (ValueError, {"iterations": 0}, "iterations must be a positive whole number"),

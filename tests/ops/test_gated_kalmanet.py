@@ -11,10 +11,12 @@ from torch import Tensor
 
 from fastweights.ops import gated_kalmanet, linear_attention
 from fastweights.ops.shared.ridge.iterations import chebyshev_weights
-from fastweights.ops.shared.ridge.ridge import relative_ridge
+from fastweights.ops.shared.ridge.ridge import ridge_and_norm
 from fastweights.testing import CASES
+from fastweights.testing.unrolled import unrolled_solutions
 
 SOLVERS = ("chebyshev", "conjugate_gradient", "exact")
+POLYNOMIALS = ("chebyshev", "gradient_descent", "accelerated_gradient_descent")
 BACKENDS = ("reference", "torch")
 RIDGE = 0.02
 CONDITION = (1 + RIDGE) / RIDGE
@@ -27,35 +29,6 @@ CONVERGED: dict[str, dict[str, Any]] = {
 
 def draw(**sizes: Any) -> dict[str, Tensor]:
     return dict(CASES["gated_kalmanet-exact"].draw(**sizes).tokens)
-
-
-def gram_matrices(k: Tensor, g: Tensor) -> Tensor:
-    """H_t of every token, [B, T, H, K, K]."""
-    H, every = torch.zeros(1, dtype=k.dtype), []
-    for t in range(k.shape[1]):
-        H = g[:, t, :, None, None].exp() * H + k[:, t, :, :, None] * k[:, t, :, None, :]
-        every.append(H)
-    return torch.stack(every, 1)
-
-
-def systems(k: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """H_t + lambda_t I [B, T, H, K, K] and |H_t|_F [B, T, H, 1]."""
-    H = gram_matrices(k, g)
-    norm = torch.linalg.matrix_norm(H)[..., None]
-    return H + RIDGE * norm[..., None] * torch.eye(k.shape[-1], dtype=k.dtype), norm
-
-
-def unrolled(q: Tensor, k: Tensor, g: Tensor, iterations: int) -> Tensor:
-    """Algorithm 1 of the paper at every token, as printed but for omega_0 = 2, for automatic differentiation."""
-    A, norm = systems(k, g)
-    mu, L = RIDGE * norm, (1 + RIDGE) * norm
-    rho, omega = (L - mu) / (L + mu), torch.full_like(norm, 2.0)
-    before, xi = torch.zeros_like(q), 2 * q / (L + mu)
-    for _ in range(iterations):
-        omega = 4 / (4 - rho**2 * omega)
-        stepped = xi - 2 * omega / (L + mu) * (torch.einsum("bthij,bthj->bthi", A, xi) - q)
-        before, xi = xi, stepped + (omega - 1) * (xi - before)
-    return xi
 
 
 def solutions(q: Tensor, k: Tensor, g: Tensor, **keywords: Any) -> Tensor:
@@ -76,16 +49,61 @@ def relative(got: Tensor, wanted: Tensor) -> float:
 # The Chebyshev iteration
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("iterations", [1, 4, 30])
-def test_lemma_2_the_gradient_in_q_is_that_of_the_unrolled_iteration(backend: str, iterations: int) -> None:
-    inputs = draw(batch=1, time=70, heads=1)
+def values_and_gradients_in_q(key: int = 8, time: int = 70, **options: Any) -> list[list[Tensor]]:
+    """[x, gradient in q] of the op and of its unrolled twin."""
+    inputs = draw(batch=1, time=time, heads=1, key=key)
     q, k, g = inputs["q"].requires_grad_(), inputs["k"], inputs["g"]
-    x, wanted = solutions(q, k, g, iterations=iterations, backend=backend), unrolled(q, k, g, iterations)
-    assert relative(x, wanted) < 1e-12
-    (gradient,) = torch.autograd.grad(x.square().sum(), q)
-    (wanted_gradient,) = torch.autograd.grad(wanted.square().sum(), q)
-    assert relative(gradient, wanted_gradient) < 1e-12
+    backend = options.pop("backend", "torch")
+    both = solutions(q, k, g, backend=backend, **options), unrolled_solutions(q, k, g, **options)
+    return [[x, *torch.autograd.grad(x.square().sum(), q)] for x in both]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("adaptive_ridge", [True, False])
+@pytest.mark.parametrize("solver", POLYNOMIALS)
+@pytest.mark.parametrize("iterations", [1, 4, 30])
+def test_lemma_2_the_gradient_in_q_is_that_of_the_unrolled_iteration(
+    iterations: int, solver: str, adaptive_ridge: bool, backend: str
+) -> None:
+    """An iteration between fixed bounds is a polynomial of a symmetric matrix times q, at any number of steps."""
+    got, wanted = values_and_gradients_in_q(
+        iterations=iterations, solver=solver, adaptive_ridge=adaptive_ridge, ridge=0.05, backend=backend
+    )
+    assert relative(got[0], wanted[0]) < 1e-12
+    assert relative(got[1], wanted[1]) < 1e-12
+
+
+@pytest.mark.parametrize("iterations", [3, 10, 30])
+def test_lemma_2_holds_for_chebyshev_and_not_for_conjugate_gradients(iterations: int) -> None:
+    """The steps of conjugate gradients depend on q. The paper's claim at its size, with a case that must fail."""
+    got, wanted = values_and_gradients_in_q(key=32, iterations=iterations)
+    assert relative(got[1], wanted[1]) < 1e-11
+    got, wanted = values_and_gradients_in_q(key=32, iterations=3, solver="conjugate_gradient")
+    assert relative(got[0], wanted[0]) < 1e-11 and relative(got[1], wanted[1]) > 1e-2
+
+
+def test_solvers_between_bounds_differ_in_speed() -> None:
+    """The paper's figure 1a: Chebyshev before Nesterov before gradient descent, from the same interval of eigenvalues."""
+    inputs = draw(batch=1, time=100, heads=1, key=32)
+    q, k, g = inputs["q"], inputs["k"], torch.zeros_like(inputs["g"])
+    exact = solutions(q, k, g, solver="exact")
+    errors = [relative(solutions(q, k, g, solver=solver, iterations=30), exact) for solver in POLYNOMIALS]
+    assert errors[0] < errors[2] / 3 < errors[1] / 10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("solver", ["chebyshev", "conjugate_gradient", "exact", "accelerated_gradient_descent"])
+def test_a_constant_ridge_is_what_is_solved_with(solver: str, backend: str) -> None:
+    inputs = draw(time=70)
+    mix, scale = inputs.pop("mix"), 8**-0.5
+    keywords: dict[str, Any] = {"solver": solver, "iterations": 150, "backend": backend}
+    o, (H, U) = gated_kalmanet(**inputs, mix=mix, ridge=0.25, adaptive_ridge=False, output_final_state=True, **keywords)
+    q, m = scale * inputs["q"][:, -1], mix[:, -1, :, None]
+    x = torch.linalg.solve(H + 0.25 * torch.eye(8, dtype=torch.float64), q)
+    wanted = torch.einsum("bhk,bhkv->bhv", m * x + (1 - m) * q, U)
+    torch.testing.assert_close(o[:, -1], wanted, rtol=1e-9, atol=1e-11)
+    adaptive, _ = gated_kalmanet(**inputs, mix=mix, ridge=0.25, **keywords)
+    assert relative(o, adaptive) > 1e-2
 
 
 @pytest.mark.parametrize("condition", [1.5, CONDITION, 1e4])
@@ -121,7 +139,7 @@ def test_condition_number_is_at_most_one_plus_ridge_over_ridge(ridge: float) -> 
     one = 30 * noise[:, :1].expand_as(noise)
     k = torch.cat([noise, one + 1e-3 * noise, one])
     _, (H, _) = gated_kalmanet(k, k, k, torch.full((9, 40, 1), -0.1), ridge=ridge, output_final_state=True)
-    added, _ = relative_ridge(ridge, H.square().sum((-1, -2))[..., None])
+    added, _ = ridge_and_norm(ridge, True, H.square().sum((-1, -2))[..., None])
     values = torch.linalg.eigvalsh(H + added[..., None] * torch.eye(8))
     condition = values[..., -1] / values[..., 0]
     assert (condition <= (1 + ridge) / ridge * (1 + 1e-9)).all()
@@ -187,7 +205,7 @@ def test_implicit_gradients_are_those_of_the_unrolled_iteration_once_converged()
     leaves = [inputs[name].requires_grad_() for name in ("q", "k", "g")]
     errors = {}
     for iterations in (5, 120):
-        wanted = torch.autograd.grad(unrolled(*leaves, iterations).square().sum(), leaves)
+        wanted = torch.autograd.grad(unrolled_solutions(*leaves, iterations=iterations).square().sum(), leaves)
         got = torch.autograd.grad(solutions(*leaves, iterations=iterations).square().sum(), leaves)
         errors[iterations] = [relative(a, b) for a, b in zip(got, wanted)]
     assert max(errors[120]) < 1e-9
@@ -324,10 +342,11 @@ def test_options_that_change_from_call_to_call_compile() -> None:
         (
             {"solver": "cholesky"},
             ValueError,
-            "solver must be one of chebyshev, conjugate_gradient, exact, got 'cholesky'",
+            "solver must be one of chebyshev, conjugate_gradient, exact, gradient_descent, .*, got 'cholesky'",
         ),
         ({"ridge": 0.0}, ValueError, "ridge must be a finite number, more than 0"),
         ({"ridge": torch.ones(2, 8)}, TypeError, "ridge must be a number"),
+        ({"adaptive_ridge": 1}, TypeError, "adaptive_ridge must be True or False"),
         ({"iterations": 0}, ValueError, "iterations must be at least 1, got 0"),
         ({"iterations": 3.0}, TypeError, "iterations must be an integer"),
         ({"iterations": True}, TypeError, "iterations must be an integer"),

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from ..framework import roles
 from ..framework.call import call, chunkwise, sequential
-from ..framework.spec import Case, Choice, Integer, Number, OpSpec, Output
+from ..framework.spec import Case, Choice, Flag, Integer, Number, OpSpec, Output
 from ..shared.ridge import STATES, iteration_macs
 from ..shared.ridge.chunked import chunked
+from ..shared.ridge.iterations import SOLVERS
 from ..shared.ridge.reference import reference
 
 __all__ = ["gated_kalmanet"]
@@ -23,12 +24,12 @@ SPEC = OpSpec(
     outputs={"o": Output("GV")},
     options={
         "ridge": Number(above=0), "iterations": Integer(least=1),
-        "solver": Choice(("chebyshev", "conjugate_gradient", "exact")), "scale": roles.SCALE,
+        "solver": Choice(SOLVERS), "adaptive_ridge": Flag(), "scale": roles.SCALE,
     },
     backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
     cases={
-        # The gradient is by implicit differentiation, exact once the iteration has converged. The Chebyshev iteration has not
-        # after so few; conjugate gradients must have, as before that they amplify rounding.
+        # The gradient is by implicit differentiation, exact once the iteration has converged. The Chebyshev iteration and
+        # gradient descent have not after so few; conjugate gradients must have, as before that they amplify rounding.
         "chebyshev": Case(
             given={"mix": "G"}, options={"solver": "chebyshev", "iterations": 8}, measured={"iterations": 30},
             exact_gradient=False,
@@ -37,6 +38,17 @@ SPEC = OpSpec(
             options={"solver": "conjugate_gradient", "iterations": 24}, measured={"iterations": 30}
         ),
         "exact": Case(given={"mix": "G"}, options={"solver": "exact", "iterations": 1}, measured={"iterations": 30}),
+        "gradient_descent": Case(
+            options={"solver": "gradient_descent", "iterations": 8}, measured={"iterations": 30}, exact_gradient=False
+        ),
+        "accelerated_gradient_descent": Case(
+            given={"mix": "G"}, options={"solver": "accelerated_gradient_descent", "iterations": 8},
+            measured={"iterations": 30}, exact_gradient=False,
+        ),
+        "constant_ridge": Case(
+            given={"mix": "G"}, options={"adaptive_ridge": False, "ridge": 0.25, "iterations": 8},
+            measured={"iterations": 30}, exact_gradient=False,
+        ),
     },
     equation="H = a H + k k^T; U = a U + k v^T; o = U^T (m (H + ridge |H| I)^-1 q + (1 - m) q)",
     macs=iteration_macs,
@@ -53,6 +65,7 @@ def gated_kalmanet(
     ridge: float = 0.02,
     iterations: int = 30,
     solver: str = "chebyshev",
+    adaptive_ridge: bool = True,
     scale: float | None = None,
     initial_state: tuple[Tensor, Tensor] | None = None,
     output_final_state: bool = False,
@@ -72,8 +85,8 @@ def gated_kalmanet(
     the exact solution is about 9e-2, 5e-3 and 3e-4 after 10, 20 and 30 iterations.
 
     Gradients of the iterative solvers are by implicit differentiation (section 4.2.2): the gradient in q is the solve, with
-    the same iteration, of the one in x, and those in k, g, H follow from it. For the Chebyshev iteration the one in q is
-    exact (Lemma 2); the others are those of the exact solution up to the error of the iteration.
+    the same iteration, of the one in x, and those in k, g, H follow from it. For the Chebyshev iteration and both gradient
+    descents the one in q is exact (Lemma 2); the others are those of the exact solution up to the error of the iteration.
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. The paper's keys (and values) come multiplied
@@ -83,11 +96,14 @@ def gated_kalmanet(
             Any float dtype.
         mix: m in [0, 1], the paper's alpha-connection: 1 (also when None) reads the regression, 0 is linear attention.
             [B, T, HV] or H heads, any float dtype.
-        ridge: positive factor on |H_t|_F.
+        ridge: positive factor on |H_t|_F; without adaptive_ridge lambda_t itself.
         iterations: of the iterative solvers, at least 1.
         solver: "chebyshev", "conjugate_gradient" (on random unit keys as accurate after 16 iterations as the first after
-            30, values and gradients) or "exact" (a Cholesky factor per token; NaN where a given state or rounding makes
-            H_t + lambda_t I indefinite).
+            30, values and gradients), "exact" (a Cholesky factor per token; NaN where a given state or rounding makes
+            H_t + lambda_t I indefinite), or for comparison "gradient_descent" and "accelerated_gradient_descent" (Nesterov's,
+            each with its best constants for eigenvalues in [lambda_t, lambda_t + |H_t|_F], which also bound Chebyshev's).
+        adaptive_ridge: whether lambda_t follows |H_t|_F. A constant ridge (the paper's ablation, appendix F.1) leaves the
+            condition number 1 + |H_t|_F / ridge unbounded.
         scale: factor on q, K^-0.5 by default.
         initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H is taken as the
             symmetric positive semidefinite matrix that it is. N is B, or the number of packed sequences.
@@ -103,5 +119,11 @@ def gated_kalmanet(
             the message says which.
         TypeError: an argument of the wrong kind.
     """
-    options = {"ridge": ridge, "iterations": iterations, "solver": solver, "scale": scale}
+    options = {
+        "ridge": ridge,
+        "iterations": iterations,
+        "solver": solver,
+        "adaptive_ridge": adaptive_ridge,
+        "scale": scale,
+    }
     return call(SPEC, (q, k, v, g, mix), options, initial_state, output_final_state, cu_seqlens, backend)

@@ -4,8 +4,8 @@ $$H_t = e^{g_t} H_{t-1} + \\beta_t k_t k_t^\\top, \\qquad U_t = e^{g_t} U_{t-1} 
 $$(H_t + \\Lambda_t)\\, x_t = \\mathrm{scale}\\; q_t, \\qquad
   o_t = U_t^\\top \\left(m_t\\, x_t + (1 - m_t)\\, \\mathrm{scale}\\; q_t\\right)$$
 
-beta and the mix m are 1 when None. Lambda is ridge * |H_t|_F (at least 1e-6) times the identity for a number, or the diagonal
-given as [heads, K]. solver: "chebyshev" (needs a number as ridge), "conjugate_gradient" or "exact".
+beta and the mix m are 1 when None. Lambda is the diagonal given as [heads, K], or for a number as ridge that number times the
+identity, times |H_t|_F (at least 1e-6) if adaptive_ridge. solver: one of `SOLVERS`; a diagonal needs "conjugate_gradient".
 """
 
 from __future__ import annotations

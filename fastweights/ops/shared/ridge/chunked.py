@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...framework.sequences import Chunks, Sequences
 from ..decay import HeadDecay
-from .ridge import relative_ridge
+from .ridge import ridge_and_norm
 from .solve import solve_systems
 from .system import System, squared_norm
 
@@ -23,6 +23,7 @@ CHUNK = 64
 def chunked(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, H: Tensor, U: Tensor, sequences: Sequences, *,
     beta: Tensor | None = None, mix: Tensor | None = None, ridge: float | Tensor, solver: str, iterations: int,
+    adaptive_ridge: bool = True,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
     chunks = Chunks(sequences, CHUNK, v.device)
     queries, keys, values = chunks.split(q), chunks.split(k), chunks.split(v)
@@ -41,7 +42,7 @@ def chunked(
     if isinstance(ridge, Tensor):
         ridge = ridge[:, None].expand(len(keys), -1, 1, -1)
     else:
-        ridge, norm = relative_ridge(ridge, squared_norm(start, keys, kept, weights))
+        ridge, norm = ridge_and_norm(ridge, adaptive_ridge, squared_norm(start, keys, kept, weights))
     y = solve_systems(queries, System(start, keys, kept, weights, ridge), norm, solver, iterations)
     if mix is not None:
         y = queries + chunks.split(mix)[..., None] * (y - queries)

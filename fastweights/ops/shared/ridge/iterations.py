@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["chebyshev", "chebyshev_weights", "conjugate_gradient", "iterate"]
+__all__ = ["SOLVERS", "chebyshev", "chebyshev_weights", "conjugate_gradient", "iterate"]
 
 Apply = Callable[[Tensor], Tensor]
 
 
 def iterate(solver: str, apply: Apply, b: Tensor, ridge: Tensor, norm: Tensor | None, iterations: int) -> Tensor:
-    """x ~ A^-1 b with A = H + ridge I; `norm` bounds the eigenvalues of H, which the Chebyshev iteration needs."""
-    if solver == "chebyshev":
-        assert norm is not None
-        return chebyshev(apply, b, ridge, ridge + norm, iterations)
-    return conjugate_gradient(apply, b, iterations)
+    """x ~ A^-1 b with A = H + ridge I; `norm` bounds the eigenvalues of H, which all but conjugate gradients need."""
+    if solver == "conjugate_gradient":
+        return conjugate_gradient(apply, b, iterations)
+    assert norm is not None
+    return WITHIN_BOUNDS[solver](apply, b, ridge, ridge + norm, iterations)
 
 
 def chebyshev(apply: Apply, b: Tensor, low: Tensor, high: Tensor, iterations: int) -> Tensor:
@@ -43,6 +43,28 @@ def chebyshev_weights(contraction: Tensor, iterations: int) -> Iterator[Tensor]:
         yield weight
 
 
+def gradient_descent(apply: Apply, b: Tensor, low: Tensor, high: Tensor, iterations: int) -> Tensor:
+    """Gradient descent on x.Ax / 2 - b.x with the step that is best for eigenvalues in [low, high]. It starts as the Chebyshev
+    iteration does, with one step from zero, and is a polynomial of A times b too."""
+    step = 2 / (high + low)
+    x = step * b
+    for _ in range(iterations):
+        x = torch.addcmul(x, step, apply(x) - b, value=-1)
+    return x
+
+
+def accelerated_gradient_descent(apply: Apply, b: Tensor, low: Tensor, high: Tensor, iterations: int) -> Tensor:
+    """Nesterov's method with the step and the momentum that are best for quadratic functions (Lessard, Recht and Packard 2016,
+    table 1). It starts with one step from zero and is a polynomial of A times b too."""
+    step, root = 4 / (3 * high + low), (3 * high / low + 1).sqrt()
+    momentum = (root - 2) / (root + 2)
+    previous, x = torch.zeros_like(b), step * b
+    for _ in range(iterations):
+        ahead = torch.addcmul(x, momentum, x - previous)
+        x, previous = torch.addcmul(ahead, step, apply(ahead) - b, value=-1), x
+    return x
+
+
 def conjugate_gradient(apply: Apply, b: Tensor, iterations: int) -> Tensor:
     """Conjugate gradients from zero. b is brought to size 1 first, so that squares of small gradients do not underflow;
     what is solved already (a zero residual) stays as it is."""
@@ -63,3 +85,11 @@ def conjugate_gradient(apply: Apply, b: Tensor, iterations: int) -> Tensor:
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1, keepdim=True)
+
+
+WITHIN_BOUNDS = {
+    "chebyshev": chebyshev,
+    "gradient_descent": gradient_descent,
+    "accelerated_gradient_descent": accelerated_gradient_descent,
+}
+SOLVERS = ("chebyshev", "conjugate_gradient", "exact", "gradient_descent", "accelerated_gradient_descent")

@@ -12,34 +12,34 @@ from torch import Tensor
 
 from ...framework.call import stack_time
 from .iterations import iterate
-from .ridge import relative_ridge
+from .ridge import ridge_and_norm
 
 __all__ = ["reference"]
 
 
 def reference(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, H: Tensor, U: Tensor, *, beta: Tensor | None = None,
-    mix: Tensor | None = None, ridge: float | Tensor, solver: str, iterations: int,
+    mix: Tensor | None = None, ridge: float | Tensor, solver: str, iterations: int, adaptive_ridge: bool = True,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-    """q (scaled), k [B,T,H,K]; v [B,T,H,V]; g, beta, mix [B,T,H]; H [B,H,K,K]; U [B,H,K,V]; ridge a factor on |H_t|_F or
-    the diagonal itself, [H,K]."""
+    """q (scaled), k [B,T,H,K]; v [B,T,H,V]; g, beta, mix [B,T,H]; H [B,H,K,K]; U [B,H,K,V]; ridge a number, which multiplies
+    |H_t|_F if `adaptive_ridge`, or the diagonal itself, [H,K]."""
     outputs = []
     for t in range(v.shape[1]):
         decay = g[:, t, :, None, None].exp()
         write = (k[:, t] if beta is None else beta[:, t, :, None] * k[:, t])[..., None]
         H = decay * H + write * k[:, t, :, None, :]
         U = decay * U + write * v[:, t, :, None, :]
-        x = solution(H, q[:, t], ridge, solver, iterations)
+        x = solution(H, q[:, t], ridge, adaptive_ridge, solver, iterations)
         if mix is not None:
             x = q[:, t] + mix[:, t, :, None] * (x - q[:, t])
         outputs.append(torch.einsum("bhk,bhkv->bhv", x, U))
     return stack_time(outputs, v), (H, U)
 
 
-def solution(H: Tensor, q: Tensor, ridge: float | Tensor, solver: str, iterations: int) -> Tensor:
+def solution(H: Tensor, q: Tensor, ridge: float | Tensor, adaptive: bool, solver: str, iterations: int) -> Tensor:
     norm = None
     if not isinstance(ridge, Tensor):
-        ridge, norm = relative_ridge(ridge, H.square().sum((-1, -2))[..., None])
+        ridge, norm = ridge_and_norm(ridge, adaptive, H.square().sum((-1, -2))[..., None])
     matrix = H + torch.diag_embed(ridge.expand(q.shape))
     if solver == "exact":
         factor, failed = torch.linalg.cholesky_ex(matrix)

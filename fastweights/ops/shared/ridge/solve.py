@@ -17,7 +17,7 @@ CACHED_NUMBERS = 2**16  # of each tensor of an iteration
 
 def solve_systems(b: Tensor, system: System, norm: Tensor | None, solver: str, iterations: int) -> Tensor:
     """x [M, heads, C, K] with system x = b. norm: |H_c|_F [M, heads, C, 1], an upper bound of the eigenvalues without the
-    ridge, which the Chebyshev iteration needs; being no part of the solution it has no gradient."""
+    ridge, which all solvers but conjugate gradients and the exact one need; being no part of the solution it has no gradient."""
     return _Solve.apply(b, *system, norm, solver, iterations)
 
 
