@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -23,6 +24,8 @@ class FastWeightsCache(Cache):
     Attributes:
         layers: one `LayerCache` per layer.
         columns: how many columns of the batch it has read, padding included.
+        position: [N], the position of each sequence's next token, -1 before its first one. None while every sequence has
+            read every column, from position 0.
     """
 
     layers: list[LayerCache]  # type: ignore[assignment]  # not transformers' layers, which hold keys and values
@@ -30,6 +33,7 @@ class FastWeightsCache(Cache):
     def __init__(self, layers: list[LayerCache]) -> None:
         super().__init__(layers=layers)  # type: ignore[arg-type]
         self.columns = 0
+        self.position: Tensor | None = None
 
     @classmethod
     def empty(cls, num_layers: int) -> FastWeightsCache:
@@ -38,8 +42,46 @@ class FastWeightsCache(Cache):
     def copy(self) -> FastWeightsCache:
         """An independent cache at the same point. It costs nothing: layers never write into a tensor that a cache holds."""
         copied = FastWeightsCache([LayerCache({**layer.memory}, {**layer.context}) for layer in self.layers])
-        copied.columns = self.columns
+        copied.columns, copied.position = self.columns, self.position
         return copied
+
+    def check_positions(self, first_N: Tensor | None, lengths_N: Tensor | None) -> None:
+        """Whether the first positions of the tokens that come next continue where the sequences ended. None: not given.
+
+        Raises:
+            ValueError: they do not.
+        """
+        if first_N is None or not self.is_initialized:
+            return
+        expected_N = first_N.new_full((self.batch_size,), self.columns) if self.position is None else self.position
+        expected_N = expected_N.to(first_N.device)
+        if expected_N.shape != first_N.shape:
+            return  # the layers refuse another number of sequences
+        wrong = (expected_N >= 0) & (first_N != expected_N)
+        wrong &= lengths_N.to(first_N.device) > 0 if lengths_N is not None else True
+        if wrong.any():
+            raise ValueError(
+                f"position_ids must continue where the sequences of past_key_values ended, at {expected_N.tolist()}, got "
+                f"{first_N.tolist()}; start an empty cache for other documents"
+            )
+
+    def advance(self, columns: int, first_N: Tensor | None, lengths_N: Tensor | None) -> None:
+        """Count what the layers have read: columns of the batch, and the tokens and first positions of each sequence."""
+        if first_N is not None or lengths_N is not None or self.position is not None:
+            self.position = self._next_position(columns, first_N, lengths_N)
+        self.columns += columns
+
+    def _next_position(self, columns: int, first_N: Tensor | None, lengths_N: Tensor | None) -> Tensor:
+        before_N = self.position
+        if before_N is None:
+            like = lengths_N if first_N is None else first_N
+            assert like is not None
+            before_N = torch.full_like(like, self.columns or -1, dtype=torch.long)
+        start_N = before_N.clamp_min(0) if first_N is None else first_N.to(before_N.device)
+        if lengths_N is None:
+            return start_N + columns
+        lengths_N = lengths_N.to(before_N.device)
+        return torch.where(lengths_N > 0, start_N + lengths_N, before_N)
 
     @property
     def batch_size(self) -> int:
@@ -70,7 +112,7 @@ class FastWeightsCache(Cache):
     def reset(self) -> None:
         """Forget everything."""
         self.layers = [LayerCache() for _ in self.layers]
-        self.columns = 0
+        self.columns, self.position = 0, None
 
     def crop(self, *args: object, **kwargs: object) -> NoReturn:
         raise ValueError(
@@ -83,3 +125,5 @@ class FastWeightsCache(Cache):
     def _apply(self, change: Callable[[Tensor], Tensor]) -> None:
         for layer in self.layers:
             layer.apply(change)
+        if self.position is not None:
+            self.position = change(self.position)

@@ -14,6 +14,7 @@ from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
 from .loss import IGNORED, causal_lm_loss
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
+from .rows import cumulative_lengths, starts
 
 __all__ = ["FastWeightsForCausalLM"]
 
@@ -43,6 +44,11 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         num_items_in_batch: int | Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
     ) -> CausalLMOutputWithPast:
         """Logits [B, T, vocab_size], and the loss where labels are given.
 
@@ -60,14 +66,15 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             output_attentions: only False: a memory has no attention weights.
             num_items_in_batch: what the summed loss is divided by (Trainer's gradient accumulation); the number of labels
                 when None.
-            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, cu_seqlens, output_hidden_states: as for
-                `FastWeightsModel`.
+            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, cu_seqlens, output_hidden_states,
+                position_ids, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: as for `FastWeightsModel`.
 
         Raises:
             ValueError: an input that does not fit.
         """
         if output_attentions:
             raise ValueError("output_attentions must be False: the layers have no attention weights to return")
+        cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -76,13 +83,17 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             use_cache=use_cache,
             cu_seqlens=cu_seqlens,
             output_hidden_states=output_hidden_states,
+            position_ids=position_ids,
             return_dict=True,
         )
         hidden_BTD = outputs.last_hidden_state
         loss = logits = None
         if labels is not None:
             check_labels(labels, hidden_BTD.shape[0], hidden_BTD.shape[1], self.config.vocab_size)
-            labels = labels if cu_seqlens is None else without_first_tokens(labels, cu_seqlens)
+            if cu_seqlens is not None:
+                labels = without_first_tokens(labels, cu_seqlens)
+            elif position_ids is not None:
+                labels = labels.masked_fill(starts(position_ids, *labels.shape).to(labels.device), IGNORED)
             labels = labels if attention_mask is None else without_padding(labels, attention_mask)
             if self._can_chunk_loss():
                 loss = causal_lm_loss(hidden_BTD, self.lm_head.weight, labels, num_items_in_batch)

@@ -36,6 +36,9 @@ class CachedGenerationMixin(GenerationMixin):
                 )
         return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
 
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """transformers' hook: no position_ids but those that the caller gives, because the model counts by itself."""
+
     def _prepare_cache_for_generation(
         self,
         generation_config: GenerationConfig,

@@ -15,7 +15,7 @@ from ..layers.norms import RMSNorm
 from .block import FastWeightsBlock
 from .cache import FastWeightsCache
 from .configuration import FastWeightsConfig
-from .padding import Padding
+from .rows import Rows, cumulative_lengths
 
 __all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
 
@@ -68,6 +68,11 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         use_cache: bool | None = None,
         cu_seqlens: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, T, D] after the final norm.
 
@@ -79,16 +84,25 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             use_cache: whether to start a cache where none is given; config.use_cache in evaluation, no in training.
             cu_seqlens: int [N+1], cumulative lengths of sequences packed into one row (B = 1).
             output_hidden_states: whether to return the embeddings and every block's output too.
+            position_ids: int [B, T] or [1, T]. They say where documents begin, as packing collators send them: within a document
+                they rise by one from token to token, and where they do not rise the next document begins. A row may hold
+                several. With a cache they must continue where its sequences ended. They are read, which waits for a GPU;
+                cu_seqlens spare that.
+            cu_seq_lens_q, cu_seq_lens_k: the same as cu_seqlens, under the names of transformers' packing collators.
+            max_length_q, max_length_k: sent with these by collators; not needed.
 
         Raises:
             ValueError: an input that does not fit.
         """
         x_BTD = self._embed(input_ids, inputs_embeds)
-        padding = Padding.of(attention_mask, *x_BTD.shape[:2])
-        if padding is not None:
-            if cu_seqlens is not None:
-                raise ValueError("attention_mask must be None or all ones with cu_seqlens: packed rows have no padding")
-            x_BTD, cu_seqlens = padding.pack(x_BTD), padding.cu_seqlens
+        rows = Rows(
+            x_BTD.shape[0],
+            x_BTD.shape[1],
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cu_seqlens=cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k),
+        )
+        x_BTD = rows.pack(x_BTD)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
@@ -96,23 +110,22 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         caches = [None] * len(self.layers) if past_key_values is None else self._layer_caches(past_key_values)
-        columns = x_BTD.shape[1] if padding is None else padding.tokens.shape[1]
+        if past_key_values is not None:
+            past_key_values.check_positions(rows.first_position, rows.lengths)
 
         hidden_states: tuple[Tensor, ...] = ()
         for block, cache in zip(self.layers, caches, strict=True):
             hidden_states += (x_BTD,) if output_hidden_states else ()
-            if padding is None or x_BTD.shape[1]:  # a block of a padded prompt may be padding alone
-                x_BTD = block(x_BTD, past_key_values=cache, cu_seqlens=cu_seqlens)
+            if x_BTD.shape[1] or not rows.time:  # a block of a padded prompt may be padding alone
+                x_BTD = block(x_BTD, past_key_values=cache, cu_seqlens=rows.cu_seqlens)
         x_BTD = self.norm(x_BTD)
         if past_key_values is not None:
-            past_key_values.columns += columns
+            past_key_values.advance(rows.time, rows.first_position, rows.lengths)
         hidden_states += (x_BTD,) if output_hidden_states else ()
-        if padding is not None:
-            x_BTD, hidden_states = padding.unpack(x_BTD), tuple(map(padding.unpack, hidden_states))
         return BaseModelOutputWithPast(
-            last_hidden_state=x_BTD,
+            last_hidden_state=rows.unpack(x_BTD),
             past_key_values=past_key_values,
-            hidden_states=hidden_states or None,
+            hidden_states=tuple(map(rows.unpack, hidden_states)) or None,
         )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:

@@ -24,6 +24,7 @@ def test_training_is_one_graph():
     for batch in (
         {"input_ids": ids, "labels": ids},
         {"input_ids": row, "labels": row, "cu_seqlens": torch.tensor([0, 4, 4, 15, 24])},
+        {"input_ids": row, "labels": row, "cu_seq_lens_q": (edges := torch.tensor([0, 7, 24])), "cu_seq_lens_k": edges},
     ):
         got, wanted = (loss_and_gradients(call, lm, batch) for call in (compiled, lm))
         torch.testing.assert_close(got, wanted, **CLOSE)
