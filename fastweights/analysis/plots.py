@@ -6,12 +6,14 @@ matplotlib (the `viz` extra) is imported when a plot is drawn. Figures are made 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..results import RecallResult, RecallSummary, summarize
-from ..results.experiment import best_results, chance_level, describe_experiment
+from ..results.experiment import best_results, describe_experiment
+from .naming import short_unit, task_of
 from .plot_style import mixer_style, plain_axes, save_figure, spread
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ _GUESS: dict[str, Any] = {
     "linestyle": (0, (2, 2)),
     "linewidth": 1.0,
     "zorder": 1,
-    "label": "guessing among\nthe values shown",
 }
 
 
@@ -43,7 +44,7 @@ def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
 
 def accuracy_by_pairs(results: Sequence[RecallResult]) -> Figure:
     """One line per mixer: accuracy at its best learning rate over the number of key-value pairs (logarithmic)."""
-    figure, (axes,) = _panels(1, "Recall accuracy against the number of pairs", results)
+    figure, (axes,) = _panels(1, f"Accuracy against the number of {task_of(results).unit}", results)
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
     mixers = list(dict.fromkeys(row.mixer for row in rows))
@@ -55,17 +56,17 @@ def accuracy_by_pairs(results: Sequence[RecallResult]) -> Figure:
         axes.plot(x, [row.accuracy or 0.0 for row in own], color=style.colour, linewidth=1.2, zorder=2)
         for place, row in zip(x, own, strict=True):
             _draw_point(axes, place, row)
-    axes.plot(pairs, [chance_level(count) for count in pairs], **_GUESS)
-    _logarithmic(axes, pairs, "key-value pairs in a sequence (mixers spread)", margin=1.3)
+    axes.plot(pairs, [next(row.chance for row in rows if row.pairs == count) for count in pairs], **_GUESS)
+    _logarithmic(axes, pairs, f"{task_of(results).unit} in a sequence (mixers spread)", margin=1.3)
     _accuracy_axis(axes)
-    return _finished(figure, [axes], mixers, hollow=any(row.undertrained for row in rows))
+    return _finished(figure, [axes], mixers, results, hollow=any(row.undertrained for row in rows))
 
 
 def accuracy_by_state_size(results: Sequence[RecallResult]) -> Figure:
     """One panel for each number of pairs, one point per mixer: accuracy over the size of its state."""
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
-    figure, panels = _panels(len(pairs), "Recall accuracy against state size", results)
+    figure, panels = _panels(len(pairs), "Accuracy against state size", results)
     for axes, count in zip(panels, pairs, strict=True):
         own = [row for row in rows if row.pairs == count]
         sizes = [row.state_size for row in own]
@@ -73,11 +74,11 @@ def accuracy_by_state_size(results: Sequence[RecallResult]) -> Figure:
         low, high = axes.get_xlim()
         for row, factor in zip(own, spread(sizes, (high / low) ** 0.025 - 1), strict=True):
             _draw_point(axes, row.state_size * factor, row)
-        axes.axhline(chance_level(count), **_GUESS)
-        axes.set_title(f"{count} pairs", fontsize=10)
+        axes.axhline(own[0].chance, **_GUESS)
+        axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
         _accuracy_axis(axes)
     mixers = list(dict.fromkeys(row.mixer for row in rows))
-    return _finished(figure, panels, mixers, hollow=any(row.undertrained for row in rows))
+    return _finished(figure, panels, mixers, results, hollow=any(row.undertrained for row in rows))
 
 
 def loss_curves(results: Sequence[RecallResult]) -> Figure:
@@ -101,16 +102,17 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
                     markersize=4.5,
                     markevery=(len(result.losses) // 10, max(1, len(result.losses) // 5)),
                 )
-        if count > 1:
-            axes.axhline(math.log(count), **_GUESS)
-        axes.set_title(f"{count} pairs", fontsize=10)
+        chance = next(result.chance_level for result in results if result.run["pairs"] == count)
+        if chance < 1:
+            axes.axhline(-math.log(chance), **_GUESS)
+        axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("cross-entropy, nats per query")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(NullLocator())
-    return _finished(figure, panels, mixers, hollow=False)
+    return _finished(figure, panels, mixers, results, hollow=False)
 
 
 _PLOTS = {
@@ -171,7 +173,9 @@ def _logarithmic(axes: Axes, values: Sequence[int], label: str, *, margin: float
     axes.set_xlabel(label)
 
 
-def _finished(figure: Figure, panels: Sequence[Axes], mixers: Sequence[str], *, hollow: bool) -> Figure:
+def _finished(
+    figure: Figure, panels: Sequence[Axes], mixers: Sequence[str], results: Sequence[RecallResult], *, hollow: bool
+) -> Figure:
     """Grid lines, and one legend for all panels."""
     from matplotlib.lines import Line2D
 
@@ -188,6 +192,6 @@ def _finished(figure: Figure, panels: Sequence[Axes], mixers: Sequence[str], *, 
     if hollow:
         label = "hollow: loss\nstill falling"
         entries.append(Line2D([], [], color="#555555", marker="o", markerfacecolor="white", linewidth=0, label=label))
-    entries.append(Line2D([], [], **_GUESS))
+    entries.append(Line2D([], [], label=textwrap.fill(task_of(results).guess, 16), **_GUESS))
     figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False, labelspacing=0.7)
     return figure

@@ -8,6 +8,7 @@ from rich.table import Table
 from ..layers import MIXERS
 from ..results import LanguageResult, RecallResult, RecallSummary, summarize
 from ..results.experiment import describe_experiment
+from .naming import short_unit, task_of
 
 __all__ = ["language_table", "mixers_table", "recall_table"]
 
@@ -27,15 +28,15 @@ def recall_table(results: Sequence[RecallResult]) -> Table:
     """The best accuracy of each mixer, one section for each number of pairs, the best mixer first."""
     rows = summarize(results)
     table = Table(
-        title=f"Recall accuracy: {describe_experiment(results)}",
+        title=f"Accuracy: {describe_experiment(results)}",
         caption=(
-            "Accuracy at the best learning rate (lr) of the grid. Chance: guessing among the values shown. State: numbers "
+            f"Accuracy at the best learning rate (lr) of the grid. Chance: {task_of(results).guess}. State: numbers "
             "in memory per sequence, all layers. Undertrained: the loss was still falling at the end."
         ),
         title_justify="left",
         caption_justify="left",
     )
-    for header in ("pairs", "mixer", "accuracy", "chance", "lr", "state", "params"):
+    for header in (short_unit(results), "mixer", "accuracy", "chance", "lr", "state", "params"):
         table.add_column(header, justify="left" if header == "mixer" else "right", no_wrap=True)
     table.add_column("notes")
     for pairs in sorted({row.pairs for row in rows}):

@@ -4,12 +4,18 @@ from dataclasses import fields
 
 from ..checks import check_choice
 from .mqar import MQAR, OutOfDistributionMQAR
-from .separated import Copy, ShuffledMQAR
+from .selective_copy import SelectiveCopy
+from .separated import Copy, OutOfDistributionShuffledMQAR, Palindrome, ShuffledMQAR
+from .state_tracking import S3, S5, Parity
 from .task import VOCAB_SIZE, RecallTask
 
 __all__ = ["TASKS", "make_task"]
 
-TASKS: dict[str, type[RecallTask]] = {task.name: task for task in (MQAR, ShuffledMQAR, Copy, OutOfDistributionMQAR)}
+_CLASSES: tuple[type[RecallTask], ...] = (
+    *(MQAR, ShuffledMQAR, Copy, OutOfDistributionMQAR, OutOfDistributionShuffledMQAR, Palindrome, SelectiveCopy),
+    *(Parity, S3, S5),
+)
+TASKS: dict[str, type[RecallTask]] = {task.name: task for task in _CLASSES}
 
 
 def make_task(

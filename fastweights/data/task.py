@@ -56,6 +56,14 @@ class RecallTask(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    unit: ClassVar[str] = "key-value pairs"  # what `pairs` is the number of
+    guess: ClassVar[str] = "guessing among the values shown"  # what has the accuracy `chance`
+    by_token: ClassVar[bool] = False  # whether results say how accuracy depends on the position in the sequence
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a memory that knows the values of a sequence but not their keys."""
+        return 1 / self.pairs
 
     def __post_init__(self) -> None:
         self._set("pairs", check_size("pairs", self.pairs))

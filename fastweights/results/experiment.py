@@ -12,7 +12,6 @@ from .recall import RecallResult, ResultsError, read_object, result_from_record
 __all__ = [
     "RecallSummary",
     "best_results",
-    "chance_level",
     "describe_experiment",
     "load_results",
     "save_results",
@@ -28,7 +27,7 @@ class RecallSummary:
 
     Attributes:
         mixer, pairs: the mixer and number of pairs of the row.
-        chance: accuracy of a memory that knows the values but not their keys.
+        chance: accuracy of guessing, as the task defines it.
         accuracy: mean over the seeds at the best learning rate (a diverged run counts 0); None if all runs diverged.
         accuracy_std: standard deviation over the seeds; None with a single seed.
         learning_rate: the best one of the grid: the one with the highest accuracy; None if all runs diverged.
@@ -48,11 +47,6 @@ class RecallSummary:
     runs: int
     parameters: int
     state_size: int
-
-
-def chance_level(pairs: int) -> float:
-    """Accuracy of guessing one of the values that the sequence shows: 1 / pairs."""
-    return 1 / pairs
 
 
 def best_results(results: Sequence[RecallResult]) -> list[RecallResult]:
@@ -87,7 +81,7 @@ def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
     return RecallSummary(
         mixer=mixer,
         pairs=pairs,
-        chance=chance_level(pairs),
+        chance=runs[0].chance_level,
         accuracy=None if all_diverged else statistics.fmean(accuracies),
         accuracy_std=statistics.stdev(accuracies) if len(best) > 1 and not all_diverged else None,
         learning_rate=None if all_diverged else best[0].run["learning_rate"],
@@ -102,10 +96,12 @@ def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
 def describe_experiment(results: Sequence[RecallResult]) -> str:
     """Task, model, training and grid in one line, from runs that differ in mixer, pairs, learning rate and seed only."""
     run = results[0].run
+    options = ", ".join(f"{name}={value}" for name, value in run.get("task_options", {}).items())
+    task = f"{run['task']} ({options})" if options else run["task"]
     length = "" if run["length"] is None else f", length {run['length']}"
     rates, seeds = _values(results, "learning_rate"), _values(results, "seed")
     return (
-        f"{run['task']}{length}, {run['vocab_size']:,} tokens; {_count(run['layers'], 'layer')} of width {run['width']}, "
+        f"{task}{length}, {run['vocab_size']:,} tokens; {_count(run['layers'], 'layer')} of width {run['width']}, "
         f"{_count(run['heads'], 'head')}; {run['steps']:,} steps of {run['batch_size']}, "
         f"lr {', '.join(f'{rate:g}' for rate in rates)}; {_count(len(seeds), 'seed')}"
     )

@@ -30,6 +30,7 @@ class RecallResult:
         state_size: numbers that the memory of one sequence holds after the whole sequence, over all layers.
         wall_seconds, cpu_seconds: time spent in training and testing, interruptions not counted.
         versions, machine: the libraries and the hardware of the run.
+        chance: accuracy of guessing, as the task defines it.
     """
 
     run: dict[str, Any]
@@ -47,6 +48,12 @@ class RecallResult:
     cpu_seconds: float
     versions: dict[str, str]
     machine: dict[str, Any]
+    chance: float | None = None
+
+    @property
+    def chance_level(self) -> float:
+        """`chance`; one of the values that a sequence shows where the file is from before there was `chance`."""
+        return 1 / self.run["pairs"] if self.chance is None else self.chance
 
     @property
     def diverged(self) -> bool:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ class _Settings:
 
     Attributes:
         task: name of the recall task, a key of `fastweights.data.TASKS`.
+        task_options: the task's own options by name, such as {"random_non_queries": False}; see the task's class.
         length: tokens in a sequence; None takes the task's own length for the number of pairs.
         vocab_size: number of different tokens.
         width: size of the residual stream (hidden_size of the model).
@@ -36,6 +39,7 @@ class _Settings:
     """
 
     task: str = "mqar-shuffled"
+    task_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     length: int | None = None
     vocab_size: int = 64
     width: int = 32
@@ -52,6 +56,7 @@ class _Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "task_options", _checked_options(self.task_options))
         for name in ("vocab_size", "width", "heads", "layers", "steps", "batch_size", "test_examples", "evaluations"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
         for name in ("warmup_fraction", "final_fraction"):
@@ -63,6 +68,11 @@ class _Settings:
                 f"width must be a multiple of heads, got width {self.width} and {self.heads} heads; change one of them"
             )
         _check_device(self.device)
+
+    def record(self) -> dict[str, Any]:
+        """The settings as plain values, as files hold them. Options that are not given are left out, so that files from
+        before there were any describe the same run."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value != {}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +116,9 @@ class RecallRun(_Settings):
 
     def make_task(self) -> RecallTask:
         """The recall task that the run trains and tests on."""
-        return make_task(self.task, length=self.length, pairs=self.pairs, vocab_size=self.vocab_size)
+        return make_task(
+            self.task, length=self.length, pairs=self.pairs, vocab_size=self.vocab_size, **self.task_options
+        )
 
     def model_config(self) -> FastWeightsConfig:
         """The configuration of the model that the run trains."""
@@ -156,6 +168,20 @@ class RecallExperiment(_Settings):
             RecallRun(mixer=mixer, pairs=pairs, learning_rate=learning_rate, seed=seed, **shared)
             for mixer, pairs, learning_rate, seed in grid
         )
+
+
+def _checked_options(options: object) -> dict[str, Any]:
+    """A copy of a task's options. The task checks their names and values."""
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise TypeError(
+            f"task_options must be a dict of options by name, got {describe_value(options)}; pass {{}} for none"
+        )
+    for name in ("pairs", "length", "vocab_size"):
+        if name in options:
+            raise ValueError(
+                f"task_options must leave out {name}, which is a setting of its own; pass {name}=... instead"
+            )
+    return dict(options)
 
 
 def _check_device(device: str) -> None:

@@ -1,6 +1,5 @@
 """The output folder of an experiment: which file is where, and whether the experiment may use the folder."""
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +47,7 @@ class ExperimentFolder:
             ValueError: the folder cannot be written to, is in use by another process, or holds other files; or,
                 without `overwrite`, it holds another experiment or a damaged file.
         """
-        wanted = as_stored({**dataclasses.asdict(experiment), **_deciding_versions()})
+        wanted = as_stored({**experiment.record(), **_deciding_versions()})
         clear = self._clear if overwrite else None
         with self._owned.held_for(wanted, clear=clear, check=lambda: self._check_files(experiment)):
             self._runs.mkdir(exist_ok=True)
@@ -57,9 +56,9 @@ class ExperimentFolder:
     def _check_files(self, experiment: RecallExperiment) -> None:
         for run in experiment.runs():
             if self.result(run).exists():
-                load_result(self.result(run), run=dataclasses.asdict(run))
+                load_result(self.result(run), run=run.record())
             elif self.checkpoint(run).exists():
-                load_checkpoint(self.checkpoint(run), run=dataclasses.asdict(run))
+                load_checkpoint(self.checkpoint(run), run=run.record())
 
     def _clear(self) -> None:
         plots = [self.path / name for name in PLOT_FILES]

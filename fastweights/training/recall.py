@@ -1,6 +1,5 @@
 """The recall experiment as a function: train the grid, gather the results."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -73,8 +72,8 @@ def run_recall(
                     reporter=reporter,
                     imports=imports,
                 )
-        results = [load_result(folder.result(run), run=dataclasses.asdict(run)) for run in runs]
-        save_results(folder.results, experiment=dataclasses.asdict(experiment), results=results)
+        results = [load_result(folder.result(run), run=run.record()) for run in runs]
+        save_results(folder.results, experiment=experiment.record(), results=results)
     return results
 
 

@@ -50,7 +50,7 @@ def train_run(
         CheckpointError: the checkpoint is damaged or belongs to another run.
     """
     training = _Training(run)
-    config = dataclasses.asdict(run)
+    config = run.record()
     if checkpoint.exists():
         training.restore(load_checkpoint(checkpoint, run=config))
     history = training.history
@@ -173,7 +173,7 @@ class _Training:
         history = dataclasses.asdict(self.history)
         diverged = history.pop("diverged")
         return RecallResult(
-            run=dataclasses.asdict(self.run),
+            run=self.run.record(),
             status="diverged" if diverged else "finished",
             stopped_at=history.pop("step"),
             accuracy=None if diverged else self.history.accuracies[-1],
@@ -182,6 +182,7 @@ class _Training:
             state_size=self.model.state_size(length=self.task.length),
             versions=versions(),
             machine=machine(self.run.device),
+            chance=self.task.chance,
             **history,
         )
 

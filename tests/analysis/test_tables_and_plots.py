@@ -1,6 +1,7 @@
 """Tables and plots show every mixer, the marks, the chance level and the units."""
 
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -56,7 +57,7 @@ def test_accuracy_by_pairs_has_a_line_a_mixer_and_the_chance_level():
     (axes,) = figure.axes
     assert axes.get_xscale() == "log" and "pairs" in axes.get_xlabel() and "accuracy" in axes.get_ylabel()
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["4", "16"]
-    (chance,) = [line for label, line in lines_of(axes).items() if "guessing" in label]
+    chance = axes.get_lines()[-1]
     assert list(chance.get_ydata()) == [1 / 4, 1 / 16]
     linear = next(line for line in axes.get_lines() if line.get_color() == mixer_style("linear").colour)
     assert list(linear.get_ydata()) == pytest.approx([0.797, 0.497])
@@ -80,7 +81,7 @@ def test_every_axis_spans_the_field_it_is_named_after():
         places = sorted({line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1})
         assert places == pytest.approx([7, 7000])
     for axes in loss_curves(results).axes:
-        curves = [line for line in axes.get_lines() if "guessing" not in line.get_label()]
+        curves = [line for line in axes.get_lines() if len(set(line.get_ydata())) > 1]
         assert [list(line.get_xdata()) for line in curves] == [[30, 60, 90]] * 2
         low, high = axes.get_xlim()
         assert 0 < low <= 30 and 90 <= high < 120
@@ -101,7 +102,7 @@ def test_loss_curves_show_the_best_learning_rate_of_every_seed():
         made_up(rate=rate, seed=seed, accuracy=rate, losses=[rate, seed]) for rate in (0.1, 0.2) for seed in (1, 2)
     ]
     (axes,) = loss_curves(results).axes
-    curves = [list(line.get_ydata()) for line in axes.get_lines() if "guessing" not in line.get_label()]
+    curves = [list(line.get_ydata()) for line in axes.get_lines() if len(set(line.get_ydata())) > 1]
     assert curves == [[0.2, 1], [0.2, 2]]
     assert "nats" in axes.get_ylabel() and "step" in axes.get_xlabel()
 
@@ -117,6 +118,18 @@ def test_plots_are_png_files_of_a_readable_size(tmp_path, pairs):
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG\r\n\x1a\n") and len(content) > 10_000
         assert int.from_bytes(content[16:20], "big") > 900 and int.from_bytes(content[20:24], "big") > 500
+
+
+def test_the_units_and_the_chance_level_are_those_of_the_task():
+    results = [made_up(mixer, 40, accuracy=0.5, chance=1 / 6) for mixer in ("linear", "gdn")]
+    for result in results:
+        result.run["task"] = "s3"
+    text = " ".join(printed(recall_table(results)).split())
+    assert "tokens" in text and "pairs" not in text and "Chance: guessing a state" in text and "0.167" in text
+    (axes,) = accuracy_by_pairs(results).axes
+    assert "tokens in a sequence" in axes.get_xlabel() and list(axes.get_lines()[-1].get_ydata()) == [1 / 6]
+    (axes,) = loss_curves(results).axes
+    assert axes.get_title() == "40 tokens" and list(axes.get_lines()[-1].get_ydata()) == [math.log(6)] * 2
 
 
 def test_every_mixer_looks_different():

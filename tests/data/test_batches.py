@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastweights.data import TASKS, RecallTask, make_task
+from fastweights.data import TASKS, RecallTask, StateTracking, make_task
 
 # sha256 of input_ids and labels as little-endian int64: must never change, on any machine or version
 PINNED = {
@@ -15,13 +15,25 @@ PINNED = {
     "mqar-shuffled": "1bb2c00be4cd13a91d86fefc111f8b937706839b08f0b8da19a2a8824e67faeb",
     "copy": "b5019152a1762b0461502ac56f0779b4e56cacc13c736129580665756125b208",
     "mqar-ood": "7b91966bc250479a3ed6f87213201c6e8e906edfbe6c1ae3c968f342ecd95bca",
+    "mqar-shuffled-ood": "3cdc286fa9172170d9877971222299413a577783a1f89ddabb2f4935f3b2cb31",
+    "palindrome": "10e05c6b43b64e7edcc8a08a177e20c51b37cee333e00bdde4e8b36dd1655e20",
+    "selective-copy": "518c7a288e0eb9124207c0909cc5071a56276173e607a3ea50719f0f564211f8",
+    "parity": "bd9540479151de5e95837332219b10911778cb95043b83574466f698923620be",
+    "s3": "c1625eff035b030e6e6981e0d9524b82a8c3a0c495ecbf8d30f3130e6217c2b2",
+    "s5": "a4e45fb18eb2f7bc8a4c00243d2863b124cfa38c4fd03c5c6007fbef90c5763c",
+}
+
+
+SIZES: dict[str, tuple[dict[str, Any], ...]] = {
+    "state tracking": ({"pairs": 8}, {"pairs": 48, "test_length": 256}, {"pairs": 9, "elements": "swaps"}),
+    "others": ({"pairs": 8, "length": 40}, {"pairs": 48, "length": 256}, {"pairs": 3, "vocab_size": 32}),
 }
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_pinned_values(name: str) -> None:
     sha = hashlib.sha256()
-    for options in ({"pairs": 8, "length": 40}, {"pairs": 48, "length": 256}, {"pairs": 3, "vocab_size": 32}):
+    for options in SIZES["state tracking" if issubclass(TASKS[name], StateTracking) else "others"]:
         for split in ("train", "test"):
             for seed, index in ((0, 0), (2**40 + 7, 2**35 + 1)):
                 batch = make_task(name, **options).batch(split, seed=seed, index=index, batch_size=16)

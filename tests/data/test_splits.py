@@ -5,15 +5,17 @@ from itertools import combinations, permutations, product
 import numpy as np
 import pytest
 
-from fastweights.data import MQAR, Copy, RecallTask, ShuffledMQAR
+from fastweights.data import MQAR, Copy, RecallTask, SelectiveCopy, ShuffledMQAR, StateTracking
 from fastweights.data._splits import is_test
 
 Example = frozenset[tuple[int, int]]
 
 
 def pairs_of(tokens: list[int], task: RecallTask) -> Example:
-    if isinstance(task, Copy):
+    if isinstance(task, (Copy, StateTracking)):
         return frozenset(enumerate(tokens[: task.pairs]))
+    if isinstance(task, SelectiveCopy):
+        return frozenset(enumerate(token for token in tokens if token > 1))
     return frozenset(zip(tokens[0 : 2 * task.pairs : 2], tokens[1 : 2 * task.pairs : 2], strict=True))
 
 

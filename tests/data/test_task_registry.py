@@ -10,7 +10,10 @@ from fastweights.data import MQAR, TASKS, OutOfDistributionMQAR, make_task
 
 
 def test_names() -> None:
-    assert list(TASKS) == ["mqar", "mqar-shuffled", "copy", "mqar-ood"]
+    assert list(TASKS) == [
+        *("mqar", "mqar-shuffled", "copy", "mqar-ood", "mqar-shuffled-ood", "palindrome", "selective-copy"),
+        *("parity", "s3", "s5"),
+    ]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -21,7 +24,13 @@ def test_every_task_is_described_and_built_by_its_name(name: str) -> None:
     assert (task.pairs, task.vocab_size) == (4, 8192)
 
 
-@pytest.mark.parametrize(("name", "length"), [("mqar", 16), ("mqar-shuffled", 13), ("copy", 8), ("mqar-ood", 16)])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        *(("mqar", 16), ("mqar-shuffled", 13), ("copy", 8), ("mqar-ood", 16), ("mqar-shuffled-ood", 13)),
+        *(("palindrome", 8), ("selective-copy", 8)),
+    ],
+)
 def test_the_default_length_is_the_shortest_that_holds_the_task(name: str, length: int) -> None:
     assert make_task(name, pairs=4).length == length
     assert make_task(name, pairs=4, length=length + 1).length == length + 1

@@ -30,6 +30,10 @@ def test_the_best_learning_rate_is_that_of_the_best_mean_over_seeds():
     assert (row.runs, row.diverged) == (4, 0)
 
 
+def test_chance_is_that_of_the_task():
+    assert summarize([made_up(pairs=40, chance=0.5)])[0].chance == 0.5
+
+
 def test_a_single_seed_has_no_spread():
     (row,) = summarize([made_up(accuracy=0.7)])
     assert row.accuracy == 0.7 and row.accuracy_std is None

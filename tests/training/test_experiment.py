@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from fastweights.data import MQAR
 from fastweights.training import RecallExperiment, RecallRun
 
 from .small import small_experiment, small_run
@@ -30,6 +31,36 @@ def test_runs_take_over_every_shared_setting():
     assert (config.vocab_size, config.hidden_size, config.num_heads, config.num_hidden_layers) == (24, 12, 3, 2)
     task = run.make_task()
     assert (task.length, task.pairs, task.vocab_size) == (20, 2, 24)
+
+
+def test_task_options_reach_the_task_of_every_run():
+    options = {"random_non_queries": False, "power_a": 0.5}
+    experiment = small_experiment(task="mqar", task_options=options, pairs=(1, 2))
+    options["power_a"] = 0.25  # the experiment holds a copy
+    for run in experiment.runs():
+        task = run.make_task()
+        assert isinstance(task, MQAR) and (task.random_non_queries, task.power_a) == (False, 0.5)
+        assert run.record()["task_options"] == {"random_non_queries": False, "power_a": 0.5}
+
+
+def test_a_record_without_task_options_is_one_from_before_there_were_any():
+    assert "task_options" not in small_run().record() and "task_options" not in small_experiment().record()
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "message"),
+    [
+        (TypeError, [("power_a", 1)], "task_options must be a dict of options by name"),
+        (TypeError, {1: 2}, "task_options must be a dict of options by name"),
+        (ValueError, {"pairs": 3}, "task_options must leave out pairs.*pass pairs=... instead"),
+        (ValueError, {"power": 1.0}, "an option of task 'mqar'.*did you mean 'power_a'"),
+        (ValueError, {"power_a": -1.0}, "power_a"),
+        (TypeError, {"random_non_queries": "no"}, "random_non_queries must be True or False"),
+    ],
+)
+def test_bad_task_options_are_refused(error, options, message):
+    with pytest.raises(error, match=message):
+        small_experiment(task="mqar", task_options=options)
 
 
 def test_learning_rates_that_differ_have_names_that_differ():

@@ -1,14 +1,17 @@
 """An output folder is used only when every check passes; otherwise nothing in it changes."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import filelock
 import pytest
 
+from fastweights.environment import versions
 from fastweights.training.checkpoint import save_checkpoint
 from fastweights.training.folder import ExperimentFolder
 
+from ..results.made_up import made_up
 from .small import small_experiment
 
 
@@ -74,6 +77,27 @@ def test_another_experiment_is_refused_and_every_difference_named(used):
     other = small_experiment(steps=13, mixers=("gdn",))
     refused(used.path, other, r'mixers is \["linear"\] there and \["gdn"\] here')
     refused(used.path, other, "steps is 12 there and 13 here")
+
+
+def test_a_folder_from_before_task_options_is_continued(tmp_path):
+    """The files as they were written before experiments had task_options, name by name."""
+    shared = {
+        **{"task": "mqar-shuffled", "length": None, "vocab_size": 16, "width": 8, "heads": 2, "layers": 1, "steps": 12},
+        **{"batch_size": 4, "weight_decay": 0.1, "warmup_fraction": 0.1, "final_fraction": 0.1},
+        **{"max_gradient_norm": 1.0, "test_examples": 8, "evaluations": 2, "device": "cpu"},
+    }
+    grid = {"mixers": ["linear"], "pairs": [2], "learning_rates": [0.01], "seeds": [0]}
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "experiment.json").write_text(
+        json.dumps({**shared, **grid, "fastweights": versions()["fastweights"], "torch": versions()["torch"]})
+    )
+    result = made_up()
+    run = {**shared, "mixer": "linear", "pairs": 2, "learning_rate": 0.01, "seed": 0}
+    (tmp_path / "runs" / "linear-pairs2-lr0.01-seed0.json").write_text(
+        json.dumps({**dataclasses.asdict(result), "run": run})
+    )
+    enter(tmp_path, small_experiment())
+    refused(tmp_path, small_experiment(task_options={"query_order": "ordered"}), "task_options is null there")
 
 
 def test_another_version_is_refused(used, monkeypatch):

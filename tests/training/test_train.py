@@ -1,7 +1,5 @@
 """One run: it learns, records what it should, stops on a loss that is not finite, and can be cut anywhere."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -54,7 +52,7 @@ def test_records_the_whole_loss_curve_and_the_sizes(tmp_path):
     model = FastWeightsForCausalLM(run.model_config())
     assert result.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert result.state_size == 2 * 4 * 4
-    assert result.run == dataclasses.asdict(run)
+    assert result.run == run.record()
     assert result.wall_seconds > 0 and result.cpu_seconds > 0
 
 

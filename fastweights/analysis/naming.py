@@ -1,0 +1,20 @@
+"""What tables and plots call the parts of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..data import TASKS, RecallTask
+from ..results import RecallResult
+
+__all__ = ["short_unit", "task_of"]
+
+
+def task_of(results: Sequence[RecallResult]) -> type[RecallTask]:
+    """The class of the results' task; the base class for a task that is no longer there."""
+    return TASKS.get(results[0].run["task"], RecallTask)
+
+
+def short_unit(results: Sequence[RecallResult]) -> str:
+    """What the difficulty of the task counts, in one word: "pairs", "tokens"."""
+    return task_of(results).unit.split()[-1]
