@@ -81,7 +81,7 @@ def _query_side(source: str, target: str) -> Conversion:
     return Conversion(
         source=source,
         target=target,
-        requires={"preconditioner": None},
+        requires={"preconditioner": None, "output_norm": True},
         new=("preconditioner.",),
         neutral=_large_ridge,
         equality="only as the ridge goes to infinity, where q / (A + ridge) is q / ridge and the norm over each head cancels it",

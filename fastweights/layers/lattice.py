@@ -17,7 +17,6 @@ from .heads import HeadSizes
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import at_least_zero, one_of, option
-from .projections import SharedQKProjection
 from .registry import MATRIX, register_mixer
 from .ttt import SharedQKOptions
 
@@ -75,7 +74,7 @@ class Lattice(MemoryLayer):
         l1: strength of an l1 penalty on the slots, at least 0.
         rate: first value of the learned rate, positive.
         normalize_v: whether values are divided by their length: unit slots can reach no others.
-        conv_size: width of the two convolutions, which this block always has.
+        shared_qk: whether q and k share one projection, the default here.
         output_gate: None, "silu", "sigmoid" or, the default, "gelu".
 
     The other options are those of `MemoryOptions`.
@@ -83,7 +82,6 @@ class Lattice(MemoryLayer):
 
     Options = LatticeOptions
     options: LatticeOptions
-    projection = SharedQKProjection
     probes = {**MemoryLayer.probes, "g": "decay", "step_size": ""}
 
     def build(self) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .cache import LayerCache
 from .mixer import ConfiguredMixer, check_input
 from .options import MemoryOptions, ProjectionOptions
-from .projections import OutputProjection, QKVProjection
+from .projections import OutputProjection, QKVProjection, SharedQKProjection
 
 __all__ = ["MemoryLayer", "RuleCall"]
 
@@ -83,7 +83,6 @@ class MemoryLayer(ConfiguredMixer):
     """
 
     Options: ClassVar[type[ProjectionOptions]] = MemoryOptions
-    projection: ClassVar[type[nn.Module]] = QKVProjection
     probes = {"q": "", "k": "", "v": "", "o": "", "output_gate": "options.output_gate", "state": ""}
     options: ProjectionOptions
 
@@ -97,7 +96,8 @@ class MemoryLayer(ConfiguredMixer):
     def build_projection(self, normalize_qk: bool | None = None) -> None:
         """Create `self.qkv`. normalize_qk: whether it divides q and k by their length; None follows the option."""
         options = cast(MemoryOptions, self.options)
-        self.qkv = self.projection(
+        projection = SharedQKProjection if options.shared_qk else QKVProjection
+        self.qkv = projection(
             self.hidden_size,
             self.heads,
             options.conv_size,
@@ -119,6 +119,7 @@ class MemoryLayer(ConfiguredMixer):
             options.gate_low_rank,
             options.norm_eps,
             options.backend,
+            options.output_norm,
         )
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -103,6 +103,8 @@ class ProjectionOptions(MixerOptions):
         num_v_heads: value heads G, a multiple of H (each q/k head serves G/H of them); H when None.
         conv_size: width of the short convolutions on q, k and v; None leaves them out.
         activation: function after the convolutions, "silu" or "none".
+        shared_qk: whether q and k share one projection and differ by their convolutions, as in Lattice's block, where v has
+            neither convolution nor activation.
         norm_eps: number added in the norm of the memory's answer, positive.
         backend: backend of the ops: "auto", "triton", "torch" or "reference".
     """
@@ -111,6 +113,7 @@ class ProjectionOptions(MixerOptions):
     num_v_heads: int | None = option(None, check_size)
     conv_size: int | None = option(4, check_size, or_none=True)
     activation: str = option("silu", one_of(*ACTIVATIONS))
+    shared_qk: bool = option(False, check_flag)
     norm_eps: float = option(1e-6, check_positive)
     backend: str = option("auto", one_of(*BACKENDS))
 
@@ -120,6 +123,10 @@ class ProjectionOptions(MixerOptions):
 
     def check_together(self) -> None:
         self.head_sizes()
+        if self.shared_qk and self.conv_size is None:
+            raise ValueError(
+                "conv_size must be a positive whole number with shared_qk, got None: q and k differ by their convolutions"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +135,12 @@ class MemoryOptions(ProjectionOptions):
 
     Args:
         normalize_qk: whether queries and keys are divided by their length.
-        output_gate: None, "silu", "sigmoid" or "gelu": a gate on the normalised answer of the memory.
+        output_norm: whether the answer of each head passes an RMSNorm.
+        output_gate: None, "silu", "sigmoid" or "gelu": a gate on the answer of the memory after this norm.
         gate_low_rank: whether that gate is projected through V dimensions instead of by a full matrix.
     """
 
     normalize_qk: bool = option(True, check_flag)
+    output_norm: bool = option(True, check_flag)
     output_gate: str | None = option(None, one_of(None, *GATES))
     gate_low_rank: bool = option(False, check_flag)

@@ -97,7 +97,7 @@ class SharedQKProjection(nn.Module):
         self,
         hidden_size: int,
         heads: HeadSizes,
-        conv_size: int,
+        conv_size: int | None,
         activation: str,
         normalize_qk: bool,
         backend: str = "auto",
@@ -110,6 +110,7 @@ class SharedQKProjection(nn.Module):
         channels = heads.key_heads * heads.key
         self.qk_proj = nn.Linear(hidden_size, channels, bias=False)
         self.v_proj = nn.Linear(hidden_size, heads.value_heads * heads.value, bias=False)
+        assert conv_size is not None
         self.q_conv = ShortConvolution(channels, conv_size)
         self.k_conv = ShortConvolution(channels, conv_size)
 
@@ -147,12 +148,13 @@ class ValueSkip(OwnInitialValues):
 
 
 class OutputProjection(nn.Module):
-    """y = W_o [RMSNorm(o) * gate(x)], with a norm over each head by itself.
+    """y = W_o [RMSNorm(o) * gate(x)], with a norm over each head by itself or with none.
 
     Args:
         gate: None, "silu", "sigmoid" or "gelu".
         gate_low_rank: whether the gate's projection goes through one head's width (Kimi Linear) instead of a full matrix.
         backend: of the layer's op.
+        norm: whether there is a norm.
     """
 
     def __init__(
@@ -163,10 +165,12 @@ class OutputProjection(nn.Module):
         gate_low_rank: bool,
         norm_eps: float,
         backend: str = "auto",
+        norm: bool = True,
     ) -> None:
         super().__init__()
         channels = heads.value_heads * heads.value
         self.gate = gate
+        self.width = heads.value
         self.backend = backend_beside(backend)
         if gate is not None:
             self.g_proj: nn.Module = (
@@ -176,18 +180,26 @@ class OutputProjection(nn.Module):
                 if gate_low_rank
                 else nn.Linear(hidden_size, channels, bias=False)
             )
-        self.norm = RMSNorm(heads.value, eps=norm_eps)
+        self.norm = RMSNorm(heads.value, eps=norm_eps) if norm else None
         self.o_proj = ResidualProjection(channels, hidden_size)
 
     def gate_values(self, x_BTD: Tensor) -> Tensor | None:
         """The gate [B, T, G, V] after its function, None without one. For probes: forward fuses it with the norm."""
         if self.gate is None:
             return None
-        return GATES[self.gate](self.g_proj(x_BTD)).unflatten(2, (-1, len(self.norm.weight)))
+        return GATES[self.gate](self.g_proj(x_BTD)).unflatten(2, (-1, self.width))
 
     def forward(self, o_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
         z_BTGV = None if self.gate is None else self.g_proj(x_BTD).view_as(o_BTGV)
-        o_BTGV = gated_rms_norm(
-            o_BTGV, self.norm.weight, z_BTGV, activation=self.gate or "silu", eps=self.norm.eps, backend=self.backend
-        )
+        if self.norm is not None:
+            o_BTGV = gated_rms_norm(
+                o_BTGV,
+                self.norm.weight,
+                z_BTGV,
+                activation=self.gate or "silu",
+                eps=self.norm.eps,
+                backend=self.backend,
+            )
+        elif self.gate is not None and z_BTGV is not None:
+            o_BTGV = o_BTGV * GATES[self.gate](z_BTGV)
         return self.o_proj(o_BTGV.flatten(2))

@@ -4,28 +4,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from ..checks import check_flag, check_positive, check_size
+from ..checks import check_flag, check_positive
 from ..ops import output_normalized_ttt
+from ..ops.framework.checks import compute_dtype
 from .gates import StepSize
+from .initialization import OwnInitialValues
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
-from .projections import GATES, SharedQKProjection
+from .projections import GATES
 from .registry import MATRIX, register_mixer
 
-__all__ = ["SharedQKOptions", "TestTimeTraining"]
+__all__ = ["SharedQKOptions", "TTTOptions", "TestTimeTraining"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedQKOptions(MemoryOptions):
-    """Options of `TestTimeTraining`, whose docstring explains them; `Lattice` adds others."""
+    """Options that `TestTimeTraining` and `Lattice` share; their docstrings explain them."""
 
     rate: float = option(1.0, check_positive)
     normalize_v: bool = option(True, check_flag)
-    conv_size: int = option(4, check_size)
+    shared_qk: bool = option(True, check_flag)
     output_gate: str | None = option("gelu", one_of(None, *GATES), or_none=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TTTOptions(SharedQKOptions):
+    """Options of `TestTimeTraining`, whose docstring explains them."""
+
+    learned_state: bool = option(False, check_flag)
+
+
+class FirstState(OwnInitialValues):
+    """A learned memory before the first token, [heads, K, V], drawn with standard deviation 0.02 as by Sun et al."""
+
+    def __init__(self, num_heads: int, channels: int, value_channels: int) -> None:
+        super().__init__()
+        self.S = nn.Parameter(torch.empty(num_heads, channels, value_channels))
+        self.reset_parameters()
+
+    def initial_values(self) -> dict[str, Tensor]:
+        return {"S": torch.empty_like(self.S, dtype=torch.float32).normal_(std=0.02)}
+
+    def forward(self, count: int, like: Tensor) -> Tensor:
+        """The same for `count` sequences, in the dtype of the memory of values `like`."""
+        return self.S.to(compute_dtype(like)).expand(count, -1, -1, -1)
 
 
 @register_mixer(
@@ -48,21 +74,23 @@ class TestTimeTraining(MemoryLayer):
     Args:
         rate: first value of the learned rate, positive.
         normalize_v: whether values are divided by their length: only the direction of a value is learned.
-        conv_size: width of the two convolutions, which this block always has.
+        shared_qk: whether q and k share one projection, the default here.
         output_gate: None, "silu", "sigmoid" or, the default, "gelu".
+        learned_state: whether the memory before the first token is learned (Sun et al.); otherwise it is zero.
 
     The other options are those of `MemoryOptions`.
     """
 
     __test__ = False  # pytest collects classes by the first letters of this name
 
-    Options = SharedQKOptions
-    options: SharedQKOptions
-    projection = SharedQKProjection
+    Options = TTTOptions
+    options: TTTOptions
     probes = {**MemoryLayer.probes, "step_size": ""}
 
     def build(self) -> None:
-        self.step = StepSize(self.hidden_size, self.heads.value_heads, self.options.rate)
+        heads = self.heads
+        self.step = StepSize(self.hidden_size, heads.value_heads, self.options.rate)
+        self.first = FirstState(heads.value_heads, heads.key, heads.value) if self.options.learned_state else None
 
     def rule(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
@@ -71,6 +99,8 @@ class TestTimeTraining(MemoryLayer):
             v_BTGV = l2_normalize(v_BTGV)
         gamma_BTG = self.step(x_BTD)
         self.probe(v=v_BTGV, step_size=gamma_BTG)
+        if self.first is not None and not run.memory:
+            run.memory = {"S": self.first(run.count(x_BTD), v_BTGV)}
         return run(output_normalized_ttt, q_BTHK, k_BTHK, v_BTGV, gamma_BTG, state=("S",))
 
     def state_size(self, length: int = 1) -> int:

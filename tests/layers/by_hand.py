@@ -21,8 +21,11 @@ def filtered(y, convolution):
 
 def convolved(layer, name, x):
     """SiLU of the causal convolution of one projection, for x [T, D] of one sequence."""
-    y = x @ layer.qkv.get_submodule(f"{name}_proj").weight.T
-    if layer.qkv.has_convolution:
+    shared = layer.options.shared_qk
+    y = x @ layer.qkv.get_submodule("qk_proj" if shared and name != "v" else f"{name}_proj").weight.T
+    if shared and name == "v":
+        return y
+    if shared or layer.qkv.has_convolution:
         y = filtered(y, layer.qkv.get_submodule(f"{name}_conv"))
     return silu(y) if layer.qkv.activation == "silu" else y
 
@@ -31,9 +34,15 @@ def head_decay(gate, x):
     return -gate.A_log.exp() * torch.log(1 + torch.exp(x @ gate.a_proj.weight.T + gate.dt_bias))
 
 
+def projected(layer, x):
+    """q, k [T, H, channels] and v [T, G, channels] of a layer."""
+    widths = {"q": layer.heads.key, "k": layer.heads.key, "v": layer.heads.value}
+    return tuple(convolved(layer, name, x).unflatten(1, (-1, widths[name])) for name in "qkv")
+
+
 def heads(layer, x):
-    """q, k and v [T, G, channels] of a layer with a projection each, those of q and k repeated for the value heads."""
-    q, k, v = (convolved(layer, name, x).unflatten(1, (-1, layer.qkv.widths[name])) for name in "qkv")
+    """q, k and v [T, G, channels], those of q and k repeated for the value heads."""
+    q, k, v = projected(layer, x)
     repeat = v.shape[1] // q.shape[1]
     return q.repeat_interleave(repeat, 1), k.repeat_interleave(repeat, 1), v
 
@@ -54,7 +63,9 @@ def gate(gain, x):
 
 def answer(output, o, x):
     """The layer's output [T, D] for what its heads read, o [T, G, V]."""
-    y = (o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * output.norm.weight).flatten(1)
+    if output.norm is not None:
+        o = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * output.norm.weight
+    y = o.flatten(1)
     if output.gate is not None:
         z = output.g_proj(x)
         normal = torch.erf(z / 2**0.5) / 2 + 0.5

@@ -3,19 +3,16 @@
 import pytest
 import torch
 
-from fastweights.layers import LayerCache, build_mixer
+from fastweights.layers import LayerCache, build_mixer, probe
 
-from .by_hand import answer, decay, filtered, gate, silu, unit
+from .by_hand import answer, decay, gate, heads, unit
 from .variants import HIDDEN, VARIANTS, build
 
 
 def blocks(layer, x, options):
     """q, k, v [T, G, channels] and gamma [T, G]."""
-    sizes = layer.heads
-    y = x @ layer.qkv.qk_proj.weight.T
-    q, k = (silu(filtered(y, c)).unflatten(1, (-1, sizes.key)) for c in (layer.qkv.q_conv, layer.qkv.k_conv))
-    q, k = (unit(z).repeat_interleave(sizes.value_heads // sizes.key_heads, 1) for z in (q, k))
-    v = (x @ layer.qkv.v_proj.weight.T).unflatten(1, (-1, sizes.value))
+    q, k, v = heads(layer, x)
+    q, k = unit(q), unit(k)
     v = unit(v) if options.get("normalize_v", True) else v
     return q, k, v, layer.step.log_rate.exp() * gate(layer.step.gate, x)
 
@@ -52,7 +49,7 @@ def directions(layer, x, options):
     q, k, v, gamma = blocks(layer, x, options)
     o = torch.zeros_like(v)
     for head in range(v.shape[1]):
-        S = x.new_zeros(k.shape[2], v.shape[2])
+        S = x.new_zeros(k.shape[2], v.shape[2]) if layer.first is None else layer.first.S[head]
         for t in range(len(x)):
             z = k[t, head] @ S
             error = z - v[t, head]  # of a memory that answers nothing
@@ -96,6 +93,41 @@ def test_only_the_convolutions_tell_queries_from_keys():
     assert {name: x.shape for name, x in cache.context.items()} == {"qk": (1, 3, 16)}
 
 
+def test_the_first_state_is_small_and_kept_through_the_cache():
+    torch.manual_seed(0)
+    layer, plain = (build_mixer("ttt", hidden_size=32, num_heads=2, learned_state=learned) for learned in (True, False))
+    assert dict(layer.named_parameters()).keys() - dict(plain.named_parameters()).keys() == {"first.S"}
+    assert layer.first.S.shape == (2, 16, 16) and 0.018 < layer.first.S.std() < 0.022
+    assert layer.state_size() == plain.state_size() == 2 * 16 * 16
+    with torch.no_grad():
+        plain.load_state_dict({name: x for name, x in layer.state_dict().items() if name != "first.S"})
+        x = torch.randn(1, 5, 32)
+        assert (layer(x)[:, 0] - plain(x)[:, 0]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["deltanet", "linear", "gdn"])
+def test_other_layers_take_the_block_of_lattice(name):
+    """The ablations of its table 4 compare rules inside one block: the same parameters around them."""
+    block = {"shared_qk": True, "output_gate": "gelu"}
+    lattice = build_mixer("lattice", hidden_size=16, num_heads=2, decay="none")
+    layer = build_mixer(name, hidden_size=16, num_heads=2, **block)
+    around = [
+        {n: p.shape for n, p in module.named_parameters() if n.startswith(("qkv.", "output."))}
+        for module in (lattice, layer)
+    ]
+    assert around[0] == around[1] and "qkv.qk_proj.weight" in around[1] and "qkv.v_conv.weight" not in around[1]
+
+
+def test_without_a_norm_the_gate_multiplies_the_answer():
+    torch.manual_seed(0)
+    layer = build_mixer("lattice", hidden_size=16, num_heads=2, output_norm=False)
+    assert not any(name.startswith("output.norm") for name, _ in layer.named_parameters())
+    with probe(layer, "o", "output_gate") as seen:
+        y = layer(torch.randn(1, 5, 16))
+    wanted = (seen["o"][0] * seen["output_gate"][0]).flatten(2) @ layer.output.o_proj.weight.T
+    torch.testing.assert_close(y, wanted)
+
+
 def test_first_rate():
     layer = build_mixer("ttt", hidden_size=16, num_heads=2, rate=0.3)
     torch.testing.assert_close(layer.step(torch.zeros(1, 1, 16)), torch.full((1, 1, 2), 0.15))
@@ -111,7 +143,11 @@ def test_first_rate():
         (TypeError, "lattice", {"normalize": 1}, "normalize must be True or False"),
         (ValueError, "lattice", {"decay": "channel"}, "decay must be one of 'none', 'head'"),
         (ValueError, "lattice", {"rate": 0}, "rate must be positive"),
-        (TypeError, "lattice", {"conv_size": None}, "conv_size must be a positive whole number"),
+        (ValueError, "lattice", {"conv_size": None}, "conv_size must be a positive whole number with shared_qk"),
+        (ValueError, "gdn", {"conv_size": None, "shared_qk": True}, "conv_size must be .* with shared_qk, got None"),
+        (TypeError, "deltanet", {"shared_qk": "yes"}, "shared_qk must be True or False"),
+        (TypeError, "linear", {"output_norm": None}, "output_norm must be True or False"),
+        (TypeError, "ttt", {"learned_state": 1}, "learned_state must be True or False"),
         (ValueError, "ttt", {"rate": -1.0}, "rate must be positive"),
         (TypeError, "ttt", {"normalize_v": 0}, "normalize_v must be True or False"),
     ],
