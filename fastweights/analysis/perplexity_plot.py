@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..layers import MIXERS
 from ..results import LengthPerplexity
-from .plot_style import length_axis, mixer_style, plain_axes, save_figure
+from .plot_style import length_axis, mixer_styles, plain_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,10 +34,9 @@ def perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
-    taken = {mixer_style(name).colour for name in models if name in MIXERS}
-    others = (mixer for mixer in MIXERS if mixer_style(mixer).colour not in taken)
+    styles = mixer_styles(models)
     for name, rows in models.items():
-        style = mixer_style(name if name in MIXERS else next(others, name))
+        style = styles[name]
         lengths = [row.length for row in rows]
         look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linewidth": 1.2}
         axes.plot(lengths, [row.perplexity for row in rows], label=name, **look)

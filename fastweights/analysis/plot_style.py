@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["MixerStyle", "length_axis", "mixer_style", "plain_axes", "save_figure", "spread"]
+__all__ = ["MixerStyle", "length_axis", "mixer_style", "mixer_styles", "plain_axes", "save_figure", "spread"]
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers, with a wine red for their yellow (too pale on white).
 # Colours repeat after 8 mixers and markers after 13, so no two of the first 104 share both.
@@ -36,6 +36,18 @@ def mixer_style(mixer: str) -> MixerStyle:
     names = list(MIXERS)
     place = names.index(mixer) if mixer in names else len(names)
     return MixerStyle(_COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)])
+
+
+def mixer_styles(labels: Iterable[str]) -> dict[str, MixerStyle]:
+    """A style for each label. A mixer's name has that mixer's; other labels, such as those of a mixer with options, take the
+    styles of mixers that are not among them, as long as there are any."""
+    wanted = list(dict.fromkeys(labels))
+    own = {label: mixer_style(label) for label in wanted if label in MIXERS}
+    colours = {style.colour for style in own.values()}
+    free = [style for style in map(mixer_style, MIXERS) if style not in own.values()]
+    free.sort(key=lambda style: style.colour in colours)  # stable: first those of a colour that nobody has
+    others = iter(free)
+    return {label: own[label] if label in own else next(others, mixer_style(label)) for label in wanted}
 
 
 def spread(values: Sequence[float], step: float) -> list[float]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..results import RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
 from .naming import short_unit, task_of
-from .plot_style import mixer_style, plain_axes, save_figure, spread
+from .plot_style import MixerStyle, mixer_styles, plain_axes, save_figure, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,14 +48,14 @@ def accuracy_by_pairs(results: Sequence[RecallResult]) -> Figure:
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
     mixers = list(dict.fromkeys(row.mixer for row in rows))
+    styles = mixer_styles(mixers)
     dodge = dict(zip(mixers, spread([0] * len(mixers), _DODGE), strict=True))
     for mixer in mixers:
         own = sorted((row for row in rows if row.mixer == mixer), key=lambda row: row.pairs)
         x = [row.pairs * dodge[mixer] for row in own]
-        style = mixer_style(mixer)
-        axes.plot(x, [row.accuracy or 0.0 for row in own], color=style.colour, linewidth=1.2, zorder=2)
+        axes.plot(x, [row.accuracy or 0.0 for row in own], color=styles[mixer].colour, linewidth=1.2, zorder=2)
         for place, row in zip(x, own, strict=True):
-            _draw_point(axes, place, row)
+            _draw_point(axes, place, row, styles[mixer])
     axes.plot(pairs, [next(row.chance for row in rows if row.pairs == count) for count in pairs], **_GUESS)
     _logarithmic(axes, pairs, f"{task_of(results).unit} in a sequence (mixers spread)", margin=1.3)
     _accuracy_axis(axes)
@@ -66,6 +66,8 @@ def accuracy_by_state_size(results: Sequence[RecallResult]) -> Figure:
     """One panel for each number of pairs, one point per mixer: accuracy over the size of its state."""
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
+    mixers = list(dict.fromkeys(row.mixer for row in rows))
+    styles = mixer_styles(mixers)
     figure, panels = _panels(len(pairs), "Accuracy against state size", results)
     for axes, count in zip(panels, pairs, strict=True):
         own = [row for row in rows if row.pairs == count]
@@ -73,11 +75,10 @@ def accuracy_by_state_size(results: Sequence[RecallResult]) -> Figure:
         _logarithmic(axes, sorted(set(sizes)), "state size: numbers per sequence (equal ones spread)", margin=2.0)
         low, high = axes.get_xlim()
         for row, factor in zip(own, spread(sizes, (high / low) ** 0.025 - 1), strict=True):
-            _draw_point(axes, row.state_size * factor, row)
+            _draw_point(axes, row.state_size * factor, row, styles[row.mixer])
         axes.axhline(own[0].chance, **_GUESS)
         axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
         _accuracy_axis(axes)
-    mixers = list(dict.fromkeys(row.mixer for row in rows))
     return _finished(figure, panels, mixers, results, hollow=any(row.undertrained for row in rows))
 
 
@@ -86,12 +87,13 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
     from matplotlib.ticker import LogLocator, NullLocator
 
     pairs = sorted({result.run["pairs"] for result in results})
-    mixers = list(dict.fromkeys(result.run["mixer"] for result in results))
+    mixers = list(dict.fromkeys(result.mixer for result in results))
+    styles = mixer_styles(mixers)
     figure, panels = _panels(len(pairs), "Training loss", results)
     for axes, count in zip(panels, pairs, strict=True):
         for mixer in mixers:
-            own = [result for result in results if result.run["mixer"] == mixer and result.run["pairs"] == count]
-            style = mixer_style(mixer)
+            own = [result for result in results if result.mixer == mixer and result.run["pairs"] == count]
+            style = styles[mixer]
             for result in best_results(own) if own else []:
                 axes.plot(
                     result.loss_steps,
@@ -137,8 +139,7 @@ def _panels(count: int, title: str, results: Sequence[RecallResult]) -> tuple[Fi
     return figure, panels[:count]
 
 
-def _draw_point(axes: Axes, x: float, row: RecallSummary) -> None:
-    style = mixer_style(row.mixer)
+def _draw_point(axes: Axes, x: float, row: RecallSummary, style: MixerStyle) -> None:
     axes.errorbar(
         x,
         row.accuracy or 0.0,
@@ -184,10 +185,9 @@ def _finished(
         if place is not None and not place.is_first_col():
             axes.set_ylabel("")
         plain_axes(axes)
-    looks = {mixer: mixer_style(mixer) for mixer in mixers}
     entries = [
-        Line2D([], [], color=look.colour, marker=look.marker, markersize=7, linewidth=1.2, label=mixer)
-        for mixer, look in looks.items()
+        Line2D([], [], color=style.colour, marker=style.marker, markersize=7, linewidth=1.2, label=mixer)
+        for mixer, style in mixer_styles(mixers).items()
     ]
     if hollow:
         label = "hollow: loss\nstill falling"

@@ -1,78 +1,71 @@
-"""Tables for the terminal."""
+"""Tables of trainings for the terminal."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from ..layers import MIXERS
 from ..results import LanguageResult, RecallResult, RecallSummary, summarize
 from ..results.experiment import describe_experiment
 from .naming import short_unit, task_of
+from .table_style import LENGTHS_PER_TABLE, add_row, plain_table
 
-__all__ = ["language_table", "mixers_table", "recall_table"]
-
-
-def mixers_table() -> Table:
-    """The mixers by name: what the memory does, its update, where it comes from."""
-    table = Table(title="Mixers: memory S [K, V], key k, value v, decay a, gain beta", title_justify="left")
-    table.add_column("name", no_wrap=True, style="bold")
-    for header in ("summary", "equation", "source"):
-        table.add_column(header, overflow="fold")
-    for name, spec in MIXERS.items():
-        table.add_row(name, spec.summary, spec.equation, spec.source)
-    return table
+__all__ = ["language_tables", "recall_table"]
 
 
 def recall_table(results: Sequence[RecallResult]) -> Table:
     """The best accuracy of each mixer, one section for each number of pairs, the best mixer first."""
     rows = summarize(results)
-    table = Table(
-        title=f"Accuracy: {describe_experiment(results)}",
-        caption=(
-            f"Accuracy at the best learning rate (lr) of the grid. Chance: {task_of(results).guess}. State: numbers "
-            "in memory per sequence, all layers. Undertrained: the loss was still falling at the end."
-        ),
-        title_justify="left",
-        caption_justify="left",
+    table = plain_table(
+        f"Accuracy: {describe_experiment(results)}",
+        f"Accuracy at the best learning rate of the grid. Chance: {task_of(results).guess}. State size: numbers in memory per "
+        "sequence, all layers. Undertrained: the loss was still falling at the end.",
+        text=("mixer",),
+        numbers=("accuracy", "learning rate", "state size", "parameters"),
     )
-    for header in (short_unit(results), "mixer", "accuracy", "chance", "lr", "state", "params"):
-        table.add_column(header, justify="left" if header == "mixer" else "right", no_wrap=True)
-    table.add_column("notes")
+    table.add_column("notes", overflow="fold")
     for pairs in sorted({row.pairs for row in rows}):
         table.add_section()
-        for row in sorted((row for row in rows if row.pairs == pairs), key=lambda row: -(row.accuracy or 0.0)):
-            table.add_row(
-                str(pairs),
-                row.mixer,
-                _accuracy(row),
-                f"{row.chance:.3f}",
-                "-" if row.learning_rate is None else f"{row.learning_rate:g}",
-                f"{row.state_size:,}",
-                f"{row.parameters:,}",
-                _notes(row),
-            )
+        own = sorted((row for row in rows if row.pairs == pairs), key=lambda row: -(row.accuracy or 0.0))
+        add_row(table, f"{pairs:,} {short_unit(results)}", f"chance {own[0].chance:.3f}")
+        for row in own:
+            rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
+            add_row(table, row.mixer, _accuracy(row), rate, f"{row.state_size:,}", f"{row.parameters:,}", _notes(row))
     return table
 
 
-def language_table(results: Sequence[LanguageResult]) -> Table:
-    """Held-out perplexity of every model, over all held-out rows and by context length."""
-    lengths = [entry["length"] for entry in results[0].perplexities]
-    table = Table(
-        title=f"Held-out perplexity after {results[0].tokens:,} tokens",
-        caption=(
-            "Rows: packed documents, as in training; then texts of N tokens, by N. State: numbers in memory per sequence."
-        ),
-        title_justify="left",
-        caption_justify="left",
+def language_tables(results: Sequence[LanguageResult]) -> Iterator[Table]:
+    """Sizes and held-out loss of every model, then its perplexity by context length."""
+    table = plain_table(
+        f"Held-out text after {results[0].tokens:,} tokens",
+        "Loss: nats per token of packed documents, as in training; perplexity: e^loss. State size: numbers in memory per "
+        "sequence.",
+        text=("model",),
+        numbers=("parameters", "state size", "loss", "perplexity"),
     )
-    for header in ("model", "params", "state", "rows", *(f"{length:,}" for length in lengths)):
-        table.add_column(header, justify="left" if header == "model" else "right", no_wrap=True)
     for result in results:
-        losses = [result.held_out_loss, *(entry["loss"] for entry in result.perplexities)]
-        perplexities = [f"{math.exp(loss):.4g}" for loss in losses]
-        table.add_row(result.name, f"{result.parameters:,}", f"{result.state_size:,}", *perplexities)
-    return table
+        loss = result.held_out_loss
+        add_row(
+            table,
+            result.name,
+            f"{result.parameters:,}",
+            f"{result.state_size:,}",
+            f"{loss:.4f}",
+            _perplexity(loss),
+        )
+    yield table
+    lengths = [entry["length"] for entry in results[0].perplexities]
+    for start in range(0, len(lengths), LENGTHS_PER_TABLE):
+        part = slice(start, start + LENGTHS_PER_TABLE)
+        headers = [f"{length:,} tokens" for length in lengths[part]]
+        table = plain_table("Perplexity of held-out texts by their length", text=("model",), numbers=headers)
+        for result in results:
+            add_row(table, result.name, *(_perplexity(entry["loss"]) for entry in result.perplexities[part]))
+        yield table
+
+
+def _perplexity(loss: float) -> str:
+    return f"{math.exp(min(loss, 700.0)):.4g}"
 
 
 def _accuracy(row: RecallSummary) -> str:

@@ -16,6 +16,7 @@ from ._options import fail
 from .convert import convert
 from .evaluate import evaluate
 from .generate import generate
+from .mixers import mixers
 from .recall import recall
 from .train import train
 
@@ -45,9 +46,12 @@ class _Stoppable(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Stoppable, add_completion=False, no_args_is_help=True, help="Train and compare fast-weight memory layers."
+    cls=_Stoppable,
+    add_completion=False,
+    invoke_without_command=True,
+    help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, generate):
+for command in (recall, train, convert, evaluate, generate, mixers):
     app.command()(command)
 
 
@@ -67,7 +71,11 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _fastweights(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)

@@ -17,7 +17,12 @@ LEARNING_RATES, SEEDS = ["0.005,0.01"], ["0"]
 
 def recall(
     mixers: Annotated[
-        list[str], typer.Option(metavar="NAME,...", help="Memory layers to compare; see --list.")
+        list[str],
+        typer.Option(
+            metavar="NAME[:OPTION=VALUE,...][@LABEL],...",
+            help="Memory layers to compare, with options of their own, as in gdn,gdn:conv_size=2,expand_v=2@small; "
+            "`fastweights mixers` lists them and their options.",
+        ),
     ] = MIXERS,
     task: Annotated[str, typer.Option(help=f"Recall task: {TASKS}.")] = "mqar-shuffled",
     pairs: Annotated[
@@ -48,7 +53,9 @@ def recall(
         bool, typer.Option("--overwrite", help="Delete the results in the output folder and start again.")
     ] = False,
     imports: Imports = None,
-    list_mixers: Annotated[bool, typer.Option("--list", help="List the memory layers and exit.")] = False,
+    list_mixers: Annotated[
+        bool, typer.Option("--list", help="List the memory layers and exit, as `fastweights mixers` does.")
+    ] = False,
 ) -> None:
     """Train models with different memory layers on associative recall and compare them.
 
@@ -59,6 +66,7 @@ def recall(
     with one_line_errors(continues):
         import_mixers(imports)
         from ..analysis import mixers_table, recall_table, save_plots
+        from ..layers import parse_mixers
         from ..training import RecallExperiment, WorkerError, run_recall
         from ..training.progress import reporter_for
 
@@ -66,7 +74,7 @@ def recall(
             Console().print(mixers_table())
             return
         experiment = RecallExperiment(
-            mixers=values("--mixers", mixers, str),
+            mixers=tuple(choice for text in mixers for choice in parse_mixers(text)),
             task=task,
             pairs=values("--pairs", pairs, int),
             length=length,

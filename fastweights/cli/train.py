@@ -36,7 +36,7 @@ def train(
         from transformers.utils.logging import disable_progress_bar
 
         from ..analysis.language_plots import save_language_plots
-        from ..analysis.tables import language_table
+        from ..analysis.tables import language_tables
         from ..training.language import NonFiniteLoss, load_run, train_language
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
@@ -61,7 +61,7 @@ def train(
     PartialState().destroy_process_group()
     if results is None:
         return
-    Console().print(language_table(results))
+    Console().print(*language_tables(results), sep="\n")
     for result in results:
         if result.continuation is not None:
             print(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")

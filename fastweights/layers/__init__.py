@@ -1,6 +1,7 @@
 """Sequence mixers: modules around one memory rule each, and the registry that names them."""
 
 from .cache import LayerCache
+from .choice import MixerChoice, parse_mixers
 from .delta_net import DeltaNet
 from .gated_kalmanet import GatedKalmaNet
 from .lattice import Lattice
@@ -30,6 +31,7 @@ __all__ = [
     "MemoryOptions",
     "MesaNet",
     "Mixer",
+    "MixerChoice",
     "MixerOptions",
     "MixerSpec",
     "PalimpsaD",
@@ -44,6 +46,7 @@ __all__ = [
     "build_mixer",
     "import_mixers",
     "option",
+    "parse_mixers",
     "probe",
     "register_mixer",
 ]

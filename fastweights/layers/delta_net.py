@@ -15,7 +15,7 @@ from .initialization import OwnInitialValues
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
-from .registry import KEY_ENERGY, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
+from .registry import DELTA, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
 
 __all__ = ["DeltaNet", "DeltaNetOptions"]
 
@@ -90,6 +90,7 @@ class KeyPreconditioner(OwnInitialValues):
     equation="S = S + beta k (v - S^T k)^T",
     source="Schlag et al. 2021; Yang et al. 2024 (DeltaNet)",
     state=MATRIX,
+    cost=f"H ({DELTA})",
 )
 class DeltaNet(MemoryLayer):
     r"""A sequence mixer whose memory corrects its own answer to each key.
@@ -197,6 +198,7 @@ register_mixer(
     equation="S' = a S, S = S' + beta k (v - S'^T k)^T",
     source="Yang et al. 2025 (Gated DeltaNet), section 3",
     state=MATRIX,
+    cost=f"H ({DELTA})",
 )
 register_mixer(
     "kda",
@@ -206,6 +208,7 @@ register_mixer(
     equation="S' = Diag(a) S, S = S' + beta k (v - S'^T k)^T",
     source="Kimi Team 2025 (Kimi Linear), section 3",
     state=MATRIX,
+    cost=f"H ({DELTA})",
 )
 register_mixer(
     "pdn",
@@ -215,6 +218,7 @@ register_mixer(
     equation=f"S = S + beta w (v - S^T k)^T, {KEY_ENERGY}, w = x^(-r/(1+|r|)) k, r = log A - c",
     source=f"{PDN}, section 3.5",
     state=MATRIX_AND_ENERGY,
+    cost=f"H ({DELTA} + {KEY_SCALES})",
 )
 register_mixer(
     "pgdn",
@@ -224,6 +228,7 @@ register_mixer(
     equation=f"S' = a S, S = S' + beta w (v - S'^T k)^T, {KEY_ENERGY}, w as in pdn",
     source=f"{PDN}, section 3.5",
     state=MATRIX_AND_ENERGY,
+    cost=f"H ({DELTA} + {KEY_SCALES})",
 )
 register_mixer(
     "pkda",
@@ -233,6 +238,7 @@ register_mixer(
     equation=f"S' = Diag(a) S, S = S' + beta w (v - S'^T k)^T, {KEY_ENERGY}, w as in pdn",
     source=f"{PDN}, section 3.5",
     state=MATRIX_AND_ENERGY,
+    cost=f"H ({DELTA} + {KEY_SCALES})",
 )
 register_mixer(
     "longhorn",
@@ -242,4 +248,5 @@ register_mixer(
     equation="S = S + beta/(1 + beta |k|^2) k (v - S^T k)^T",
     source="Liu et al. 2024 (Longhorn), section 3",
     state=MATRIX,
+    cost=f"H ({DELTA})",
 )

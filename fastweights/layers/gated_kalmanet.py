@@ -17,7 +17,7 @@ from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
 from .projections import GATES
-from .registry import MATRIX_AND_GRAM, register_mixer
+from .registry import MATRIX_AND_GRAM, SOLVE, register_mixer
 
 __all__ = ["GatedKalmaNet", "GatedKalmaNetOptions"]
 
@@ -79,6 +79,7 @@ class Sketch(OwnInitialValues):
     equation="H = a H + k k^T, U = a U + k v^T, o = U^T (m (H + ridge |H| I)^-1 q + (1 - m) q)",
     source="Gated KalmaNet, section 4",
     state=MATRIX_AND_GRAM,
+    cost=f"H ({SOLVE}), r iterations",
 )
 class GatedKalmaNet(MemoryLayer):
     r"""A sequence mixer that answers with the ridge regression of all values on all keys so far, old ones weighted down.

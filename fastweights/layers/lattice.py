@@ -52,6 +52,7 @@ class LatticeOptions(SharedQKOptions):
     equation="s_i = unit(d s_i - gamma k_i (I - s_i s_i^T) (S^T k - v))",
     source="Karami and Mirrokni 2025 (Lattice), sections 3 and 5",
     state=MATRIX,
+    cost="7 H K V; H (3 K V + 2 C (K + V)) with objective encode or similarity",
 )
 class Lattice(MemoryLayer):
     r"""A sequence mixer with K memory slots s_i of V numbers per head, each moved only across its own direction.

@@ -15,7 +15,7 @@ from .gates import PreconditionerGates, SigmoidGain
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
-from .registry import KEY_ENERGY, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
+from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
 
@@ -45,6 +45,7 @@ class LinearAttentionOptions(MemoryOptions):
     equation="S = S + k v^T",
     source="Katharopoulos et al. 2020, section 3",
     state=MATRIX,
+    cost=f"H ({ADDITIVE})",
 )
 class LinearAttention(MemoryLayer):
     r"""A sequence mixer whose memory is the (decayed) sum of key-value outer products.
@@ -132,6 +133,7 @@ register_mixer(
     equation="S = Diag(a) S + k v^T",
     source="Yang et al. 2024 (GLA), section 4",
     state=MATRIX,
+    cost=f"H ({ADDITIVE})",
 )
 register_mixer(
     "pla",
@@ -141,6 +143,7 @@ register_mixer(
     equation=f"S = S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
     source=f"{PDN}, sections 3.3 and 5, appendix F.2.2",
     state=MATRIX_AND_ENERGY,
+    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
 )
 register_mixer(
     "pgla",
@@ -150,6 +153,7 @@ register_mixer(
     equation=f"S = Diag(a) S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
     source=f"{PDN}, sections 3.4 and 5, appendix F.2.2",
     state=MATRIX_AND_ENERGY,
+    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
 )
 register_mixer(
     "pmamba2",
@@ -159,4 +163,5 @@ register_mixer(
     equation=f"S = a S + beta k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
     source=f"{PDN}, appendix E.3 and F.2.2",
     state=MATRIX_AND_ENERGY,
+    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
 )

@@ -16,7 +16,7 @@ from .initialization import OwnInitialValues, inverse_softplus
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
-from .registry import MATRIX_AND_GRAM, register_mixer
+from .registry import MATRIX_AND_GRAM, SOLVE, register_mixer
 
 __all__ = ["MesaNet", "MesaOptions"]
 
@@ -62,6 +62,7 @@ class LearnedRidge(OwnInitialValues):
     equation="H = a H + beta k k^T, U = a U + beta k v^T, o = U^T (H + Diag(ridge))^-1 q",
     source="von Oswald et al. 2025 (MesaNet); Gated KalmaNet, section 3.2",
     state=MATRIX_AND_GRAM,
+    cost=f"H ({SOLVE}), r iterations",
 )
 class MesaNet(MemoryLayer):
     r"""A sequence mixer that answers with the ridge regression of all values on all keys so far, old ones weighted down.

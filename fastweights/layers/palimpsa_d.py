@@ -32,6 +32,7 @@ class PalimpsaDOptions(PosteriorOptions, MemoryOptions):
     equation="M = a M + k (s v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
     source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
     state=MEAN_AND_IMPORTANCE,
+    cost="28 H K V",
 )
 class PalimpsaD(MemoryLayer):
     r"""A sequence mixer whose memory knows how sure it is of each association.

@@ -21,7 +21,7 @@ from .norms import GroupedRMSNorm, at_least_float32
 from .options import at_least_zero, one_of, option
 from .posterior import PosteriorOptions, read_posterior
 from .projections import GATES, ValueSkip, backend_beside
-from .registry import MATRIX, MEAN_AND_IMPORTANCE, register_mixer
+from .registry import ADDITIVE, MATRIX, MEAN_AND_IMPORTANCE, register_mixer
 
 __all__ = ["PalimpsaM", "PalimpsaMOptions"]
 
@@ -67,6 +67,7 @@ class PalimpsaMOptions(PosteriorOptions):
     equation="M = a M + k (dt v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
     source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
     state=MEAN_AND_IMPORTANCE,
+    cost="28 H K V",
 )
 class PalimpsaM(ConfiguredMixer):
     r"""Mamba-2's block around a memory that knows how sure it is of each association.
@@ -166,4 +167,5 @@ register_mixer(
     equation="S = exp(-A dt) S + k (dt v)^T, o = S^T q + D v",
     source="Dao and Gu 2024 (Mamba-2); Palimpsa, section 2.4",
     state=MATRIX,
+    cost=f"H ({ADDITIVE})",
 )

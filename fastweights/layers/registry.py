@@ -19,6 +19,12 @@ MATRIX = "H K V"
 MATRIX_AND_ENERGY = "H K (V + 1)"
 MEAN_AND_IMPORTANCE = "2 H K V"
 MATRIX_AND_GRAM = "H K (V + K)"
+# Multiply-adds per token, for `MixerSpec.cost`: in chunks of C tokens, r iterations of a solver (docs/rules.md has the terms).
+ADDITIVE = "2 K V + C (K + V) / 2"
+DELTA = "3 K V + C (K + V) + C^2 / 6"
+KEY_SCALES = "C K / 2"
+SOLVE = f"r (K^2 + 2 C K) + {ADDITIVE}"
+EXACT = f"{DELTA} + 7 K^2 + 8 C K + K^3 / C"
 KEY_ENERGY = "A = exp(gP) A + betaP k^2"
 PDN = "Preconditioned DeltaNet"
 
@@ -42,6 +48,8 @@ class MixerSpec:
         equation: the memory's update, in plain text.
         source: paper and section.
         state: numbers that the memory of one sequence holds (H heads of K key and V value channels).
+        cost: multiply-adds of the memory rule for one token, forward, where T tokens are read in chunks of C; "" where
+            nobody has stated it.
     """
 
     layer: type[Mixer]
@@ -50,6 +58,7 @@ class MixerSpec:
     equation: str
     source: str
     state: str
+    cost: str = ""
 
 
 class _Registry(Mapping[str, MixerSpec]):
@@ -88,6 +97,7 @@ def register_mixer(
     equation: str,
     source: str,
     state: str,
+    cost: str = ...,
 ) -> Callable[[Layer], Layer]: ...
 
 
@@ -101,6 +111,7 @@ def register_mixer(
     equation: str,
     source: str,
     state: str,
+    cost: str = ...,
 ) -> Layer: ...
 
 
@@ -120,6 +131,7 @@ def register_mixer(
         equation: the memory's update, in plain text.
         source: paper and section.
         state: numbers that the memory of one sequence holds, such as "H K V" (H heads of K key and V value channels).
+        cost: multiply-adds of the memory rule for one token, such as "2 H K V"; may be left out.
 
     Raises:
         TypeError: layer is not a subclass of `Mixer`, or its constructor does not take hidden_size and num_heads.

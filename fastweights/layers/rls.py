@@ -14,7 +14,7 @@ from .gates import SigmoidGain
 from .memory_layer import MemoryLayer, RuleCall
 from .options import MemoryOptions, one_of, option
 from .probe import states_over_time
-from .registry import MATRIX_AND_GRAM, PDN, register_mixer
+from .registry import EXACT, MATRIX_AND_GRAM, PDN, register_mixer
 
 __all__ = ["RecursiveLeastSquares", "RecursiveLeastSquaresOptions"]
 
@@ -34,6 +34,7 @@ class RecursiveLeastSquaresOptions(MemoryOptions):
     equation="P = (a P^-1 + beta k k^T)^-1, S = S + beta P k (v - S^T k)^T",
     source=f"{PDN}, Theorem 3.1; Kalman 1960",
     state=MATRIX_AND_GRAM,
+    cost=f"H ({EXACT})",
 )
 class RecursiveLeastSquares(MemoryLayer):
     r"""A sequence mixer whose memory is at every token the weighted ridge regression of values on keys.

@@ -46,6 +46,7 @@ class SoftmaxAttentionOptions(MixerOptions):
     equation="o_t = sum_s softmax_s(q_t.k_s / sqrt K) v_s",
     source="Vaswani et al. 2017; rotary positions: Su et al. 2021",
     state="2 T H K after T tokens",
+    cost="2 T H K after T tokens",
 )
 class SoftmaxAttention(ConfiguredMixer):
     r"""o_t = sum_{s <= t} softmax_s(q_t . k_s / sqrt(K)) v_s, the sum over all earlier tokens or, with

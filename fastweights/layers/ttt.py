@@ -60,6 +60,7 @@ class FirstState(OwnInitialValues):
     equation="z = S^T k, S = S - gamma k ((I - z z^T / |z|^2) (z / |z| - v) / |z|)^T",
     source="Sun et al. 2024 (TTT); Karami and Mirrokni 2025, eq. 19",
     state=MATRIX,
+    cost="H (3 K V + 2 C K + 3 C V / 2)",
 )
 class TestTimeTraining(MemoryLayer):
     r"""A sequence mixer that corrects the direction of its memory's answer to each key.

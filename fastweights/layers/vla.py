@@ -16,7 +16,7 @@ from .memory_layer import MemoryLayer, RuleCall
 from .norms import LayerNorm, l2_normalize
 from .options import ProjectionOptions, at_least_zero, option
 from .probe import states_over_time
-from .registry import register_mixer
+from .registry import EXACT, register_mixer
 
 __all__ = ["VLAOptions", "VariationalLinearAttention"]
 
@@ -57,6 +57,7 @@ class PenaltyDirection(OwnInitialValues):
     equation="A = (A^-1 + u u^T)^-1, S = S + unit(A k) (v - S^T k)^T, o = S^T q / (z.q)",
     source="Variational Linear Attention, section 3, Algorithm 1",
     state="H K (V + K + 1)",
+    cost=f"H ({EXACT} + 2 K + C (K + 1) / 2)",
 )
 class VariationalLinearAttention(MemoryLayer):
     r"""A sequence mixer whose writes an adaptive penalty bends towards directions that little has been written to.

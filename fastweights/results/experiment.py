@@ -26,7 +26,7 @@ class RecallSummary:
     """The best learning rate's results for one mixer and number of pairs.
 
     Attributes:
-        mixer, pairs: the mixer and number of pairs of the row.
+        mixer, pairs: the label of the mixer and the number of pairs of the row.
         chance: accuracy of guessing, as the task defines it.
         accuracy: mean over the seeds at the best learning rate (a diverged run counts 0); None if all runs diverged.
         accuracy_std: standard deviation over the seeds; None with a single seed.
@@ -70,7 +70,7 @@ def summarize(results: Sequence[RecallResult]) -> list[RecallSummary]:
     """One row for each mixer and number of pairs, in the order in which they first appear."""
     groups: dict[tuple[str, int], list[RecallResult]] = {}
     for result in results:
-        groups.setdefault((result.run["mixer"], result.run["pairs"]), []).append(result)
+        groups.setdefault((result.mixer, result.run["pairs"]), []).append(result)
     return [_summary(mixer, pairs, runs) for (mixer, pairs), runs in groups.items()]
 
 

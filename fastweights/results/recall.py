@@ -19,7 +19,8 @@ class RecallResult:
     """The result of one run.
 
     Attributes:
-        run: the run's whole configuration, the fields of `fastweights.training.RecallRun`.
+        run: the run's whole configuration, the fields of `fastweights.training.RecallRun`. "mixer" is a name, or a dict of
+            name, options and label.
         status: "finished", or "diverged" when the loss was no longer finite, which ends the run.
         stopped_at: optimizer steps taken.
         accuracy: fraction of the test queries answered right at the end; None when the run diverged.
@@ -54,6 +55,12 @@ class RecallResult:
     def chance_level(self) -> float:
         """`chance`; one of the values that a sequence shows where the file is from before there was `chance`."""
         return 1 / self.run["pairs"] if self.chance is None else self.chance
+
+    @property
+    def mixer(self) -> str:
+        """The label of the run's mixer."""
+        mixer = self.run["mixer"]
+        return mixer if isinstance(mixer, str) else mixer["label"]
 
     @property
     def diverged(self) -> bool:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import re
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 
 from ..checks import check_number, check_positive, check_size, check_text, check_whole_number, describe_value
 from ..data import RecallTask, make_task
-from ..layers.registry import mixer_spec
+from ..layers import MixerChoice
 from ..models import FastWeightsConfig
 
 __all__ = ["RecallExperiment", "RecallRun"]
@@ -80,34 +82,39 @@ class RecallRun(_Settings):
     """One model, trained once.
 
     Attributes:
-        mixer: name of the memory layer, a key of `fastweights.layers.MIXERS`.
+        mixer: the memory layer, a key of `fastweights.layers.MIXERS`, or a `MixerChoice` with options and a label.
         pairs: key-value pairs in a sequence.
         learning_rate: peak learning rate.
         seed: of the initial parameters and of the data.
     """
 
-    mixer: str
+    mixer: str | MixerChoice
     pairs: int
     learning_rate: float
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        mixer_spec(self.mixer, {})
+        _ = self.choice
         check_positive("learning_rate", self.learning_rate)
         object.__setattr__(self, "seed", check_whole_number("seed", self.seed))
         self.make_task()
         self.model_config()
 
     @property
+    def choice(self) -> MixerChoice:
+        """Name, options and label of the memory layer."""
+        return _choice(self.mixer)
+
+    @property
     def name(self) -> str:
         """A name that no other run of the experiment has; valid as a file name."""
-        return f"{self.mixer}-pairs{self.pairs}-lr{self.learning_rate!r}-seed{self.seed}"
+        return f"{_file_name(self.choice.label)}-pairs{self.pairs}-lr{self.learning_rate!r}-seed{self.seed}"
 
     @property
     def title(self) -> str:
         """The name to display."""
-        return f"{self.mixer}, {self.pairs} pairs, lr {self.learning_rate!r}, seed {self.seed}"
+        return f"{self.choice.label}, {self.pairs} pairs, lr {self.learning_rate!r}, seed {self.seed}"
 
     @property
     def tokens(self) -> int:
@@ -127,8 +134,12 @@ class RecallRun(_Settings):
             hidden_size=self.width,
             num_hidden_layers=self.layers,
             num_heads=self.heads,
-            mixer=self.mixer,
+            mixer=self.choice.entry,
         )
+
+    def record(self) -> dict[str, Any]:
+        """The run in results and checkpoints."""
+        return {**super().record(), "mixer": self.choice.record()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,13 +147,13 @@ class RecallExperiment(_Settings):
     """Every mixer at every number of pairs, with every learning rate and seed.
 
     Attributes:
-        mixers: names of the memory layers to compare.
+        mixers: the memory layers to compare, each a name or a `MixerChoice`; their labels differ.
         pairs: the difficulties: key-value pairs in a sequence.
         learning_rates: the grid; the best one of each mixer and difficulty is reported, all are recorded.
         seeds: each seed is a separate run; the spread over them is reported.
     """
 
-    mixers: tuple[str, ...] = ("linear", "gla", "deltanet", "gdn")
+    mixers: tuple[str | MixerChoice, ...] = ("linear", "gla", "deltanet", "gdn")
     pairs: tuple[int, ...] = (4, 16)
     learning_rates: tuple[float, ...] = (5e-3, 1e-2)
     seeds: tuple[int, ...] = (0,)
@@ -155,9 +166,12 @@ class RecallExperiment(_Settings):
                 raise TypeError(f"{name} must be a tuple of at least one value, got {describe_value(values)}")
             if not values:
                 raise ValueError(f"{name} must be a tuple of at least one value, got ()")
+            if name == "mixers":
+                values = tuple(_choice(value).label for value in values)
             repeated = sorted({value for value in values if values.count(value) > 1})
             if repeated:
-                raise ValueError(f"{name} must differ from each other, but {repeated[0]!r} is there twice")
+                remedy = "give one of them another label, NAME@LABEL in a command" if name == "mixers" else "drop one"
+                raise ValueError(f"{name} must differ from each other, but {repeated[0]!r} is there twice; {remedy}")
         self.runs()  # each run checks itself
 
     def runs(self) -> tuple[RecallRun, ...]:
@@ -168,6 +182,20 @@ class RecallExperiment(_Settings):
             RecallRun(mixer=mixer, pairs=pairs, learning_rate=learning_rate, seed=seed, **shared)
             for mixer, pairs, learning_rate, seed in grid
         )
+
+    def record(self) -> dict[str, Any]:
+        """The experiment in its files."""
+        return {**super().record(), "mixers": [_choice(mixer).record() for mixer in self.mixers]}
+
+
+def _choice(mixer: str | MixerChoice) -> MixerChoice:
+    return mixer if isinstance(mixer, MixerChoice) else MixerChoice(mixer)
+
+
+def _file_name(label: str) -> str:
+    """The label where every file system takes it, else what it takes of it and a checksum."""
+    plain = re.sub(r"[^A-Za-z0-9._+=-]", "_", label)[:80]
+    return plain if plain == label else f"{plain}-{zlib.crc32(label.encode()):08x}"
 
 
 def _checked_options(options: object) -> dict[str, Any]:

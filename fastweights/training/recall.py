@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from ..checks import check_number, check_size
+from ..checks import check_number, check_size, error_prefix
 from ..environment import usable_cores
 from ..models import FastWeightsForCausalLM
 from ..results import RecallResult, save_results
@@ -79,7 +79,8 @@ def run_recall(
 
 def _check_models(runs: Sequence[RecallRun]) -> None:
     """Raises the ValueError of a mixer that cannot be built in this size, before any is trained."""
-    one_of_each = {run.mixer: run for run in runs}.values()
+    one_of_each = {run.choice.label: run for run in runs}.values()
     with torch.device("meta"):  # shapes only
         for run in one_of_each:
-            FastWeightsForCausalLM(run.model_config())
+            with error_prefix(f"mixer {run.choice.label}"):
+                FastWeightsForCausalLM(run.model_config())

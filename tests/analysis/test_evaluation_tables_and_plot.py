@@ -40,7 +40,7 @@ def test_perplexities_and_where_the_texts_come_from():
 def test_recall_by_length_with_needles_of_all_depths_together():
     recall = WordRecall(task="copy", length=512, pairs=8, symbols=64, examples=4, accuracy=0.625, chance=0.125)
     text = shown({"copy": [recall], "s-niah-1": [needle(512, 0.0, 1.0), needle(512, 1.0, 0.5), needle(1024, 0.0, 0.0)]})
-    lines = {line.split()[1]: line for line in text.splitlines() if "copy" in line or "s-niah" in line}
+    lines = {line.split()[0]: line for line in text.splitlines() if "copy" in line or "s-niah" in line}
     assert "0.625" in lines["copy"] and lines["copy"].count("-") == 1  # not measured at 1,024
     assert "0.75 (2.25)" in lines["s-niah-1"] and "0.00 (1.50)" in lines["s-niah-1"]
 

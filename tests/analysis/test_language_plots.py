@@ -7,31 +7,11 @@ import pytest
 
 from fastweights.analysis.language_plots import loss_plot, perplexity_plot
 from fastweights.analysis.plot_style import mixer_style
-from fastweights.results import LanguageResult
+
+from ..results.made_up import TRAINED as GDN
 
 pytest.importorskip("matplotlib")
 
-GDN = LanguageResult(
-    name="gdn",
-    folder="somewhere",
-    run={"length": 64},
-    parameters=1000,
-    state_size=48,
-    steps=30,
-    tokens=30 * 128,
-    loss_steps=[10, 20, 30],
-    losses=[3.0, 2.0, 1.0],
-    held_out_steps=[15, 30],
-    held_out_losses=[2.5, 1.5],
-    perplexities=[
-        {"length": length, "loss": loss, "last_loss": loss / 2, "texts": 5, "joined": 2}
-        for length, loss in ((256, 2.0), (1024, 1.0))
-    ],
-    continuation=None,
-    seconds=1.0,
-    versions={},
-    machine={},
-)
 PGDN = dataclasses.replace(GDN, name="pgdn", steps=15, tokens=15 * 256)  # a batch twice as large
 
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fastweights.analysis import recall_table, save_plots
-from fastweights.analysis.plot_style import mixer_style, spread
+from fastweights.analysis.plot_style import mixer_style, mixer_styles, spread
 from fastweights.analysis.plots import PLOT_FILES, accuracy_by_pairs, accuracy_by_state_size, loss_curves
 from fastweights.layers import MIXERS
 
@@ -30,8 +30,9 @@ def printed(table):
 
 def test_table_is_sorted_by_difficulty_and_accuracy():
     results = [made_up("linear", 4, accuracy=0.2), made_up("gdn", 4, accuracy=0.7), made_up("gla", 16, accuracy=0.9)]
-    lines = [line for line in printed(recall_table(results)).splitlines() if line.startswith("│")]
-    assert [line.split()[3] for line in lines] == ["gdn", "linear", "gla"]
+    words = [line.split() for line in printed(recall_table(results)).splitlines()]
+    shown = [row[:2] for row in words if row and row[0] in ("gdn", "linear", "gla", "4", "16")]
+    assert shown == [["4", "pairs"], ["gdn", "0.700"], ["linear", "0.200"], ["16", "pairs"], ["gla", "0.900"]]
 
 
 def test_table_shows_spread_learning_rate_sizes_and_marks():
@@ -134,6 +135,19 @@ def test_the_units_and_the_chance_level_are_those_of_the_task():
 
 def test_every_mixer_looks_different():
     assert len({mixer_style(mixer) for mixer in MIXERS}) == len(MIXERS)
+
+
+def test_variants_of_a_mixer_look_different_and_are_named():
+    variants = [{"name": "gdn", "options": {"conv_size": size}, "label": f"gdn:conv_size={size}"} for size in (2, 3)]
+    results = [made_up(mixer, 4, accuracy=0.5) for mixer in ("gdn", *variants)]
+    labels = ["gdn", "gdn:conv_size=2", "gdn:conv_size=3"]
+    styles = mixer_styles(labels)
+    assert styles["gdn"] == mixer_style("gdn") and len({style.colour for style in styles.values()}) == 3
+    assert [text.get_text() for text in accuracy_by_pairs(results).legends[0].get_texts()][:3] == labels
+    for draw in (accuracy_by_pairs, accuracy_by_state_size, loss_curves):
+        colours = {line.get_color() for axes in draw(results).axes for line in axes.get_lines()}
+        assert {style.colour for style in styles.values()} <= colours
+    assert all(label in printed(recall_table(results)) for label in labels)
 
 
 def test_spread_keeps_single_values_and_centres_equal_ones():

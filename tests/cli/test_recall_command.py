@@ -206,3 +206,20 @@ def test_without_matplotlib_the_results_are_there_all_the_same(killed_and_contin
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(command(output)) == 0
     assert "fastweights[viz]" in capsys.readouterr().err
+
+
+def test_variants_of_a_mixer_are_compared_under_their_labels(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # no label wraps
+    mixers = ("linear", "linear:conv_size=2,expand_v=2", "linear:conv_size=null@short")
+    arguments = command(tmp_path / "output", mixers=mixers, learning_rates=(0.01,), steps=3)
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    saved = json.loads((tmp_path / "output" / "results.json").read_text())
+    assert [row["mixer"] for row in saved["summary"]] == ["linear", "linear:conv_size=2,expand_v=2", "short"]
+    sizes = {row["mixer"]: (row["state_size"], row["parameters"]) for row in saved["summary"]}
+    assert sizes["linear:conv_size=2,expand_v=2"][0] == 2 * sizes["linear"][0]  # the options reached the layer
+    assert sizes["short"][1] == sizes["linear"][1] - 3 * 8 * 4
+    for label in sizes:
+        assert f"{label}, 2 pairs" in printed.err and label in printed.out
+    assert main(arguments) == 0  # continues: nothing is trained again
+    assert capsys.readouterr().err == ""

@@ -17,7 +17,8 @@ from fastweights.training import RecallExperiment, WorkerError
 HELP = """
 import sys
 from fastweights.cli import main
-for arguments in [["--version"], ["--help"], *([name, "--help"] for name in "recall train convert evaluate generate".split())]:
+commands = "recall train convert evaluate generate mixers".split()
+for arguments in [["--version"], ["--help"], *([name, "--help"] for name in commands)]:
     assert main(arguments) == 0
 heavy = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
 assert not heavy, heavy

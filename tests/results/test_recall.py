@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
-from fastweights.results import ResultsError, load_results
+from fastweights.results import ResultsError, load_results, summarize
 from fastweights.results.experiment import save_results
 from fastweights.results.recall import load_result, save_result
 
@@ -50,3 +51,16 @@ def test_numbers_that_are_not_json_are_never_written(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         save_result(path, made_up(accuracy=float("nan")))
     assert not list(tmp_path.iterdir())
+
+
+def test_results_of_before_there_were_labels_are_read():
+    """recall_readme.json was written when a mixer was a name and nothing else."""
+    results = load_results(Path(__file__).parents[2] / "benchmarks" / "results" / "recall_readme.json")
+    assert {result.mixer for result in results} == {result.run["mixer"] for result in results} >= {"linear", "gdn"}
+
+
+def test_results_are_named_and_summarized_by_label():
+    mixers = ("gdn", {"name": "gdn", "options": {"conv_size": 2}, "label": "short"})
+    results = [made_up(mixer, accuracy=accuracy) for mixer in mixers for accuracy in (0.2, 0.4)]
+    assert [result.mixer for result in results] == ["gdn", "gdn", "short", "short"]
+    assert [row.mixer for row in summarize(results)] == ["gdn", "short"]

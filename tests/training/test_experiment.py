@@ -1,10 +1,12 @@
 """Experiments are grids of runs; bad settings are refused when they are made, with the name of the setting."""
 
 import dataclasses
+import re
 
 import pytest
 
 from fastweights.data import MQAR
+from fastweights.layers import MixerChoice
 from fastweights.training import RecallExperiment, RecallRun
 
 from .small import small_experiment, small_run
@@ -72,6 +74,7 @@ def test_learning_rates_that_differ_have_names_that_differ():
     ("error", "changes", "message"),
     [
         (ValueError, {"mixer": "gnd"}, "unknown mixer 'gnd'.*did you mean 'gdn'"),
+        (TypeError, {"mixer": 3}, "mixer must be the name of a mixer"),
         (ValueError, {"task": "mqr"}, "mqar"),
         (ValueError, {"pairs": 0}, "pairs"),
         (TypeError, {"pairs": 2.0}, "pairs"),
@@ -104,6 +107,37 @@ def test_grids_must_be_neither_empty_nor_repeat_themselves(name):
     values = getattr(small_experiment(), name)
     with pytest.raises(ValueError, match=f"{name} must differ"):
         small_experiment(**{name: values * 2})
+
+
+VARIANTS = ("gdn", MixerChoice("gdn", {"conv_size": 2}), MixerChoice("gdn", {"expand_v": 2}, label="wide values"))
+
+
+def test_variants_of_a_mixer_have_models_titles_and_files_of_their_own():
+    plain, short, wide = small_experiment(mixers=VARIANTS).runs()
+    assert [run.model_config().mixer for run in (plain, short, wide)] == [
+        "gdn",
+        {"name": "gdn", "conv_size": 2},
+        {"name": "gdn", "expand_v": 2},
+    ]
+    assert short.title.startswith("gdn:conv_size=2, 2 pairs") and wide.title.startswith("wide values, 2 pairs")
+    names = {run.name for run in (plain, short, wide)}
+    assert len(names) == 3 and all(re.fullmatch(r"[A-Za-z0-9._+=-]+", name) for name in names)
+
+
+def test_labels_must_differ():
+    with pytest.raises(ValueError, match="mixers must differ.*'gdn' is there twice; give one of them another label"):
+        small_experiment(mixers=("gdn", MixerChoice("pgdn", label="gdn")))
+    small_experiment(mixers=("gdn", MixerChoice("gdn", label="again")))
+
+
+def test_a_mixer_without_options_is_recorded_as_before_there_were_labels():
+    assert small_run().record()["mixer"] == "gdn" and "label" not in small_run().record()
+    recorded = small_experiment(mixers=VARIANTS).record()["mixers"]
+    assert recorded == [
+        "gdn",
+        {"name": "gdn", "options": {"conv_size": 2}, "label": "gdn:conv_size=2"},
+        {"name": "gdn", "options": {"expand_v": 2}, "label": "wide values"},
+    ]
 
 
 def test_misspelt_settings_are_refused():

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastweights.analysis.language_plots import save_language_plots
-from fastweights.analysis.tables import language_table
+from fastweights.analysis.tables import language_tables
 from fastweights.data.text import PackedRows, TextTokenizer, pack_rows, prepare_text
 from fastweights.results.language import load_result
 from fastweights.training.language import train_language
@@ -55,7 +55,7 @@ def test_trains_two_mixers_and_records_all_of_it(make_run):
         loss = model(**pack_rows([rows[row] for row in range(len(rows))])).loss.item()
         assert abs(loss - result.held_out_loss) < 0.2
     assert json.loads(Path(run.output, "results.json").read_text())[1]["name"] == "pgdn"
-    assert language_table(results).row_count == 2
+    assert [table.row_count for table in language_tables(results)] == [2, 2]
     assert [path.name for path in save_language_plots(results, Path(run.output))] == ["loss.png", "perplexity.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path(run.output).glob("*.png"))
     assert train_language(run) == results  # nothing is left to do

@@ -1,0 +1,126 @@
+"""A mixer as somebody chooses it for a comparison: its name, options of its own, and the label that tables and plots show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checks import check_text, describe_value
+from .registry import mixer_spec
+
+__all__ = ["MixerChoice", "option_value", "parse_mixers", "written_value"]
+
+LONGEST_LABEL = 100
+
+
+@dataclass(frozen=True)
+class MixerChoice:
+    """One mixer of a comparison. Two choices may have the same name and other options.
+
+    Attributes:
+        name: a key of `fastweights.layers.MIXERS`.
+        options: options of the layer, over those that belong to the name.
+        label: what tables, plots and result files show; NAME:OPTION=VALUE,... when "".
+
+    Raises:
+        ValueError: an unknown mixer or option (the message names the nearest), or a label that cannot be shown.
+        TypeError: an argument of a wrong kind.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):
+            raise TypeError(
+                f"options of mixer {self.name!r} must be a dict of values by their names, got {describe_value(self.options)}"
+            )
+        mixer_spec(self.name, self.options)
+        try:
+            object.__setattr__(self, "options", json.loads(json.dumps(dict(self.options), allow_nan=False)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"options of mixer {self.name!r} must be values that JSON can hold, but {error}; replace that value"
+            ) from None
+        label = check_text("label", self.label) or self._text()
+        if label != label.strip() or not label.isprintable() or len(label) > LONGEST_LABEL:
+            raise ValueError(
+                f"label of a mixer must be one line of at most {LONGEST_LABEL} characters without spaces around it, got "
+                f"{label!r}; choose another, NAME:OPTION=VALUE@LABEL in a command"
+            )
+        object.__setattr__(self, "label", label)
+
+    def _text(self) -> str:
+        options = ",".join(f"{name}={written_value(value)}" for name, value in self.options.items())
+        return f"{self.name}:{options}" if options else self.name
+
+    @property
+    def entry(self) -> str | dict[str, Any]:
+        """The choice as the `mixer` of a `FastWeightsConfig`."""
+        return {"name": self.name, **self.options} if self.options else self.name
+
+    def record(self) -> str | dict[str, Any]:
+        """The choice in a result file: its name where that says all."""
+        if not self.options and self.label == self.name:
+            return self.name
+        return {"name": self.name, "options": dict(self.options), "label": self.label}
+
+
+def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
+    """The choices that a text names: NAME[:OPTION=VALUE[,OPTION=VALUE...]][@LABEL], separated by commas.
+
+    After a colon every OPTION=VALUE belongs to that mixer, until a part without "=" or with a colon before it begins the
+    next. Values are JSON, or else strings, and hold no comma. Without a label the text itself is the label.
+
+        gdn,gdn:conv_size=2,expand_v=2@small,pgdn
+
+    Raises:
+        ValueError: a text that does not follow this grammar, an unknown mixer or an unknown option.
+    """
+    choices: list[list[str]] = []
+    for part in (part.strip() for part in text.split(",")):
+        before, equals, _ = part.partition("=")
+        if not equals or ":" in before or "@" in before:
+            choices.append([part])
+        elif choices and ":" in choices[-1][0] and "@" not in choices[-1][-1]:
+            choices[-1].append(part)
+        else:
+            where = choices[-1][0] if choices else "NAME"
+            raise ValueError(
+                f"option {part!r} belongs to no mixer; options follow a colon and come before the label, as in "
+                f"{where.partition('@')[0]}:{part}@LABEL"
+            )
+    return tuple(_choice(",".join(parts)) for parts in choices)
+
+
+def option_value(text: str) -> Any:
+    """The value of an option as it is typed: JSON, or else a string."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _choice(text: str) -> MixerChoice:
+    body, at, label = text.rpartition("@") if "@" in text else (text, "", "")
+    if at and not label:
+        raise ValueError(f"the label after @ must not be empty, got {text!r}")
+    name, colon, rest = body.partition(":")
+    mixer_spec(name, {})
+    options: dict[str, Any] = {}
+    for part in rest.split(",") if colon else ():
+        option, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (option and equals and value):
+            raise ValueError(f"options of a mixer must be NAME=VALUE, such as {name}:conv_size=2, got {part!r}")
+        if option in options:
+            raise ValueError(f"option {option!r} is there twice in {body!r}; give it once")
+        options[option] = option_value(value)
+    return MixerChoice(name, options, label or body)
+
+
+def written_value(value: object) -> str:
+    """An option's value as it is typed: the inverse of `option_value`, as far as there is one."""
+    return value if isinstance(value, str) else json.dumps(value, default=repr)

@@ -1,0 +1,85 @@
+"""Mixers with options and labels, as a command's text names them."""
+
+import pytest
+
+from fastweights.layers import MixerChoice, parse_mixers
+from fastweights.models import FastWeightsConfig
+
+
+def parsed(text):
+    return [(choice.name, choice.options, choice.label) for choice in parse_mixers(text)]
+
+
+def test_names_options_and_labels():
+    small = {"conv_size": 2, "expand_v": 2}
+    assert parsed("gdn") == [("gdn", {}, "gdn")]
+    assert parsed("gdn,gdn:conv_size=2,expand_v=2,pgdn") == [
+        ("gdn", {}, "gdn"),
+        ("gdn", small, "gdn:conv_size=2,expand_v=2"),
+        ("pgdn", {}, "pgdn"),
+    ]
+    assert parsed("gdn:conv_size=2, expand_v=2@small, linear:conv_size=2@other,gdn@plain") == [
+        ("gdn", small, "small"),
+        ("linear", {"conv_size": 2}, "other"),
+        ("gdn", {}, "plain"),
+    ]
+
+
+def test_values_are_json_or_text():
+    text = "gdn:output_gate=null,negative_eigenvalues=true,expand_v=0.5,backend=torch"
+    options = {"output_gate": None, "negative_eigenvalues": True, "expand_v": 0.5, "backend": "torch"}
+    ((_, found, label),) = parsed(text)
+    assert found == options and label == text
+    assert MixerChoice("gdn", options).label == text
+
+
+def test_a_choice_is_the_mixer_of_a_model():
+    (choice,) = parse_mixers("gdn:conv_size=2@small")
+    config = FastWeightsConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_heads=2, mixer=choice.entry)
+    assert config.mixers() == [("gdn", {"conv_size": 2})]
+    assert MixerChoice("gdn").entry == "gdn"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gdn:conv_sise=2", r"has no option 'conv_sise' \(did you mean 'conv_size'\?\)"),
+        ("gnd:conv_size=2", r"unknown mixer 'gnd' \(did you mean 'gdn'\?\)"),
+        ("gdn:num_heads=2", "has no option 'num_heads'"),
+        ("gdn,", "unknown mixer ''"),
+        ("", "unknown mixer ''"),
+        ("gdn:", "options of a mixer must be NAME=VALUE.*got ''"),
+        ("gdn:conv_size=", "options of a mixer must be NAME=VALUE.*got 'conv_size='"),
+        ("gdn:=2", "options of a mixer must be NAME=VALUE.*got '=2'"),
+        ("gdn,conv_size=2", "option 'conv_size=2' belongs to no mixer.*gdn:conv_size=2"),
+        ("conv_size=2", "option 'conv_size=2' belongs to no mixer"),
+        ("gdn:conv_size=2@a,expand_v=2", "option 'expand_v=2' belongs to no mixer.*before the label"),
+        ("gdn:conv_size=2,conv_size=3", "option 'conv_size' is there twice"),
+        ("gdn@", "the label after @ must not be empty"),
+        (f"gdn@{'x' * 101}", "label of a mixer must be one line of at most 100 characters"),
+        ("gdn:expand_v=NaN", "options of mixer 'gdn' must be values that JSON can hold"),
+    ],
+)
+def test_what_does_not_follow_the_grammar_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_mixers(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": 3}, "mixer must be the name of a mixer"),
+        ({"name": "gdn", "options": [1]}, "options of mixer 'gdn' must be a dict"),
+        ({"name": "gdn", "label": 3}, "label must be a string"),
+    ],
+)
+def test_wrong_kinds_are_refused(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        MixerChoice(**arguments)
+
+
+def test_a_choice_cannot_be_changed_through_the_dict_that_it_was_made_from():
+    options = {"conv_size": 2}
+    choice = MixerChoice("gdn", options)
+    options["conv_size"] = 3
+    assert choice.options == {"conv_size": 2} and hash(choice) == hash(MixerChoice("gdn", {"conv_size": 2}))
