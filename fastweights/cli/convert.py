@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 def _show_conversions(wanted: bool) -> None:
     if wanted:
-        from ..conversion import CONVERSIONS
+        from ..conversion import CONVERSIONS, condition
 
         for (source, target), conversion in CONVERSIONS.items():
-            print(
-                f"{source} -> {target}\n    new parameters: {conversion.first_values}\n    same logits: {conversion.equality}"
-            )
+            print(f"{source} -> {target}")
+            needed = condition(conversion)
+            if needed:
+                print(f"    only where the layers of the source have {needed}, which is not {source}'s default")
+            print(f"    new parameters: {conversion.first_values}\n    same logits: {conversion.equality}")
         raise typer.Exit
 
 
@@ -116,6 +118,8 @@ def _show(report: "ConversionReport", kind: str) -> None:
     print(f"Saved in {report.output}, with {', '.join(report.tokenizer) or 'no tokenizer, as the source has none'}")
     if not report.tokenizer:
         print(f"Before training, name the tokenizer of the source under [tokenizer] in {run_file}")
+    if report.training is not None:
+        print(f"Text, length and batch size of {run_file}: as in {report.training}")
     print(f"Continue: fastweights train {run_file}")
 
 

@@ -3,6 +3,7 @@
 from .check import LogitsCheck, check_logits
 from .convert import convert
 from .folder import ConversionReport, convert_folder
+from .plan import condition
 from .table import CONVERSIONS, Conversion
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "ConversionReport",
     "LogitsCheck",
     "check_logits",
+    "condition",
     "convert",
     "convert_folder",
 ]

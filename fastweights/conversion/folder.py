@@ -17,9 +17,10 @@ from ..files import staged_folder, write_bytes, write_json
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config
 from .plan import conversions_between
-from .schedule import run_file, trained_peak
+from .schedule import run_file
 from .source import copy_tokenizer, load_config, load_model, model_folder
 from .table import Conversion
+from .training import recorded_training
 
 __all__ = ["ConversionReport", "convert_folder"]
 
@@ -34,6 +35,7 @@ class ConversionReport:
         parameters: how many numbers the model has; new_parameters: how many of them the source lacks.
         check: the comparison of the logits of both models.
         tokenizer: names of the files copied.
+        training: the file that records the source's training, whose text and sizes the run file keeps; None without one.
         output: the folder of the new model.
     """
 
@@ -43,6 +45,7 @@ class ConversionReport:
     new_parameters: int
     check: LogitsCheck
     tokenizer: list[str]
+    training: Path | None
     output: Path
 
 
@@ -69,7 +72,8 @@ def convert_folder(
         prompt: text on which the logits of both models are compared; random tokens when None.
         tokens: how many of these.
         peak: highest learning rate of the source's training; when None that of the run.json beside the source, else the
-            paper's for models of the size. The run file that is written beside the model starts from a tenth of it.
+            paper's for models of the size. The run file that is written beside the model starts from a tenth of it. It keeps
+            the text, tokenizer, rows and precision that run.json, or the train.toml of an earlier conversion, records.
         steps: of the training that this run file describes.
 
     Raises:
@@ -83,6 +87,7 @@ def convert_folder(
     if peak is not None:
         check_positive("peak", peak)
     folder_of_source = model_folder(source)
+    training = recorded_training(folder_of_source, output)
     before = own_config(load_config(folder_of_source))
     after = fitting_config(before, to, options or {})
     model, stored = load_model(folder_of_source)
@@ -95,7 +100,8 @@ def convert_folder(
         tokenizer = copy_tokenizer(folder_of_source, folder)
         settings = run_file(
             output,
-            peak=trained_peak(folder_of_source) if peak is None else peak,
+            training=training,
+            peak=peak,
             parameters=parameters,
             steps=steps,
             tokenizer=bool(tokenizer),
@@ -109,6 +115,7 @@ def convert_folder(
         new_parameters=parameters - model.num_parameters(),
         check=check,
         tokenizer=tokenizer,
+        training=training.file,
         output=output,
     )
 

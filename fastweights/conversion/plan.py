@@ -11,7 +11,7 @@ from ..layers import MIXERS
 from ..models import FastWeightsConfig
 from .table import CONVERSIONS, Conversion
 
-__all__ = ["conversions_between", "converted_config"]
+__all__ = ["condition", "conversions_between", "converted_config"]
 
 
 def converted_config(config: FastWeightsConfig, to: str, options: Mapping[str, Any]) -> FastWeightsConfig:
@@ -51,6 +51,14 @@ def conversions_between(before: FastWeightsConfig, after: FastWeightsConfig) -> 
         if conversion is not None and (old != new or not conversion.new):
             conversions[index] = conversion
     return conversions
+
+
+def condition(conversion: Conversion) -> str:
+    """The options that a source needs and that its mixer has not by default, such as "decay='head'"; empty where there are
+    none."""
+    usual = _options(conversion.source)
+    needed = {name: value for name, value in conversion.requires.items() if usual[name] != value}
+    return " and ".join(f"{name}={value!r}" for name, value in needed.items())
 
 
 def _conversion(name: str, options: Mapping[str, Any], to: str) -> Conversion | None:
@@ -96,7 +104,17 @@ def _defaults(layer: type) -> dict[str, Any]:
 
 
 def _no_conversion(names: list[str], to: str) -> str:
+    if (to, to) in CONVERSIONS and to in names:
+        return (
+            f"there is no conversion from {to} to itself but for layers with {condition(CONVERSIONS[to, to])}: these layers have "
+            "what it would add"
+        )
     targets = [target for _, target in CONVERSIONS]
     hint = "" if to in targets else closest(to, targets)
-    pairs = ", ".join(f"{source} -> {target}" for source, target in CONVERSIONS)
+    pairs = ", ".join(_pair(conversion) for conversion in CONVERSIONS.values())
     return f"there is no conversion from {', '.join(dict.fromkeys(names))} to {to!r}{hint}; there are {pairs}"
+
+
+def _pair(conversion: Conversion) -> str:
+    needed = condition(conversion)
+    return f"{conversion.source}{f' with {needed}' * bool(needed)} -> {conversion.target}"

@@ -8,17 +8,22 @@ parameters. Preconditioned DeltaNet and Gated KalmaNet train from scratch only; 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ..checks import check_positive
+from .training import RecordedTraining
 
-__all__ = ["run_file", "trained_peak", "usual_peak"]
+__all__ = ["run_file", "usual_peak"]
 
 WARMUP_STEPS = 200
 NO_TOKENIZER = """\
 # The source had no tokenizer beside it. Name the one it was trained with:
 # [tokenizer]
 # path = "..."
+"""
+DEFAULT_TEXT = """\
+# The text is that of this machine's Python installation unless a [corpus] says otherwise.
 """
 
 
@@ -27,45 +32,76 @@ def usual_peak(parameters: int) -> float:
     return 3e-3 if parameters < 400_000_000 else 1.25e-3
 
 
-def trained_peak(source: str) -> float | None:
-    """The peak learning rate of the training run whose folder model/ is `source`; None where there is no such run or rate."""
-    place = Path(source).resolve()
-    if place.name != "model":
-        return None
-    try:
-        return check_positive("learning_rate", json.loads(place.with_name("run.json").read_bytes())["learning_rate"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def run_file(folder: Path, *, peak: float | None, parameters: int, steps: int, tokenizer: bool) -> str:
-    """A run file (TOML) that continues the model in `folder`.
+def run_file(
+    folder: Path,
+    *,
+    training: RecordedTraining,
+    peak: float | None,
+    parameters: int,
+    steps: int,
+    tokenizer: bool,
+) -> str:
+    """A run file (TOML) that continues the model in `folder`. All paths in it are absolute.
 
     Args:
-        peak: learning rate that the source was trained with, at its highest; the paper's for its size when None.
+        training: what is recorded of the source's training; its text, tokenizer, rows and precision are kept.
+        peak: learning rate that the source was trained with, at its highest; that of `training` when None, or else the paper's
+            for its size.
         parameters: how many numbers the model has.
         steps: of the training that follows; at most a tenth of them are warm-up.
         tokenizer: whether the folder has one.
     """
     place = folder.resolve()
+    peak = training.peak if peak is None else peak
     whose = "that its source was trained with" if peak is not None else "of the papers for a model of its size"
     peak = usual_peak(parameters) if peak is None else peak
-    missing = "" if tokenizer else NO_TOKENIZER
-    return f"""\
-# Continues the converted model in this folder, when it is given to `fastweights train`.
-# A tenth of the peak learning rate {whose}, {peak:g}, and a short warm-up.
-output = {_quoted(place.with_name(place.name + "-trained"))}
-max_steps = {steps}
-learning_rate = {peak / 10:g}
-warmup_fraction = {min(WARMUP_STEPS / steps, 0.1):g}
+    return "\n".join(
+        [
+            "# Continues the converted model in this folder, when it is given to `fastweights train`.",
+            f"# A tenth of the peak learning rate {whose}, {peak:g}, and a short warm-up.",
+            f"output = {_toml(str(place.with_name(place.name + '-trained')))}",
+            f"max_steps = {steps}",
+            f"learning_rate = {peak / 10:g}",
+            f"warmup_fraction = {min(WARMUP_STEPS / steps, 0.1):g}",
+            *([f"# As in {_comment(training.file)}:"] if training.file is not None and training.settings else []),
+            *_lines(training.settings),
+            "",
+            "[model]",
+            f"path = {_toml(str(place))}",
+            "",
+            *_corpus(training),
+            *_tokenizer(training, tokenizer),
+        ]
+    )
 
-[model]
-path = {_quoted(place)}
 
-# The text is that of this machine's Python installation unless a [corpus] says otherwise.
-{missing}"""
+def _corpus(training: RecordedTraining) -> list[str]:
+    if training.corpus is None:
+        return [DEFAULT_TEXT]
+    missing = [f"# Not found on this machine: {_comment(path)}" for path in training.missing]
+    if not training.corpus:
+        return [*missing, "# The text is that of this machine's Python installation, as it was for the source.", ""]
+    return [*missing, "[corpus]", *_lines(training.corpus), ""]
 
 
-def _quoted(path: Path) -> str:
-    """As TOML writes it: JSON's strings, but for characters beyond 16 bits, and with DEL escaped."""
-    return json.dumps(str(path), ensure_ascii=False).replace("\x7f", "\\u007f")
+def _tokenizer(training: RecordedTraining, in_folder: bool) -> list[str]:
+    """Nothing where the folder has one: the training takes it."""
+    if in_folder:
+        return []
+    if training.tokenizer is None:
+        return [NO_TOKENIZER]
+    return ["[tokenizer]", f"path = {_toml(training.tokenizer)}", ""]
+
+
+def _lines(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {_toml(value)}" for name, value in values.items()]
+
+
+def _toml(value: Any) -> str:
+    """As TOML writes it: JSON's values, but for characters beyond 16 bits, and with DEL escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _comment(path: Path | str) -> str:
+    """A path in a comment, where TOML has no escapes: in ASCII."""
+    return json.dumps(str(path)).replace("\x7f", "\\u007f")

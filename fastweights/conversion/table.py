@@ -58,14 +58,14 @@ def _metaplastic(source: str, target: str, requires: Mapping[str, Any]) -> Conve
 
 
 def _key_side(source: str, target: str) -> Conversion:
-    """The write key of a preconditioned DeltaNet is k when its factors, in [1/x, x], have bound x = 1. The centre starts as in a
-    new layer: nearer to log A the factors would be closer to 1 on average, but differ more between channels."""
+    """The write key of a preconditioned DeltaNet is k when its factors have bound x = 1, in whichever interval. The centre
+    starts as in a new layer: nearer to log A the factors would be closer to 1 on average, but differ more between channels."""
     return Conversion(
         source=source,
         target=target,
         requires={"preconditioner": None},
         new=("preconditioner.",),
-        neutral=lambda layer: {"preconditioner.bound": 1.0},
+        neutral=lambda layer: {"preconditioner.bound": 1.0, "preconditioner.factor": 1.0},
         equality="at bound 1, where the write key is the key",
         first_values="gates and centre of the preconditioner as in a new layer",
     )

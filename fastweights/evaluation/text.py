@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.text.corpus import TextCorpus
+from ..results.language import training_record
 
 __all__ = ["HeldOutText"]
 
@@ -33,7 +34,7 @@ class HeldOutText:
 
     def __init__(self, paths: Sequence[str | Path], model: Path | None = None) -> None:
         self._paths = tuple(map(str, paths))
-        run = None if model is None or self._paths else _run_file(model)
+        run = None if model is None or self._paths else training_record(model)
         if run is not None:
             self._corpus, self.name = _of_training(run)
         else:
@@ -68,17 +69,6 @@ class HeldOutText:
             if left <= 0:
                 break
         return "\n\n".join(texts)
-
-
-def _run_file(model: Path) -> Path | None:
-    """run.json of the training whose folder, trained model or checkpoint this is."""
-    folder = model.resolve()
-    places = [folder]
-    if folder.name == "model":
-        places.append(folder.parent)
-    if folder.parent.name == "checkpoints":
-        places.append(folder.parent.parent)
-    return next((place / "run.json" for place in places if (place / "run.json").is_file()), None)
 
 
 def _of_training(run: Path) -> tuple[TextCorpus, str]:

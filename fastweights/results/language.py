@@ -9,7 +9,7 @@ from typing import Any
 
 from ..files import write_json
 
-__all__ = ["LanguageResult", "load_result", "save_result"]
+__all__ = ["LanguageResult", "load_result", "save_result", "training_record"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,3 +67,14 @@ def load_result(path: Path) -> LanguageResult:
         raise ValueError(
             f"result {path} is damaged or of another version: {error}; delete it to measure again"
         ) from None
+
+
+def training_record(model: Path) -> Path | None:
+    """run.json of the training whose folder, trained model or checkpoint this is."""
+    folder = model.resolve()
+    places = [folder]
+    if folder.name == "model":
+        places.append(folder.parent)
+    if folder.parent.name == "checkpoints":
+        places.append(folder.parent.parent)
+    return next((place / "run.json" for place in places if (place / "run.json").is_file()), None)

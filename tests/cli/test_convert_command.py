@@ -61,6 +61,8 @@ def test_the_list_names_every_pair(capsys):
     printed = capsys.readouterr().out
     for (before, after), conversion in CONVERSIONS.items():
         assert f"{before} -> {after}\n" in printed and conversion.equality in printed
+    assert "gla -> palimpsa-d\n    only where the layers of the source have decay='head'" in printed
+    assert printed.count("only where") == 5  # linear, gla, pmamba2 and both of palimpsa
 
 
 def test_errors_are_one_line_and_exit_code_2(source, tmp_path, capsys):
@@ -74,7 +76,7 @@ def test_errors_are_one_line_and_exit_code_2(source, tmp_path, capsys):
 
     new = tmp_path / "new"
     refused((source, "pgnd", new), "'pgnd'", "did you mean 'pgdn'", "mamba2 -> palimpsa-m", "kda -> pkda")
-    refused((source, "palimpsa-d", new), "no conversion from gdn, softmax", "linear -> palimpsa-d")
+    refused((source, "palimpsa-d", new), "no conversion from gdn, softmax", "linear with decay='head' -> palimpsa-d")
     refused((tmp_path / "nowhere", "pgdn", new), "there is no folder", "nowhere")
     LlamaConfig().save_pretrained(tmp_path / "llama")
     refused((tmp_path / "llama", "pgdn", new), "'llama'")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fastweights.conversion import CONVERSIONS, check_logits, convert
+from fastweights.conversion import CONVERSIONS, check_logits, condition, convert
 from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsForCausalLM
 
@@ -46,6 +47,29 @@ def test_the_table_names_mixers():
     for source, target in CONVERSIONS:
         assert source in MIXERS and target in MIXERS
     assert all(set(conversion.requires) for conversion in CONVERSIONS.values() if conversion.new)
+
+
+@pytest.mark.parametrize("source, target", CONVERSIONS)
+def test_a_pair_works_from_the_default_layer_or_states_its_condition(source, target):
+    """Also the other way round: with the condition that is stated, it works."""
+    stated, default = condition(CONVERSIONS[source, target]), model(source)
+    if stated:
+        with pytest.raises(ValueError) as refused:
+            convert(default, to=target)
+        for needed in stated.split(" and "):
+            assert needed in str(refused.value) or needed.replace("=", " must be ") in str(refused.value)
+        default = model({"name": source, **stated_options(stated)})
+    check_logits(default, convert(default, to=target), tokens()).insist()
+
+
+def stated_options(stated: str) -> dict[str, Any]:
+    return {name: ast.literal_eval(value) for name, value in (part.split("=") for part in stated.split(" and "))}
+
+
+@pytest.mark.parametrize("source, target", [("deltanet", "pdn"), ("gdn", "pgdn"), ("kda", "pkda")])
+@pytest.mark.parametrize("interval", ["symmetric", "amplify", "dampen"])
+def test_write_keys_in_every_interval(source, target, interval):
+    assert_equal_logits(model(source), target, interval=interval, bound=1.7)
 
 
 @pytest.mark.parametrize("source, target", EQUAL)
@@ -174,7 +198,7 @@ def test_dtype_mode_ties_and_tokens_carry_over():
         ("gdn", "pgnd", {}, ["gdn", "'pgnd'", "did you mean 'pgdn'", "mamba2 -> palimpsa-m"]),
         ("softmax", "pgdn", {}, ["softmax", "pgdn", "gdn -> pgdn"]),
         ("pgdn", "pgdn", {}, ["no conversion from pgdn"]),
-        ("palimpsa-d", "palimpsa-d", {}, ["no conversion from palimpsa-d"]),
+        ("palimpsa-d", "palimpsa-d", {}, ["no conversion from palimpsa-d to itself", "metaplasticity=False"]),
         ("linear", "palimpsa-d", {}, ["layer 0", "decay='none'", "decay must be 'head'"]),
         (
             {"name": "linear", "decay": "head", "feature_map": "elu"},

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 
 from fastweights.conversion import convert, convert_folder, folder
 from fastweights.conversion.schedule import run_file, usual_peak
+from fastweights.conversion.training import RecordedTraining
 from fastweights.training.language import load_run
 
 from .small import VOCABULARY, mamba2, model, tokens
@@ -118,14 +119,14 @@ def test_a_run_folder_is_a_source_and_tells_its_peak(source, tmp_path):
         report = convert_folder(str(place), tmp_path / str(index), to="pgdn", prompt="a b", **options)
         assert report.tokenizer
         assert load_run(tmp_path / str(index) / "train.toml").learning_rate == pytest.approx(peak / 10)
-    (run / "run.json").write_text("[]")
+    (run / "run.json").write_text("{}")
     convert_folder(str(run), tmp_path / "3", to="pgdn")
     assert load_run(tmp_path / "3" / "train.toml").learning_rate == pytest.approx(usual_peak(1) / 10)
 
 
 @pytest.mark.parametrize("name", ["\U0001f9e0", 'quo"te\\', "line\nbreak", "del\x7f"])
 def test_a_run_file_for_any_name(tmp_path, name):
-    written = run_file(tmp_path / name, peak=None, parameters=1, steps=10, tokenizer=False)
+    written = run_file(tmp_path / name, training=RecordedTraining(), peak=None, parameters=1, steps=10, tokenizer=False)
     (tmp_path / "train.toml").write_bytes(written.encode())
     assert load_run(tmp_path / "train.toml").model == {"path": str(tmp_path / name)}
 

@@ -1,0 +1,159 @@
+"""What is recorded of the training of a source: its text, tokenizer, rows, precision and learning rate."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..checks import check_positive, check_size
+from ..data.text import TextCorpus, TextTokenizer
+from ..results.language import training_record
+
+__all__ = ["RecordedTraining", "recorded_training"]
+
+# Fields of LanguageRun, beside corpus and tokenizer, that the training of the converted model keeps. The rest belongs to the
+# model, to its schedule or to measurements.
+SETTINGS = (
+    *("length", "batch_size", "accumulation", "weight_decay", "beta1", "beta2", "max_gradient_norm"),
+    *("precision", "gradient_checkpointing"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedTraining:
+    """The settings of a training that the training of a converted model takes over, with absolute paths.
+
+    Attributes:
+        file: where they were found; None where nothing is recorded, and all else is empty.
+        peak: the peak learning rate of the source's own training.
+        settings: fields of `LanguageRun` by name.
+        corpus: those fields of `TextCorpus` that are not its defaults; None where no corpus is recorded.
+        tokenizer: path of the tokenizer, where one is named.
+        missing: paths that do not exist on this machine.
+    """
+
+    file: Path | None = None
+    peak: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    corpus: Mapping[str, Any] | None = None
+    tokenizer: str | None = None
+    missing: tuple[str, ...] = ()
+
+
+def recorded_training(source: str, output: Path) -> RecordedTraining:
+    """From run.json of the training that the model in the folder `source` comes from, or from the train.toml beside it, which an
+    earlier conversion wrote. Folders of models, of the source and `output`, are left out of the text.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        return RecordedTraining()
+    run, train = training_record(folder), folder.resolve() / "train.toml"
+    file = run if run is not None else train if train.is_file() else None
+    if file is None:
+        return RecordedTraining()
+    try:
+        record = _read_toml(file) if run is None else json.loads(file.read_bytes())
+        if not isinstance(record, dict):
+            raise TypeError("it is no JSON object")
+        return _recorded(file, record, (file.parent, folder.resolve(), output.resolve()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{file} must say how the source was trained, but it is damaged: {error}; delete it to convert without it"
+        ) from None
+
+
+def _recorded(file: Path, record: Mapping[str, Any], models: tuple[Path, ...]) -> RecordedTraining:
+    paths = _Paths(_started_in(file), file.parent)
+    corpus = None
+    if "corpus" in record:
+        given = TextCorpus(**record["corpus"])
+        paths_given = tuple(paths.absolute(path) for path in given.paths)
+        outputs = [str(path) for path in models if _inside(path, paths_given)]
+        there = dataclasses.replace(
+            given,
+            paths=paths_given,
+            held_out=tuple(paths.absolute(path) for path in given.held_out),
+            excluded=tuple(dict.fromkeys([*(paths.absolute(path) for path in given.excluded), *outputs])),
+        )
+        defaults = dataclasses.asdict(TextCorpus())
+        corpus = {name: value for name, value in dataclasses.asdict(there).items() if value != defaults[name]}
+    named = TextTokenizer(**record.get("tokenizer", {})).path
+    peak = record.get("learning_rate")
+    if peak is not None:
+        # the file of an earlier conversion has a tenth of the peak
+        peak = check_positive("learning_rate", peak) * (10 if file.suffix == ".toml" else 1)
+    values = {**record, **_batches(record, _result(file))}
+    return RecordedTraining(
+        file=file,
+        peak=peak,
+        settings={name: values[name] for name in SETTINGS if name in values},
+        corpus=corpus,
+        tokenizer=None if named is None else paths.absolute(named),
+        missing=tuple(paths.missing),
+    )
+
+
+class _Paths:
+    """Makes recorded paths absolute: they are relative to the folder that the training was started in."""
+
+    def __init__(self, *folders: Path) -> None:
+        self._folders = (folders[0], Path.cwd(), *folders[1:])
+        self.missing: list[str] = []
+
+    def absolute(self, path: str) -> str:
+        found = [os.path.abspath(folder / path) for folder in self._folders]
+        for place in found:
+            if os.path.exists(place):
+                return place
+        self.missing.append(found[0])
+        return found[0]
+
+
+def _started_in(file: Path) -> Path:
+    """The folder that the training of run.json was started in, where its result.json shows it; else the current one."""
+    output = Path(_result(file).get("output", ""))
+    depth = len(output.parts)
+    if depth and not output.is_absolute() and file.parent.parts[-depth:] == output.parts:
+        return file.parents[depth]
+    return Path.cwd()
+
+
+def _result(file: Path) -> dict[str, Any]:
+    """The whole configuration, of which run.json is a part, of a training that has ended; {} before."""
+    try:
+        run = json.loads(file.with_name("result.json").read_bytes())["run"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
+def _batches(record: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, int]:
+    """rows_a_step of run.json, of all processes together, as batches of one process."""
+    if "rows_a_step" not in record:
+        return {}
+    rows = check_size("rows_a_step", record["rows_a_step"])
+    batch = result.get("batch_size", rows)
+    if not isinstance(batch, int) or batch < 1 or rows % batch:
+        batch = rows
+    return {"batch_size": batch, "accumulation": rows // batch}
+
+
+def _inside(path: Path, folders: tuple[str, ...]) -> bool:
+    return any(path.is_relative_to(Path(folder).resolve()) for folder in folders)
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:  # the `train` extra brings it
+        import tomli as tomllib
+    return tomllib.loads(file.read_text("utf-8"))
