@@ -9,7 +9,7 @@ from .linear_attention import LinearAttention
 from .memory_layer import MemoryLayer, RuleCall
 from .mesa import MesaNet
 from .mixer import Mixer
-from .options import MemoryOptions, MixerOptions, ProjectionOptions, option
+from .options import DecayOptions, MemoryOptions, MixerOptions, ProjectionOptions, option
 from .palimpsa_d import PalimpsaD
 from .palimpsa_m import PalimpsaM
 from .plugins import import_mixers
@@ -22,6 +22,7 @@ from .vla import VariationalLinearAttention
 
 __all__ = [
     "MIXERS",
+    "DecayOptions",
     "DeltaNet",
     "GatedKalmaNet",
     "Lattice",

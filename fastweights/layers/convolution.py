@@ -6,31 +6,39 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.short_convolution import short_convolution
-from .initialization import OwnInitialValues
+from .initialization import OwnInitialMatrices
 
-__all__ = ["ShortConvolution"]
+__all__ = ["FIRST_FILTERS", "ShortConvolution"]
+
+FIRST_FILTERS = ("uniform", "normal")
 
 
-class ShortConvolution(OwnInitialValues):
+class ShortConvolution(OwnInitialMatrices):
     """y_t = sum_j w_j x_(t-W+1+j) for each channel by itself, over the last W tokens of the same sequence.
 
     Args:
         channels: D.
         width: W, number of tokens that a token sees, itself included.
         bias: whether one learned number per channel, zero at first, is added.
+        first_filters: "uniform" in +-1/sqrt(W), as torch's own convolutions, or "normal", as flash-linear-attention draws
+            every matrix of a model.
     """
 
-    def __init__(self, channels: int, width: int = 4, bias: bool = False) -> None:
+    def __init__(self, channels: int, width: int = 4, bias: bool = False, first_filters: str = "uniform") -> None:
         super().__init__()
         self.width = width
+        self.first_filters = first_filters
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
 
-    def initial_values(self) -> dict[str, Tensor]:
-        """Uniform in +-1/sqrt(W), as torch's own convolutions."""
+    def initial_values(self, std: float = 0.02) -> dict[str, Tensor]:
         weight = torch.empty_like(self.weight, dtype=torch.float32)
-        values = {"weight": weight.uniform_(-(self.width**-0.5), self.width**-0.5)}
+        if self.first_filters == "normal":
+            weight.normal_(std=std)
+        else:
+            weight.uniform_(-(self.width**-0.5), self.width**-0.5)
+        values = {"weight": weight}
         return values if self.bias is None else {**values, "bias": torch.zeros_like(self.bias)}
 
     def forward(

@@ -8,24 +8,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .initialization import OwnInitialValues, inverse_softplus
+from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 
-__all__ = ["GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
+__all__ = ["RAMPS", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
+
+# Powers of ten that the first dt goes through from the first head to the last, while A goes from 0.01 to 0.16. Palimpsa's
+# appendix has the first line, the authors' released code the second.
+RAMPS = {"paper": (-3.0, -1.0), "release": (-1.0, -3.0)}
+
+
+def ramp_over_heads(name: str, num_heads: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """First A and dt [num_heads] of a long memory."""
+    first, last = RAMPS[name]
+    rate = torch.linspace(0.01, 0.16, num_heads, device=device)
+    return rate, torch.logspace(first, last, num_heads, device=device)
 
 
 class SoftplusDecay(OwnInitialValues):
     """g = -exp(A_log) softplus(projection(x) + dt_bias): the discretised decay of Mamba-2, one rate A per head.
 
-    First values: A uniform in `rates`, softplus(dt_bias) log-uniform in [1e-3, 1e-1]; with `long_memory` A from 0.01 to 0.16
-    and dt from 1e-3 to 1e-1 in even (logarithmic) steps over the heads. Weight decay would pull every head to the same rate,
-    so neither parameter has any.
+    First values: A uniform in `rates`, dt = softplus(dt_bias) log-uniform in [1e-3, 1e-1]; with `long_memory` the ramps over
+    the heads that it names. Weight decay would pull every head to the same rate, so neither parameter has any.
     """
 
     _no_weight_decay = ("A_log", "dt_bias")
 
     def __init__(
-        self, num_heads: int, num_steps: int, rates: tuple[float, float] = (0.0, 16.0), long_memory: bool = False
+        self, num_heads: int, num_steps: int, rates: tuple[float, float] = (0.0, 16.0), long_memory: str | None = None
     ) -> None:
         super().__init__()
         self.rates = rates
@@ -38,8 +48,8 @@ class SoftplusDecay(OwnInitialValues):
         rate = torch.empty_like(self.A_log, dtype=torch.float32)
         step = torch.empty_like(self.dt_bias, dtype=torch.float32)
         if self.long_memory:
-            rate = torch.linspace(0.01, 0.16, len(rate), device=rate.device)
-            step = torch.logspace(-3, -1, len(step), device=step.device)
+            rate, steps = ramp_over_heads(self.long_memory, len(rate), rate.device)
+            step = steps.repeat_interleave(len(step) // len(rate))  # channels of a head start alike
         else:
             rate = rate.uniform_(*self.rates)
             step = step.uniform_(math.log(1e-3), math.log(1e-1)).exp()
@@ -57,7 +67,7 @@ class SoftplusDecay(OwnInitialValues):
 class HeadDecay(SoftplusDecay):
     """One decay per head (Mamba-2, Gated DeltaNet): g [B, T, num_heads]."""
 
-    def __init__(self, hidden_size: int, num_heads: int, long_memory: bool = False) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, long_memory: str | None = None) -> None:
         super().__init__(num_heads, num_heads, long_memory=long_memory)
         self.a_proj = nn.Linear(hidden_size, num_heads, bias=False)
 
@@ -68,7 +78,7 @@ class HeadDecay(SoftplusDecay):
 class StepDecay(SoftplusDecay):
     """Step size dt, kept within limits, and decay of Mamba-2 from steps [B, T, num_heads] that the layer has projected."""
 
-    def __init__(self, num_heads: int, smallest: float, largest: float | None, long_memory: bool) -> None:
+    def __init__(self, num_heads: int, smallest: float, largest: float | None, long_memory: str | None) -> None:
         super().__init__(num_heads, num_heads, long_memory=long_memory)
         self.limits = smallest, largest
 
@@ -82,8 +92,8 @@ class KimiDecay(SoftplusDecay):
     """One decay per key channel (Kimi Linear): g [B, T, num_heads, channels], projected through `channels` dimensions, with
     one rate per head and one dt_bias per channel."""
 
-    def __init__(self, hidden_size: int, num_heads: int, channels: int) -> None:
-        super().__init__(num_heads, num_heads * channels, rates=(1.0, 16.0))
+    def __init__(self, hidden_size: int, num_heads: int, channels: int, long_memory: str | None = None) -> None:
+        super().__init__(num_heads, num_heads * channels, rates=(1.0, 16.0), long_memory=long_memory)
         self.f_proj = nn.Sequential(
             nn.Linear(hidden_size, channels, bias=False), nn.Linear(channels, num_heads * channels, bias=False)
         )
@@ -92,19 +102,40 @@ class KimiDecay(SoftplusDecay):
         return self.log_decay(self.step_size(self.f_proj(x_BTD)))
 
 
+class RampedLinear(OwnInitialMatrices, nn.Linear):
+    """The projection of GLA's decay, [..., rank] to [..., heads * channels], with biases that give slow first decays."""
+
+    def __init__(self, rank: int, num_heads: int, channels: int, long_memory: str, divisor: float) -> None:
+        self.num_heads, self.channels = num_heads, channels
+        self.long_memory, self.divisor = long_memory, divisor
+        nn.Linear.__init__(self, rank, num_heads * channels)
+
+    def initial_values(self, std: float = 0.02) -> dict[str, Tensor]:
+        rate, step = ramp_over_heads(self.long_memory, self.num_heads, self.weight.device)
+        bias = -torch.expm1(self.divisor * rate * step).log()  # logsigmoid(bias) = -divisor A dt
+        weight = torch.empty_like(self.weight, dtype=torch.float32).normal_(std=std)
+        return {"weight": weight, "bias": bias.repeat_interleave(self.channels)}
+
+
 class GLADecay(nn.Module):
     """One decay per key channel (gated linear attention, section 4): g = logsigmoid(W2 W1 x + b) / 16, with rank 16.
 
-    The divisor keeps the first decays near 1, so that memory is long before training shortens it.
+    The divisor keeps the first decays near 1, so that memory is long before training shortens it. There is no A and no dt:
+    with `long_memory` the first b give g = -A dt with the A and dt of the ramps that it names.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, channels: int, rank: int = 16, divisor: float = 16.0) -> None:
+    def __init__(
+        self, hidden_size: int, num_heads: int, channels: int, long_memory: str | None = None, rank: int = 16,
+        divisor: float = 16.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.channels = channels
         self.divisor = divisor
-        self.gk_proj = nn.Sequential(
-            nn.Linear(hidden_size, rank, bias=False), nn.Linear(rank, num_heads * channels, bias=True)
-        )
+        first = nn.Linear(hidden_size, rank, bias=False)
+        if long_memory is None:
+            self.gk_proj = nn.Sequential(first, nn.Linear(rank, num_heads * channels, bias=True))
+        else:
+            self.gk_proj = nn.Sequential(first, RampedLinear(rank, num_heads, channels, long_memory, divisor))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         g = F.logsigmoid(at_least_float32(self.gk_proj(x_BTD))) / self.divisor

@@ -14,7 +14,7 @@ from .gates import PreconditionerGates, SigmoidGain
 from .initialization import OwnInitialValues
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
-from .options import MemoryOptions, one_of, option
+from .options import DecayOptions, MemoryOptions, one_of, option
 from .registry import DELTA, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
 
 __all__ = ["DeltaNet", "DeltaNetOptions"]
@@ -39,7 +39,7 @@ def check_bound(name: str, value: object) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaNetOptions(MemoryOptions):
+class DeltaNetOptions(DecayOptions, MemoryOptions):
     """Options of `DeltaNet`, whose docstring explains them."""
 
     decay: str = option("none", one_of("none", "head", "channel"))
@@ -114,7 +114,7 @@ class DeltaNet(MemoryLayer):
         center: first value of the learned centre of log A.
         normalize_qk: whether queries and keys are divided by their length; unit keys keep gain "beta" stable.
 
-    The other options are those of `MemoryOptions`.
+    The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
     """
 
     Options = DeltaNetOptions
@@ -133,9 +133,9 @@ class DeltaNet(MemoryLayer):
         self.gain = SigmoidGain(hidden_size, heads.value_heads, largest=2.0 if options.negative_eigenvalues else 1.0)
         self.decay: nn.Module | None = None
         if options.decay == "head":
-            self.decay = HeadDecay(hidden_size, heads.value_heads)
+            self.decay = HeadDecay(hidden_size, heads.value_heads, options.long_memory)
         elif options.decay == "channel":
-            self.decay = KimiDecay(hidden_size, heads.value_heads, heads.key)
+            self.decay = KimiDecay(hidden_size, heads.value_heads, heads.key, options.long_memory)
         self.preconditioner = None
         if options.preconditioner:
             self.preconditioner = KeyPreconditioner(

@@ -15,7 +15,7 @@ from .gates import SigmoidGain
 from .initialization import OwnInitialValues
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
-from .options import MemoryOptions, one_of, option
+from .options import DecayOptions, MemoryOptions, one_of, option
 from .projections import GATES
 from .registry import MATRIX_AND_GRAM, SOLVE, register_mixer
 
@@ -23,7 +23,7 @@ __all__ = ["GatedKalmaNet", "GatedKalmaNetOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedKalmaNetOptions(MemoryOptions):
+class GatedKalmaNetOptions(DecayOptions, MemoryOptions):
     """Options of `GatedKalmaNet`, whose docstring explains them."""
 
     decay: str = option("head", one_of("none", "head"))
@@ -107,7 +107,7 @@ class GatedKalmaNet(MemoryLayer):
         gate_bias: whether the projections of beta and m have biases, zero at first, as in the authors' released layer.
         output_gate: None, "sigmoid", "gelu" or, the default, "silu".
 
-    The other options are those of `MemoryOptions`.
+    The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
     """
 
     Options = GatedKalmaNetOptions
@@ -116,7 +116,7 @@ class GatedKalmaNet(MemoryLayer):
 
     def build(self) -> None:
         options, heads, hidden_size = self.options, self.heads, self.hidden_size
-        self.decay = HeadDecay(hidden_size, heads.value_heads) if options.decay == "head" else None
+        self.decay = HeadDecay(hidden_size, heads.value_heads, options.long_memory) if options.decay == "head" else None
         bias = options.gate_bias
         self.gain = SigmoidGain(hidden_size, heads.value_heads, bias=bias) if options.gain else None
         self.mix = SigmoidGain(hidden_size, heads.value_heads, bias=bias) if options.alpha_connection else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .decay import HeadDecay
-from .initialization import OwnInitialValues
+from .initialization import OwnInitialValues, UniformLinear
 from .norms import at_least_float32
 
 __all__ = ["ImportanceGain", "PreconditionerGates", "SigmoidGain", "StepSize"]
@@ -55,14 +56,15 @@ class ImportanceGain(OwnInitialValues):
 
     _no_weight_decay = ("b_scale",)
 
-    def __init__(self, hidden_size: int, num_heads: int, channels: int, b_scale: float) -> None:
+    def __init__(
+        self, hidden_size: int, num_heads: int, channels: int, b_scale: float, first_beta: str = "normal"
+    ) -> None:
         super().__init__()
         self.first_b_scale = b_scale
         rank = max(1, hidden_size // 16)
         self.b_scale = nn.Parameter(torch.empty(num_heads))
-        self.beta_proj = nn.Sequential(
-            nn.Linear(hidden_size, rank, bias=False), nn.Linear(rank, num_heads * channels, bias=False)
-        )
+        second = UniformLinear if first_beta == "uniform" else partial(nn.Linear, bias=False)
+        self.beta_proj = nn.Sequential(nn.Linear(hidden_size, rank, bias=False), second(rank, num_heads * channels))
         self.reset_parameters()
 
     def initial_values(self) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["OwnInitialValues", "ResidualProjection", "inverse_softplus"]
+__all__ = ["OwnInitialMatrices", "OwnInitialValues", "ResidualProjection", "UniformLinear", "inverse_softplus"]
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
@@ -14,8 +14,8 @@ def inverse_softplus(x: Tensor) -> Tensor:
 
 
 class ResidualProjection(nn.Linear):
-    """A linear map whose result is added to the residual stream. A model of L layers draws its first weights smaller by
-    sqrt(2 L), so that the stream's variance does not grow with depth (GPT-2). A bias is zero at first."""
+    """A linear map whose result is added to the residual stream. A model with n of them draws their first weights smaller by
+    sqrt(n), so that the stream's variance does not grow with depth (GPT-2). A bias is zero at first."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
@@ -38,3 +38,22 @@ class OwnInitialValues(nn.Module):
     def reset_parameters(self) -> None:
         for name, value in self.initial_values().items():
             self.get_parameter(name).copy_(value)
+
+
+class OwnInitialMatrices(OwnInitialValues):
+    """A module with first values of its own beside matrices that are drawn as a model draws all of its matrices."""
+
+    def initial_values(self, std: float = 0.02) -> dict[str, Tensor]:
+        """std: standard deviation of the matrices, a model's initializer_range."""
+        raise NotImplementedError
+
+
+class UniformLinear(OwnInitialValues, nn.Linear):
+    """A linear map without bias whose first weights are uniform in +-1/sqrt(inputs), torch's, in a model too."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        nn.Linear.__init__(self, in_features, out_features, bias=False)
+
+    def initial_values(self) -> dict[str, Tensor]:
+        weight = torch.empty_like(self.weight, dtype=torch.float32)
+        return {"weight": weight.uniform_(-(self.in_features**-0.5), self.in_features**-0.5)}

@@ -16,7 +16,7 @@ from .gates import StepSize
 from .heads import HeadSizes
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
-from .options import at_least_zero, one_of, option
+from .options import DecayOptions, at_least_zero, one_of, option
 from .registry import MATRIX, register_mixer
 from .ttt import SharedQKOptions
 
@@ -32,7 +32,7 @@ def check_slots(name: str, value: object) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatticeOptions(SharedQKOptions):
+class LatticeOptions(DecayOptions, SharedQKOptions):
     """Options of `Lattice`, whose docstring explains them."""
 
     slots: int | None = option(None, check_slots)
@@ -78,7 +78,7 @@ class Lattice(MemoryLayer):
         shared_qk: whether q and k share one projection, the default here.
         output_gate: None, "silu", "sigmoid" or, the default, "gelu".
 
-    The other options are those of `MemoryOptions`.
+    The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
     """
 
     Options = LatticeOptions
@@ -87,7 +87,9 @@ class Lattice(MemoryLayer):
 
     def build(self) -> None:
         heads = self.heads
-        self.decay = HeadDecay(self.hidden_size, heads.value_heads) if self.options.decay == "head" else None
+        self.decay = None
+        if self.options.decay == "head":
+            self.decay = HeadDecay(self.hidden_size, heads.value_heads, self.options.long_memory)
         self.step = StepSize(self.hidden_size, heads.value_heads, self.options.rate)
 
     def rule(

@@ -14,7 +14,7 @@ from .decay import GLADecay, HeadDecay
 from .gates import PreconditionerGates, SigmoidGain
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
-from .options import MemoryOptions, one_of, option
+from .options import DecayOptions, MemoryOptions, one_of, option
 from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
@@ -23,7 +23,7 @@ FEATURE_MAPS = {"identity": lambda x: x, "elu": lambda x: F.elu(x) + 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearAttentionOptions(MemoryOptions):
+class LinearAttentionOptions(DecayOptions, MemoryOptions):
     """Options of `LinearAttention`, whose docstring explains them."""
 
     decay: str = option("none", one_of("none", "head", "channel"))
@@ -65,7 +65,7 @@ class LinearAttention(MemoryLayer):
         ridge: number added to A, positive.
         feature_map: function of queries and keys, "identity" or "elu" (ELU + 1).
 
-    The other options are those of `MemoryOptions`.
+    The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
     """
 
     Options = LinearAttentionOptions
@@ -88,9 +88,9 @@ class LinearAttention(MemoryLayer):
         options, heads, hidden_size = self.options, self.heads, self.hidden_size
         self.decay: nn.Module | None = None
         if options.decay == "head":
-            self.decay = HeadDecay(hidden_size, heads.value_heads)
+            self.decay = HeadDecay(hidden_size, heads.value_heads, options.long_memory)
         elif options.decay == "channel":
-            self.decay = GLADecay(hidden_size, heads.value_heads, heads.key)
+            self.decay = GLADecay(hidden_size, heads.value_heads, heads.key, options.long_memory)
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
         self.ridge = options.ridge  # a plain attribute, which conversions make large
         self.preconditioner = None

@@ -104,6 +104,7 @@ class MemoryLayer(ConfiguredMixer):
             options.activation,
             options.normalize_qk if normalize_qk is None else normalize_qk,
             options.backend,
+            options.conv_init,
         )
 
     def build(self) -> None:

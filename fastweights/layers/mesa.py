@@ -15,14 +15,14 @@ from .gates import SigmoidGain
 from .initialization import OwnInitialValues, inverse_softplus
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
-from .options import MemoryOptions, one_of, option
+from .options import DecayOptions, MemoryOptions, one_of, option
 from .registry import MATRIX_AND_GRAM, SOLVE, register_mixer
 
 __all__ = ["MesaNet", "MesaOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MesaOptions(MemoryOptions):
+class MesaOptions(DecayOptions, MemoryOptions):
     """Options of `MesaNet`, whose docstring explains them."""
 
     decay: str = option("head", one_of("none", "head"))
@@ -82,7 +82,7 @@ class MesaNet(MemoryLayer):
         smallest_ridge: positive lower bound of Lambda, which keeps the regression solvable.
         iterations: steps of conjugate gradients.
 
-    The other options are those of `MemoryOptions`.
+    The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
     """
 
     Options = MesaOptions
@@ -91,7 +91,9 @@ class MesaNet(MemoryLayer):
 
     def build(self) -> None:
         options, heads = self.options, self.heads
-        self.decay = HeadDecay(self.hidden_size, heads.value_heads) if options.decay == "head" else None
+        self.decay = None
+        if options.decay == "head":
+            self.decay = HeadDecay(self.hidden_size, heads.value_heads, options.long_memory)
         self.gain = SigmoidGain(self.hidden_size, heads.value_heads) if options.gain else None
         self.ridge = LearnedRidge(heads.value_heads, heads.key, options.ridge, options.smallest_ridge)
 

@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 from ..checks import check_choice, check_flag, check_number, check_positive, check_size, closest
 from ..ops.framework.spec import BACKENDS
+from .convolution import FIRST_FILTERS
+from .decay import RAMPS
 from .heads import HeadSizes, head_width
 from .projections import ACTIVATIONS, GATES
 
-__all__ = ["MemoryOptions", "MixerOptions", "ProjectionOptions", "at_least_zero", "one_of", "option"]
+__all__ = ["DecayOptions", "MemoryOptions", "MixerOptions", "ProjectionOptions", "at_least_zero", "one_of", "option"]
 
 Made = TypeVar("Made", bound="MixerOptions")
 
@@ -45,6 +47,14 @@ def at_least_zero(name: str, value: object) -> float:
     if number < 0:
         raise ValueError(f"{name} must be at least 0, got {value}")
     return number
+
+
+def ramp_name(name: str, value: object) -> str | None:
+    """The check of `long_memory`. It was a flag before, which old configurations hold."""
+    if isinstance(value, bool):
+        return "paper" if value else None
+    check_choice(name, value, (None, *RAMPS))
+    return value  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +105,28 @@ class MixerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecayOptions(MixerOptions):
+    """Options of every layer with a decay that can start slow.
+
+    Args:
+        long_memory: ramps over the heads that the first decays exp(-A dt) follow, for long memories: "paper" has A from 0.01
+            to 0.16 and dt from 1e-3 to 1e-1, windows 1 / (1 - decay) of 100001 to 63 tokens (Palimpsa, table 3);
+            "release" has dt the other way round, 615 to 6251 tokens over 8 heads (its released code). None has those of
+            Mamba-2, drawn at random.
+    """
+
+    long_memory: str | None = option(None, ramp_name)
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.long_memory and getattr(self, "decay", None) in ("none", "fixed"):
+            raise ValueError(
+                f"long_memory must be None with decay {getattr(self, 'decay', None)!r}, which learns no decay, got "
+                f"{self.long_memory!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProjectionOptions(MixerOptions):
     """Options of every layer that projects its input to q, k and v of a matrix memory.
 
@@ -102,6 +134,8 @@ class ProjectionOptions(MixerOptions):
         expand_v: value channels V = expand_v * K.
         num_v_heads: value heads G, a multiple of H (each q/k head serves G/H of them); H when None.
         conv_size: width of the short convolutions on q, k and v; None leaves them out.
+        conv_init: first filters, "uniform" in +-1/sqrt(conv_size) or "normal" with the standard deviation of a model's
+            initializer_range (0.02 in a layer by itself), as in flash-linear-attention.
         activation: function after the convolutions, "silu" or "none".
         shared_qk: whether q and k share one projection and differ by their convolutions, as in Lattice's block, where v has
             neither convolution nor activation.
@@ -112,6 +146,7 @@ class ProjectionOptions(MixerOptions):
     expand_v: float = option(1.0, check_positive)
     num_v_heads: int | None = option(None, check_size)
     conv_size: int | None = option(4, check_size, or_none=True)
+    conv_init: str = option("uniform", one_of(*FIRST_FILTERS))
     activation: str = option("silu", one_of(*ACTIVATIONS))
     shared_qk: bool = option(False, check_flag)
     norm_eps: float = option(1e-6, check_positive)

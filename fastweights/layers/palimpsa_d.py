@@ -50,8 +50,8 @@ class PalimpsaD(MemoryLayer):
         gain: "beta" (s as above) or None (s = 1).
         output_gate: None, "sigmoid", "gelu" or, the default, "silu".
 
-    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, prior, b_scale, residual,
-    long_memory; D v takes v before s) and of `MemoryOptions`.
+    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, prior, b_scale,
+    beta_init, residual; D v takes v before s), of `DecayOptions` (long_memory) and of `MemoryOptions`.
     """
 
     Options = PalimpsaDOptions
@@ -64,7 +64,9 @@ class PalimpsaD(MemoryLayer):
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
         self.importance = None
         if options.metaplasticity:
-            self.importance = ImportanceGain(hidden_size, heads.value_heads, heads.value, options.b_scale)
+            self.importance = ImportanceGain(
+                hidden_size, heads.value_heads, heads.value, options.b_scale, options.beta_init
+            )
         self.skip = ValueSkip(heads.value_heads) if options.residual else None
 
     def rule(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..checks import check_flag, check_number, check_positive, check_size
 from ..ops.framework.spec import BACKENDS
 from .cache import LayerCache
-from .convolution import ShortConvolution
+from .convolution import FIRST_FILTERS, ShortConvolution
 from .decay import StepDecay
 from .gates import ImportanceGain
 from .heads import HeadSizes
@@ -35,6 +35,7 @@ class PalimpsaMOptions(PosteriorOptions):
     dt_min: float = option(0.0, at_least_zero)
     dt_max: float | None = option(None, check_number)
     conv_size: int = option(4, check_size)
+    conv_init: str = option("uniform", one_of(*FIRST_FILTERS))
     conv_bias: bool = option(True, check_flag)
     bias: bool = option(False, check_flag)
     output_gate: str | None = option("silu", one_of(None, *GATES), or_none=True)
@@ -90,6 +91,8 @@ class PalimpsaM(ConfiguredMixer):
         dt_min: lower limit of dt.
         dt_max: upper limit of dt; none when None.
         conv_size: width of the convolution.
+        conv_init: first filters, "uniform" in +-1/sqrt(conv_size) or "normal" with the standard deviation of a model's
+            initializer_range (0.02 in a layer by itself).
         conv_bias: whether the convolution has a bias.
         bias: whether the first and the last projection have one.
         output_gate: function of z, "silu", "sigmoid" or "gelu"; None for no gate.
@@ -97,8 +100,8 @@ class PalimpsaM(ConfiguredMixer):
         norm_eps: number added in that RMSNorm, positive.
         backend: backend of the op, see `fastweights.ops.palimpsa`.
 
-    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, prior, b_scale, residual,
-    long_memory) and of `MixerOptions`.
+    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, prior, b_scale,
+    beta_init, residual), of `DecayOptions` (long_memory) and of `MixerOptions`.
     """
 
     Options = PalimpsaMOptions
@@ -116,11 +119,15 @@ class PalimpsaM(ConfiguredMixer):
         inner, keys = heads.value_heads * heads.value, heads.key_heads * heads.key
         self.widths = [inner if settings.output_gate else 0, inner + 2 * keys, heads.value_heads]
         self.in_proj = nn.Linear(hidden_size, sum(self.widths), bias=settings.bias)
-        self.conv = ShortConvolution(inner + 2 * keys, settings.conv_size, bias=settings.conv_bias)
+        self.conv = ShortConvolution(
+            inner + 2 * keys, settings.conv_size, bias=settings.conv_bias, first_filters=settings.conv_init
+        )
         self.decay = StepDecay(heads.value_heads, settings.dt_min, settings.dt_max, settings.long_memory)
         self.importance = None
         if settings.metaplasticity:
-            self.importance = ImportanceGain(hidden_size, heads.value_heads, heads.value, settings.b_scale)
+            self.importance = ImportanceGain(
+                hidden_size, heads.value_heads, heads.value, settings.b_scale, settings.beta_init
+            )
         self.skip = ValueSkip(heads.value_heads) if settings.residual else None
         self.norm = GroupedRMSNorm(inner, settings.norm_groups, eps=settings.norm_eps)
         self.out_proj = ResidualProjection(inner, hidden_size, bias=settings.bias)

@@ -9,29 +9,29 @@ from torch import Tensor
 from ..checks import check_flag, check_number, check_positive
 from ..ops import linear_attention, palimpsa
 from .memory_layer import RuleCall
-from .options import MixerOptions, option
+from .options import DecayOptions, one_of, option
 
 __all__ = ["PosteriorOptions", "read_posterior"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PosteriorOptions(MixerOptions):
+class PosteriorOptions(DecayOptions):
     """Options of both Palimpsa layers.
 
     Args:
         metaplasticity: whether importances are kept; without them the layer has no beta.
         prior: p, importance before any key, positive. Without metaplasticity it still divides the answer.
         b_scale: first value of b, one learned number per head.
+        beta_init: first values of the second matrix of beta's projection, "normal" as a model draws all matrices, or "uniform"
+            in +-1/sqrt(rank) as in the authors' released code. A layer by itself has the latter.
         residual: whether D v, with one learned D per head, is added to the answer.
-        long_memory: whether the first decays are those of the paper's recall task (A from 0.01 to 0.16 and dt from 1e-3 to
-            1e-1 over the heads) and not Mamba-2's (A uniform in [0, 16], dt log-uniform).
     """
 
     metaplasticity: bool = option(True, check_flag)
     prior: float = option(1.0, check_positive)
     b_scale: float = option(1.0, check_number)
+    beta_init: str = option("normal", one_of("normal", "uniform"))
     residual: bool = option(True, check_flag)
-    long_memory: bool = option(False, check_flag)
 
 
 def read_posterior(

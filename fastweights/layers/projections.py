@@ -34,6 +34,7 @@ class QKVProjection(nn.Module):
         activation: "silu" or "none".
         normalize_qk: whether q and k are divided by their length.
         backend: of the layer's op.
+        first_filters: of the convolutions, "uniform" or "normal".
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class QKVProjection(nn.Module):
         activation: str,
         normalize_qk: bool,
         backend: str = "auto",
+        first_filters: str = "uniform",
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -55,7 +57,7 @@ class QKVProjection(nn.Module):
             channels = counts[name] * width
             self.add_module(f"{name}_proj", nn.Linear(hidden_size, channels, bias=False))
             if conv_size is not None:
-                self.add_module(f"{name}_conv", ShortConvolution(channels, conv_size))
+                self.add_module(f"{name}_conv", ShortConvolution(channels, conv_size, first_filters=first_filters))
         self.has_convolution = conv_size is not None
 
     def forward(
@@ -91,6 +93,7 @@ class SharedQKProjection(nn.Module):
         activation: after them, "silu" or "none".
         normalize_qk: whether q and k are then divided by their length.
         backend: of the layer's op.
+        first_filters: of the convolutions, "uniform" or "normal".
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class SharedQKProjection(nn.Module):
         activation: str,
         normalize_qk: bool,
         backend: str = "auto",
+        first_filters: str = "uniform",
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -111,8 +115,8 @@ class SharedQKProjection(nn.Module):
         self.qk_proj = nn.Linear(hidden_size, channels, bias=False)
         self.v_proj = nn.Linear(hidden_size, heads.value_heads * heads.value, bias=False)
         assert conv_size is not None
-        self.q_conv = ShortConvolution(channels, conv_size)
-        self.k_conv = ShortConvolution(channels, conv_size)
+        self.q_conv = ShortConvolution(channels, conv_size, first_filters=first_filters)
+        self.k_conv = ShortConvolution(channels, conv_size, first_filters=first_filters)
 
     def forward(
         self, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None

@@ -12,7 +12,7 @@ from ..ops import recursive_least_squares
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .memory_layer import MemoryLayer, RuleCall
-from .options import MemoryOptions, one_of, option
+from .options import DecayOptions, MemoryOptions, one_of, option
 from .probe import states_over_time
 from .registry import EXACT, MATRIX_AND_GRAM, PDN, register_mixer
 
@@ -20,7 +20,7 @@ __all__ = ["RecursiveLeastSquares", "RecursiveLeastSquaresOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecursiveLeastSquaresOptions(MemoryOptions):
+class RecursiveLeastSquaresOptions(DecayOptions, MemoryOptions):
     """Options of `RecursiveLeastSquares`, whose docstring explains them."""
 
     decay: str = option("none", one_of("none", "head"))
@@ -47,12 +47,13 @@ class RecursiveLeastSquares(MemoryLayer):
 
     Args:
         decay: "none", or "head" (one decay per head): old tokens count less. P then grows where no key comes (wind-up) and
-            outgrows float32: the memory is computed and kept in float64, and the first decays are long (A from 0.01 to 0.16).
+            outgrows float32: the memory is computed and kept in float64, and the first decays are long (long_memory "paper"
+            where it is None).
             Where training shortens them below about 1 - 1/K, decoding token by token drifts from the full forward.
         gain: "beta" (weight of a token, the sigmoid of a projection, one number per head) or None (beta 1).
         ridge: weight of the prior that the memory is zero, positive.
 
-    The other options are those of `MemoryOptions`.
+    The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
     """
 
     Options = RecursiveLeastSquaresOptions
@@ -61,9 +62,9 @@ class RecursiveLeastSquares(MemoryLayer):
 
     def build(self) -> None:
         options, heads = self.options, self.heads
-        self.decay = (
-            HeadDecay(self.hidden_size, heads.value_heads, long_memory=True) if options.decay == "head" else None
-        )
+        self.decay = None
+        if options.decay == "head":
+            self.decay = HeadDecay(self.hidden_size, heads.value_heads, options.long_memory or "paper")
         self.gain = SigmoidGain(self.hidden_size, heads.value_heads) if options.gain else None
 
     def rule(

@@ -47,6 +47,8 @@ class FastWeightsConfig(PreTrainedConfig):
         intermediate_size: width of the MLP; 8/3 of hidden_size rounded up to a multiple of 64 when None, 0 for no MLP.
         norm_eps: of the RMSNorms of the residual stream.
         initializer_range: standard deviation of the first weights.
+        scale_residuals: whether the first weights of the matrices that write to the residual stream are smaller by the square
+            root of their number: two per block, or one without MLP (GPT-2). flash-linear-attention's default is without.
         tie_word_embeddings: whether the output layer shares the embedding's weights.
         use_cache: whether a model in evaluation mode returns a cache by default.
         chunked_loss: whether the loss is computed a chunk of tokens at a time, without the logits of all of them, which a model
@@ -70,6 +72,7 @@ class FastWeightsConfig(PreTrainedConfig):
     intermediate_size: int | None = None
     norm_eps: float = 1e-6
     initializer_range: float = 0.02
+    scale_residuals: bool = True
     tie_word_embeddings: bool = False
     use_cache: bool = True
     chunked_loss: bool = True
@@ -83,7 +86,7 @@ class FastWeightsConfig(PreTrainedConfig):
             setattr(self, name, check_size(name, getattr(self, name)))
         for name in ("norm_eps", "initializer_range"):
             check_positive(name, getattr(self, name))
-        for name in ("tie_word_embeddings", "use_cache", "chunked_loss"):
+        for name in ("scale_residuals", "tie_word_embeddings", "use_cache", "chunked_loss"):
             check_flag(name, getattr(self, name))
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // (3 * 64)) * 64
@@ -91,6 +94,11 @@ class FastWeightsConfig(PreTrainedConfig):
             self.intermediate_size = check_size("intermediate_size", self.intermediate_size)
         self.mixers()
         super().__post_init__(**kwargs)
+
+    @property
+    def num_branches(self) -> int:
+        """How many matrices write to the residual stream: a block's mixer, and its MLP where it has one."""
+        return self.num_hidden_layers * (2 if self.intermediate_size else 1)
 
     def mixers(self) -> list[tuple[str, dict[str, Any]]]:
         """Name and options of the mixer of every layer, checked to exist."""

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from ..layers import LayerCache, Mixer
-from ..layers.initialization import OwnInitialValues, ResidualProjection
+from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import RMSNorm
 from .block import FastWeightsBlock
 from .cache import FastWeightsCache
@@ -35,12 +35,15 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """First values of one module's own parameters. transformers' init functions leave alone what a checkpoint gave."""
+        std = self.config.initializer_range
         if isinstance(module, OwnInitialValues):
-            for name, value in module.initial_values().items():
+            own = module.initial_values(std) if isinstance(module, OwnInitialMatrices) else module.initial_values()
+            for name, value in own.items():
                 init.copy_(module.get_parameter(name), value)
         elif isinstance(module, ResidualProjection):
-            depth_scale = (2 * self.config.num_hidden_layers) ** -0.5
-            init.normal_(module.weight, std=self.config.initializer_range * depth_scale)
+            if self.config.scale_residuals:
+                std *= self.config.num_branches**-0.5
+            init.normal_(module.weight, std=std)
             if module.bias is not None:
                 init.zeros_(module.bias)
         else:

@@ -33,8 +33,10 @@ class _Settings:
         batch_size: sequences in a step.
         weight_decay: AdamW's decoupled weight decay, on matrices only.
         warmup_fraction: part of `steps` over which the learning rate rises linearly to its peak.
+        warmup_start: the learning rate at the first step, as a part of the peak; 0 for the first of equal parts.
         final_fraction: the learning rate at the last step, as a part of the peak (cosine decay in between).
         max_gradient_norm: the gradient is scaled down to this norm when it is larger.
+        initializer_range: standard deviation of the model's first weights.
         test_examples: held-out sequences that accuracy is measured on.
         evaluations: how often accuracy is measured in a run, the last time at its end.
         device: torch device, "cpu", "cuda", "cuda:1".
@@ -51,8 +53,10 @@ class _Settings:
     batch_size: int = 32
     weight_decay: float = 0.1
     warmup_fraction: float = 0.1
+    warmup_start: float = 0.0
     final_fraction: float = 0.1
     max_gradient_norm: float = 1.0
+    initializer_range: float = 0.02
     test_examples: int = 1024
     evaluations: int = 4
     device: str = "cpu"
@@ -61,10 +65,11 @@ class _Settings:
         object.__setattr__(self, "task_options", _checked_options(self.task_options))
         for name in ("vocab_size", "width", "heads", "layers", "steps", "batch_size", "test_examples", "evaluations"):
             object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        for name in ("warmup_fraction", "final_fraction"):
+        for name in ("warmup_fraction", "warmup_start", "final_fraction"):
             check_number(name, getattr(self, name), low=0, high=1)
         check_number("weight_decay", self.weight_decay, low=0)
-        check_positive("max_gradient_norm", self.max_gradient_norm)
+        for name in ("max_gradient_norm", "initializer_range"):
+            check_positive(name, getattr(self, name))
         if self.width % self.heads:
             raise ValueError(
                 f"width must be a multiple of heads, got width {self.width} and {self.heads} heads; change one of them"
@@ -135,6 +140,7 @@ class RecallRun(_Settings):
             num_hidden_layers=self.layers,
             num_heads=self.heads,
             mixer=self.choice.entry,
+            initializer_range=self.initializer_range,
         )
 
     def record(self) -> dict[str, Any]:

@@ -33,13 +33,14 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
     ]
 
 
-def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, final: float) -> float:
+def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, final: float, start: float = 0.0) -> float:
     """The factor on the peak learning rate at optimizer step `step`, counted from 0.
 
     It rises linearly and reaches 1 at step `warmup_steps`, then follows half a cosine that would reach `final` at step
-    `steps`. It depends on the step alone, so a resumed run needs no scheduler state.
+    `steps`. The first step has `start`, or where that is 0 the first of `warmup_steps` + 1 equal parts, as a step with
+    factor 0 would do nothing. It depends on the step alone, so a resumed run needs no scheduler state.
     """
     if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
+        return start + (1 - start) * step / warmup_steps if start else (step + 1) / (warmup_steps + 1)
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -128,7 +128,7 @@ class _Training:
         run = self.run
         warmup_steps = round(run.warmup_fraction * run.steps)
         return run.learning_rate * learning_rate_factor(
-            step, steps=run.steps, warmup_steps=warmup_steps, final=run.final_fraction
+            step, steps=run.steps, warmup_steps=warmup_steps, final=run.final_fraction, start=run.warmup_start
         )
 
     def _record_loss(self) -> None:

@@ -83,7 +83,8 @@ def test_long_memory():
         (TypeError, {"b_scale": "1"}, "b_scale must be a number"),
         (TypeError, {"metaplasticity": 1}, "metaplasticity must be True or False"),
         (TypeError, {"residual": None}, "residual must be True or False"),
-        (TypeError, {"long_memory": "yes"}, "long_memory must be True or False"),
+        (ValueError, {"long_memory": "yes"}, "long_memory must be one of None, 'paper', 'release'"),
+        (ValueError, {"beta_init": "zero"}, "beta_init must be one of 'normal', 'uniform'"),
         (ValueError, {"gain": "dt"}, "gain must be one of None, 'beta'"),
     ],
 )

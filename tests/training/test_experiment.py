@@ -91,6 +91,8 @@ def test_learning_rates_that_differ_have_names_that_differ():
         (ValueError, {"seed": -1}, "seed"),
         (ValueError, {"weight_decay": -0.1}, "weight_decay"),
         (ValueError, {"warmup_fraction": 1.5}, "warmup_fraction"),
+        (ValueError, {"warmup_start": 1.5}, "warmup_start must be a finite number, at least 0 and at most 1"),
+        (ValueError, {"initializer_range": 0.0}, "initializer_range must be positive"),
         (ValueError, {"max_gradient_norm": 0.0}, "max_gradient_norm"),
         (ValueError, {"device": "gpu"}, "device"),
     ],

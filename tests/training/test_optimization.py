@@ -25,6 +25,13 @@ def test_decay_is_a_cosine_to_the_final_fraction():
     assert all(later < earlier for earlier, later in zip(values[4:], values[5:], strict=False))
 
 
+def test_warm_up_may_start_from_a_part_of_the_peak():
+    """Preconditioned DeltaNet's warm-up, from 4e-5 to 4e-4: the first step has a tenth of the peak."""
+    values = [learning_rate_factor(step, steps=100, warmup_steps=9, final=0.1, start=0.1) for step in range(100)]
+    assert values[:10] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert values[9:] == factors(100, 9, 0.1)[9:]
+
+
 @pytest.mark.parametrize(("steps", "warmup_steps"), [(1, 0), (1, 1), (3, 3), (2, 1)])
 def test_very_short_runs_have_positive_factors(steps, warmup_steps):
     assert all(0 < value <= 1 for value in factors(steps, warmup_steps, 0.1))

@@ -23,15 +23,19 @@ def test_learns_two_pairs(tmp_path):
 
 
 def test_a_run_takes_the_steps_that_are_written_out_here(tmp_path):
-    run = small_run(steps=6, learning_rate=0.05, warmup_fraction=0.5, weight_decay=0.3, max_gradient_norm=3.0)
+    run = small_run(
+        steps=6, learning_rate=0.05, warmup_fraction=0.5, warmup_start=0.1, weight_decay=0.3, max_gradient_norm=3.0,
+        initializer_range=0.1,
+    )  # fmt: skip
     result = train_run(run, tmp_path / "run.checkpoint")
     torch.manual_seed(0)
     model, task = FastWeightsForCausalLM(run.model_config()).train(), run.make_task()
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.1, rel=0.2)
     optimizer = torch.optim.AdamW(weight_decay_groups(model, 0.3))
     losses, norms = [], []
     for step in range(6):
         for group in optimizer.param_groups:
-            group["lr"] = 0.05 * learning_rate_factor(step, steps=6, warmup_steps=3, final=0.1)
+            group["lr"] = 0.05 * learning_rate_factor(step, steps=6, warmup_steps=3, final=0.1, start=0.1)
         batch = task.batch("train", seed=0, index=step, batch_size=4)
         loss = F.cross_entropy(model(batch.input_ids).logits.flatten(0, 1), batch.labels.flatten())
         optimizer.zero_grad()

@@ -51,6 +51,8 @@ class LanguageRun:
         max_steps: optimizer steps.
         learning_rate: the peak.
         warmup_fraction: part of max_steps over which the learning rate rises to its peak.
+        warmup_start: the learning rate at the first step, as a part of the peak; 0 for the first of equal parts. Preconditioned
+            DeltaNet's models were trained with 0.1.
         final_fraction: the learning rate at the end, as a part of the peak (cosine decay in between).
         weight_decay: AdamW's; norms, biases and decay parameters are left out.
         beta1, beta2: AdamW's.
@@ -86,6 +88,7 @@ class LanguageRun:
     max_steps: int = 1000
     learning_rate: float = 1e-3
     warmup_fraction: float = 0.05
+    warmup_start: float = 0.0
     final_fraction: float = 0.1
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -116,7 +119,7 @@ class LanguageRun:
             )
         for name in ("learning_rate", "max_gradient_norm"):
             check_positive(name, getattr(self, name))
-        for name in ("warmup_fraction", "final_fraction"):
+        for name in ("warmup_fraction", "warmup_start", "final_fraction"):
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("beta1", "beta2"):
             check_number(name, getattr(self, name), low=0, below=1)

@@ -74,7 +74,11 @@ class LanguageTrainer(Trainer):
 
             def factor(step: int) -> float:
                 return learning_rate_factor(
-                    step, steps=num_training_steps, warmup_steps=warmup, final=self.run.final_fraction
+                    step,
+                    steps=num_training_steps,
+                    warmup_steps=warmup,
+                    final=self.run.final_fraction,
+                    start=self.run.warmup_start,
                 )
 
             self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, factor)

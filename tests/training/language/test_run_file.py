@@ -6,6 +6,7 @@ import pytest
 
 from fastweights.data.text import TextCorpus, TextTokenizer
 from fastweights.training.language import LanguageRun, load_run
+from fastweights.training.language.model import build_model, model_config
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
 
@@ -55,6 +56,16 @@ def test_python(tmp_path, form):
     assert load_run(str(file)) == RUN
 
 
+def test_first_values_and_schedule_of_a_run_file(tmp_path):
+    """initializer_range reaches the model's weights; the schedule is that of the file."""
+    toml = "warmup_start = 0.1\n[model]\nvocab_size = 500\nhidden_size = 64\nnum_hidden_layers = 1\ninitializer_range = 0.3\n"
+    run = load_run(write(tmp_path, "run.toml", toml))
+    assert run.warmup_start == 0.1
+    lm = build_model(run, model_config(run))
+    assert lm.model.embed_tokens.weight.std().item() == pytest.approx(0.3, rel=0.05)
+    assert lm.model.layers[0].mixer.qkv.q_proj.weight.std().item() == pytest.approx(0.3, rel=0.1)
+
+
 def test_one_run_a_mixer():
     first, second = RUN.models()
     assert (first.output, first.mixers, first.model) == ("runs/a/gdn", (), {"hidden_size": 64, "mixer": "gdn"})
@@ -83,6 +94,7 @@ def test_examples_can_be_read(file):
         ("run.toml", "mixers = ['gdn']\n[model]\nmixer = 'kda'", "model must have no mixer where mixers are given"),
         ("run.toml", "mixers = ['gdn']\n[model]\npath = 'a'", "model must have nothing beside path"),
         ("run.toml", "precision = 'bf8'", "precision must be one of 'no', 'bf16', 'fp16'"),
+        ("run.toml", "warmup_start = 2", "warmup_start must be a finite number, at least 0 and at most 1"),
         ("run.toml", "warmup_fraction = 2", "warmup_fraction must be a finite number, at least 0 and at most 1"),
         ("run.toml", "length = 1", "length must be at least 2"),
         ("run.toml", "beta1 = 1", "beta1 must be a finite number, at least 0 and less than 1, got 1"),

@@ -78,13 +78,25 @@ def test_the_schedule_the_optimizer_and_the_data_are_those_of_the_run(make_run, 
     from fastweights.data.text.packing import ShuffledRows
     from fastweights.training.optimization import weight_decay_groups
 
-    run = make_run(max_steps=3, warmup_fraction=0.4, max_gradient_norm=0.5, weight_decay=0.3, beta1=0.5, beta2=0.5)
+    run = make_run(
+        max_steps=3,
+        warmup_fraction=0.4,
+        warmup_start=0.1,
+        max_gradient_norm=0.5,
+        weight_decay=0.3,
+        beta1=0.5,
+        beta2=0.5,
+    )
     result = train_language(run)[0]
     text = prepare_text(run.corpus, run.tokenizer, run.cache)
     model = build_model(run, model_config(run, text.tokenizer)).train()
     optimizer = torch.optim.AdamW(weight_decay_groups(model, 0.3), lr=1.0, betas=(0.5, 0.5))
     rows = ShuffledRows(PackedRows(text.train, 32), seed=0, count=6)
-    rates = [0.5e-2, 1e-2, (0.1 + 0.9 * 0.5) * 1e-2]  # warm-up over one step, then cosine from step 1 to step 3
+    rates = [
+        0.1e-2,
+        1e-2,
+        (0.1 + 0.9 * 0.5) * 1e-2,
+    ]  # warm-up over one step from a tenth, then cosine from step 1 to step 3
     for step, rate in enumerate(rates):
         for group in optimizer.param_groups:
             group["lr"] = rate

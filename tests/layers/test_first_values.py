@@ -1,0 +1,142 @@
+"""First values as the papers and their released code have them: decays that ramp over the heads, filters, beta's projection."""
+
+import math
+
+import pytest
+import torch
+
+from fastweights.layers import build_mixer
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+
+HIDDEN, HEADS = 64, 8
+# By hand: A rises evenly from 0.01 to 0.16, dt runs through the powers of ten from the first exponent to the last.
+RATES = [0.01 + 0.15 * h / 7 for h in range(HEADS)]
+STEPS = {
+    "paper": [10 ** (-3 + 2 * h / 7) for h in range(HEADS)],
+    "release": [10 ** (-1 - 2 * h / 7) for h in range(HEADS)],
+}
+HEAD = ["gdn", "mamba2", "palimpsa-m", "palimpsa-d", "pmamba2", "pgdn", "gka", "mesa", "lattice"]
+CHANNEL = ["kda", "pkda", "gla", "pgla"]
+
+
+def first_log_decays(name, **options):
+    """g [heads, 1 or K] of an input of zeros, where the projections of the decay give 0."""
+    layer = build_mixer(name, hidden_size=HIDDEN, num_heads=HEADS, **options).double()
+    x = torch.zeros(1, 1, HIDDEN, dtype=torch.float64)
+    if name in ("mamba2", "palimpsa-m"):
+        return layer.decay(torch.zeros(1, 1, HEADS, dtype=torch.float64))[1].view(HEADS, 1)
+    return layer.decay(x).view(HEADS, -1)
+
+
+@pytest.mark.parametrize("pairing", STEPS)
+@pytest.mark.parametrize("name", [*HEAD, *CHANNEL])
+def test_long_memory_ramps_over_the_heads(name, pairing):
+    g = first_log_decays(name, long_memory=pairing)
+    assert g.shape == (HEADS, HIDDEN // HEADS if name in CHANNEL else 1)
+    wanted = torch.tensor([-rate * step for rate, step in zip(RATES, STEPS[pairing], strict=True)], dtype=torch.float64)
+    torch.testing.assert_close(g, wanted[:, None].expand_as(g), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("pairing", "windows"), [("paper", (63, 100001)), ("release", (615, 6251))])
+def test_first_windows_are_those_of_the_paper_and_of_the_release(pairing, windows):
+    window = 1 / (1 - first_log_decays("palimpsa-d", long_memory=pairing).detach().exp())
+    assert (window.min().item(), window.max().item()) == pytest.approx(windows, rel=2e-3)
+
+
+def test_ramps_of_a_memory_that_winds_up_are_always_long():
+    layers = [
+        build_mixer("rls", hidden_size=HIDDEN, num_heads=HEADS, decay="head", **options)
+        for options in ({}, {"long_memory": "paper"}, {"long_memory": "release"})
+    ]
+    steps = [torch.nn.functional.softplus(layer.decay.dt_bias) for layer in layers]
+    torch.testing.assert_close(steps[0], torch.tensor(STEPS["paper"]))
+    assert torch.equal(steps[0], steps[1])
+    torch.testing.assert_close(steps[2], torch.tensor(STEPS["release"]))
+
+
+@pytest.mark.parametrize("old, new", [(True, "paper"), (False, None)])
+def test_long_memory_was_a_flag(old, new):
+    layer = build_mixer("palimpsa-m", hidden_size=HIDDEN, num_heads=HEADS, long_memory=old)
+    assert layer.options.long_memory == new
+
+
+@pytest.mark.parametrize("name", ["deltanet", "linear", "mesa"])
+def test_long_memory_needs_a_decay(name):
+    options = {"decay": "none"} if name == "mesa" else {}
+    with pytest.raises(ValueError, match="long_memory must be None with decay 'none'"):
+        build_mixer(name, hidden_size=HIDDEN, num_heads=HEADS, long_memory="paper", **options)
+    with pytest.raises(ValueError, match="long_memory must be one of None, 'paper', 'release', got 'release2'"):
+        build_mixer("gdn", hidden_size=HIDDEN, num_heads=HEADS, long_memory="release2")
+
+
+def model(mixer, **options):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 128, "num_heads": 4, "num_hidden_layers": 2}
+    return FastWeightsForCausalLM(FastWeightsConfig(**{**sizes, "mixer": mixer, **options})).requires_grad_(False)
+
+
+def test_a_model_keeps_the_ramps_of_its_layers(tmp_path):
+    """gla's are biases, which transformers would begin with zeros; what a checkpoint holds stays."""
+    lm = model({"name": "gla", "long_memory": "release"})
+    bias = lm.model.layers[1].mixer.decay.gk_proj[1].bias
+    wanted = [-0.01 * 0.1 * 16, -0.16 * 0.001 * 16]
+    torch.testing.assert_close(torch.nn.functional.logsigmoid(bias[[0, -1]]), torch.tensor(wanted), rtol=1e-4, atol=0)
+    bias.fill_(0.5)
+    lm.save_pretrained(tmp_path)
+    loaded = FastWeightsForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.layers[1].mixer.decay.gk_proj[1].bias, bias)
+
+
+@pytest.mark.parametrize("name", ["gdn", "lattice", "palimpsa-m", "mamba2", "gka", "vla"])
+def test_first_filters(name):
+    """Uniform in +-1/sqrt(4), or normal as every matrix of the model."""
+    for conv_init, initializer_range in (("uniform", 0.05), ("normal", 0.05), ("normal", 0.2)):
+        lm = model({"name": name, "conv_init": conv_init}, initializer_range=initializer_range)
+        filters = [w for key, w in lm.named_parameters() if "conv" in key and key.endswith("weight")]
+        values = torch.cat([w.detach().flatten() for w in filters])
+        assert len(values) > 2000
+        if conv_init == "uniform":
+            assert values.abs().max() <= 0.5 and values.std().item() == pytest.approx(1 / math.sqrt(12), rel=0.05)
+        else:
+            assert (
+                values.std().item() == pytest.approx(initializer_range, rel=0.05)
+                and values.abs().max() > 3 * values.std()
+            )
+        biases = [b for key, b in lm.named_parameters() if "conv" in key and key.endswith("bias")]
+        assert not any(b.any() for b in biases)
+    alone = build_mixer(name, hidden_size=512, num_heads=4, conv_init="normal")
+    weight = next(w for key, w in alone.named_parameters() if "conv" in key and key.endswith("weight"))
+    assert weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["palimpsa-d", "palimpsa-m"])
+def test_first_beta_projection_as_released(name):
+    """In +-1/sqrt(rank), rank 128 / 16, whatever the model's initializer_range."""
+    for beta_init in ("normal", "uniform"):
+        lm = model({"name": name, "beta_init": beta_init, "expand_v": 2.0})
+        first, second = (m.weight.detach() for m in lm.model.layers[0].mixer.importance.beta_proj)
+        assert first.std().item() == pytest.approx(0.02, rel=0.1)
+        if beta_init == "uniform":
+            assert 0.34 < second.abs().max() <= 8**-0.5 and second.std().item() == pytest.approx(
+                (8 * 3) ** -0.5, rel=0.1
+            )
+        else:
+            assert second.std().item() == pytest.approx(0.02, rel=0.1)
+    keys = [
+        set(build_mixer(name, hidden_size=32, num_heads=2, beta_init=how).state_dict()) for how in ("normal", "uniform")
+    ]
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize(("layers", "mlp", "branches"), [(2, 64, 4), (8, 64, 16), (2, 0, 2), (8, 0, 8)])
+def test_residual_scaling_counts_branches(layers, mlp, branches):
+    sizes = {"num_hidden_layers": layers, "intermediate_size": mlp}
+    scaled, plain = model("deltanet", **sizes), model("deltanet", **sizes, scale_residuals=False)
+    for lm, std in ((scaled, 0.02 * branches**-0.5), (plain, 0.02)):
+        for block in lm.model.layers:
+            assert block.mixer.output.o_proj.weight.std().item() == pytest.approx(std, rel=0.05)
+            assert block.mixer.qkv.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
+            if mlp:
+                assert block.mlp.down_proj.weight.std().item() == pytest.approx(std, rel=0.05)
+    with pytest.raises(TypeError, match="scale_residuals must be True or False"):
+        model("deltanet", scale_residuals=1)
