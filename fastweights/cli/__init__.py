@@ -16,6 +16,7 @@ from ._options import fail
 from .convert import convert
 from .evaluate import evaluate
 from .generate import generate
+from .inspect import inspect
 from .mixers import mixers
 from .recall import recall
 from .train import train
@@ -51,7 +52,7 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, generate, mixers):
+for command in (recall, train, convert, evaluate, inspect, generate, mixers):
     app.command()(command)
 
 

@@ -23,6 +23,7 @@ ORDER = (
     ("layers",),
     ("models", "testing"),
     ("analysis", "conversion", "evaluation"),
+    ("inspection",),
     ("training",),
     ("cli",),
     ("__main__",),

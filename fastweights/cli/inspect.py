@@ -1,0 +1,70 @@
+"""`fastweights inspect`: what the memories of a trained model do while it reads a text."""
+
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._options import Imports, import_mixers, one_line_errors, values
+
+# The names of fastweights.inspection.MEASURES (a test compares them), written out because help must not import torch.
+MEASURES = (
+    "window, norms, jacobians, writes, keys, preconditioner, metaplasticity, calibration, condition, residuals, gradients, "
+    "slots"
+)
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a saved model, or of a training run.")],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help="File or folder with text, may be repeated; by default what the training in MODEL's folder held out.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the results; inspection in MODEL if not given.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of the text to read, at most.")] = 1024,
+    every: Annotated[int, typer.Option(help="Tokens between two looks at the memory.")] = 64,
+    measures: Annotated[
+        list[str] | None, typer.Option(metavar="NAME,...", help=f"What to measure: {MEASURES}; all if not given.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    imports: Imports = None,
+) -> None:
+    """Show what the memories of a trained model do while it reads a text, by layer and head.
+
+    Writes arrays.npz, one PNG per measure and index.html, a page that needs no network. What does not fit a layer's rule is left
+    out.
+    """
+    with one_line_errors():
+        import_mixers(imports)
+        from ..checks import check_size
+        from ..evaluation.reading import within_memory
+        from ..evaluation.text import HeldOutText
+        from ..inspection import inspect_model, save_inspection
+        from ..models.loading import load_language_model
+
+        check_size("--tokens", tokens)
+        names = values("--measures", measures, str) if measures else None
+        folder = model / "inspection" if output is None else output
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"--output must be a folder, but {folder} is a file; choose another name")
+        with within_memory("a smaller --tokens, or a larger --every,"):
+            language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+            held_out = HeldOutText(text or (), model)
+            ids = list(islice(chain.from_iterable(held_out.documents(tokenizer)), tokens))
+            found = inspect_model(language_model, ids, every=every, measures=names)
+        facts = {"model": str(model), "text": held_out.name, "tokens": len(ids), "every": every}
+        try:
+            saved = save_inspection(found, folder, title=f"Memories of {model.resolve().name}", facts=facts)
+        except ImportError:
+            raise OSError("matplotlib is missing; pip install 'fastweights[viz]', then give the same command") from None
+    left_out = [name for name in names or () if name not in found.panels]
+    if left_out:
+        print(f"No layer has what is measured by: {', '.join(left_out)}")
+    print(f"Page: {next(path for path in saved if path.suffix == '.html')}")
