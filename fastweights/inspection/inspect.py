@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from ..checks import check_choice, check_size
-from .decays import memory_window
-from .keys import key_gram
+from .keys import key_gram, preconditioner
+from .memory import memory_window, state_norms
 from .panels import Panel
 from .posterior import calibration, metaplasticity
-from .preconditioner import preconditioner
 from .reading import LayerReading, read_layers
 from .slots import slots
 from .solver import condition, gradient_error, solver_residuals
-from .states import state_norms
 from .transitions import jacobians, write_eigenvalues
 
 __all__ = ["MEASURES", "Inspection", "Measure", "inspect_model"]

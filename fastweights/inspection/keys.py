@@ -1,4 +1,4 @@
-"""The Gram matrix of the keys: how far it is from diagonal."""
+"""The Gram matrix of the keys, how far it is from diagonal, and the diagonal preconditioner that is made from it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from .panels import Panel, over_time
+from .panels import Panel, distribution, over_time
 from .reading import LayerReading
 
-__all__ = ["key_gram"]
+__all__ = ["key_gram", "preconditioner"]
 
 
 def key_gram(layer: LayerReading) -> list[Panel]:
@@ -32,3 +32,17 @@ def key_gram(layer: LayerReading) -> list[Panel]:
         Panel(name="diagonal", y=diagonal, y_label="diagonal of the key Gram matrix", **ranked),
         over_time("alignment", layer.ends, alignment_PH, "alignment of eigenvectors with axes"),
     ]
+
+
+def preconditioner(layer: LayerReading) -> list[Panel]:
+    """Distributions over places and key channels of the key energy A, and over tokens and key channels of the factors B that
+    turn keys into write keys. Preconditioned DeltaNet, figures 2 and 13."""
+    if "precond_beta" not in layer.values:
+        return []
+    panels = [distribution("energy", layer.states["A"], "key energy A", log_x=True)] if "A" in layer.states else []
+    if "write_key" in layer.values:
+        k = layer.per_head("k")
+        seen = k.abs() > 1e-3 * k.abs().amax(2, keepdim=True)  # elsewhere rounding would decide
+        factors = torch.where(seen, layer.per_head("write_key") / k, torch.nan)
+        panels.append(distribution("factor", factors, "factor B of the write key"))
+    return panels
