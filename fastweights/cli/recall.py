@@ -10,7 +10,7 @@ from rich.console import Console
 from ._options import Imports, fail, import_mixers, one_line_errors, values
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
-TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5"
+TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
 MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,16"]
 LEARNING_RATES, SEEDS = ["0.005,0.01"], ["0"]
 

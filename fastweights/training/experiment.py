@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..checks import check_number, check_positive, check_size, check_text, check_whole_number, describe_value
-from ..data import RecallTask, make_task
+from ..data import Task, make_task
 from ..layers import MixerChoice
 from ..models import FastWeightsConfig
 
@@ -25,7 +25,7 @@ class _Settings:
         task: name of the recall task, a key of `fastweights.data.TASKS`.
         task_options: the task's own options by name, such as {"random_non_queries": False}; see the task's class.
         length: tokens in a sequence; None takes the task's own length for the number of pairs.
-        vocab_size: number of different tokens.
+        vocab_size: number of different tokens; tasks of vectors have none.
         width: size of the residual stream (hidden_size of the model).
         heads: heads of every mixer; must divide `width`.
         layers: number of blocks (mixer and MLP).
@@ -37,8 +37,8 @@ class _Settings:
         final_fraction: the learning rate at the last step, as a part of the peak (cosine decay in between).
         max_gradient_norm: the gradient is scaled down to this norm when it is larger.
         initializer_range: standard deviation of the model's first weights.
-        test_examples: held-out sequences that accuracy is measured on.
-        evaluations: how often accuracy is measured in a run, the last time at its end.
+        test_examples: held-out sequences that the model is measured on.
+        evaluations: how often it is measured in a run, the last time at its end.
         device: torch device, "cpu", "cuda", "cuda:1".
     """
 
@@ -126,8 +126,8 @@ class RecallRun(_Settings):
         """Tokens that the run trains on: a measure of its cost."""
         return self.steps * self.batch_size * self.make_task().length
 
-    def make_task(self) -> RecallTask:
-        """The recall task that the run trains and tests on."""
+    def make_task(self) -> Task:
+        """The task that the run trains and tests on."""
         return make_task(
             self.task, length=self.length, pairs=self.pairs, vocab_size=self.vocab_size, **self.task_options
         )

@@ -139,6 +139,6 @@ def _number(loss: float | None) -> str:
 
 
 def _outcome(result: RecallResult) -> str:
-    if result.accuracy is None:
+    if result.value is None:
         return f"diverged at step {result.stopped_at}"
-    return f"accuracy {result.accuracy:.3f}, loss {_number(result.losses[-1])}"
+    return f"{result.measure} {result.value:.3f}, loss {_number(result.losses[-1])}"

@@ -7,11 +7,11 @@ import torch
 
 from ..checks import check_number, check_size, error_prefix
 from ..environment import usable_cores
-from ..models import FastWeightsForCausalLM
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
 from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
+from .objectives import objective_of
 from .progress import Reporter, Silent
 from .workers import train_runs
 
@@ -83,4 +83,4 @@ def _check_models(runs: Sequence[RecallRun]) -> None:
     with torch.device("meta"):  # shapes only
         for run in one_of_each:
             with error_prefix(f"mixer {run.choice.label}"):
-                FastWeightsForCausalLM(run.model_config())
+                objective_of(run.make_task()).build(run.model_config())
