@@ -17,6 +17,10 @@ from ..models import FastWeightsConfig
 __all__ = ["RecallExperiment", "RecallRun"]
 
 
+# Settings that came after the first result files were written, with the values that those files were made with.
+_LATER: dict[str, Any] = {"task_options": {}, "warmup_start": 0.0, "initializer_range": 0.02}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Settings:
     """The settings that all runs of an experiment share.
@@ -77,9 +81,9 @@ class _Settings:
         _check_device(self.device)
 
     def record(self) -> dict[str, Any]:
-        """The settings as plain values, as files hold them. Options that are not given are left out, so that files from
-        before there were any describe the same run."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value != {}}
+        """The settings as plain values, as files hold them. Settings of _LATER are left out at their defaults, so that
+        files from before there were any describe the same run."""
+        return {name: x for name, x in dataclasses.asdict(self).items() if name not in _LATER or x != _LATER[name]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
