@@ -51,8 +51,13 @@ class PrintedDeltaNet(MemoryLayer):
     it is not: the gate of DeltaNet is on the correction (the mixer `deltanet`). Here a write of a key of length above
     sqrt(1 + b) reverses and enlarges what the memory holds along that key, so that it can grow without end.
 
-    The options are those of `MemoryOptions`; there are no convolutions, no activation, no norm of keys and no output norm
-    unless they ask for them.
+    Args:
+        conv_size: width of short convolutions; None, the default, for none.
+        activation: function of q, k and v before the rule, "silu" or, the default, "none".
+        normalize_qk: whether queries and keys are divided by their length; not by default.
+        output_norm: whether the answer of each head passes an RMSNorm; not by default.
+
+    The other options are those of `MemoryOptions`.
     """
 
     Options = PrintedDeltaNetOptions
