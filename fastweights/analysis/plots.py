@@ -259,7 +259,7 @@ def _finished(
         for mixer, style in mixer_styles(mixers).items()
     ]
     if hollow:
-        label = "hollow: loss\nstill falling"
+        label = "hollow: loss still\nfalling, or too\nshort to tell"
         entries.append(Line2D([], [], color="#555555", marker="o", markerfacecolor="white", linewidth=0, label=label))
     entries.append(Line2D([], [], label=textwrap.fill(task_of(results).guess, 16), **_GUESS))
     if results[0].measure == "error":

@@ -19,7 +19,7 @@ def recall_table(results: Sequence[RecallResult]) -> Table:
     table = plain_table(
         f"{measure.capitalize()}: {describe_experiment(results)}",
         f"{measure.capitalize()} at the best learning rate of the grid. {_explanation(results)} State size: numbers in memory "
-        "per sequence, all layers. Undertrained: the loss was still falling at the end.",
+        f"per sequence, all layers. {_marks(measure)}",
         text=("mixer",),
         numbers=(measure, "learning rate", "state size", "parameters"),
     )
@@ -74,6 +74,16 @@ def _explanation(results: Sequence[RecallResult]) -> str:
     return "Squared error, the mean over all examples. Best: ridge regression or, with a drift, the Kalman filter."
 
 
+def _marks(measure: str) -> str:
+    undertrained = "Undertrained: the loss was still falling at the end, or the run is too short to tell."
+    if measure == "error":
+        return f"{undertrained} At chance: no better than predicting 0."
+    return (
+        f"{undertrained} At chance: within the noise of the test. Below chance: worse than guessing, which points to a fault or to "
+        "a training that has hardly begun."
+    )
+
+
 def _reference(rows: Sequence[RecallSummary]) -> str:
     """What the rows of one difficulty are to be compared with."""
     if rows[0].measure == "accuracy":
@@ -91,8 +101,8 @@ def _value(row: RecallSummary) -> str:
 
 def _notes(row: RecallSummary) -> str:
     notes = ["undertrained"] if row.undertrained else []
-    if row.at_chance:
-        notes.append("at chance")
+    if row.standing in ("at chance", "below chance"):
+        notes.append(row.standing)
     if row.diverged:
         notes.append(f"{row.diverged} of {row.runs} runs diverged")
     return ", ".join(notes)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from .chance import Standing, compared_with_chance
 from .recall import RecallResult, ResultsError, read_object, result_from_record
 
 __all__ = [
@@ -29,12 +30,14 @@ class RecallSummary:
         mixer, pairs: the label of the mixer and the number of pairs of the row.
         measure: "accuracy", or "error" for tasks measured by the squared error; the other one is None.
         chance: accuracy of guessing, as the task defines it; or the error of predicting 0.
+        standing: whether the accuracy of the runs that finished is below, at or above chance (`compared_with_chance`), or the error
+            at or above that of predicting 0 ("at chance"); None if all runs diverged.
         accuracy: mean over the seeds at the best learning rate (a diverged run counts 0); None if all runs diverged.
         accuracy_std: standard deviation over the seeds; None with a single seed.
         error, error_std: likewise (a diverged run counts as predicting 0).
         best_error: what the best predictor has on the same sequences.
         learning_rate: the best one of the grid: the one with the highest accuracy or lowest error; None if all runs diverged.
-        undertrained: whether the loss of a run at that learning rate was still falling.
+        undertrained: whether the loss of a run at that learning rate was still falling, or its curve is too short to tell.
         diverged, runs: diverged runs, and all runs, of the grid.
         parameters, state_size: of the model (the state after a whole sequence).
     """
@@ -54,6 +57,7 @@ class RecallSummary:
     error: float | None = None
     error_std: float | None = None
     best_error: float | None = None
+    standing: Standing | None = None
 
     @property
     def value(self) -> float | None:
@@ -70,13 +74,6 @@ class RecallSummary:
         """To sort by: the best row is the smallest."""
         value = self.value or 0.0
         return self.value is None, value if self.measure == "error" else -value
-
-    @property
-    def at_chance(self) -> bool:
-        """Whether the model is no better than one without a memory."""
-        if self.value is None:
-            return False
-        return self.value >= self.chance if self.measure == "error" else self.value <= self.chance
 
 
 def best_results(results: Sequence[RecallResult]) -> list[RecallResult]:
@@ -118,6 +115,7 @@ def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
         pairs=pairs,
         measure=runs[0].measure,
         chance=runs[0].chance_level,
+        standing=_standing(best),
         accuracy=None if is_error else value,
         accuracy_std=None if is_error else spread,
         error=value if is_error else None,
@@ -130,6 +128,19 @@ def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
         parameters=runs[0].parameters,
         state_size=runs[0].state_size,
     )
+
+
+def _standing(runs: list[RecallResult]) -> Standing | None:
+    """Of the runs that finished: of all their test queries together, or of their mean error."""
+    finished = [run for run in runs if run.value is not None]
+    if not finished:
+        return None
+    chance = runs[0].chance_level
+    if runs[0].measure == "error":
+        return "at chance" if statistics.fmean(run.counted_value for run in finished) >= chance else "above chance"
+    queries = sum(run.test_queries for run in finished)
+    right = sum(run.counted_value * run.test_queries for run in finished)
+    return compared_with_chance(right / queries, chance, queries)
 
 
 def describe_experiment(results: Sequence[RecallResult]) -> str:

@@ -27,7 +27,8 @@ class RecallResult:
         accuracy_steps: at which steps the model was measured; accuracies: the accuracy there.
         loss_steps, losses: training loss (nats per query, or the squared error); each point is the mean over the steps since the
             previous one.
-        undertrained: whether the loss was still falling at the end (`fastweights.analysis.still_falling`).
+        undertrained: whether the loss was still falling at the end, or its curve is too short to tell
+            (`fastweights.results.undertrained`).
         parameters: number of trained parameters.
         state_size: numbers that the memory of one sequence holds after the whole sequence, over all layers.
         wall_seconds, cpu_seconds: time spent in training and testing, interruptions not counted.
@@ -39,6 +40,8 @@ class RecallResult:
         best_error: what the best predictor of the task has on the same sequences.
         by_token: columns of numbers, one per token: "token" and "accuracy", or "example", "error" and the errors of exact
             predictors, "ridge" and with a drift "kalman". Empty for tasks that have none.
+        queries: how many test queries the accuracy is measured on; None for another measure, and in files from before it was
+            recorded.
     """
 
     run: dict[str, Any]
@@ -62,6 +65,7 @@ class RecallResult:
     errors: list[float] = dataclasses.field(default_factory=list)
     best_error: float | None = None
     by_token: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    queries: int | None = None
 
     @property
     def value(self) -> float | None:
@@ -78,6 +82,11 @@ class RecallResult:
     def chance_level(self) -> float:
         """`chance`; one of the values that a sequence shows where the file is from before there was `chance`."""
         return 1 / self.run["pairs"] if self.chance is None else self.chance
+
+    @property
+    def test_queries(self) -> int:
+        """`queries`, or the number of test sequences, which is no more, where it is not known."""
+        return self.run["test_examples"] if self.queries is None else self.queries
 
     @property
     def mixer(self) -> str:

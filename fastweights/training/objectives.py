@@ -24,11 +24,13 @@ class Measured:
     Attributes:
         value: of the task's measure.
         best: what the best predictor has; None where that is the right answer.
+        queries: how many answers an accuracy is measured on; None for another measure.
         by_token: columns of numbers by name, one per token or example; empty for a task that has none.
     """
 
     value: float
     best: float | None = None
+    queries: int | None = None
     by_token: Mapping[str, list[float]] = field(default_factory=dict)
 
 
@@ -68,11 +70,13 @@ class _Answers:
 
     def measure(self, model: Any, *, seed: int, examples: int, device: str) -> Measured:
         right_T, asked_T = right_and_asked(model, self.task, seed=seed, examples=examples, device=device)
-        accuracy = int(right_T.sum()) / int(asked_T.sum())
+        queries = int(asked_T.sum())
+        accuracy = int(right_T.sum()) / queries
         if not self.task.by_token:
-            return Measured(value=accuracy)
+            return Measured(value=accuracy, queries=queries)
         tokens = [float(token) for token in range(1, len(right_T) + 1)]
-        return Measured(value=accuracy, by_token={"token": tokens, "accuracy": (right_T / asked_T).tolist()})
+        columns = {"token": tokens, "accuracy": (right_T / asked_T).tolist()}
+        return Measured(value=accuracy, queries=queries, by_token=columns)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from ..data import stream
 from ..environment import machine, versions
-from ..results import RecallResult, still_falling
+from ..results import RecallResult, undertrained
 from .checkpoint import load_checkpoint, save_checkpoint
 from .experiment import RecallRun
 from .objectives import Measured, objective_of
@@ -82,6 +82,7 @@ class _History:
     accuracy_steps: list[int] = dataclasses.field(default_factory=list)
     accuracies: list[float] = dataclasses.field(default_factory=list)
     errors: list[float] = dataclasses.field(default_factory=list)
+    queries: int | None = None
     best_error: float | None = None
     by_token: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     wall_seconds: float = 0.0
@@ -131,6 +132,7 @@ class _Training:
         else:
             history.accuracies.append(measured.value)
         history.best_error, history.by_token = measured.best, dict(measured.by_token)
+        history.queries = measured.queries
 
     def _learning_rate(self, step: int) -> float:
         run = self.run
@@ -204,7 +206,7 @@ class _Training:
         if best is not None:  # the part that is left of the way from no memory to the best predictor
             losses = [(loss - best) / (self.task.chance - best) for loss in losses]
         learning = list(itertools.accumulate(self._learning_rate(step) for step in range(self.run.steps)))
-        return still_falling(steps, losses, [learning[step - 1] for step in steps])
+        return undertrained(steps, losses, [learning[step - 1] for step in steps])
 
     def _read_clock(self) -> None:
         wall, cpu = self._clock

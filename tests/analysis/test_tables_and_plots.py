@@ -50,9 +50,12 @@ def test_table_shows_spread_learning_rate_sizes_and_marks():
     assert "1 of 1 runs diverged" in kda
 
 
-def test_table_says_where_a_mixer_only_guesses():
-    text = printed(recall_table([made_up("gdn", 4, accuracy=0.25), made_up("gla", 4, accuracy=0.3)]))
-    assert ["at chance" in line for line in text.splitlines() if "gdn" in line or "gla" in line] == [False, True]
+def test_table_says_where_a_mixer_only_guesses_and_where_it_does_worse():
+    results = {"gdn": 0.25, "gla": 0.3, "kda": 0.008}
+    text = printed(recall_table([made_up(mixer, 4, accuracy=accuracy) for mixer, accuracy in results.items()]))
+    (gdn,), (gla,), (kda,) = ([line for line in text.splitlines() if line.split()[:1] == [mixer]] for mixer in results)
+    assert "at chance" in gdn and "chance" not in gla and "below chance" in kda
+    assert "Below chance: worse than guessing" in " ".join(text.split())
 
 
 def lines_of(axes):
@@ -69,7 +72,13 @@ def test_accuracy_by_pairs_has_a_line_a_mixer_and_the_chance_level():
     linear = next(line for line in axes.get_lines() if line.get_color() == mixer_style("linear").colour)
     assert list(linear.get_ydata()) == pytest.approx([0.797, 0.497])
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["linear", "gla", "gdn", "hollow: loss\nstill falling", "guessing among\nthe values shown"]
+    assert names == [
+        "linear",
+        "gla",
+        "gdn",
+        "hollow: loss still\nfalling, or too\nshort to tell",
+        "guessing among\nthe values shown",
+    ]
 
 
 def test_every_axis_spans_the_field_it_is_named_after():

@@ -48,6 +48,14 @@ def test_a_run_takes_the_steps_that_are_written_out_here(tmp_path):
     assert result.accuracies[-1] == recall_accuracy(model, task, seed=0, examples=8)
 
 
+def test_a_run_of_30_steps_is_undertrained(tmp_path):
+    """The fault that was: its curve is too noisy for a fall to show, and it passed for a run that has converged."""
+    for seed in range(3):
+        result = train_run(small_run(steps=30, batch_size=16, learning_rate=0.001, seed=seed), tmp_path / f"{seed}")
+        assert result.undertrained and result.losses[-1] > 1
+        assert result.queries == 8 * 2  # every pair of every test sequence is asked for once
+
+
 def test_records_the_whole_loss_curve_and_the_sizes(tmp_path):
     run = small_run(steps=250)
     result = train_run(run, tmp_path / "run.checkpoint")
