@@ -79,8 +79,8 @@ def _marks(measure: str) -> str:
     if measure == "error":
         return f"{undertrained} At chance: no better than predicting 0."
     return (
-        f"{undertrained} At chance: within the noise of the test. Below chance: worse than guessing, which points to a fault or to "
-        "a training that has hardly begun."
+        f"{undertrained} At chance: within the noise of the test. Below chance: worse than guessing, which points to a fault or "
+        "to a training that has hardly begun."
     )
 
 

@@ -30,8 +30,8 @@ class RecallSummary:
         mixer, pairs: the label of the mixer and the number of pairs of the row.
         measure: "accuracy", or "error" for tasks measured by the squared error; the other one is None.
         chance: accuracy of guessing, as the task defines it; or the error of predicting 0.
-        standing: whether the accuracy of the runs that finished is below, at or above chance (`compared_with_chance`), or the error
-            at or above that of predicting 0 ("at chance"); None if all runs diverged.
+        standing: whether the accuracy of the runs that finished is below, at or above chance (`compared_with_chance`), or the
+            error at or above that of predicting 0 ("at chance"); None if all runs diverged.
         accuracy: mean over the seeds at the best learning rate (a diverged run counts 0); None if all runs diverged.
         accuracy_std: standard deviation over the seeds; None with a single seed.
         error, error_std: likewise (a diverged run counts as predicting 0).

@@ -44,7 +44,7 @@ def test_the_lowest_error_is_the_best():
     results = [made_up_error(0.7, 0.1), made_up_error(0.3, 0.2), made_up_error(0.5, 0.4)]
     (row,) = summarize([dataclasses.replace(result, best_error=0.125) for result in results])
     assert (row.learning_rate, row.error, row.accuracy, row.measure) == (0.2, 0.3, None, "error")
-    assert (row.value, row.best_error, row.at_chance) == (0.3, 0.125, False)
+    assert (row.value, row.best_error, row.standing) == (0.3, 0.125, "above chance")
 
 
 def test_a_diverged_run_counts_as_predicting_zero():
@@ -57,7 +57,7 @@ def test_a_diverged_run_counts_as_predicting_zero():
     (row,) = summarize(results)
     assert (row.learning_rate, row.error, row.diverged) == (0.2, 0.5, 1)
     (row,) = summarize([made_up_error(None, 0.1)])
-    assert row.error is None and row.value is None and not row.at_chance
+    assert row.error is None and row.value is None and row.standing is None
 
 
 def test_a_single_seed_has_no_spread():
