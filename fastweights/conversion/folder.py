@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..checks import check_positive, check_size, check_whole_number
+from ..data.text.tokenizer import load_tokenizer
 from ..files import staged_folder, write_bytes, write_json
+from ..models.card import write_card
+from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config
 from .plan import conversions_between
@@ -98,6 +101,9 @@ def convert_folder(
     with staged_folder(output) as folder:
         converted.to(stored).save_pretrained(folder)  # type: ignore[arg-type]  # transformers' wrapper hides self
         tokenizer = copy_tokenizer(folder_of_source, folder)
+        write_card(
+            folder, converted, {"Converted from": Path(source).name, "Memory layers now": to, "Trained since": "no"}
+        )
         settings = run_file(
             output,
             training=training,
@@ -139,15 +145,15 @@ def _check_output(output: Path) -> None:
         ) from None
 
 
-def _tokens(source: str, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:
+def _tokens(source: Path, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:
     """[1, T] token ids to compare the models on."""
     if prompt is None:
         generator = torch.Generator().manual_seed(0)
         return torch.randint(model.config.vocab_size, (1, count), generator=generator)
     try:
-        ids = AutoTokenizer.from_pretrained(source)(prompt, return_tensors="pt").input_ids
+        ids = load_tokenizer(source)(prompt, return_tensors="pt").input_ids
     except Exception as error:  # transformers and the tokenizers library raise errors of many kinds here
-        raise ValueError(f"prompt needs the tokenizer of {source}, which cannot be loaded: {error}") from None
+        raise ValueError(f"prompt needs the tokenizer of {source}, which cannot be loaded: {one_line(error)}") from None
     if ids.numel() == 0 or ids.max() >= model.config.vocab_size:
         raise ValueError(f"prompt must give token ids below {model.config.vocab_size}, got {ids.tolist()}")
     return ids.long()

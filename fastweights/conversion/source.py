@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config, PreTrainedConfig, PreTrainedModel
-from transformers.utils import cached_file
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config, PreTrainedModel
 
 from ..models import FastWeightsConfig
-from ..models.loading import has_tokenizer, saved_in
+from ..models.loading import check_special_tokens, has_tokenizer, load_weights, loading, saved_in
+from ..models.loading import load_config as load_own_config
+from ..models.weight_files import check_shapes, check_weights
+from ..untrusted import check_folder, read_json_object
 
 __all__ = ["copy_tokenizer", "load_config", "load_model", "model_folder"]
 
@@ -33,76 +32,94 @@ TOKENIZER_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+SETTINGS = ("config.json", "generation_config.json", "model.safetensors.index.json")
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 
 
-def model_folder(source: str) -> str:
-    """`source`, which may be no folder but a name on the hub, or its folder model/ where it is that of a training run."""
-    return str(saved_in(Path(source))) if Path(source).is_dir() else source
-
-
-def load_config(source: str) -> FastWeightsConfig | Mamba2Config:
-    """The configuration of `source`.
+def model_folder(source: str) -> Path:
+    """The folder with the model `source`, of an architecture that conversions start from: that folder, its folder model/ where
+    it is that of a training run, or what is downloaded where it is a name on the hub.
 
     Raises:
-        ValueError: no such folder or name, or another architecture.
+        ValueError: no such folder or name, another architecture, or files that cannot be read safely.
     """
-    if not Path(source).is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
+    on_hub = not Path(source).is_dir()
+    if on_hub and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
         raise ValueError(
             f"SOURCE must be a folder or a name on the Hugging Face hub (owner/name), and there is no folder {source}"
         )
-    if Path(source).is_dir() and not Path(source, "config.json").is_file():
+    folder = _downloaded(source, *SETTINGS, *TOKENIZER_FILES) if on_hub else saved_in(Path(source))
+    check_folder(folder)
+    if not (folder / "config.json").is_file():
         raise ValueError(
             f"{source} must hold a model in transformers' format, and there is no config.json in it nor in its folder model/"
         )
-    with _loading(source):
-        try:
-            found = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
-        except (AttributeError, TypeError):  # transformers takes any JSON for an object
-            raise ValueError("config.json must be a JSON object with a model_type, and it is none") from None
-        if found in ARCHITECTURES:
-            return AutoConfig.from_pretrained(source)
-    raise ValueError(
-        f"{source} is of architecture {found!r}; conversions start from {' or '.join(map(repr, ARCHITECTURES))} "
-        "in transformers' format"
-    )
+    found = read_json_object(folder / "config.json").get("model_type")
+    if found not in ARCHITECTURES:
+        raise ValueError(
+            f"{source} is of architecture {found!r}; conversions start from {' or '.join(map(repr, ARCHITECTURES))} "
+            "in transformers' format"
+        )
+    return _downloaded(source, *SETTINGS, *TOKENIZER_FILES, *WEIGHTS) if on_hub else folder
 
 
-def load_model(source: str) -> tuple[PreTrainedModel, torch.dtype]:
-    """The model in float32 (float64 if it is stored so), and the dtype it is stored in.
+def load_config(folder: Path) -> FastWeightsConfig | Mamba2Config:
+    """The configuration in a `model_folder`; ValueError if it does not fit, or if the weights beside it are not safe to load."""
+    if _is_own(folder):
+        return load_own_config(folder)
+    with loading(str(folder)):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    check_special_tokens(folder)
+    shapes = check_weights(folder, config)
+    with loading(str(folder)), torch.device("meta"):  # built without memory for its weights
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    check_shapes(folder, shapes, model)
+    return config
+
+
+def load_model(folder: Path) -> tuple[PreTrainedModel, torch.dtype]:
+    """The model in a `model_folder` in float32 (float64 if it is stored so), and the dtype it is stored in.
 
     Raises:
-        ValueError: files that are missing, damaged or incomplete.
+        ValueError: files that are damaged or incomplete.
     """
-    with _loading(source):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype="auto", output_loading_info=True)
-    model, info = loaded
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ValueError(
-            f"{source} is incomplete: its files lack {', '.join(missing[:3])}{' ...' * (len(missing) > 3)}"
-        )
+    model: Any = load_weights(folder) if _is_own(folder) else _load_mamba2(folder)
     stored = model.dtype
     return model.to(torch.promote_types(stored, torch.float32)), stored
 
 
-def copy_tokenizer(source: str, folder: Path) -> list[str]:
+def copy_tokenizer(source: Path, folder: Path) -> list[str]:
     """Copy the tokenizer files of `source` into the folder; returns their names, none where they make no tokenizer."""
-    copied = []
-    for name in TOKENIZER_FILES:
-        path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-        if path is not None:
-            shutil.copyfile(path, folder / name)
-            copied.append(name)
+    copied = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    for name in copied:
+        shutil.copyfile(source / name, folder / name)
     return copied if has_tokenizer(folder) else []
 
 
-@contextmanager
-def _loading(source: str) -> Iterator[None]:
-    """Shortens the messages of transformers about files that it cannot load."""
-    try:
-        yield
-    except (OSError, RuntimeError, TypeError, ValueError, SafetensorError, StrictDataclassError) as error:
-        said, *more = str(error).splitlines() or [type(error).__name__]
+def _is_own(folder: Path) -> bool:
+    return read_json_object(folder / "config.json").get("model_type") == FastWeightsConfig.model_type
+
+
+def _load_mamba2(folder: Path) -> PreTrainedModel:
+    with loading(str(folder)):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto",
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
         raise ValueError(
-            f"{source} cannot be loaded: {' '.join([said, *more[:1]]) if said.endswith(':') else said}"
-        ) from None
+            f"{folder} is incomplete: its files lack {', '.join(missing[:3])}{' ...' * (len(missing) > 3)}"
+        )
+    return model
+
+
+def _downloaded(name: str, *files: str) -> Path:
+    """The folder of this machine with those of the files that a model on the hub has."""
+    with loading(name):
+        return Path(snapshot_download(name, allow_patterns=list(files)))

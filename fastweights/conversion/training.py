@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from ..checks import check_positive, check_size
 from ..data.text import TextCorpus, TextTokenizer
 from ..results.language import training_record
+from ..untrusted import read_json_object
 
 __all__ = ["RecordedTraining", "recorded_training"]
 
@@ -46,26 +46,22 @@ class RecordedTraining:
     missing: tuple[str, ...] = ()
 
 
-def recorded_training(source: str, output: Path) -> RecordedTraining:
-    """From run.json of the training that the model in the folder `source` comes from, or from the train.toml beside it, which an
-    earlier conversion wrote. Folders of models, of the source and `output`, are left out of the text.
+def recorded_training(folder: Path, output: Path) -> RecordedTraining:
+    """From run.json of the training that the model in `folder` comes from, or from the train.toml beside it, which an earlier
+    conversion wrote. Folders of models, of the source and `output`, are left out of the text. Whether to run code of the
+    tokenizer's folder is never taken over: the record may be a stranger's.
 
     Raises:
         ValueError: the file is damaged.
     """
-    folder = Path(source)
-    if not folder.is_dir():
-        return RecordedTraining()
     run, train = training_record(folder), folder.resolve() / "train.toml"
     file = run if run is not None else train if train.is_file() else None
     if file is None:
         return RecordedTraining()
     try:
-        record = _read_toml(file) if run is None else json.loads(file.read_bytes())
-        if not isinstance(record, dict):
-            raise TypeError("it is no JSON object")
+        record = _read_toml(file) if run is None else read_json_object(file)
         return _recorded(file, record, (file.parent, folder.resolve(), output.resolve()))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{file} must say how the source was trained, but it is damaged: {error}; delete it to convert without it"
         ) from None
@@ -130,8 +126,8 @@ def _started_in(file: Path) -> Path:
 def _result(file: Path) -> dict[str, Any]:
     """The whole configuration, of which run.json is a part, of a training that has ended; {} before."""
     try:
-        run = json.loads(file.with_name("result.json").read_bytes())["run"]
-    except (OSError, ValueError, TypeError, KeyError):
+        run = read_json_object(file.with_name("result.json"))["run"]
+    except (ValueError, KeyError):
         return {}
     return run if isinstance(run, dict) else {}
 

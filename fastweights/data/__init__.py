@@ -1,13 +1,12 @@
-"""Tasks: recall, state tracking, in-context regression. Seeded, identical on every machine, train and test disjoint."""
+"""Recall and state-tracking tasks: seeded, identical on every machine, train and test disjoint by construction."""
 
 from .mqar import MQAR, OutOfDistributionMQAR
 from .registry import TASKS, make_task
-from .regression import LinearRegression, VectorBatch
 from .selective_copy import SelectiveCopy
 from .separated import Copy, OutOfDistributionShuffledMQAR, Palindrome, ShuffledMQAR
 from .state_tracking import S3, S5, Parity, StateTracking
 from .streaming import stream
-from .task import IGNORE_INDEX, Batch, RecallTask, Task
+from .task import IGNORE_INDEX, Batch, RecallTask
 
 __all__ = [
     "IGNORE_INDEX",
@@ -17,7 +16,6 @@ __all__ = [
     "TASKS",
     "Batch",
     "Copy",
-    "LinearRegression",
     "OutOfDistributionMQAR",
     "OutOfDistributionShuffledMQAR",
     "Palindrome",
@@ -26,8 +24,6 @@ __all__ = [
     "SelectiveCopy",
     "ShuffledMQAR",
     "StateTracking",
-    "Task",
-    "VectorBatch",
     "make_task",
     "stream",
 ]

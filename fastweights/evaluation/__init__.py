@@ -6,7 +6,6 @@ from .evaluate import MEASURES, EvaluationSettings, evaluate
 from .needle import NEEDLE_TASKS, NeedleRecall, needle_recall
 from .perplexity import LengthPerplexity, perplexity_by_length
 from .recall import recall_accuracy
-from .regression import RegressionErrors, regression_errors
 from .symbols import TaskInWords, word_tokens
 from .word_recall import WordRecall, word_recall
 
@@ -15,7 +14,6 @@ __all__ = [
     "NEEDLE_TASKS",
     "EvaluationSettings",
     "LengthPerplexity",
-    "RegressionErrors",
     "NeedleRecall",
     "TaskInWords",
     "WordRecall",
@@ -25,7 +23,6 @@ __all__ = [
     "needle_recall",
     "perplexity_by_length",
     "recall_accuracy",
-    "regression_errors",
     "word_recall",
     "word_tokens",
 ]

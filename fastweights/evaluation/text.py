@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ..data.text.corpus import TextCorpus
 from ..results.language import training_record
+from ..untrusted import read_json_object
 
 __all__ = ["HeldOutText"]
 
@@ -74,7 +74,7 @@ class HeldOutText:
 def _of_training(run: Path) -> tuple[TextCorpus, str]:
     """The corpus of a training, and what to call its held-out text."""
     try:
-        settings = json.loads(run.read_text("utf-8"))
+        settings = read_json_object(run)
         corpus, continued = TextCorpus(**settings["corpus"]), "path" in settings["model"]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(

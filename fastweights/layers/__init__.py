@@ -19,7 +19,6 @@ from .rls import RecursiveLeastSquares
 from .softmax_attention import SoftmaxAttention
 from .ttt import TestTimeTraining
 from .vla import VariationalLinearAttention
-from .vla_baselines import PrintedDeltaNet
 
 __all__ = [
     "MIXERS",
@@ -38,7 +37,6 @@ __all__ = [
     "MixerSpec",
     "PalimpsaD",
     "PalimpsaM",
-    "PrintedDeltaNet",
     "ProjectionOptions",
     "RecursiveLeastSquares",
     "RuleCall",

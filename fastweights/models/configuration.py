@@ -10,10 +10,13 @@ from transformers import PreTrainedConfig
 
 from ..checks import check_flag, check_positive, check_size, closest, describe_value, error_prefix
 from ..layers.registry import mixer_spec
+from .adapters import tell_peft
 
 __all__ = ["FastWeightsConfig"]
 
-# Keys besides the fields that transformers itself writes into config.json or passes when it loads one.
+# In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`.
+HOW_TO_LOAD = "import fastweights.models, then AutoModelForCausalLM.from_pretrained"
+# Keys besides the fields that transformers or this class writes into config.json, or that come with loading one.
 TRANSFORMERS_KEYS = {
     "_attn_implementation",
     "_commit_hash",
@@ -22,6 +25,7 @@ TRANSFORMERS_KEYS = {
     "auto_map",
     "experts_implementation",
     "gguf_file",
+    "how_to_load",
     "model_type",
     "name_or_path",
     "num_labels",
@@ -93,7 +97,7 @@ class FastWeightsConfig(PreTrainedConfig):
         elif self.intermediate_size != 0:
             self.intermediate_size = check_size("intermediate_size", self.intermediate_size)
         self.mixers()
-        super().__post_init__(**kwargs)
+        super().__post_init__(**{**kwargs, "how_to_load": HOW_TO_LOAD})
 
     @property
     def num_branches(self) -> int:
@@ -127,6 +131,11 @@ class FastWeightsConfig(PreTrainedConfig):
         for key in keys:
             if key not in known | TRANSFORMERS_KEYS:
                 raise ValueError(f"{cls.__name__} has no key {key!r}{closest(key, known)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers. PEFT calls this before it looks up which layers an adapter is for."""
+        tell_peft()
+        return super().to_dict()
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -2,73 +2,87 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
-from ..checks import check_choice
+from ..checks import check_choice, describe_value
+from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
 from ..data.text.tokenizer import vocabulary_size
+from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
+from .weight_files import check_shapes, check_weights
 
 __all__ = [
+    "check_special_tokens",
     "has_tokenizer",
     "load_config",
     "load_language_model",
     "load_tokenizer",
     "load_weights",
+    "loading",
     "model_folder",
     "saved_in",
 ]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def load_language_model(path: str | Path, *, device: str = "cpu", dtype: str | None = None) -> tuple[Any, Any]:
+def load_language_model(
+    path: str | Path, *, device: str = "cpu", dtype: str | None = None, trust_remote_code: bool = False
+) -> tuple[Any, Any]:
     """The model and the tokenizer of a folder as `save_pretrained` writes it, in evaluation mode on `device`.
+
+    The folder may be a stranger's: none of its code is run, weights are read from safetensors files only, and of its generation
+    settings only the special tokens are taken.
 
     Args:
         path: that folder, or the folder of a training run, whose model is in its folder model/.
         dtype: "float32", "bfloat16" or "float16"; that of the file when None.
+        trust_remote_code: run code of the tokenizer that the folder holds or names.
 
     Raises:
         ValueError: no such folder, no model or tokenizer in it, a model of another architecture, weights that are damaged or
-            not those of the configuration, a tokenizer with more tokens than the model, a device that is not there.
+            not those of the configuration, a tokenizer with more tokens than the model, a device that is not there, files
+            that ask for code to be run or cannot be read safely.
     """
-    folder = model_folder(path)
+    folder = model_folder(path, trust_remote_code=trust_remote_code)
     if not has_tokenizer(folder):
         raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
     _check_device(device)
     if dtype is not None:
         check_choice("dtype", dtype, _DTYPES)
-    model, tokenizer = load_weights(folder, dtype), load_tokenizer(folder)
+    model, tokenizer = load_weights(folder, dtype), load_tokenizer(folder, trust_remote_code=trust_remote_code)
     if vocabulary_size(tokenizer) > model.config.vocab_size:
         raise ValueError(
             f"the tokenizer in {folder} must have at most the model's {model.config.vocab_size:,} tokens, "
             f"got {vocabulary_size(tokenizer):,}; put the tokenizer there that the model was trained with"
         )
+    special = {name: getattr(model.generation_config, name) for name in SPECIAL_TOKENS}
+    model.generation_config = GenerationConfig(**special)
     return model.eval().to(device), tokenizer
 
 
-def model_folder(path: str | Path, argument: str = "MODEL") -> Path:
-    """The folder, `path` or model/ in it, that holds config.json, checked to be of a model of ours."""
+def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code: bool = False) -> Path:
+    """The folder, `path` or model/ in it, that holds config.json, checked to be of a model of ours, with files that can be read
+    safely; with `trust_remote_code` these may ask for code."""
     path = Path(path)
     if not path.is_dir():
         raise ValueError(
             f"{argument} must be a folder with a saved model, {path} is none; a training run writes one to model/"
         )
     folder = saved_in(path)
+    check_folder(folder, trust_remote_code=trust_remote_code)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{path} holds no model: there is no config.json in it nor in its folder model/")
-    try:
-        model_type = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{folder / 'config.json'} is damaged: {error}") from None
+    model_type = read_json_object(folder / "config.json").get("model_type")
     if model_type != "fastweights":
         raise ValueError(
             f"{folder} must hold a model of type 'fastweights', got {model_type!r}; `fastweights convert` makes one "
@@ -90,25 +104,48 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_config(folder: Path) -> Any:
-    """The configuration in a `model_folder`; ValueError if it does not fit."""
-    with _loading(f"the model in {folder}"):
-        return FastWeightsConfig.from_pretrained(folder, local_files_only=True)
+    """The configuration in a `model_folder`; ValueError if it does not fit, or if the weights beside it are not safe to load."""
+    with loading(f"the model in {folder}"):
+        config = FastWeightsConfig.from_pretrained(folder, local_files_only=True)
+    check_special_tokens(folder)
+    shapes = check_weights(folder, config)
+    with loading(f"the model in {folder}"), torch.device("meta"):  # built without memory for its weights
+        model = FastWeightsForCausalLM(config)
+    check_shapes(folder, shapes, model)
+    return config
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a `model_folder`; ValueError if it is damaged."""
-    from transformers import AutoTokenizer
+def check_special_tokens(folder: Path) -> None:
+    """ValueError unless the special tokens that generation_config.json names, if it is there, are whole numbers."""
+    path = folder / "generation_config.json"
+    settings = read_json_object(path) if path.is_file() else {}
+    for name in SPECIAL_TOKENS:
+        found = settings.get(name)
+        for token in found if isinstance(found, list) else [found]:
+            if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
+                raise ValueError(f"{path} must give a whole number as {name}, got {describe_value(token)}")
 
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer in a `model_folder`; ValueError if it is damaged, or needs code of its own that is not trusted."""
     files = " and ".join(name for name in _TOKENIZER_FILES if (folder / name).is_file())
-    with _loading(f"the tokenizer in {folder} ({files})"):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    with loading(f"the tokenizer in {folder} ({files})"):
+        return load_any_tokenizer(folder, trust_remote_code=trust_remote_code)
 
 
 def load_weights(folder: Path, dtype: str | None = None) -> Any:
     """The model in a `model_folder`; ValueError unless its weights are whole and exactly those of its configuration."""
-    with _loading(f"the model in {folder}"):
+    config = load_config(folder)
+    config.use_cache = True  # transformers' Trainer sets it to False, and earlier versions saved that
+    with loading(f"the model in {folder}"):
         loaded: Any = FastWeightsForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", local_files_only=True, output_loading_info=True
+            folder,
+            config=config,
+            dtype=dtype or "auto",
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     model, report = loaded
     for kind, keys in report.items():
@@ -118,14 +155,16 @@ def load_weights(folder: Path, dtype: str | None = None) -> Any:
 
 
 @contextmanager
-def _loading(what: str) -> Iterator[None]:
+def loading(what: str) -> Iterator[None]:
     """Errors of transformers, tokenizers and safetensors, which have no common kind, as one; its warnings are refused later."""
     with _quietly():
         try:
             yield
+        except AsksForCode:
+            raise
         except Exception as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else error
-            raise ValueError(f"{what} cannot be loaded: {reason}") from error
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+            raise ValueError(f"{what} cannot be loaded: {one_line(reason)}") from error
 
 
 @contextmanager
@@ -152,5 +191,5 @@ def _check_device(device: str) -> None:
 
 
 def _some(keys: Any) -> str:
-    names = sorted(map(str, keys))
+    names = sorted(one_line(key) for key in keys)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -14,6 +18,7 @@ from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, Residu
 from ..layers.norms import RMSNorm
 from .block import FastWeightsBlock
 from .cache import FastWeightsCache
+from .card import write_card
 from .configuration import FastWeightsConfig
 from .rows import Rows, cumulative_lengths
 
@@ -31,6 +36,26 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["FastWeightsBlock"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__(config)
+        self._made_with_cache = config.use_cache
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
+        """As in transformers, with a model card (README.md) where there is none yet.
+
+        config.use_cache is saved as the model was made with it: transformers' Trainer sets it to False, which would leave the
+        model without a cache when it is loaded.
+        """
+        in_training, self.config.use_cache = self.config.use_cache, self._made_with_cache
+        try:
+            super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        finally:
+            self.config.use_cache = in_training
+        if is_main_process:
+            write_card(Path(save_directory), self)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

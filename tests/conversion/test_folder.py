@@ -49,6 +49,32 @@ def test_the_folder_is_the_converted_model(source, tmp_path):
     recorded = json.loads((tmp_path / "new" / "conversion.json").read_text())
     assert (recorded["to"], recorded["seed"], recorded["saved"]) == ("pgdn", 5, report.check.saved)
     assert not list(tmp_path.glob(".*.partial"))
+    card = (tmp_path / "new" / "README.md").read_text()
+    assert "| Converted from | source |" in card and "AutoTokenizer" in card and str(tmp_path) not in card
+
+
+def test_a_source_without_a_cache_gets_one(source, tmp_path):
+    """Trainings of earlier versions saved use_cache false."""
+    path = Path(source) / "config.json"
+    path.write_text(path.read_text().replace('"use_cache": true', '"use_cache": false'))
+    convert_folder(source, tmp_path / "new", to="pgdn")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "new")(tokens()).past_key_values is not None
+
+
+def test_a_name_on_the_hub(source, tmp_path, monkeypatch):
+    """Without the network, from the cache of what was downloaded before."""
+    repository = tmp_path / "hub" / "models--owner--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("f" * 40)
+    (repository / "snapshots").mkdir()
+    Path(source).rename(repository / "snapshots" / ("f" * 40))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    report = convert_folder("owner/name", tmp_path / "new", to="pgdn", prompt="a b")
+    assert report.check.neutral == 0 and report.tokenizer
+    assert json.loads((tmp_path / "new" / "conversion.json").read_text())["from"] == "owner/name"
+    with pytest.raises(ValueError, match="owner/none cannot be loaded"):
+        convert_folder("owner/none", tmp_path / "newer", to="pgdn")
 
 
 def test_the_tokenizer_comes_along_and_reads_the_prompt(source, tmp_path):
@@ -193,18 +219,27 @@ def test_missing_and_damaged_sources(source, tmp_path):
     refused(str(tmp_path / "bare"), "bare must hold a model", "config.json")
     LlamaConfig().save_pretrained(tmp_path / "llama")
     refused(str(tmp_path / "llama"), "'llama'", "'fastweights' or 'mamba2'")
+    damage(source, lambda weights: [weights.pop(name) for name in list(weights) if "layers.1.mlp" in name])
+    refused(source, "not those of its config.json", "missing_keys", "model.layers.1", "and 1 more")
     damage(source, lambda weights: [weights.pop(name) for name in list(weights) if "layers.1" in name])
-    refused(source, "incomplete", "model.layers.1", "...")
+    refused(source, "not those of its config.json", "num_hidden_layers is 2, and the weights are of 1")
     damage(source, lambda weights: weights.update({"lm_head.weight": torch.zeros(VOCABULARY, 3)}))
-    refused(source, "cannot be loaded")
+    refused(source, "not those of its config.json")
     (Path(source) / "model.safetensors").write_bytes(b"\x00" * 100)
-    refused(source, "cannot be loaded")
+    refused(source, "model.safetensors is no safetensors file")
     (Path(source) / "model.safetensors").unlink()
-    refused(source, "cannot be loaded", "model.safetensors")
+    refused(source, "holds no weights", "model.safetensors")
     for damaged in ("{", "[]", "3"):
         (Path(source) / "config.json").write_text(damaged)
-        refused(source, "cannot be loaded", "config.json")
+        refused(source, "config.json is damaged")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_mamba2_without_all_its_weights(tmp_path):
+    mamba2().save_pretrained(tmp_path / "source")
+    damage(str(tmp_path / "source"), lambda weights: [weights.pop(name) for name in list(weights) if "1.norm" in name])
+    with pytest.raises(ValueError, match="source is incomplete: its files lack backbone.layers.1.norm.weight"):
+        convert_folder(str(tmp_path / "source"), tmp_path / "new", to="mamba2")
 
 
 def test_an_inconsistent_configuration_is_told(tmp_path):
@@ -253,3 +288,15 @@ def test_a_prompt_without_tokenizer_is_refused(tmp_path):
     model("gdn").save_pretrained(tmp_path / "source")
     with pytest.raises(ValueError, match="prompt needs the tokenizer"):
         convert_folder(str(tmp_path / "source"), tmp_path / "new", to="pgdn", prompt="a")
+
+
+def test_trust_in_a_tokenizers_code_is_not_taken_over(source, tmp_path):
+    """run.json may be a stranger's, and nobody reads train.toml before it is given to the training."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (Path(source) / name).unlink()
+    run = {"tokenizer": {"path": "evil", "trust_remote_code": True}}
+    (Path(source) / "run.json").write_text(json.dumps(run))
+    convert_folder(source, tmp_path / "new", to="pgdn")
+    written = (tmp_path / "new" / "train.toml").read_text()
+    assert "evil" in written and "trust_remote_code" not in written
+    assert not load_run(tmp_path / "new" / "train.toml").tokenizer.trust_remote_code

@@ -22,8 +22,7 @@ MEMORIES = [
     "pkda",
     "longhorn",
 ]
-VLA = ["vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet"]
-PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", *VLA, "rls"]
+PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", "vla", "rls"]
 NAMES = ["softmax", *MEMORIES, *PAPERS]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS
+from fastweights.models.adapters import LORA_TARGETS
 
 from .small import HYBRID, model, tokens
 
@@ -41,6 +42,25 @@ def test_every_mixer_takes_adapters_and_gives_them_back(mixer):
     assert all(p.grad.abs().sum() > 0 for p in lm.parameters() if p.requires_grad)
     wanted = lm.eval()(input_ids=ids).logits
     torch.testing.assert_close(lm.merge_and_unload()(ids).logits, wanted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_mixer_has_default_targets(mixer):
+    lm = peft.get_peft_model(model(mixer), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
+    layers = lm.base_model.model.model.layers
+    for layer in layers:
+        adapted = [name for name, _ in layer.mixer.named_parameters() if "lora_" in name]
+        assert {"o_proj", "out_proj"} & {name.split(".lora")[0].split(".")[-1] for name in adapted}
+        assert {"q_proj", "qk_proj", "in_proj"} & {name.split(".lora")[0].split(".")[-1] for name in adapted}
+        assert not any("lora_" in name for name, _ in layer.mlp.named_parameters())
+
+
+def test_default_targets_are_known_where_peft_comes_last(monkeypatch):
+    """After the model was made: PEFT's table is filled when it asks the model for its configuration."""
+    lm = model()
+    monkeypatch.delitem(peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING, "fastweights", raising=False)
+    adapters = peft.get_peft_model(lm, peft.LoraConfig(r=2)).peft_config["default"]
+    assert adapters.target_modules == set(LORA_TARGETS)
 
 
 def test_merged_and_reloaded_say_the_same(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from .small import HYBRID, VOCABULARY, model, tokens
 
@@ -35,3 +35,21 @@ def test_trains_and_evaluates(tmp_path, checkpointed):
     first = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
     assert abs(first - np.log(VOCABULARY)) < 0.2  # a mean over the accumulated batches, not their sum
     assert torch.isfinite(torch.tensor(after["eval_loss"]))
+
+
+def test_a_saved_model_returns_a_cache(tmp_path):
+    """transformers' Trainer switches the cache off for training; without one, decoding would read everything again."""
+    arguments = TrainingArguments(
+        tmp_path / "run", max_steps=1, report_to=[], disable_tqdm=True, use_cpu=True, save_steps=1
+    )
+    trainer = Trainer(model(HYBRID), arguments, train_dataset=ROWS)
+    assert not trainer.model.config.use_cache
+    trainer.train()
+    trainer.save_model(tmp_path / "model")
+    for folder in (tmp_path / "model", tmp_path / "run" / "checkpoint-1"):
+        loaded = AutoModelForCausalLM.from_pretrained(folder)
+        assert loaded.config.use_cache and loaded.generation_config.use_cache is not False
+        assert loaded(tokens()).past_key_values is not None
+    without = model(use_cache=False)
+    without.save_pretrained(tmp_path / "without")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "without")(tokens()).past_key_values is None

@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...checks import check_positive, check_size, check_text
+from ...checks import check_flag, check_positive, check_size, check_text, describe_value
+from ...untrusted import AsksForCode, check_folder, one_line, read_json_object
 
-__all__ = ["END_OF_TEXT", "TextTokenizer", "fingerprint", "vocabulary_size"]
+__all__ = ["END_OF_TEXT", "TextTokenizer", "fingerprint", "load_tokenizer", "vocabulary_size"]
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
@@ -28,6 +29,8 @@ class TextTokenizer:
         path: a folder with a Hugging Face tokenizer, or a tokenizer.json; None trains one on the corpus.
         vocab_size: of a tokenizer that is trained, at least 257.
         sample_megabytes: how much train text, in million characters, it is trained on.
+        trust_remote_code: whether to run code that the folder at `path` holds or names (`auto_map`). Such a folder is refused
+            otherwise. Set it only for code that you have read.
 
     Raises:
         ValueError: a value that does not fit.
@@ -37,6 +40,7 @@ class TextTokenizer:
     path: str | None = None
     vocab_size: int = 8192
     sample_megabytes: float = 10.0
+    trust_remote_code: bool = field(default=False, repr=False)  # the tokens do not depend on it
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -46,6 +50,7 @@ class TextTokenizer:
                 f"tokenizer vocab_size must be at least {SMALLEST_VOCABULARY}, the bytes and {END_OF_TEXT}, got {self.vocab_size}"
             )
         check_positive("sample_megabytes", self.sample_megabytes)
+        check_flag("tokenizer trust_remote_code", self.trust_remote_code)
 
     def load(self) -> Any:
         """The tokenizer at `path`.
@@ -53,7 +58,7 @@ class TextTokenizer:
         Raises:
             ValueError: there is none, or it cannot be read.
         """
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        from transformers import PreTrainedTokenizerFast
 
         path = Path(str(self.path))
         if not path.exists():
@@ -64,10 +69,15 @@ class TextTokenizer:
             path = path.parent  # which says what the special tokens are
         try:
             if path.is_dir():
-                return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+                return load_tokenizer(path, trust_remote_code=self.trust_remote_code)
+            read_json_object(path)
             tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+        except AsksForCode as error:
+            raise ValueError(
+                f"{error}; or set trust_remote_code = true in [tokenizer], if you have read and trust that code"
+            ) from None
         except Exception as error:  # transformers and the tokenizers library raise errors of many kinds here
-            raise ValueError(f"tokenizer path {path} holds no Hugging Face tokenizer: {error}") from None
+            raise ValueError(f"tokenizer path {path} holds no Hugging Face tokenizer: {one_line(error)}") from None
         if END_OF_TEXT in tokenizer.get_vocab():
             tokenizer.eos_token = tokenizer.pad_token = END_OF_TEXT
         return tokenizer
@@ -93,6 +103,42 @@ class TextTokenizer:
             pad_token=END_OF_TEXT,
             clean_up_tokenization_spaces=False,
         )
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer in a folder. A folder that asks for code to be run is refused, unless `trust_remote_code` says to run it.
+
+    Raises:
+        ValueError: the folder asks for code, or cannot be read safely (see `check_folder`); or it names no tokenizer class.
+        Exception: of any kind, where transformers cannot load the tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    check_folder(folder, trust_remote_code=trust_remote_code)
+    for name in ("tokenizer_config.json", "config.json"):
+        if (folder / name).is_file():
+            _check_class(folder / name, read_json_object(folder / name).get("tokenizer_class"))
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
+    if not tokenizer.get_vocab():
+        raise ValueError("it has no tokens")
+    return tokenizer
+
+
+def _check_class(path: Path, name: object) -> None:
+    """ValueError unless `name`, which a file gives as tokenizer_class, is a tokenizer or unknown to transformers.
+
+    transformers takes any class of its own there. Some of these load code in turn, and ask whether to run it.
+    """
+    import transformers
+
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"{path} must name a class as tokenizer_class, got {describe_value(name)}")
+    found = getattr(transformers, name or "", None)
+    missing_package = hasattr(found, "_backends")  # transformers' stand-in, which says what to install
+    if found is None or missing_package:
+        return
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)):
+        raise ValueError(f"{path} must name a tokenizer as tokenizer_class, got {name!r}")
 
 
 def _first(texts: Iterable[str], characters: float) -> Iterator[str]:

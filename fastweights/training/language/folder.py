@@ -96,5 +96,6 @@ class LanguageFolder:
 def _identity(run: LanguageRun) -> dict[str, Any]:
     """The settings that the numbers of a training depend on."""
     fields = {name: value for name, value in dataclasses.asdict(run).items() if name not in FREE}
+    fields["tokenizer"].pop("trust_remote_code")  # the hash of the tokenizer says what it does
     rows = fields.pop("batch_size") * fields.pop("accumulation") * world_size()
     return as_stored({**fields, "rows_a_step": rows})

@@ -24,13 +24,16 @@ def model_tokenizer(run: LanguageRun) -> TextTokenizer:
     """
     if "path" not in run.model or run.tokenizer.path is not None:
         return run.tokenizer
+    trusted = run.tokenizer.trust_remote_code
     folder = _folder(run)
     if not has_tokenizer(folder):
         raise ValueError(
             f"tokenizer path must name the tokenizer that the model in {folder} was trained with, as there is none beside the "
             "model; set path in [tokenizer]"
         )
-    return TextTokenizer(path=str(folder)) if run.tokenizer == TextTokenizer() else run.tokenizer
+    if run.tokenizer == TextTokenizer(trust_remote_code=trusted):
+        return TextTokenizer(path=str(folder), trust_remote_code=trusted)
+    return run.tokenizer
 
 
 def model_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
@@ -73,12 +76,13 @@ def mixer_name(config: FastWeightsConfig) -> str:
 
 
 def _folder(run: LanguageRun) -> Path:
-    return model_folder(str(run.model["path"]), "model path")
+    trusted = run.tokenizer.trust_remote_code
+    return model_folder(str(run.model["path"]), "model path", trust_remote_code=trusted)
 
 
 def _check_tokenizer(run: LanguageRun, config: FastWeightsConfig, tokenizer: Any) -> None:
     if "path" in run.model and has_tokenizer(_folder(run)):
-        own = load_tokenizer(_folder(run))
+        own = load_tokenizer(_folder(run), trust_remote_code=run.tokenizer.trust_remote_code)
         if own.get_vocab() != tokenizer.get_vocab():
             raise ValueError(
                 f"tokenizer must be the one that the model in {run.model['path']} was trained with, but its {len(tokenizer)} "

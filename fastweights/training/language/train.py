@@ -25,6 +25,7 @@ from ...results.language import load_result, save_result
 from ..output_folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, TensorBoardLog, loss_curves
 from .checkpoints import check_checkpoint, checkpoints_in
+from .facts import training_facts
 from .folder import MEASURED, LanguageFolder, from_main_process, is_main_process, world_size
 from .model import build_model, mixer_name, model_config, model_tokenizer
 from .progress import TrainingProgress
@@ -135,13 +136,7 @@ def _train_one(
             check_checkpoint(checkpoint, config)
         began = time.perf_counter()
         tokens_a_step = run.length * run.batch_size * run.accumulation * world_size()
-        progress = TrainingProgress(
-            console,
-            title=mixer_name(config),
-            tokens_a_step=tokens_a_step,
-            steps=run.max_steps,
-            log_every=run.log_every,
-        )
+        progress = TrainingProgress(console, title=mixer_name(config), tokens_a_step=tokens_a_step, steps=run.max_steps)
         log = RunLog(folder.log, tokens_a_step=tokens_a_step, fp16=run.precision == "fp16")
         board = [TensorBoardLog(folder.tensorboard)] if run.tensorboard else []
         callbacks = [StopAt(stop_at), log, *board, progress]
@@ -153,7 +148,9 @@ def _train_one(
                 return None
             if not from_main_process(run.max_steps in loss_curves(folder.log)["held_out_steps"]):
                 trainer.evaluate()
-        trainer.save_to(folder.model)
+        trainer.save_to(
+            folder.model, training_facts(run, loss_curves(folder.log), tokens=run.max_steps * tokens_a_step)
+        )
         if not is_main_process():
             return None
         result = LanguageResult(
@@ -192,7 +189,8 @@ def _finished(
 def _measured(run: LanguageRun, model_folder: Path, held_out: TokenShards, device: torch.device) -> dict[str, Any]:
     """The fields `perplexities` and `continuation` of a result, of the model as it was saved. Context lengths that the held-out
     text is too short for are left out."""
-    model, tokenizer = load_language_model(model_folder, device=str(device))
+    trusted = run.tokenizer.trust_remote_code
+    model, tokenizer = load_language_model(model_folder, device=str(device), trust_remote_code=trusted)
     lengths = [length for length in run.context_lengths if length <= len(held_out)]
     entries = []
     if lengths:

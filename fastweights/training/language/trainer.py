@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...data.text import PackedRows, PreparedText, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
 from ...files import publish_folder
+from ...models.card import write_card
 from ..optimization import learning_rate_factor, weight_decay_groups
 from .checkpoints import drop_old, loading, saving
 from .folder import LanguageFolder, world_size
@@ -111,14 +113,15 @@ class LanguageTrainer(Trainer):
         loss = self.model(**batch, use_cache=False, logits_to_keep=1).loss
         return torch.stack([loss.double() * tokens, tokens])
 
-    def save_to(self, path: Path) -> None:
-        """Save the model and its tokenizer as the folder `path`, whole or not at all."""
+    def save_to(self, path: Path, facts: Mapping[str, str]) -> None:
+        """Save the model, its tokenizer and a card with the facts of its training as the folder `path`, whole or not at all."""
         partial = path.with_name(f".{path.name}.partial")
         with saving("the model", partial, self.folder.checkpoints):
             self.save_model(str(partial))
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 (partial / "training_args.bin").unlink(missing_ok=True)  # the run file holds the same settings
+                write_card(partial, self.accelerator.unwrap_model(self.model), facts)
                 publish_folder(partial, path)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

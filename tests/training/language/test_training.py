@@ -54,6 +54,10 @@ def test_trains_two_mixers_and_records_all_of_it(make_run):
         assert len(rows) >= run.evaluation_rows  # so that the loss of all is near that of those read
         loss = model(**pack_rows([rows[row] for row in range(len(rows))])).loss.item()
         assert abs(loss - result.held_out_loss) < 0.2
+        assert model.config.use_cache and model(torch.tensor([[1, 2]])).past_key_values is not None
+        card = Path(result.folder, "README.md").read_text()
+        assert f"| Held-out loss | {result.held_out_loss:.4f} nats per token |" in card and "| Steps | 30 |" in card
+        assert "AutoTokenizer" in card and str(Path(run.output).parent) not in card  # a card is published
     assert json.loads(Path(run.output, "results.json").read_text())[1]["name"] == "pgdn"
     assert [table.row_count for table in language_tables(results)] == [2, 2]
     assert [path.name for path in save_language_plots(results, Path(run.output))] == ["loss.png", "perplexity.png"]

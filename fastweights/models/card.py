@@ -1,0 +1,133 @@
+"""The model card: README.md beside a saved model, which says what the model is and how to load it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ..files import write_bytes
+from ..layers.registry import MIXERS
+from ..untrusted import one_line
+
+__all__ = ["model_card", "write_card"]
+
+SIGNATURE = re.compile(r"\n<!-- written by fastweights: ([0-9a-f]{16}) -->\n$")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+STATE_AT = (1_000, 10_000)  # tokens
+
+WITH_TOKENIZER = """\
+import fastweights.models  # makes the Auto classes of transformers know the model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."  # this folder, or the name of the model on the Hugging Face hub
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+tokens = tokenizer("The", return_tensors="pt").input_ids
+print(tokenizer.decode(model.generate(tokens, max_new_tokens=20)[0]))
+"""
+WITHOUT_TOKENIZER = """\
+import fastweights.models  # makes the Auto classes of transformers know the model
+import torch
+from transformers import {auto_class}
+
+folder = "."  # this folder, or the name of the model on the Hugging Face hub
+model = {auto_class}.from_pretrained(folder)
+tokens = torch.tensor([[0, 1, 2]])  # there was no tokenizer beside the model when this was written
+print(model(tokens){output})
+"""
+
+
+def write_card(folder: Path, model: Any, facts: Mapping[str, str] | None = None) -> None:
+    """Write the card of a model that is saved in the folder, unless there is a README.md that a person wrote or changed.
+
+    facts: of the model's training, by what a reader looks for ("Steps", "Learning rate").
+    """
+    path = folder / "README.md"
+    if not os.path.lexists(path) or _is_ours(path):
+        text = model_card(model, facts, tokenizer=any((folder / name).is_file() for name in TOKENIZER_FILES))
+        write_bytes(path, f"{text}\n<!-- written by fastweights: {_digest(text)} -->\n".encode())
+
+
+def model_card(model: Any, facts: Mapping[str, str] | None = None, *, tokenizer: bool = False) -> str:
+    """The card as Markdown. tokenizer: whether the usage reads text, or token ids."""
+    config = model.config
+    layers = [name for name, _ in config.mixers()]
+    own = sorted({name for name in layers if not MIXERS[name].layer.__module__.startswith("fastweights.")})
+    has_output = hasattr(model, "lm_head")
+    usage = WITH_TOKENIZER
+    if not (tokenizer and has_output):
+        auto_class, output = ("AutoModelForCausalLM", ".logits") if has_output else ("AutoModel", ".last_hidden_state")
+        usage = WITHOUT_TOKENIZER.format(auto_class=auto_class, output=output)
+    needed = (
+        f"\nFirst import the module that registers {', '.join(own)}, which the library does not have.\n" if own else ""
+    )
+    states = " and ".join(f"{model.state_size(length):,} after {length:,} tokens" for length in STATE_AT)
+    rows = "".join(f"| {one_line(name)} | {_cell(value)} |\n" for name, value in (facts or {}).items())
+    training = f"| | |\n|---|---|\n{rows}" if rows else "Nothing is recorded here.\n"
+    return f"""\
+---
+library_name: fastweights
+pipeline_tag: text-generation
+tags: [fastweights, linear-attention]
+---
+
+# Language model with {" and ".join(dict.fromkeys(layers))} layers
+
+A causal language model of the Python library fastweights: memory layers in place of softmax attention.
+
+| | |
+|---|---|
+| Memory layers | {_described(layers)} |
+| Width, heads | {config.hidden_size:,}, {config.num_heads:,} |
+| Vocabulary | {config.vocab_size:,} tokens |
+| Parameters | {model.num_parameters():,} |
+| State | {states}, in numbers per sequence |
+
+## Use
+{needed}
+```python
+{usage}```
+
+Without `import fastweights.models`, transformers says that it does not recognise the model type `fastweights`.
+
+## Training
+
+{training}
+## Licence
+
+Not stated. Whoever publishes the model names one here, and as `license` at the top of this file. The library is under the MIT
+licence, which says nothing about weights.
+"""
+
+
+def _described(layers: list[str]) -> str:
+    """[a, a, b] as "a in layers 0-1, b in layer 2"."""
+    parts = []
+    for name, places in groupby(enumerate(layers), key=lambda place: place[1]):
+        indices = [index for index, _ in places]
+        one = len(indices) == 1
+        parts.append(f"`{name}` in layer {indices[0]}" if one else f"`{name}` in layers {indices[0]}-{indices[-1]}")
+    return ", ".join(parts)
+
+
+def _cell(value: str) -> str:
+    return one_line(value).replace("|", "\\|")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the file is a card as it was written: signed, and not changed since."""
+    try:
+        text = path.read_text("utf-8") if path.is_file() else ""
+    except (OSError, UnicodeDecodeError):
+        return False
+    signed = SIGNATURE.search(text)
+    return signed is not None and signed[1] == _digest(text[: signed.start()])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

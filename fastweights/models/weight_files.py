@@ -1,0 +1,115 @@
+"""The files with a model's weights, looked at before they are loaded: safetensors in the folder itself, of the model's sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from ..untrusted import one_line, read_json_object
+
+__all__ = ["check_shapes", "check_weights"]
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+# A distributed checkpoint and an adapter: where transformers finds one, it reads more than the files below, or others.
+OTHERS = {"adapter_config.json": "a PEFT adapter", "shard-*-model-*.safetensors": "a distributed checkpoint"}
+
+
+def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
+    """The shape of every tensor, by name, of weights that can be loaded safely and that have the configuration's layers.
+
+    Only the headers of the files are read. The layers are counted here, because a model of a billion layers could not be built
+    to compare the rest (see `check_shapes`).
+
+    Raises:
+        ValueError: no safetensors files, others than safetensors, files outside the folder, damaged headers, weights that are
+            no floating-point numbers, or another number of layers than the configuration says.
+    """
+    for pattern, what in OTHERS.items():
+        for path in folder.glob(pattern):
+            raise ValueError(
+                f"{folder} must hold a whole model, but {path.name} is of {what}; load it with transformers or peft and save "
+                "the whole model with save_pretrained"
+            )
+    shapes, layers = {}, {-1}
+    for path in _safetensors(folder):
+        for name, kind, shape in _tensors(path):
+            if kind not in FLOATS and getattr(config, "quantization_config", None) is None:
+                raise ValueError(f"{path} must hold floating-point weights, but {one_line(name)} is {kind}")
+            shapes[name] = shape
+            layers.update(map(int, LAYER.findall(name)[:1]))
+    count = max(layers) + 1
+    if count != config.num_hidden_layers:
+        raise ValueError(
+            f"the weights in {folder} are not those of its config.json: num_hidden_layers is {config.num_hidden_layers:,}, and "
+            f"the weights are of {count:,}"
+        )
+    return shapes
+
+
+def check_shapes(folder: Path, shapes: Mapping[str, list[int]], model: nn.Module) -> None:
+    """ValueError if a weight is of another shape than in `model`, which may be on the device "meta"."""
+    for name, parameter in model.state_dict().items():
+        shape, wanted = shapes.get(name), list(parameter.shape)
+        if shape is not None and shape != wanted:
+            raise ValueError(
+                f"the weights in {folder} are not those of its config.json: {name} is {shape} and must be {wanted}"
+            )
+
+
+def _safetensors(folder: Path) -> list[Path]:
+    """The files that hold the weights."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        return _shards(index)
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if pickles:
+        raise ValueError(
+            f"{folder} holds its weights as a pickle ({pickles[0]}), which can run code and is never read; have whoever made it "
+            "save them as safetensors, with save_pretrained"
+        )
+    raise ValueError(f"{folder} holds no weights: there is no model.safetensors in it")
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names."""
+    content = read_json_object(index)
+    names = content.get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{index} is damaged: weight_map must say which file holds which weight")
+    if not isinstance(content.get("metadata"), dict):
+        raise ValueError(f"{index} is damaged: metadata must be a JSON object")
+    shards = []
+    for name in sorted(set(names.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ValueError(f"{index} must name safetensors files in its own folder, got {name!r}")
+        shards.append(index.with_name(name))
+        if not shards[-1].is_file():
+            raise ValueError(f"{index} names {name!r}, which is not in the folder; copy it there")
+    return shards
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, kind of number and shape of every tensor in a file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  # it is no dictionary
+                tensor = file.get_slice(name)
+                yield name, tensor.get_dtype(), tensor.get_shape()
+    except (SafetensorError, OSError) as error:
+        what = ", but a pickle, which can run code and is never read" if _is_pickle(path) else ""
+        raise ValueError(f"{path} is no safetensors file{what}: {one_line(error)}") from None
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether a file starts as torch.save and pickle write it."""
+    with path.open("rb") as file:
+        return file.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

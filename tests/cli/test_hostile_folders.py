@@ -1,0 +1,338 @@
+"""A stranger's folder: whatever is in it, a command ends with one line, runs nothing and writes nothing outside its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fastweights.cli import main
+
+from ..evaluation.small import save
+
+SECONDS = 10  # no command may take longer
+EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n\n\nclass Evil:\n    pass\n"
+COMMANDS: dict[str, list[str]] = {
+    "generate": ["The", "--max-new-tokens", "3"],
+    "evaluate": ["--on", "copy", "--lengths", "40", "--pairs", "2", "--symbols", "16", "--recall-examples", "1"],
+    "convert": ["--to", "pgdn", "--output"],
+}
+
+
+class RunsWhenLoaded:
+    def __reduce__(self) -> Any:
+        return exec, ("import pathlib; pathlib.Path('ran').touch()",)
+
+
+def set_keys(name: str, **values: Any) -> Callable[[Path], None]:
+    """Change keys of a JSON file."""
+
+    def harm(folder: Path) -> None:
+        path = folder / name
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**known, **values}))
+
+    return harm
+
+
+def write(name: str, content: bytes | str) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return harm
+
+
+def cut(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-50])
+
+
+def link(name: str, target: str) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return harm
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return harm
+
+
+def subfolder(name: str) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+
+    return harm
+
+
+def sparse(name: str) -> Callable[[Path], None]:
+    """A file of 3 GB of zeros that takes no room."""
+
+    def harm(folder: Path) -> None:
+        os.truncate(folder / name, 3 * 2**30)
+
+    return harm
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path, metadata={"format": "pt"})
+
+    return harm
+
+
+def index(target: str, **more: Any) -> Callable[[Path], None]:
+    """Weights by an index that says they are in the file `target`."""
+
+    def harm(folder: Path) -> None:
+        names = list(load_file(folder / "model.safetensors"))
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+        shutil.copy(folder / "model-00001-of-00001.safetensors", folder.parent / "outside.safetensors")
+        content = {"metadata": {}, "weight_map": dict.fromkeys(names, target.format(folder=folder.parent)), **more}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+    return harm
+
+
+def pickled(name: str, write_pickle: Callable[[Any, Any], Any]) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        with (folder / name).open("wb") as file:
+            write_pickle({"weight": RunsWhenLoaded()}, file)
+
+    return harm
+
+
+def header(length: int, content: bytes = b"{}") -> Callable[[Path], None]:
+    return write("model.safetensors", struct.pack("<Q", length) + content)
+
+
+def code(name: str, extra: Callable[[Path], None] | None = None, **values: Any) -> Callable[[Path], None]:
+    """Settings that name code, and the code."""
+
+    def harm(folder: Path) -> None:
+        (folder / "evil.py").write_text(EVIL)
+        set_keys(name, **values)(folder)
+        if extra is not None:
+            extra(folder)
+
+    return harm
+
+
+def tokens(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return harm
+
+
+NESTED = "[" * 100_000
+IMAGES = {"AutoImageProcessor": "evil.Evil"}
+MODEL: dict[str, Callable[[Path], None]] = {
+    "config cut": cut("config.json"),
+    "config empty": write("config.json", ""),
+    "config not UTF-8": write("config.json", b"\xff\xfe{\x00"),
+    "config nested": write("config.json", NESTED),
+    "config nested in a key": write("config.json", '{"model_type": "fastweights", "mixer": ' + NESTED),
+    "config nested less": write("config.json", '{"model_type": "fastweights", "mixer": ' + "[" * 900 + "]" * 900 + "}"),
+    "config a list": write("config.json", "[]"),
+    "config huge": sparse("config.json"),
+    "config a pipe": pipe("config.json"),
+    "config a device": link("config.json", "/dev/zero"),
+    "config a folder": subfolder("config.json"),
+    "config links in a circle": link("config.json", "config.json"),
+    "config links nowhere": link("config.json", "nowhere"),
+    "config links to a secret": link("config.json", "/etc/passwd"),
+    "another model": set_keys("config.json", model_type="gpt2"),
+    "no model": set_keys("config.json", model_type=["fastweights"]),
+    "ten thousand layers": set_keys("config.json", num_hidden_layers=10**4),
+    "a billion heads": set_keys("config.json", num_heads=10**9),
+    "a wide memory": set_keys("config.json", mixer={"name": "gdn", "head_dim": 10**9}),
+    "a large vocabulary": set_keys("config.json", vocab_size=10**12),
+    "a wide MLP": set_keys("config.json", intermediate_size=10**12),
+    "negative layers": set_keys("config.json", num_hidden_layers=-1),
+    "no heads": set_keys("config.json", num_heads=0),
+    "a string for a number": set_keys("config.json", hidden_size="16"),
+    "NaN": set_keys("config.json", norm_eps=float("nan")),
+    "a number beyond floats": write("config.json", '{"model_type": "fastweights", "norm_eps": 1e999}'),
+    "a number of many digits": write("config.json", '{"model_type": "fastweights", "hidden_size": ' + "9" * 5000 + "}"),
+    "an unknown mixer": set_keys("config.json", mixer="\x1b[31mred\nlines"),
+    "a dtype that is none": set_keys("config.json", dtype="pickle"),
+    "labels": set_keys("config.json", id2label="x"),
+    "another configuration file": set_keys("config.json", configuration_files=["config.4.0.0.json"]),
+    "other weights": set_keys("config.json", transformers_weights="../outside.safetensors"),
+    "code as the model": code("config.json", auto_map={"AutoModelForCausalLM": "evil.Evil", "AutoConfig": "evil.Evil"}),
+    "code as attention": set_keys("config.json", attn_implementation="someone/kernels"),
+    "a quantisation": set_keys("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
+    "weights missing": lambda folder: (folder / "model.safetensors").unlink(),
+    "weights cut": cut("model.safetensors"),
+    "weights empty": write("model.safetensors", b""),
+    "weights garbage": write("model.safetensors", bytes(range(256)) * 8),
+    "weights a pipe": pipe("model.safetensors"),
+    "weights a folder": subfolder("model.safetensors"),
+    "weights link in a circle": link("model.safetensors", "model.safetensors"),
+    "weights link nowhere": link("model.safetensors", "nowhere"),
+    "a header longer than the file": header(10**6),
+    "a header longer than memory": header(2**63 - 1),
+    "a negative header": header(2**64 - 1),
+    "a header nested": header(10**5, NESTED.encode()),
+    "offsets outside": header(64, b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}  '),
+    "another shape": weights(lambda found: found.update({"lm_head.weight": torch.zeros(400, 15)})),
+    "another shape of the embedding": weights(
+        lambda found: found.update({"model.embed_tokens.weight": torch.zeros(9, 16)})
+    ),
+    "whole numbers": weights(lambda found: found.update({"lm_head.weight": torch.zeros(400, 16, dtype=torch.int64)})),
+    "another name": weights(lambda found: found.update({"lm_heat.weight": found.pop("lm_head.weight")})),
+    "a layer of 10^18": weights(lambda found: found.update({f"model.layers.{10**18}.x": torch.zeros(1)})),
+    "extra tensors": weights(lambda found: found.update({"\x1b[2J\nextra": torch.zeros(1)})),
+    "no tensors": weights(lambda found: found.clear()),
+    "an index outside": index("../outside.safetensors"),
+    "an index of an absolute path": index("{folder}/outside.safetensors"),
+    "an index of a secret": index("../../../../../../../../etc/passwd"),
+    "an index of a missing file": index("model-00002-of-00002.safetensors"),
+    "an index of a pickle": index("pytorch_model.bin"),
+    "an index of numbers": index("", weight_map={"lm_head.weight": 3}),
+    "an index of nothing": index("", weight_map=[]),
+    "an index without metadata": index("model-00001-of-00001.safetensors", metadata=None),
+    "a pickle": pickled("pytorch_model.bin", torch.save),
+    "a pickle named safetensors": pickled("model.safetensors", torch.save),
+    "an old pickle named safetensors": pickled("model.safetensors", pickle.dump),
+    "an adapter": set_keys("adapter_config.json", base_model_name_or_path="someone/else", peft_type="LORA"),
+    "a distributed checkpoint": write("shard-00001-model-00001-of-00001.safetensors", b""),
+    "generation settings cut": write("generation_config.json", "{"),
+    "generation settings a pipe": pipe("generation_config.json"),
+    "generation settings of a wrong kind": write("generation_config.json", '["eos_token_id"]'),
+    "a hostile end of text": set_keys("generation_config.json", eos_token_id={"a": 1}),
+}
+TOKENIZER: dict[str, Callable[[Path], None]] = {
+    "tokenizer code": code("tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]}),
+    "tokenizer code of another place": code(
+        "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "someone/else--evil.Evil"]}, tokenizer_class="Evil"
+    ),
+    "tokenizer code by a detour": code(
+        "tokenizer_config.json",
+        set_keys("preprocessor_config.json", auto_map=IMAGES),
+        tokenizer_class="AutoImageProcessor",
+    ),
+    "no tokenizer class": set_keys("tokenizer_config.json", tokenizer_class="AutoModelForCausalLM"),
+    "a tokenizer of tokenizers": set_keys("tokenizer_config.json", tokenizer_class="RagTokenizer"),
+    "itself as tokenizer class": set_keys("tokenizer_config.json", tokenizer_class="AutoTokenizer"),
+    "a number as tokenizer class": set_keys("tokenizer_config.json", tokenizer_class=3),
+    "tokenizer cut": cut("tokenizer.json"),
+    "tokenizer empty": write("tokenizer.json", "{}"),
+    "tokenizer nested": write("tokenizer.json", NESTED),
+    "tokenizer a pipe": pipe("tokenizer.json"),
+    "tokenizer a folder": subfolder("tokenizer.json"),
+    "tokenizer huge": sparse("tokenizer.json"),
+    "tokenizer settings garbage": write("tokenizer_config.json", b"\x00" * 100),
+    "tokenizer settings a list": write("tokenizer_config.json", "[1]"),
+    "tokenizer settings a pipe": pipe("tokenizer_config.json"),
+    "other tokenizer files": set_keys("tokenizer_config.json", fast_tokenizer_files=["../../tokenizer.json"]),
+    "added tokens of a wrong kind": set_keys("tokenizer_config.json", added_tokens_decoder={"0": 3}),
+    "a template that is a pipe": pipe("chat_template.jinja"),
+    "more tokens than the model": tokens(lambda found: found["model"]["vocab"].update({"more": 400})),
+    "an enormous token": tokens(lambda found: found["model"]["vocab"].update({"more": 2**32 - 1})),
+    "a negative token": tokens(lambda found: found["model"]["vocab"].update({"more": -1})),
+    "no tokens": lambda folder: (
+        tokens(lambda found: (found["model"].update(vocab={}, merges=[]), found.update(added_tokens=[])))(folder),
+        write("tokenizer_config.json", "{}")(folder),
+    ),
+    "merges of unknown tokens": tokens(lambda found: found["model"].update(merges=[["?!?", "!?!"]])),
+    "an unknown kind of tokenizer": tokens(lambda found: found["model"].update(type="Evil")),
+    "a regular expression that is none": tokens(
+        lambda found: found.update(
+            pre_tokenizer={"type": "Split", "pattern": {"Regex": "(("}, "behavior": "Isolated", "invert": False}
+        )
+    ),
+}
+RUN: dict[str, Callable[[Path], None]] = {
+    "run.json cut": write("run.json", "{"),
+    "run.json nested": write("run.json", NESTED),
+    "run.json of a pipe": lambda folder: (
+        os.mkfifo(folder / "text.txt"),
+        write("run.json", json.dumps({"corpus": {"paths": [str(folder / "text.txt")]}, "model": {}}))(folder),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return save(tmp_path_factory.mktemp("whole") / "model")
+
+
+@pytest.fixture(autouse=True)
+def time_limit() -> Iterator[None]:
+    def ended(*_: Any) -> None:
+        pytest.fail(f"takes more than {SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, ended)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def listing(folder: Path) -> set[tuple[Path, int]]:
+    """Everything below a folder, with the time it was written."""
+    return {(path, path.lstat().st_mtime_ns) for path in folder.rglob("*") if not path.is_dir()}
+
+
+def cases(commands: str, *groups: dict[str, Any]) -> list[Any]:
+    return [
+        pytest.param(command, harm, id=f"{command}-{name}")
+        for group in groups
+        for name, harm in group.items()
+        for command in commands.split()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "harm"),
+    [
+        *cases("generate evaluate", TOKENIZER, MODEL),
+        *cases("convert", MODEL, {name: harm for name, harm in TOKENIZER.items() if "code" in name}),
+        *cases("evaluate", RUN),
+    ],
+)
+def test_one_line_and_nothing_else(whole, tmp_path, monkeypatch, capfd, command, harm):
+    folder = shutil.copytree(whole, tmp_path / "stranger")
+    harm(folder)
+    options = COMMANDS[command] + [str(tmp_path / "new")] * (command == "convert")
+    if harm in RUN.values():
+        options = ["--lengths", "40"]
+    elif command == "evaluate":
+        (tmp_path / "text.txt").write_text("text")
+        options = [*options, "--text", str(tmp_path / "text.txt")]
+    monkeypatch.chdir(tmp_path)
+    before = listing(tmp_path)
+    capfd.readouterr()
+    code = main([command, str(folder), *options])
+    printed = capfd.readouterr()
+    assert code in (1, 2), printed
+    assert printed.out == "" and printed.err.startswith("fastweights: error: ") and printed.err.count("\n") == 1, (
+        printed
+    )
+    assert printed.err.rstrip("\n").isprintable() and len(printed.err) < 2000, printed.err
+    assert str(folder) in printed.err or "model" in printed.err or "token" in printed.err, printed.err
+    assert listing(tmp_path) == before
