@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..data import TASKS, RecallTask
+from ..data import TASKS, Task
 from ..results import RecallResult
 
 __all__ = ["short_unit", "task_of"]
 
 
-def task_of(results: Sequence[RecallResult]) -> type[RecallTask]:
+def task_of(results: Sequence[RecallResult]) -> type[Task]:
     """The class of the results' task; the base class for a task that is no longer there."""
-    return TASKS.get(results[0].run["task"], RecallTask)
+    return TASKS.get(results[0].run["task"], Task)
 
 
 def short_unit(results: Sequence[RecallResult]) -> str:

@@ -1,4 +1,4 @@
-"""Plots of a recall experiment: accuracy against pairs, accuracy against state size, loss curves.
+"""Plots of a recall experiment: accuracy (or error) against pairs, state size and the place in a sequence; loss curves.
 
 matplotlib (the `viz` extra) is imported when a plot is drawn. Figures are made without pyplot: no window, no global state.
 """
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..results import RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
 from .naming import short_unit, task_of
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PLOT_FILES", "accuracy_by_pairs", "accuracy_by_state_size", "loss_curves", "save_plots"]
+__all__ = ["PLOT_FILES", "loss_curves", "measure_by_pairs", "measure_by_state_size", "measure_by_token", "save_plots"]
 
 _DODGE = 0.02  # mixers at the same place are drawn this fraction apart
 _GUESS: dict[str, Any] = {
@@ -29,6 +31,7 @@ _GUESS: dict[str, Any] = {
     "linewidth": 1.0,
     "zorder": 1,
 }
+_BEST: dict[str, Any] = {**_GUESS, "linestyle": (0, (6, 2)), "label": "best predictor"}
 
 
 def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
@@ -37,14 +40,22 @@ def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    for name, draw in _PLOTS.items():
+    measure = results[0].measure
+    plots = {
+        f"{measure}-by-pairs.png": measure_by_pairs,
+        f"{measure}-by-state-size.png": measure_by_state_size,
+        "loss-curves.png": loss_curves,
+    }
+    if any(result.by_token for result in results):
+        plots["by-token.png"] = measure_by_token
+    for name, draw in plots.items():
         save_figure(draw(results), folder / name)
-    return [folder / name for name in _PLOTS]
+    return [folder / name for name in plots]
 
 
-def accuracy_by_pairs(results: Sequence[RecallResult]) -> Figure:
-    """One line per mixer: accuracy at its best learning rate over the number of key-value pairs (logarithmic)."""
-    figure, (axes,) = _panels(1, f"Accuracy against the number of {task_of(results).unit}", results)
+def measure_by_pairs(results: Sequence[RecallResult]) -> Figure:
+    """One line per mixer: accuracy (or error) at its best learning rate over the number of key-value pairs (logarithmic)."""
+    figure, (axes,) = _panels(1, f"{_measure(results)} against the number of {task_of(results).unit}", results)
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
     mixers = list(dict.fromkeys(row.mixer for row in rows))
@@ -53,22 +64,23 @@ def accuracy_by_pairs(results: Sequence[RecallResult]) -> Figure:
     for mixer in mixers:
         own = sorted((row for row in rows if row.mixer == mixer), key=lambda row: row.pairs)
         x = [row.pairs * dodge[mixer] for row in own]
-        axes.plot(x, [row.accuracy or 0.0 for row in own], color=styles[mixer].colour, linewidth=1.2, zorder=2)
+        axes.plot(x, [_height(row) for row in own], color=styles[mixer].colour, linewidth=1.2, zorder=2)
         for place, row in zip(x, own, strict=True):
             _draw_point(axes, place, row, styles[mixer])
-    axes.plot(pairs, [next(row.chance for row in rows if row.pairs == count) for count in pairs], **_GUESS)
+    first = [next(row for row in rows if row.pairs == count) for count in pairs]
+    _draw_references(axes, pairs, first)
     _logarithmic(axes, pairs, f"{task_of(results).unit} in a sequence (mixers spread)", margin=1.3)
-    _accuracy_axis(axes)
+    _measure_axis(axes, first)
     return _finished(figure, [axes], mixers, results, hollow=any(row.undertrained for row in rows))
 
 
-def accuracy_by_state_size(results: Sequence[RecallResult]) -> Figure:
-    """One panel for each number of pairs, one point per mixer: accuracy over the size of its state."""
+def measure_by_state_size(results: Sequence[RecallResult]) -> Figure:
+    """One panel for each number of pairs, one point per mixer: accuracy (or error) over the size of its state."""
     rows = summarize(results)
     pairs = sorted({row.pairs for row in rows})
     mixers = list(dict.fromkeys(row.mixer for row in rows))
     styles = mixer_styles(mixers)
-    figure, panels = _panels(len(pairs), "Accuracy against state size", results)
+    figure, panels = _panels(len(pairs), f"{_measure(results)} against state size", results)
     for axes, count in zip(panels, pairs, strict=True):
         own = [row for row in rows if row.pairs == count]
         sizes = [row.state_size for row in own]
@@ -76,9 +88,9 @@ def accuracy_by_state_size(results: Sequence[RecallResult]) -> Figure:
         low, high = axes.get_xlim()
         for row, factor in zip(own, spread(sizes, (high / low) ** 0.025 - 1), strict=True):
             _draw_point(axes, row.state_size * factor, row, styles[row.mixer])
-        axes.axhline(own[0].chance, **_GUESS)
+        _draw_references(axes, axes.get_xlim(), own[:1] * 2)
         axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
-        _accuracy_axis(axes)
+        _measure_axis(axes, own)
     return _finished(figure, panels, mixers, results, hollow=any(row.undertrained for row in rows))
 
 
@@ -105,11 +117,12 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
                     markevery=(len(result.losses) // 10, max(1, len(result.losses) // 5)),
                 )
         chance = next(result.chance_level for result in results if result.run["pairs"] == count)
-        if chance < 1:
-            axes.axhline(-math.log(chance), **_GUESS)
+        is_error = results[0].measure == "error"
+        if is_error or chance < 1:
+            axes.axhline(chance if is_error else -math.log(chance), **_GUESS)
         axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
         axes.set_xlabel("optimizer step")
-        axes.set_ylabel("cross-entropy, nats per query")
+        axes.set_ylabel("squared error" if is_error else "cross-entropy, nats per query")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
         axes.yaxis.set_major_formatter("{x:g}")
@@ -117,12 +130,66 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
     return _finished(figure, panels, mixers, results, hollow=False)
 
 
-_PLOTS = {
-    "accuracy-by-pairs.png": accuracy_by_pairs,
-    "accuracy-by-state-size.png": accuracy_by_state_size,
-    "loss-curves.png": loss_curves,
-}
-PLOT_FILES = tuple(_PLOTS)
+def measure_by_token(results: Sequence[RecallResult]) -> Figure:
+    """One panel for each number of pairs: accuracy over the tokens of a sequence, or error over its examples, one line per
+    mixer at its best learning rate (the mean over seeds), and the errors of exact predictors."""
+    pairs = sorted({result.run["pairs"] for result in results})
+    mixers = list(dict.fromkeys(result.mixer for result in results))
+    styles = mixer_styles(mixers)
+    place = "example" if results[0].measure == "error" else "token"
+    figure, panels = _panels(len(pairs), f"{_measure(results)} by {place}", results)
+    for axes, count in zip(panels, pairs, strict=True):
+        exact: dict[str, list[float]] = {}
+        for mixer in mixers:
+            own = [result for result in results if result.mixer == mixer and result.run["pairs"] == count]
+            columns = [result.by_token for result in (best_results(own) if own else []) if result.by_token]
+            if columns:
+                means = {name: np.mean([column[name] for column in columns], axis=0).tolist() for name in columns[0]}
+                x = means.pop(place)
+                axes.plot(
+                    x,
+                    means.pop(results[0].measure),
+                    color=styles[mixer].colour,
+                    linewidth=1.2,
+                    marker=styles[mixer].marker,
+                    markersize=4.5,
+                    markevery=max(1, len(x) // 12),
+                )
+                exact = means
+        for name, errors in exact.items():
+            axes.plot(x, errors, **_BEST)
+            axes.annotate(name, (x[-1], errors[-1]), fontsize=8, ha="right", va="bottom", color=_BEST["color"])
+        rows = [row for row in summarize(results) if row.pairs == count]
+        axes.axhline(rows[0].chance, **_GUESS)
+        axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
+        axes.set_xlabel(f"{place} in the sequence")
+        _measure_axis(axes, rows)
+    return _finished(figure, panels, mixers, results, hollow=False)
+
+
+PLOT_FILES = (
+    *(f"{measure}-by-{what}.png" for measure in ("accuracy", "error") for what in ("pairs", "state-size")),
+    *("loss-curves.png", "by-token.png"),
+)
+
+
+def _measure(results: Sequence[RecallResult]) -> str:
+    return results[0].measure.capitalize()
+
+
+def _height(row: RecallSummary) -> float:
+    """Where a row is drawn: as a model that answers nothing right where all its runs diverged."""
+    if row.value is None:
+        return row.chance if row.measure == "error" else 0.0
+    return row.value
+
+
+def _draw_references(axes: Axes, places: Sequence[float], rows: Sequence[RecallSummary]) -> None:
+    """What guessing has at these places, and for errors what the best predictor has."""
+    axes.plot(places, [row.chance for row in rows], **_GUESS)
+    bests = [row.best_error for row in rows if row.best_error is not None]
+    if len(bests) == len(places):
+        axes.plot(places, bests, **_BEST)
 
 
 def _panels(count: int, title: str, results: Sequence[RecallResult]) -> tuple[Figure, list[Axes]]:
@@ -142,8 +209,8 @@ def _panels(count: int, title: str, results: Sequence[RecallResult]) -> tuple[Fi
 def _draw_point(axes: Axes, x: float, row: RecallSummary, style: MixerStyle) -> None:
     axes.errorbar(
         x,
-        row.accuracy or 0.0,
-        yerr=row.accuracy_std,
+        _height(row),
+        yerr=row.value_std,
         color=style.colour,
         marker=style.marker,
         markersize=8,
@@ -155,9 +222,11 @@ def _draw_point(axes: Axes, x: float, row: RecallSummary, style: MixerStyle) -> 
     )
 
 
-def _accuracy_axis(axes: Axes) -> None:
-    axes.set_ylabel("accuracy on held-out sequences")
-    axes.set_ylim(-0.03, 1.05)
+def _measure_axis(axes: Axes, rows: Sequence[RecallSummary]) -> None:
+    is_error = rows[0].measure == "error"
+    axes.set_ylabel(f"{'squared error' if is_error else 'accuracy'} on held-out sequences")
+    highest = max([1.0, *(_height(row) + (row.value_std or 0.0) for row in rows), *(row.chance for row in rows)])
+    axes.set_ylim(-0.03, 1.05 * highest)
 
 
 def _logarithmic(axes: Axes, values: Sequence[int], label: str, *, margin: float) -> None:
@@ -190,8 +259,10 @@ def _finished(
         for mixer, style in mixer_styles(mixers).items()
     ]
     if hollow:
-        label = "hollow: loss\nstill falling"
+        label = "hollow: loss still\nfalling, or too\nshort to tell"
         entries.append(Line2D([], [], color="#555555", marker="o", markerfacecolor="white", linewidth=0, label=label))
     entries.append(Line2D([], [], label=textwrap.fill(task_of(results).guess, 16), **_GUESS))
+    if results[0].measure == "error":
+        entries.append(Line2D([], [], **_BEST))
     figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False, labelspacing=0.7)
     return figure

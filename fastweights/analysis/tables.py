@@ -14,23 +14,23 @@ __all__ = ["language_tables", "recall_table"]
 
 
 def recall_table(results: Sequence[RecallResult]) -> Table:
-    """The best accuracy of each mixer, one section for each number of pairs, the best mixer first."""
-    rows = summarize(results)
+    """The best accuracy (or error) of each mixer, one section for each number of pairs, the best mixer first."""
+    rows, measure = summarize(results), results[0].measure
     table = plain_table(
-        f"Accuracy: {describe_experiment(results)}",
-        f"Accuracy at the best learning rate of the grid. Chance: {task_of(results).guess}. State size: numbers in memory per "
-        "sequence, all layers. Undertrained: the loss was still falling at the end.",
+        f"{measure.capitalize()}: {describe_experiment(results)}",
+        f"{measure.capitalize()} at the best learning rate of the grid. {_explanation(results)} State size: numbers in memory "
+        f"per sequence, all layers. {_marks(measure)}",
         text=("mixer",),
-        numbers=("accuracy", "learning rate", "state size", "parameters"),
+        numbers=(measure, "learning rate", "state size", "parameters"),
     )
     table.add_column("notes", overflow="fold")
     for pairs in sorted({row.pairs for row in rows}):
         table.add_section()
-        own = sorted((row for row in rows if row.pairs == pairs), key=lambda row: -(row.accuracy or 0.0))
-        add_row(table, f"{pairs:,} {short_unit(results)}", f"chance {own[0].chance:.3f}")
+        own = sorted((row for row in rows if row.pairs == pairs), key=lambda row: row.rank)
+        add_row(table, f"{pairs:,} {short_unit(results)}", _reference(own))
         for row in own:
             rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
-            add_row(table, row.mixer, _accuracy(row), rate, f"{row.state_size:,}", f"{row.parameters:,}", _notes(row))
+            add_row(table, row.mixer, _value(row), rate, f"{row.state_size:,}", f"{row.parameters:,}", _notes(row))
     return table
 
 
@@ -68,17 +68,41 @@ def _perplexity(loss: float) -> str:
     return f"{math.exp(min(loss, 700.0)):.4g}"
 
 
-def _accuracy(row: RecallSummary) -> str:
-    if row.accuracy is None:
+def _explanation(results: Sequence[RecallResult]) -> str:
+    if results[0].measure == "accuracy":
+        return f"Chance: {task_of(results).guess}."
+    return "Squared error, the mean over all examples. Best: ridge regression or, with a drift, the Kalman filter."
+
+
+def _marks(measure: str) -> str:
+    undertrained = "Undertrained: the loss was still falling at the end, or the run is too short to tell."
+    if measure == "error":
+        return f"{undertrained} At chance: no better than predicting 0."
+    return (
+        f"{undertrained} At chance: within the noise of the test. Below chance: worse than guessing, which points to a fault or "
+        "to a training that has hardly begun."
+    )
+
+
+def _reference(rows: Sequence[RecallSummary]) -> str:
+    """What the rows of one difficulty are to be compared with."""
+    if rows[0].measure == "accuracy":
+        return f"chance {rows[0].chance:.3f}"
+    bests = [row.best_error for row in rows if row.best_error is not None]
+    return f"best {min(bests):.3f}" if bests else "-"
+
+
+def _value(row: RecallSummary) -> str:
+    if row.value is None:
         return "-"
-    spread = "" if row.accuracy_std is None else f" ± {row.accuracy_std:.3f}"
-    return f"{row.accuracy:.3f}{spread}"
+    spread = "" if row.value_std is None else f" ± {row.value_std:.3f}"
+    return f"{row.value:.3f}{spread}"
 
 
 def _notes(row: RecallSummary) -> str:
     notes = ["undertrained"] if row.undertrained else []
-    if row.accuracy is not None and row.accuracy <= row.chance:
-        notes.append("at chance")
+    if row.standing in ("at chance", "below chance"):
+        notes.append(row.standing)
     if row.diverged:
         notes.append(f"{row.diverged} of {row.runs} runs diverged")
     return ", ".join(notes)

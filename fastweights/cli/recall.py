@@ -10,7 +10,7 @@ from rich.console import Console
 from ._options import Imports, fail, import_mixers, one_line_errors, values
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
-TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5"
+TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
 MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,16"]
 LEARNING_RATES, SEEDS = ["0.005,0.01"], ["0"]
 
@@ -49,6 +49,9 @@ def recall(
         int | None, typer.Option(help="Processes, each on one core; by default one per core, or one on a GPU.")
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between two saves of a run.")] = 10.0,
+    log_every: Annotated[
+        int, typer.Option(help="Steps of a run between two lines of progress where there is no terminal.")
+    ] = 100,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the results in the output folder and start again.")
     ] = False,
@@ -96,7 +99,8 @@ def recall(
                 workers=workers,
                 overwrite=overwrite,
                 checkpoint_seconds=checkpoint_seconds,
-                reporter=reporter_for(Console(stderr=True)),
+                reporter=reporter_for(Console(stderr=True), log_every),
+                log_every=log_every,
                 imports=imports or (),
             )
         except WorkerError as error:

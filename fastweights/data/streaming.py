@@ -3,9 +3,10 @@
 import queue
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from ..checks import check_size, check_whole_number
-from .task import Batch, RecallTask, check_batch
+from .task import Task, check_batch
 
 __all__ = ["stream"]
 
@@ -13,8 +14,8 @@ _CLOSED_EVERY = 0.1  # seconds between a waiting thread's looks at whether its c
 
 
 def stream(
-    task: RecallTask, split: str, *, seed: int, batch_size: int, start: int = 0, stop: int, ahead: int = 4
-) -> Iterator[Batch]:
+    task: Task, split: str, *, seed: int, batch_size: int, start: int = 0, stop: int, ahead: int = 4
+) -> Iterator[Any]:
     """Iterator of task.batch(split, seed=seed, index=index, batch_size=batch_size) for index in range(start, stop).
 
     A thread, started by the first next(), generates up to `ahead` batches in advance. To resume after n batches, pass
@@ -28,11 +29,11 @@ def stream(
     return _consume(task, split, seed, batch_size, range(start, stop), ahead)
 
 
-def _consume(task: RecallTask, split: str, seed: int, batch_size: int, indices: range, ahead: int) -> Iterator[Batch]:
-    ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=ahead)
+def _consume(task: Task, split: str, seed: int, batch_size: int, indices: range, ahead: int) -> Iterator[Any]:
+    ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
     closed = threading.Event()
 
-    def offer(item: Batch | BaseException) -> bool:
+    def offer(item: Any) -> bool:
         # The consumer only sets a flag: it may be closed by the garbage collector, inside this very thread, where
         # waiting for the thread or taking the queue's lock could block for ever.
         while not closed.is_set():

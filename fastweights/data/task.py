@@ -1,9 +1,9 @@
-"""Base class of the recall tasks: checked options, and batches that are a pure function of seed, split and index."""
+"""Base classes of the tasks: checked options, and batches that are a pure function of seed, split and index."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from ..checks import check_choice, check_size, check_whole_number
 from ._draws import Draws
 from ._splits import SPLITS, check_split, draw_split
 
-__all__ = ["IGNORE_INDEX", "VOCAB_SIZE", "Batch", "RecallTask", "check_batch"]
+__all__ = ["IGNORE_INDEX", "VOCAB_SIZE", "Batch", "RecallTask", "Task", "check_batch"]
 
 IGNORE_INDEX = -100  # the label that torch's cross-entropy ignores
 VOCAB_SIZE = 8192  # the Zoology benchmark's
@@ -37,11 +37,11 @@ def check_batch(split: object, seed: object, index: object, batch_size: object) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallTask(ABC):
-    """A task of recalling associations a -> b (key -> value; for the copy task, position -> token).
+class Task(ABC):
+    """Sequences to be answered in part, as batches that are a pure function of seed, split and index.
 
-    pairs: associations in a sequence; length: tokens in a sequence, T (None: the shortest that holds the task);
-    vocab_size: token ids lie in [0, vocab_size). A wrong option raises ValueError, one of a wrong kind TypeError.
+    pairs: associations in a sequence; length: tokens in a sequence, T (None: the shortest that holds the task). A wrong
+    option raises ValueError, one of a wrong kind TypeError.
 
     Train and test share no example, for any seeds, lengths and vocabularies. Proof: an example is identified by
     the set of its associations, which can be read off its tokens. `is_test` is a fixed function of that set, and
@@ -52,22 +52,21 @@ class RecallTask(ABC):
 
     pairs: int
     length: int = None  # type: ignore[assignment]  # an int once constructed
-    vocab_size: int = VOCAB_SIZE
 
     name: ClassVar[str]
     summary: ClassVar[str]
     unit: ClassVar[str] = "key-value pairs"  # what `pairs` is the number of
-    guess: ClassVar[str] = "guessing among the values shown"  # what has the accuracy `chance`
-    by_token: ClassVar[bool] = False  # whether results say how accuracy depends on the position in the sequence
+    measure: ClassVar[str] = "accuracy"  # of the answers; or "error", their squared error
+    guess: ClassVar[str] = "guessing among the values shown"  # what measures `chance`
+    by_token: ClassVar[bool] = False  # whether results say how the measure depends on the position in the sequence
 
     @property
+    @abstractmethod
     def chance(self) -> float:
-        """Accuracy of a memory that knows the values of a sequence but not their keys."""
-        return 1 / self.pairs
+        """The measure of answers that need no memory."""
 
     def __post_init__(self) -> None:
         self._set("pairs", check_size("pairs", self.pairs))
-        self._set("vocab_size", check_whole_number("vocab_size", self.vocab_size, low=1, high=2**31))
         shortest = self._shortest_length()
         self._set("length", shortest if self.length is None else check_size("length", self.length))
         if self.length < shortest:
@@ -79,28 +78,25 @@ class RecallTask(ABC):
         for stream, split in enumerate(SPLITS):
             check_split(partial(self._draw_associations, Draws(0, stream, 0), split), split)
 
-    def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Batch:
+    @abstractmethod
+    def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Any:
         """Batch number `index` of `split` ("train" or "test"), B = batch_size sequences.
 
         A pure function of the task and these arguments, identical on every machine and version of Python and NumPy.
         Any other index, seed or batch_size gives other sequences. ValueError for an unknown split, a seed or index
         below 0, a batch_size below 1; TypeError where one is no integer.
         """
+
+    def _draw(self, split: str, seed: int, index: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `batch` returns."""
         check_batch(split, seed, index, batch_size)
         draws = Draws(seed, SPLITS.index(split), index)
         associations = draw_split(partial(self._draw_associations, draws, split), split, batch_size)
-        input_ids, labels = self._lay_out(draws, associations)
-        return Batch(torch.from_numpy(input_ids), torch.from_numpy(labels))
+        first, second = self._lay_out(draws, associations)
+        return torch.from_numpy(first), torch.from_numpy(second)
 
     def _set(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)  # the dataclass is frozen for everyone else
-
-    def _require_vocabulary(self, needed: int) -> None:
-        if self.vocab_size < needed:
-            raise ValueError(
-                f"vocab_size must be at least {needed} for {self.pairs} pairs of task {self.name!r}, "
-                f"got {self.vocab_size}; raise vocab_size or lower pairs"
-            )
 
     @abstractmethod
     def _shortest_length(self) -> int:
@@ -116,4 +112,33 @@ class RecallTask(ABC):
 
     @abstractmethod
     def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """input_ids and labels, int64 [rows, length], of sequences with these associations."""
+        """Inputs and right answers of sequences with these associations, as `batch` returns them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallTask(Task):
+    """A task of recalling associations a -> b (key -> value; for the copy task, position -> token).
+
+    vocab_size: token ids lie in [0, vocab_size). `_lay_out` gives input_ids and labels, int64 [rows, length].
+    """
+
+    vocab_size: int = VOCAB_SIZE
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a memory that knows the values of a sequence but not their keys."""
+        return 1 / self.pairs
+
+    def __post_init__(self) -> None:
+        self._set("vocab_size", check_whole_number("vocab_size", self.vocab_size, low=1, high=2**31))
+        super().__post_init__()
+
+    def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Batch:
+        return Batch(*self._draw(split, seed, index, batch_size))
+
+    def _require_vocabulary(self, needed: int) -> None:
+        if self.vocab_size < needed:
+            raise ValueError(
+                f"vocab_size must be at least {needed} for {self.pairs} pairs of task {self.name!r}, "
+                f"got {self.vocab_size}; raise vocab_size or lower pairs"
+            )

@@ -6,6 +6,7 @@ from .evaluate import MEASURES, EvaluationSettings, evaluate
 from .needle import NEEDLE_TASKS, NeedleRecall, needle_recall
 from .perplexity import LengthPerplexity, perplexity_by_length
 from .recall import recall_accuracy
+from .regression import RegressionErrors, regression_errors
 from .symbols import TaskInWords, word_tokens
 from .word_recall import WordRecall, word_recall
 
@@ -14,6 +15,7 @@ __all__ = [
     "NEEDLE_TASKS",
     "EvaluationSettings",
     "LengthPerplexity",
+    "RegressionErrors",
     "NeedleRecall",
     "TaskInWords",
     "WordRecall",
@@ -23,6 +25,7 @@ __all__ = [
     "needle_recall",
     "perplexity_by_length",
     "recall_accuracy",
+    "regression_errors",
     "word_recall",
     "word_tokens",
 ]

@@ -8,7 +8,7 @@ import torch
 from ..data import IGNORE_INDEX, Batch
 from .reading import evaluating, hidden_blocks
 
-__all__ = ["labelled_logits", "recall_accuracy"]
+__all__ = ["labelled_logits", "recall_accuracy", "right_and_asked"]
 
 _TEST_BATCH = 128
 _TEST_TOKENS = 2**16  # of the sequences of one forward pass: the model reads long ones a few at a time
@@ -45,28 +45,51 @@ def recall_accuracy(
 
     block: tokens to read at a time. finite: logits that are not finite are refused (ValueError) and not counted as wrong.
     """
-    right = queries = 0
+    right_T, asked_T = right_and_asked(
+        model, task, seed=seed, examples=examples, device=device, block=block, finite=finite
+    )
+    return int(right_T.sum()) / int(asked_T.sum())
+
+
+def right_and_asked(
+    model: Any,
+    task: Task,
+    *,
+    seed: int,
+    examples: int,
+    device: str | torch.device = "cpu",
+    block: int = 512,
+    finite: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many of `examples` test sequences have a right answer, and how many a label, at each token: int64 [T] twice.
+    Arguments as for `recall_accuracy`."""
+    right_T = asked_T = torch.zeros((), dtype=torch.int64)
     with evaluating(model):
         for index, start in enumerate(range(0, examples, _TEST_BATCH)):
             batch = task.batch("test", seed=seed, index=index, batch_size=min(_TEST_BATCH, examples - start))
             rows = max(1, _TEST_TOKENS // batch.input_ids.shape[1])
             for input_ids, labels in zip(batch.input_ids.split(rows), batch.labels.split(rows), strict=True):
-                for logits, wanted in _labelled_blocks(model, input_ids.to(device), labels.to(device), block):
+                right_BT = torch.zeros_like(labels)
+                for place, logits, wanted in _labelled_blocks(model, input_ids.to(device), labels.to(device), block):
                     if finite and not logits.isfinite().all():
                         raise ValueError(
                             "model must give finite logits, got NaN or infinite ones; its weights are damaged"
                         )
-                    right += int((logits.argmax(-1) == wanted).sum())
-                    queries += wanted.numel()
-    return right / queries
+                    right_BT[:, place : place + block][(labels != IGNORE_INDEX)[:, place : place + block]] = (
+                        logits.argmax(-1) == wanted
+                    ).to(right_BT)
+                right_T = right_T + right_BT.sum(0)
+                asked_T = asked_T + (labels != IGNORE_INDEX).sum(0)
+    return right_T, asked_T
 
 
 def _labelled_blocks(
     model: Any, input_ids: torch.Tensor, labels: torch.Tensor, block: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`labelled_logits` of each block that has labels. Only the model's cache outlives a block."""
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """`labelled_logits` of each block that has labels, behind the block's first position. Only the model's cache outlives
+    a block."""
     for start, hidden in hidden_blocks(model, input_ids, block):
         here = labels[:, start : start + block]
         queries = here != IGNORE_INDEX
         if queries.any():
-            yield model.lm_head(hidden[queries]), here[queries]
+            yield start, model.lm_head(hidden[queries]), here[queries]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..checks import check_choice, check_size
-from ..data import make_task
+from ..data import RecallTask, make_task
 from ..results import WordRecall
 from .reading import prompt_tokens
 from .recall import recall_accuracy
@@ -74,4 +74,5 @@ def task_in_words(tokenizer: Any, task: str, *, length: int | None, pairs: int, 
         made = make_task(task, pairs=pairs, length=length, vocab_size=symbols, **WORD_TASKS[task])
     except ValueError as error:
         raise ValueError(str(error).replace("vocab_size", "symbols")) from None
+    assert isinstance(made, RecallTask)  # tasks of vectors are not among WORD_TASKS
     return TaskInWords(made, word_tokens(tokenizer, symbols), prompt_tokens(tokenizer, ""))

@@ -19,6 +19,7 @@ from .rls import RecursiveLeastSquares
 from .softmax_attention import SoftmaxAttention
 from .ttt import TestTimeTraining
 from .vla import VariationalLinearAttention
+from .vla_baselines import PrintedDeltaNet
 
 __all__ = [
     "MIXERS",
@@ -37,6 +38,7 @@ __all__ = [
     "MixerSpec",
     "PalimpsaD",
     "PalimpsaM",
+    "PrintedDeltaNet",
     "ProjectionOptions",
     "RecursiveLeastSquares",
     "RuleCall",

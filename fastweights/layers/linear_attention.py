@@ -19,6 +19,7 @@ from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERG
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
 
+SMALLEST_DIVISOR = 1e-4
 FEATURE_MAPS = {"identity": lambda x: x, "elu": lambda x: F.elu(x) + 1}
 
 
@@ -32,9 +33,15 @@ class LinearAttentionOptions(DecayOptions, MemoryOptions):
     tie_preconditioner: bool = option(False, check_flag)
     ridge: float = option(0.1, check_positive)
     feature_map: str = option("identity", one_of(*FEATURE_MAPS))
+    normalizer: bool = option(False, check_flag)
 
     def check_together(self) -> None:
         super().check_together()
+        if self.normalizer and (self.feature_map != "elu" or self.preconditioner is not None):
+            raise ValueError(
+                "normalizer must be False unless feature_map is 'elu' and there is no preconditioner: it divides by z.q, which "
+                "must be positive"
+            )
         if self.tie_preconditioner and self.decay == "channel":
             raise ValueError("tie_preconditioner must be False with decay 'channel': A has one decay per head")
 
@@ -55,7 +62,7 @@ class LinearAttention(MemoryLayer):
     Linear attention, gated linear attention and, with the preconditioner, PLA, P-Mamba-2 and PGLA (Preconditioned DeltaNet,
     sections 3.4 and 5, appendix E.3). Queries and keys pass a short convolution, SiLU, the feature map and the L2 norm. The
     answer of each head is normalised by itself. This norm cancels every positive factor of a head, so the layer does not
-    divide by the sum of keys.
+    divide by the sum of the weights unless `normalizer` asks for it.
 
     Args:
         decay: "none", "head" (one decay per head, as in Mamba-2) or "channel" (one per key channel, as in GLA).
@@ -64,6 +71,7 @@ class LinearAttention(MemoryLayer):
         tie_preconditioner: whether A decays and gains as the memory does; otherwise it has projections of its own.
         ridge: number added to A, positive.
         feature_map: function of queries and keys, "identity" or "elu" (ELU + 1).
+        normalizer: whether the answer is divided by z.q, at least 1e-4, with z the decayed sum of beta k (Katharopoulos et al.).
 
     The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
     """
@@ -117,11 +125,22 @@ class LinearAttention(MemoryLayer):
             )
             k_BTHK = k_BTHK.repeat_interleave(q_BTHK.shape[2] // k_BTHK.shape[2], 2)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG)
+        if self.options.normalizer:
+            return self._weighted_mean(q_BTHK, k_BTHK, v_BTGV, g, beta_BTG, run)
         o_BTGV, memory = run(linear_attention, q_BTHK, k_BTHK, v_BTGV, g, state=("S",))
         return o_BTGV, {**memory, **energy}
 
+    def _weighted_mean(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, run: RuleCall
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """S^T q / (z.q) and the memory S, z. v: values with their gain."""
+        weight = torch.ones_like(v[..., :1]) if beta is None else beta[..., None].to(v.dtype)
+        o, memory = run(linear_attention, q, k, v, g, scale=1.0, state=("S",))
+        divisor, weights = run(linear_attention, q, k, weight, g, scale=1.0, state=("z",))
+        return o / divisor.clamp_min(SMALLEST_DIVISOR), {**memory, **weights}
+
     def state_size(self, length: int = 1) -> int:
-        channels = self.heads.value + (self.preconditioner is not None)
+        channels = self.heads.value + (self.preconditioner is not None) + self.options.normalizer
         return self.heads.value_heads * self.heads.key * channels
 
 

@@ -32,7 +32,8 @@ PDN = "Preconditioned DeltaNet"
 ORDER = (
     *("softmax", "linear", "mamba2", "gla", "pla", "pgla", "pmamba2"),
     *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn"),
-    *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", "vla", "rls"),
+    *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt"),
+    *("vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet", "rls"),
 )
 Layer = TypeVar("Layer", bound=type[Mixer])
 

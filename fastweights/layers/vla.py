@@ -14,8 +14,9 @@ from ..ops.variational_linear_attention.memory import penalized_memory
 from .initialization import OwnInitialValues, ResidualProjection
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import LayerNorm, l2_normalize
-from .options import ProjectionOptions, at_least_zero, option
+from .options import ProjectionOptions, at_least_zero, one_of, option
 from .probe import states_over_time
+from .projections import ACTIVATIONS
 from .registry import EXACT, register_mixer
 
 __all__ = ["VLAOptions", "VariationalLinearAttention"]
@@ -25,6 +26,8 @@ __all__ = ["VLAOptions", "VariationalLinearAttention"]
 class VLAOptions(ProjectionOptions):
     """Options of `VariationalLinearAttention`, whose docstring explains them."""
 
+    conv_size: int | None = option(None, check_size)
+    activation: str = option("none", one_of(*ACTIVATIONS))
     adaptive: bool = option(True, check_flag)
     ridge: float = option(0.1, check_positive)
     refresh_every: int | None = option(20, check_size, or_none=True)
@@ -67,14 +70,16 @@ class VariationalLinearAttention(MemoryLayer):
 
     with q and k = ELU + 1 of the raw ones, khat = k / |k|, u the unit direction of a projection of the raw key divided by
     sqrt(K), z the sum of the k, and $A_0 = I / \mathrm{ridge}$. The answers of all heads pass one LayerNorm and the output
-    projection. Variational Linear Attention, section 3 and Algorithm 1, which has neither convolutions nor an activation
-    (`conv_size` None, `activation` "none"); `fastweights.ops.variational_linear_attention` lists the departures from its text.
+    projection. Variational Linear Attention, section 3 and Algorithm 1, which has neither convolutions nor an activation before
+    ELU + 1; the mixer `vla-conv` has both. docs/rules.md lists the departures from its text.
 
     Without normalisation the step is $I - \alpha_t k_t^\top$ with an eigenvalue $1 - \alpha_t \cdot k_t$: beyond 2 the memory
     grows without end, and at ridge 0.1 alpha . khat starts at 10. The paper finds NaN from 96 dimensions on (its tables 2 and
     4); a ridge of at least 1/2 keeps `normalize_writes` False alone within bounds.
 
     Args:
+        conv_size: width of short convolutions; None, the default, for none.
+        activation: function of q, k and v before ELU + 1, "silu" or, the default, "none".
         adaptive: whether A changes; otherwise it stays I / ridge, which is the delta rule with gain 1.
         ridge: penalty before the first token, positive.
         refresh_every: number of tokens between additions of `refresh` to A's diagonal, or None.
@@ -144,3 +149,15 @@ class VariationalLinearAttention(MemoryLayer):
     def state_size(self, length: int = 1) -> int:
         columns = self.heads.value + 1 + (0 if self.penalty is None else self.heads.key)
         return self.heads.value_heads * self.heads.key * columns
+
+
+register_mixer(
+    "vla-conv",
+    layer=VariationalLinearAttention,
+    options={"conv_size": 4, "activation": "silu"},
+    summary="vla behind short convolutions with SiLU, as the other layers here have",
+    equation="as vla",
+    source="Variational Linear Attention, section 3; the convolutions are this library's",
+    state="H K (V + K + 1)",
+    cost=f"H ({EXACT} + 2 K + C (K + 1) / 2)",
+)

@@ -7,6 +7,7 @@ from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
 from .modeling import FastWeightsModel
 from .presets import PRESETS, preset
+from .vectors import VectorModel
 
 __all__ = [
     "PRESETS",
@@ -14,6 +15,7 @@ __all__ = [
     "FastWeightsConfig",
     "FastWeightsForCausalLM",
     "FastWeightsModel",
+    "VectorModel",
     "preset",
 ]
 

@@ -1,6 +1,6 @@
 """Results of recall experiments, trained language models and evaluations: record types and their files."""
 
-from .convergence import still_falling
+from .convergence import still_falling, undertrained
 from .evaluation import HarnessScore, LengthPerplexity, NeedleRecall, WordRecall
 from .experiment import RecallSummary, load_results, save_results, summarize
 from .language import LanguageResult
@@ -19,4 +19,5 @@ __all__ = [
     "save_results",
     "still_falling",
     "summarize",
+    "undertrained",
 ]

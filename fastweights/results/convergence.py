@@ -3,8 +3,12 @@
 The end of a training curve says little as it stands: the learning rate has decayed, and a loss that would keep falling at a
 higher rate looks flat. So the loss of the last fifth of training is fitted by a straight line not over the steps but over the
 sum of the learning rates so far, which undoes the flattening, and the line is prolonged by as much learning as a fifth of the
-whole training had. The run counts as undertrained if that would lower the loss by LEAST_FALL or more, if the slope is
-LEAST_ERRORS standard errors from zero, and if the loss has not practically arrived at 0 (CONVERGED).
+whole training had. What it falls by then is known up to its standard error.
+
+- The loss is still falling if that fall is LEAST_FALL or more and LEAST_ERRORS standard errors from zero.
+- The curve is too short to tell if it has fewer than FEWEST_STEPS steps or FEWEST_POINTS points in its last fifth, or if a fall
+  of LARGEST_UNSEEN lies within LEAST_ERRORS standard errors of the one found.
+- Neither counts where the loss has practically arrived at 0 (CONVERGED).
 
 A learning rate that falls lowers the loss a little by itself, so the mark errs on the side of 'undertrained'. And it can only
 see what the curve shows: a model that sits on a plateau before it finds out how to recall is not marked.
@@ -14,30 +18,57 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["still_falling"]
+__all__ = ["still_falling", "undertrained"]
 
 PART = 0.2
+FEWEST_STEPS = 100
+FEWEST_POINTS = 10
 LEAST_FALL = 0.05  # nats: the right answer would get 5% more probability
+LARGEST_UNSEEN = 0.2  # nats: 22% more
 LEAST_ERRORS = 2.0
 CONVERGED = 0.05  # nats: the right answer has 95% probability
 
 
-def still_falling(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> bool:
-    """Whether the loss was still falling at the end of training.
+def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> bool:
+    """Whether the loss was still falling at the end of training, or the curve is too short to tell.
 
     Args:
         steps: optimizer steps at which the points of the loss curve were recorded, ascending.
         losses: mean loss (nats) since the point before.
         learning: sum of the learning rates of all steps up to the point, in any unit.
-
-    Fewer than 5 points in the last fifth are too few to judge: the answer is then no.
     """
+    if not len(steps):
+        return True
     last = np.asarray(steps) > (1 - PART) * steps[-1]
-    if last.sum() < 5:
+    if np.asarray(losses)[last].mean() <= CONVERGED:
         return False
+    if steps[-1] < FEWEST_STEPS or last.sum() < FEWEST_POINTS:
+        return True
+    level, fall, error = _extrapolated(steps, losses, learning)
+    return level > CONVERGED and (_falls(fall, error) or fall + LEAST_ERRORS * error > LARGEST_UNSEEN)
+
+
+def still_falling(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> bool:
+    """Whether the loss was still falling at the end of training; no where fewer than 5 points are in its last fifth. Arguments
+    as for `undertrained`."""
+    if (np.asarray(steps) > (1 - PART) * steps[-1]).sum() < 5:
+        return False
+    level, fall, error = _extrapolated(steps, losses, learning)
+    return level > CONVERGED and _falls(fall, error)
+
+
+def _falls(fall: float, error: float) -> bool:
+    return fall > LEAST_FALL and fall > LEAST_ERRORS * error
+
+
+def _extrapolated(
+    steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]
+) -> tuple[float, float, float]:
+    """The loss at the end, its fall over another fifth of the learning, and the standard error of the fall."""
+    last = np.asarray(steps) > (1 - PART) * steps[-1]
     x, y = np.asarray(learning, dtype=float)[last], np.asarray(losses, dtype=float)[last]
-    slope, height = np.polyfit(x - x[-1], y, 1)
-    noise = np.sqrt(np.sum((y - slope * (x - x[-1]) - height) ** 2) / (len(y) - 2))
+    slope, level = np.polyfit(x - x[-1], y, 1)
+    noise = np.sqrt(np.sum((y - slope * (x - x[-1]) - level) ** 2) / (len(y) - 2))
     error = noise / np.sqrt(np.sum((x - x.mean()) ** 2))
-    fall = -slope * PART * learning[-1]
-    return bool(height > CONVERGED and fall > LEAST_FALL and -slope > LEAST_ERRORS * error)
+    more = PART * learning[-1]
+    return float(level), float(-slope * more), float(error * more)

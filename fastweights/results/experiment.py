@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from .chance import Standing, compared_with_chance
 from .recall import RecallResult, ResultsError, read_object, result_from_record
 
 __all__ = [
@@ -27,11 +28,16 @@ class RecallSummary:
 
     Attributes:
         mixer, pairs: the label of the mixer and the number of pairs of the row.
-        chance: accuracy of guessing, as the task defines it.
+        measure: "accuracy", or "error" for tasks measured by the squared error; the other one is None.
+        chance: accuracy of guessing, as the task defines it; or the error of predicting 0.
+        standing: whether the accuracy of the runs that finished is below, at or above chance (`compared_with_chance`), or the
+            error at or above that of predicting 0 ("at chance"); None if all runs diverged.
         accuracy: mean over the seeds at the best learning rate (a diverged run counts 0); None if all runs diverged.
         accuracy_std: standard deviation over the seeds; None with a single seed.
-        learning_rate: the best one of the grid: the one with the highest accuracy; None if all runs diverged.
-        undertrained: whether the loss of a run at that learning rate was still falling.
+        error, error_std: likewise (a diverged run counts as predicting 0).
+        best_error: what the best predictor has on the same sequences.
+        learning_rate: the best one of the grid: the one with the highest accuracy or lowest error; None if all runs diverged.
+        undertrained: whether the loss of a run at that learning rate was still falling, or its curve is too short to tell.
         diverged, runs: diverged runs, and all runs, of the grid.
         parameters, state_size: of the model (the state after a whole sequence).
     """
@@ -47,12 +53,33 @@ class RecallSummary:
     runs: int
     parameters: int
     state_size: int
+    measure: str = "accuracy"
+    error: float | None = None
+    error_std: float | None = None
+    best_error: float | None = None
+    standing: Standing | None = None
+
+    @property
+    def value(self) -> float | None:
+        """Of the measure; None if all runs diverged."""
+        return self.error if self.measure == "error" else self.accuracy
+
+    @property
+    def value_std(self) -> float | None:
+        """Its standard deviation over the seeds; None with a single seed."""
+        return self.error_std if self.measure == "error" else self.accuracy_std
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """To sort by: the best row is the smallest."""
+        value = self.value or 0.0
+        return self.value is None, value if self.measure == "error" else -value
 
 
 def best_results(results: Sequence[RecallResult]) -> list[RecallResult]:
     """The runs at the best learning rate, out of runs that differ in learning rate and seed only.
 
-    Highest mean accuracy first; equal accuracies are decided by the lower loss, then by the lower learning rate.
+    Highest mean accuracy (lowest mean error) first; equal ones are decided by the lower loss, then by the lower learning rate.
     """
     by_rate: dict[float, list[RecallResult]] = {}
     for result in results:
@@ -61,7 +88,8 @@ def best_results(results: Sequence[RecallResult]) -> list[RecallResult]:
     def merit(rate: float) -> tuple[float, float, float]:
         runs = by_rate[rate]
         loss = statistics.fmean(run.losses[-1] if run.losses else float("inf") for run in runs)
-        return statistics.fmean(run.accuracy or 0.0 for run in runs), -loss, -rate
+        value = statistics.fmean(run.counted_value for run in runs)
+        return -value if runs[0].measure == "error" else value, -loss, -rate
 
     return by_rate[max(by_rate, key=merit)]
 
@@ -76,14 +104,23 @@ def summarize(results: Sequence[RecallResult]) -> list[RecallSummary]:
 
 def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
     best = best_results(runs)
-    accuracies = [run.accuracy or 0.0 for run in best]
+    values = [run.counted_value for run in best]
     all_diverged = all(run.diverged for run in runs)
+    value = None if all_diverged else statistics.fmean(values)
+    spread = statistics.stdev(values) if len(best) > 1 and not all_diverged else None
+    is_error = runs[0].measure == "error"
+    bests = [run.best_error for run in best if run.best_error is not None]
     return RecallSummary(
         mixer=mixer,
         pairs=pairs,
+        measure=runs[0].measure,
         chance=runs[0].chance_level,
-        accuracy=None if all_diverged else statistics.fmean(accuracies),
-        accuracy_std=statistics.stdev(accuracies) if len(best) > 1 and not all_diverged else None,
+        standing=_standing(best),
+        accuracy=None if is_error else value,
+        accuracy_std=None if is_error else spread,
+        error=value if is_error else None,
+        error_std=spread if is_error else None,
+        best_error=statistics.fmean(bests) if bests else None,
         learning_rate=None if all_diverged else best[0].run["learning_rate"],
         undertrained=any(run.undertrained for run in best),
         diverged=sum(run.diverged for run in runs),
@@ -93,6 +130,19 @@ def _summary(mixer: str, pairs: int, runs: list[RecallResult]) -> RecallSummary:
     )
 
 
+def _standing(runs: list[RecallResult]) -> Standing | None:
+    """Of the runs that finished: of all their test queries together, or of their mean error."""
+    finished = [run for run in runs if run.value is not None]
+    if not finished:
+        return None
+    chance = runs[0].chance_level
+    if runs[0].measure == "error":
+        return "at chance" if statistics.fmean(run.counted_value for run in finished) >= chance else "above chance"
+    queries = sum(run.test_queries for run in finished)
+    right = sum(run.counted_value * run.test_queries for run in finished)
+    return compared_with_chance(right / queries, chance, queries)
+
+
 def describe_experiment(results: Sequence[RecallResult]) -> str:
     """Task, model, training and grid in one line, from runs that differ in mixer, pairs, learning rate and seed only."""
     run = results[0].run
@@ -100,8 +150,9 @@ def describe_experiment(results: Sequence[RecallResult]) -> str:
     task = f"{run['task']} ({options})" if options else run["task"]
     length = "" if run["length"] is None else f", length {run['length']}"
     rates, seeds = _values(results, "learning_rate"), _values(results, "seed")
+    tokens = "" if results[0].measure == "error" else f", {run['vocab_size']:,} tokens"
     return (
-        f"{task}{length}, {run['vocab_size']:,} tokens; {_count(run['layers'], 'layer')} of width {run['width']}, "
+        f"{task}{length}{tokens}; {_count(run['layers'], 'layer')} of width {run['width']}, "
         f"{_count(run['heads'], 'head')}; {run['steps']:,} steps of {run['batch_size']}, "
         f"lr {', '.join(f'{rate:g}' for rate in rates)}; {_count(len(seeds), 'seed')}"
     )

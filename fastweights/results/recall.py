@@ -23,15 +23,25 @@ class RecallResult:
             name, options and label.
         status: "finished", or "diverged" when the loss was no longer finite, which ends the run.
         stopped_at: optimizer steps taken.
-        accuracy: fraction of the test queries answered right at the end; None when the run diverged.
-        accuracy_steps, accuracies: the accuracy during training, and at which steps.
-        loss_steps, losses: training loss in nats per query, each the mean over the steps since the previous point.
-        undertrained: whether the loss was still falling at the end (`fastweights.analysis.still_falling`).
+        accuracy: fraction of the test queries answered right at the end; None when the run diverged, or is measured by error.
+        accuracy_steps: at which steps the model was measured; accuracies: the accuracy there.
+        loss_steps, losses: training loss (nats per query, or the squared error); each point is the mean over the steps since the
+            previous one.
+        undertrained: whether the loss was still falling at the end, or its curve is too short to tell
+            (`fastweights.results.undertrained`).
         parameters: number of trained parameters.
         state_size: numbers that the memory of one sequence holds after the whole sequence, over all layers.
         wall_seconds, cpu_seconds: time spent in training and testing, interruptions not counted.
         versions, machine: the libraries and the hardware of the run.
-        chance: accuracy of guessing, as the task defines it.
+        chance: accuracy of guessing, as the task defines it; or the error of predicting 0.
+        measure: what the task is measured by, "accuracy" or "error".
+        error, errors: squared error of the predictions at the end, and at accuracy_steps, where that is the measure: the mean
+            over held-out sequences, tokens and outputs.
+        best_error: what the best predictor of the task has on the same sequences.
+        by_token: columns of numbers, one per token: "token" and "accuracy", or "example", "error" and the errors of exact
+            predictors, "ridge" and with a drift "kalman". Empty for tasks that have none.
+        queries: how many test queries the accuracy is measured on; None for another measure, and in files from before it was
+            recorded.
     """
 
     run: dict[str, Any]
@@ -50,11 +60,33 @@ class RecallResult:
     versions: dict[str, str]
     machine: dict[str, Any]
     chance: float | None = None
+    measure: str = "accuracy"
+    error: float | None = None
+    errors: list[float] = dataclasses.field(default_factory=list)
+    best_error: float | None = None
+    by_token: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    queries: int | None = None
+
+    @property
+    def value(self) -> float | None:
+        """Of the task's measure at the end; None when the run diverged."""
+        return self.error if self.measure == "error" else self.accuracy
+
+    @property
+    def counted_value(self) -> float:
+        """`value` as means count it: a diverged run has no answer right, or predicts 0."""
+        nothing = self.chance_level if self.measure == "error" else 0.0
+        return nothing if self.value is None else self.value
 
     @property
     def chance_level(self) -> float:
         """`chance`; one of the values that a sequence shows where the file is from before there was `chance`."""
         return 1 / self.run["pairs"] if self.chance is None else self.chance
+
+    @property
+    def test_queries(self) -> int:
+        """`queries`, or the number of test sequences, which is no more, where it is not known."""
+        return self.run["test_examples"] if self.queries is None else self.queries
 
     @property
     def mixer(self) -> str:

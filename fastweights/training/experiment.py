@@ -10,11 +10,15 @@ from typing import Any
 import torch
 
 from ..checks import check_number, check_positive, check_size, check_text, check_whole_number, describe_value
-from ..data import RecallTask, make_task
+from ..data import Task, make_task
 from ..layers import MixerChoice
 from ..models import FastWeightsConfig
 
 __all__ = ["RecallExperiment", "RecallRun"]
+
+
+# Settings that came after the first result files were written, with the values that those files were made with.
+_LATER: dict[str, Any] = {"task_options": {}, "warmup_start": 0.0, "initializer_range": 0.02}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,7 @@ class _Settings:
         task: name of the recall task, a key of `fastweights.data.TASKS`.
         task_options: the task's own options by name, such as {"random_non_queries": False}; see the task's class.
         length: tokens in a sequence; None takes the task's own length for the number of pairs.
-        vocab_size: number of different tokens.
+        vocab_size: number of different tokens; tasks of vectors have none.
         width: size of the residual stream (hidden_size of the model).
         heads: heads of every mixer; must divide `width`.
         layers: number of blocks (mixer and MLP).
@@ -37,8 +41,8 @@ class _Settings:
         final_fraction: the learning rate at the last step, as a part of the peak (cosine decay in between).
         max_gradient_norm: the gradient is scaled down to this norm when it is larger.
         initializer_range: standard deviation of the model's first weights.
-        test_examples: held-out sequences that accuracy is measured on.
-        evaluations: how often accuracy is measured in a run, the last time at its end.
+        test_examples: held-out sequences that the model is measured on.
+        evaluations: how often it is measured in a run, the last time at its end.
         device: torch device, "cpu", "cuda", "cuda:1".
     """
 
@@ -77,9 +81,9 @@ class _Settings:
         _check_device(self.device)
 
     def record(self) -> dict[str, Any]:
-        """The settings as plain values, as files hold them. Options that are not given are left out, so that files from
-        before there were any describe the same run."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value != {}}
+        """The settings as plain values, as files hold them. Settings of _LATER are left out at their defaults, so that
+        files from before there were any describe the same run."""
+        return {name: x for name, x in dataclasses.asdict(self).items() if name not in _LATER or x != _LATER[name]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,8 +130,8 @@ class RecallRun(_Settings):
         """Tokens that the run trains on: a measure of its cost."""
         return self.steps * self.batch_size * self.make_task().length
 
-    def make_task(self) -> RecallTask:
-        """The recall task that the run trains and tests on."""
+    def make_task(self) -> Task:
+        """The task that the run trains and tests on."""
         return make_task(
             self.task, length=self.length, pairs=self.pairs, vocab_size=self.vocab_size, **self.task_options
         )

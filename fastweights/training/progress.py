@@ -1,18 +1,29 @@
-"""The progress of recall runs: bars on a terminal, plain lines elsewhere."""
+"""The progress of recall runs: bars on a terminal, plain lines elsewhere, with the time left in both."""
 
+import datetime
 import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from ..results import RecallResult
 from .experiment import RecallRun
 
-__all__ = ["BarReporter", "LineReporter", "Reporter", "Silent", "progress_bars", "reporter_for"]
+__all__ = [
+    "LOG_EVERY",
+    "BarReporter",
+    "LineReporter",
+    "Reporter",
+    "Silent",
+    "TimeLeft",
+    "progress_bars",
+    "reporter_for",
+]
 
-_LINE_SECONDS = 30.0
+LOG_EVERY = 100  # steps of a run between two lines where there is no terminal
 
 
 class Reporter(Protocol):
@@ -47,28 +58,72 @@ class Silent:
     def end(self, worker: int, run: RecallRun, result: RecallResult) -> None: ...
 
 
-class LineReporter(Silent):
-    """One line for each finished run, and the progress of a run every 30 seconds."""
+class TimeLeft:
+    """The time that work will still take at its speed so far. `done` and `total` count it in any unit."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, done: float, total: float) -> None:
+        self._began, self._first, self._total = time.monotonic(), done, total
+
+    def after(self, done: float) -> str:
+        """As h:mm:ss, where `done` of the work is done."""
+        if done <= self._first:
+            return "-:--:--"
+        seconds = (time.monotonic() - self._began) * (self._total - done) / (done - self._first)
+        return str(datetime.timedelta(seconds=round(max(0.0, seconds))))
+
+
+class _Work:
+    """The part of an experiment that is done, in tokens: runs differ in length."""
+
+    def __init__(self, pending: Sequence[RecallRun]) -> None:
+        self.total = sum(run.tokens for run in pending)
+        self._ended = 0
+        self._current: dict[int, int] = {}
+
+    def step(self, worker: int, run: RecallRun, step: int) -> None:
+        self._current[worker] = run.tokens * step // run.steps
+
+    def end(self, worker: int, run: RecallRun) -> None:
+        self._current.pop(worker, None)
+        self._ended += run.tokens
+
+    @property
+    def done(self) -> int:
+        return self._ended + sum(self._current.values())
+
+
+class LineReporter(Silent):
+    """One line for each finished run, and one for every `log_every` steps of a run."""
+
+    def __init__(self, console: Console, log_every: int = LOG_EVERY) -> None:
+        self._console, self._log_every = console, log_every
         self._ended = self._total = 0
-        self._last_line = time.monotonic()
+        self._work = _Work(())
+        self._left: TimeLeft | None = None  # from the first step: workers take a while to start
 
     def begin(self, pending: Sequence[RecallRun], *, total: int) -> None:
         self._ended, self._total = total - len(pending), total
+        self._work = _Work(pending)
         self._print(f"{len(pending)} of {total} runs to train")
 
     def step(self, worker: int, run: RecallRun, step: int, loss: float | None, speed: float) -> None:
-        if time.monotonic() - self._last_line >= _LINE_SECONDS:
-            self._print(f"{run.title}: step {step} of {run.steps}, loss {_number(loss)}, {speed:.0f} steps/s")
+        self._work.step(worker, run, step)
+        self._left = self._left or TimeLeft(self._work.done, self._work.total)
+        if step % self._log_every == 0 and step < run.steps:
+            steps = f"step {step:,} of {run.steps:,}, loss {_number(loss)}, {speed:.0f} steps/s"
+            self._print(f"{run.title}: {steps}{self._time_left()}")
 
     def end(self, worker: int, run: RecallRun, result: RecallResult) -> None:
         self._ended += 1
-        self._print(f"[{self._ended}/{self._total}] {run.title}: {_outcome(result)}, {result.wall_seconds:.1f} s")
+        self._work.end(worker, run)
+        outcome = f"{_outcome(result)}, {result.wall_seconds:.1f} s{self._time_left()}"
+        self._print(f"[{self._ended}/{self._total}] {run.title}: {outcome}")
+
+    def _time_left(self) -> str:
+        done = self._ended == self._total
+        return "" if done or self._left is None else f"; all runs: {self._left.after(self._work.done)} left"
 
     def _print(self, line: str) -> None:
-        self._last_line = time.monotonic()
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -80,8 +135,7 @@ class BarReporter(Silent):
         self._all = self._progress.add_task("all runs", note="")
         self._bars: dict[int, TaskID] = {}
         self._ended = self._total = 0
-        self._ended_work = 0
-        self._current_work: dict[int, int] = {}
+        self._work = _Work(())
 
     def __enter__(self) -> "BarReporter":
         self._progress.start()
@@ -92,46 +146,54 @@ class BarReporter(Silent):
 
     def begin(self, pending: Sequence[RecallRun], *, total: int) -> None:
         self._ended, self._total = total - len(pending), total
-        self._progress.update(self._all, total=sum(run.tokens for run in pending))
+        self._work = _Work(pending)
+        self._progress.update(self._all, total=self._work.total)
         self._show_all()
 
     def step(self, worker: int, run: RecallRun, step: int, loss: float | None, speed: float) -> None:
         if worker not in self._bars:
             self._bars[worker] = self._progress.add_task("", note="")
-        note = f"step {step}/{run.steps}  loss {_number(loss)}  {speed:.0f} steps/s"
+        note = f"{step:,}/{run.steps:,}, loss {_number(loss)}, {speed:.0f} steps/s"
         self._progress.update(self._bars[worker], description=run.title, completed=step, total=run.steps, note=note)
-        self._current_work[worker] = run.tokens * step // run.steps
+        self._work.step(worker, run, step)
         self._show_all()
 
     def end(self, worker: int, run: RecallRun, result: RecallResult) -> None:
         self._ended += 1
-        self._ended_work += run.tokens
-        self._current_work.pop(worker, None)
+        self._work.end(worker, run)
         self._progress.console.print(f"{run.title}: {_outcome(result)}", markup=False, highlight=False)
         self._show_all()
 
     def _show_all(self) -> None:
-        work = self._ended_work + sum(self._current_work.values())
-        self._progress.update(self._all, completed=work, note=f"{self._ended} of {self._total} runs")
+        self._progress.update(self._all, completed=self._work.done, note=f"{self._ended} of {self._total} runs")
 
 
 def progress_bars(console: Console) -> Progress:
-    """Bars with description, a note (a field of every task), time taken and time left; nothing where there is no terminal."""
+    """Bars with description, a note (a field of every task) and time left; nothing where there is no terminal.
+
+    Bar and time left keep their width on a narrow terminal: description and note are shortened.
+    """
+    bar, left = (24, 60) if console.width > 100 else (10, 31)  # of the bar; of a description at most
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False, table_column=_shortened(max_width=left)),
+        BarColumn(bar_width=bar),
+        TextColumn("{task.fields[note]}", markup=False, table_column=_shortened(ratio=1)),
         TimeRemainingColumn(),
+        TextColumn("left"),
         console=console,
+        expand=True,
         transient=True,
         disable=not console.is_terminal,
     )
 
 
-def reporter_for(console: Console) -> Reporter:
+def _shortened(**size: int) -> Column:
+    return Column(no_wrap=True, overflow="ellipsis", **size)  # type: ignore[arg-type]
+
+
+def reporter_for(console: Console, log_every: int = LOG_EVERY) -> Reporter:
     """Bars if the console is a terminal, else lines."""
-    return BarReporter(console) if console.is_terminal else LineReporter(console)
+    return BarReporter(console) if console.is_terminal else LineReporter(console, log_every)
 
 
 def _number(loss: float | None) -> str:
@@ -139,6 +201,6 @@ def _number(loss: float | None) -> str:
 
 
 def _outcome(result: RecallResult) -> str:
-    if result.accuracy is None:
+    if result.value is None:
         return f"diverged at step {result.stopped_at}"
-    return f"accuracy {result.accuracy:.3f}, loss {_number(result.losses[-1])}"
+    return f"{result.measure} {result.value:.3f}, loss {_number(result.losses[-1])}"

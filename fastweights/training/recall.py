@@ -7,12 +7,12 @@ import torch
 
 from ..checks import check_number, check_size, error_prefix
 from ..environment import usable_cores
-from ..models import FastWeightsForCausalLM
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
 from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
-from .progress import Reporter, Silent
+from .objectives import objective_of
+from .progress import LOG_EVERY, Reporter, Silent
 from .workers import train_runs
 
 __all__ = ["run_recall"]
@@ -26,6 +26,7 @@ def run_recall(
     overwrite: bool = False,
     checkpoint_seconds: float = 10.0,
     reporter: Reporter | None = None,
+    log_every: int = LOG_EVERY,
     imports: Sequence[str] = (),
 ) -> list[RecallResult]:
     """Train every run of `experiment` and write results to the folder `output`; runs whose results are there are not repeated.
@@ -40,7 +41,8 @@ def run_recall(
         workers: processes; None takes one for each usable core on the CPU, one elsewhere.
         overwrite: delete the results of an earlier experiment in `output` and start again.
         checkpoint_seconds: time between two saves of a run.
-        reporter: receives the progress.
+        reporter: receives the progress, a few times per second and after every `log_every` steps of a run.
+        log_every: steps.
         imports: modules, by name or path of a .py file, that register mixers of the experiment; this process has imported
             them already, the workers do so too. Installed plug-ins need none.
 
@@ -54,6 +56,7 @@ def run_recall(
     if workers is None:
         workers = usable_cores() if experiment.device == "cpu" else 1
     check_size("workers", workers)
+    check_size("log_every", log_every)
     check_number("checkpoint_seconds", checkpoint_seconds, low=0)
     runs = experiment.runs()
     _check_models(runs)
@@ -70,6 +73,7 @@ def run_recall(
                     workers=workers,
                     checkpoint_seconds=checkpoint_seconds,
                     reporter=reporter,
+                    log_every=log_every,
                     imports=imports,
                 )
         results = [load_result(folder.result(run), run=run.record()) for run in runs]
@@ -83,4 +87,4 @@ def _check_models(runs: Sequence[RecallRun]) -> None:
     with torch.device("meta"):  # shapes only
         for run in one_of_each:
             with error_prefix(f"mixer {run.choice.label}"):
-                FastWeightsForCausalLM(run.model_config())
+                objective_of(run.make_task()).build(run.model_config())

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from ..data import Batch, stream
+from ..data import stream
 from ..environment import machine, versions
-from ..evaluation.recall import labelled_logits, recall_accuracy
-from ..models import FastWeightsForCausalLM
-from ..results import RecallResult, still_falling
+from ..results import RecallResult, undertrained
 from .checkpoint import load_checkpoint, save_checkpoint
 from .experiment import RecallRun
+from .objectives import Measured, objective_of
 from .optimization import learning_rate_factor, weight_decay_groups
 
 __all__ = ["train_run"]
@@ -83,6 +81,10 @@ class _History:
     losses: list[float] = dataclasses.field(default_factory=list)
     accuracy_steps: list[int] = dataclasses.field(default_factory=list)
     accuracies: list[float] = dataclasses.field(default_factory=list)
+    errors: list[float] = dataclasses.field(default_factory=list)
+    queries: int | None = None
+    best_error: float | None = None
+    by_token: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
 
@@ -94,7 +96,8 @@ class _Training:
         self.run = run
         self.task = run.make_task()
         torch.manual_seed(run.seed)
-        self.model = FastWeightsForCausalLM(run.model_config()).train()
+        self.objective = objective_of(self.task)
+        self.model = self.objective.build(run.model_config()).train()
         self.model.to(run.device)
         groups = weight_decay_groups(self.model, run.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=run.learning_rate, fused=True)
@@ -102,13 +105,12 @@ class _Training:
         self._window_loss = torch.zeros((), dtype=torch.float64, device=run.device)  # sum since the last curve point
         self._clock = time.perf_counter(), time.process_time()
 
-    def step(self, batch: Batch) -> None:
-        """One optimizer step; records the loss, and the accuracy where it is due."""
+    def step(self, batch: Any) -> None:
+        """One optimizer step; records the loss, and the measurement where it is due."""
         run, history = self.run, self.history
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate(history.step)
-        logits, labels = labelled_logits(self.model, batch.input_ids.to(run.device), batch.labels.to(run.device))
-        loss = F.cross_entropy(logits, labels)
+        loss = self.objective.loss(self.model, batch, run.device)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.max_gradient_norm)
@@ -118,11 +120,19 @@ class _Training:
         if history.step % math.ceil(run.steps / _CURVE_POINTS) == 0 or history.step == run.steps:
             self._record_loss()
         if not history.diverged and history.step in self._evaluation_steps():
-            accuracy = recall_accuracy(
-                self.model, self.task, seed=run.seed, examples=run.test_examples, device=run.device
+            self._record(
+                self.objective.measure(self.model, seed=run.seed, examples=run.test_examples, device=run.device)
             )
-            history.accuracy_steps.append(history.step)
-            history.accuracies.append(accuracy)
+
+    def _record(self, measured: Measured) -> None:
+        history = self.history
+        history.accuracy_steps.append(history.step)
+        if self.task.measure == "error":
+            history.errors.append(measured.value)
+        else:
+            history.accuracies.append(measured.value)
+        history.best_error, history.by_token = measured.best, dict(measured.by_token)
+        history.queries = measured.queries
 
     def _learning_rate(self, step: int) -> float:
         run = self.run
@@ -172,11 +182,15 @@ class _Training:
         self._read_clock()
         history = dataclasses.asdict(self.history)
         diverged = history.pop("diverged")
+        if diverged:
+            history.update(best_error=None, by_token={})
         return RecallResult(
             run=self.run.record(),
             status="diverged" if diverged else "finished",
             stopped_at=history.pop("step"),
-            accuracy=None if diverged else self.history.accuracies[-1],
+            measure=self.task.measure,
+            accuracy=None if diverged or not history["accuracies"] else history["accuracies"][-1],
+            error=None if diverged or not history["errors"] else history["errors"][-1],
             undertrained=not diverged and self._undertrained(),
             parameters=self.model.num_parameters(),
             state_size=self.model.state_size(length=self.task.length),
@@ -188,8 +202,11 @@ class _Training:
 
     def _undertrained(self) -> bool:
         steps = self.history.loss_steps
+        losses, best = self.history.losses, self.history.best_error
+        if best is not None:  # the part that is left of the way from no memory to the best predictor
+            losses = [(loss - best) / (self.task.chance - best) for loss in losses]
         learning = list(itertools.accumulate(self._learning_rate(step) for step in range(self.run.steps)))
-        return still_falling(steps, self.history.losses, [learning[step - 1] for step in steps])
+        return undertrained(steps, losses, [learning[step - 1] for step in steps])
 
     def _read_clock(self) -> None:
         wall, cpu = self._clock

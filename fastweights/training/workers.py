@@ -59,6 +59,7 @@ def train_runs(
     workers: int,
     checkpoint_seconds: float,
     reporter: Reporter,
+    log_every: int,
     imports: Sequence[str] = (),
 ) -> None:
     """Train `runs` in their order, on `workers` processes; each result is written to `folder` by its worker. The workers first
@@ -68,7 +69,7 @@ def train_runs(
         WorkerError: a worker died or failed. The others have saved their runs.
     """
     waiting = list(reversed(runs))
-    pool = [_Worker(index, folder, checkpoint_seconds, imports) for index in range(min(workers, len(runs)))]
+    pool = [_Worker(index, folder, checkpoint_seconds, log_every, imports) for index in range(min(workers, len(runs)))]
     try:
         for worker in pool:
             worker.begin(waiting.pop())
@@ -99,11 +100,19 @@ class _Worker:
 
     run: RecallRun  # the run that it trains
 
-    def __init__(self, index: int, folder: ExperimentFolder, checkpoint_seconds: float, imports: Sequence[str]) -> None:
+    def __init__(
+        self,
+        index: int,
+        folder: ExperimentFolder,
+        checkpoint_seconds: float,
+        log_every: int,
+        imports: Sequence[str],
+    ) -> None:
         context = multiprocessing.get_context("spawn")  # a forked torch may hang, a forked CUDA does not work
         self.index = index
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, folder, checkpoint_seconds, imports), daemon=True)
+        arguments = (theirs, folder, checkpoint_seconds, log_every, imports)
+        self.process = context.Process(target=_work, args=arguments, daemon=True)
         with _interrupts_ignored():
             self.process.start()
         theirs.close()
@@ -145,7 +154,9 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _work(connection: Any, folder: ExperimentFolder, checkpoint_seconds: float, imports: Sequence[str]) -> None:
+def _work(
+    connection: Any, folder: ExperimentFolder, checkpoint_seconds: float, log_every: int, imports: Sequence[str]
+) -> None:
     """A worker's life: receive a run, train it, write its result, tell the parent; until the pipe is closed."""
     torch.set_num_threads(
         1
@@ -157,7 +168,7 @@ def _work(connection: Any, folder: ExperimentFolder, checkpoint_seconds: float, 
             run = connection.recv()
             try:
                 import_mixers(imports)
-                result = _train(run, connection, folder, checkpoint_seconds)
+                result = _train(run, connection, folder, checkpoint_seconds, log_every)
             except Exception as error:
                 connection.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
                 return
@@ -169,7 +180,7 @@ def _work(connection: Any, folder: ExperimentFolder, checkpoint_seconds: float, 
 
 
 def _train(
-    run: RecallRun, connection: Connection, folder: ExperimentFolder, checkpoint_seconds: float
+    run: RecallRun, connection: Connection, folder: ExperimentFolder, checkpoint_seconds: float, log_every: int
 ) -> RecallResult | None:
     last_time, last_step = time.monotonic(), None
 
@@ -178,9 +189,9 @@ def _train(
         now = time.monotonic()
         if last_step is None:
             last_time, last_step = now, step
-        elif now - last_time >= _REPORT_SECONDS:
+        elif now - last_time >= _REPORT_SECONDS or step % log_every == 0:
             with suppress(BrokenPipeError):  # the parent is gone: the next look at `should_stop` tells
-                connection.send(_Step(step, loss, (step - last_step) / (now - last_time)))
+                connection.send(_Step(step, loss, (step - last_step) / max(now - last_time, 1e-9)))
             last_time, last_step = now, step
 
     result = train_run(

@@ -8,7 +8,13 @@ from rich.console import Console
 
 from fastweights.analysis import recall_table, save_plots
 from fastweights.analysis.plot_style import mixer_style, mixer_styles, spread
-from fastweights.analysis.plots import PLOT_FILES, accuracy_by_pairs, accuracy_by_state_size, loss_curves
+from fastweights.analysis.plots import (
+    PLOT_FILES,
+    loss_curves,
+    measure_by_pairs,
+    measure_by_state_size,
+    measure_by_token,
+)
 from fastweights.layers import MIXERS
 
 from ..results.made_up import made_up
@@ -44,9 +50,12 @@ def test_table_shows_spread_learning_rate_sizes_and_marks():
     assert "1 of 1 runs diverged" in kda
 
 
-def test_table_says_where_a_mixer_only_guesses():
-    text = printed(recall_table([made_up("gdn", 4, accuracy=0.25), made_up("gla", 4, accuracy=0.3)]))
-    assert ["at chance" in line for line in text.splitlines() if "gdn" in line or "gla" in line] == [False, True]
+def test_table_says_where_a_mixer_only_guesses_and_where_it_does_worse():
+    results = {"gdn": 0.25, "gla": 0.3, "kda": 0.008}
+    text = printed(recall_table([made_up(mixer, 4, accuracy=accuracy) for mixer, accuracy in results.items()]))
+    (gdn,), (gla,), (kda,) = ([line for line in text.splitlines() if line.split()[:1] == [mixer]] for mixer in results)
+    assert "at chance" in gdn and "chance" not in gla and "below chance" in kda
+    assert "Below chance: worse than guessing" in " ".join(text.split())
 
 
 def lines_of(axes):
@@ -54,7 +63,7 @@ def lines_of(axes):
 
 
 def test_accuracy_by_pairs_has_a_line_a_mixer_and_the_chance_level():
-    figure = accuracy_by_pairs(RESULTS)
+    figure = measure_by_pairs(RESULTS)
     (axes,) = figure.axes
     assert axes.get_xscale() == "log" and "pairs" in axes.get_xlabel() and "accuracy" in axes.get_ylabel()
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["4", "16"]
@@ -63,7 +72,13 @@ def test_accuracy_by_pairs_has_a_line_a_mixer_and_the_chance_level():
     linear = next(line for line in axes.get_lines() if line.get_color() == mixer_style("linear").colour)
     assert list(linear.get_ydata()) == pytest.approx([0.797, 0.497])
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["linear", "gla", "gdn", "hollow: loss\nstill falling", "guessing among\nthe values shown"]
+    assert names == [
+        "linear",
+        "gla",
+        "gdn",
+        "hollow: loss still\nfalling, or too\nshort to tell",
+        "guessing among\nthe values shown",
+    ]
 
 
 def test_every_axis_spans_the_field_it_is_named_after():
@@ -73,11 +88,11 @@ def test_every_axis_spans_the_field_it_is_named_after():
         for mixer, size in (("linear", 7), ("gdn", 7000))
         for pairs in (5, 500)
     ]
-    (axes,) = accuracy_by_pairs(results).axes
+    (axes,) = measure_by_pairs(results).axes
     assert axes.get_xlim() == pytest.approx((5 / 1.3, 500 * 1.3))
     lines = [line for line in axes.get_lines() if len(line.get_xdata()) == 2]  # the chance level, and a line per mixer
     assert len(lines) == 3 and all(list(line.get_xdata()) == pytest.approx([5, 500], rel=0.05) for line in lines)
-    for axes in accuracy_by_state_size(results).axes:
+    for axes in measure_by_state_size(results).axes:
         assert axes.get_xlim() == pytest.approx((7 / 2, 7000 * 2))
         places = sorted({line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1})
         assert places == pytest.approx([7, 7000])
@@ -89,7 +104,7 @@ def test_every_axis_spans_the_field_it_is_named_after():
 
 
 def test_accuracy_by_state_size_spreads_equal_sizes():
-    figure = accuracy_by_state_size(RESULTS)
+    figure = measure_by_state_size(RESULTS)
     assert [axes.get_title() for axes in figure.axes] == ["4 pairs", "16 pairs"]
     for axes in figure.axes:
         places = sorted({line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1})
@@ -114,7 +129,8 @@ def test_plots_are_png_files_of_a_readable_size(tmp_path, pairs):
     paths = save_plots(
         [*results, made_up("retired mixer", pairs[0], accuracy=None, losses=[], loss_steps=[])], tmp_path
     )
-    assert [path.name for path in paths] == list(PLOT_FILES)
+    assert [path.name for path in paths] == ["accuracy-by-pairs.png", "accuracy-by-state-size.png", "loss-curves.png"]
+    assert {path.name for path in paths} <= set(PLOT_FILES)
     for path in paths:
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG\r\n\x1a\n") and len(content) > 10_000
@@ -127,10 +143,50 @@ def test_the_units_and_the_chance_level_are_those_of_the_task():
         result.run["task"] = "s3"
     text = " ".join(printed(recall_table(results)).split())
     assert "tokens" in text and "pairs" not in text and "Chance: guessing a state" in text and "0.167" in text
-    (axes,) = accuracy_by_pairs(results).axes
+    (axes,) = measure_by_pairs(results).axes
     assert "tokens in a sequence" in axes.get_xlabel() and list(axes.get_lines()[-1].get_ydata()) == [1 / 6]
     (axes,) = loss_curves(results).axes
     assert axes.get_title() == "40 tokens" and list(axes.get_lines()[-1].get_ydata()) == [math.log(6)] * 2
+
+
+def made_up_error(mixer: str, error: float | None, **changes):
+    columns = {"example": [1.0, 2.0], "error": [1.0, 0.1], "ridge": [1.0, 0.05], "kalman": [1.0, 0.03]}
+    given = {"measure": "error", "error": error, "best_error": 0.2, "chance": 1.25, "by_token": columns, **changes}
+    result = made_up(mixer, accuracy=None, status="diverged" if error is None else "finished", **given)
+    result.run["task"] = "regression"
+    return result
+
+
+ERRORS = [made_up_error(mixer, error) for mixer, error in (("gdn", 1.3), ("linear", 0.5), ("gla", 0.9), ("kda", None))]
+
+
+def test_a_lower_error_is_better_and_none_is_last():
+    text = printed(recall_table(ERRORS))
+    row_of = {line.split()[0]: line for line in text.splitlines() if line.split()}
+    order = [name for name in row_of if name in ("gdn", "linear", "gla", "kda")]
+    assert order == ["linear", "gla", "gdn", "kda"]
+    assert "best 0.200" in text and "4 examples" in text and "0.500" in text and "accuracy" not in text
+    assert ["at chance" in row_of[mixer] for mixer in order] == [False, False, True, False]
+
+
+def test_plots_of_errors(tmp_path):
+    (axes,) = measure_by_pairs(ERRORS).axes
+    assert "squared error" in axes.get_ylabel() and axes.get_ylim()[1] > 1.3
+    heights = {line.get_ydata()[0] for line in axes.get_lines()}
+    assert heights == {
+        1.3,
+        0.5,
+        0.9,
+        1.25,
+        0.2,
+    }  # three mixers; predicting zero, where kda is drawn too; the best predictor
+    (axes,) = measure_by_token(ERRORS).axes
+    curves = [list(line.get_ydata()) for line in axes.get_lines()]
+    assert curves.count([1.0, 0.1]) == 4 and [1.0, 0.05] in curves and [1.0, 0.03] in curves and [1.25, 1.25] in curves
+    assert {text.get_text() for text in axes.texts} == {"ridge", "kalman"} and "example" in axes.get_xlabel()
+    names = [path.name for path in save_plots(ERRORS, tmp_path)]
+    assert names == ["error-by-pairs.png", "error-by-state-size.png", "loss-curves.png", "by-token.png"]
+    assert set(names) <= set(PLOT_FILES)
 
 
 def test_every_mixer_looks_different():
@@ -143,8 +199,8 @@ def test_variants_of_a_mixer_look_different_and_are_named():
     labels = ["gdn", "gdn:conv_size=2", "gdn:conv_size=3"]
     styles = mixer_styles(labels)
     assert styles["gdn"] == mixer_style("gdn") and len({style.colour for style in styles.values()}) == 3
-    assert [text.get_text() for text in accuracy_by_pairs(results).legends[0].get_texts()][:3] == labels
-    for draw in (accuracy_by_pairs, accuracy_by_state_size, loss_curves):
+    assert [text.get_text() for text in measure_by_pairs(results).legends[0].get_texts()][:3] == labels
+    for draw in (measure_by_pairs, measure_by_state_size, loss_curves):
         colours = {line.get_color() for axes in draw(results).axes for line in axes.get_lines()}
         assert {style.colour for style in styles.values()} <= colours
     assert all(label in printed(recall_table(results)) for label in labels)

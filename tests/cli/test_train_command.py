@@ -41,7 +41,7 @@ def test_trains_stops_and_goes_on(folder, capsys):
     assert printed.out == "" and "stopped after step 2" in printed.err
     assert main(["train", "run.toml", "--max-steps", "5", "--output", "other"]) == 0
     printed = capsys.readouterr()
-    assert "Held-out perplexity after 320 tokens" in printed.out and "linear" in printed.out
+    assert "Held-out text after 320 tokens" in printed.out and "linear" in printed.out
     assert "gdn continues 'A line' with:\n" in printed.out
     assert "Models: other/linear/model, other/gdn/model" in printed.out
     assert "gdn: continues after step 2" in printed.err and "tokens/s" in printed.err and "GB" in printed.err

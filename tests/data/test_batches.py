@@ -30,7 +30,7 @@ SIZES: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", PINNED)
 def test_pinned_values(name: str) -> None:
     sha = hashlib.sha256()
     for options in SIZES["state tracking" if issubclass(TASKS[name], StateTracking) else "others"]:

@@ -12,7 +12,7 @@ from fastweights.data import MQAR, TASKS, OutOfDistributionMQAR, make_task
 def test_names() -> None:
     assert list(TASKS) == [
         *("mqar", "mqar-shuffled", "copy", "mqar-ood", "mqar-shuffled-ood", "palindrome", "selective-copy"),
-        *("parity", "s3", "s5"),
+        *("parity", "s3", "s5", "regression"),
     ]
 
 
@@ -21,7 +21,8 @@ def test_every_task_is_described_and_built_by_its_name(name: str) -> None:
     task = make_task(name, pairs=4)
     assert type(task) is TASKS[name] and task.name == name
     assert task.summary and "\n" not in task.summary and len(task.summary) < 80
-    assert (task.pairs, task.vocab_size) == (4, 8192)
+    assert task.pairs == 4 and task.length >= 4
+    assert getattr(task, "vocab_size", 8192) == 8192
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_unknown_names_and_options(name: str, options: dict[str, Any], message: 
         make_task(name, pairs=4, **options)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "regression"])
 @pytest.mark.parametrize("option", ["pairs", "length", "vocab_size"])
 @pytest.mark.parametrize(
     "error, bad",

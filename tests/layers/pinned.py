@@ -43,8 +43,8 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "gka wide sketch": ("gka", {"sketch": 12}),
     "lattice ungated": ("lattice", {"output_gate": None, "conv_size": 2}),
     "lattice many slots": ("lattice", {"slots": 64}),
-    "vla wide": ("vla", {"expand_v": 2, "num_v_heads": 4, "conv_size": 3}),
-    "vla bare": ("vla", {"adaptive": False, "conv_size": None}),
+    "vla wide": ("vla-conv", {"expand_v": 2, "num_v_heads": 4, "conv_size": 3}),
+    "vla bare": ("vla-conv", {"adaptive": False, "conv_size": None}),
 }
 LAYERS = {**VARIANTS, **MORE}
 
@@ -60,7 +60,7 @@ SAVED_MIXERS = [
     "mesa",
     "lattice",
     "ttt",
-    "vla",
+    "vla-conv",
     "rls",
 ]
 MODELS: dict[str, dict[str, Any]] = {

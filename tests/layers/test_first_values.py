@@ -87,7 +87,7 @@ def test_a_model_keeps_the_ramps_of_its_layers(tmp_path):
     assert torch.equal(loaded.model.layers[1].mixer.decay.gk_proj[1].bias, bias)
 
 
-@pytest.mark.parametrize("name", ["gdn", "lattice", "palimpsa-m", "mamba2", "gka", "vla"])
+@pytest.mark.parametrize("name", ["gdn", "lattice", "palimpsa-m", "mamba2", "gka", "vla-conv"])
 def test_first_filters(name):
     """Uniform in +-1/sqrt(4), or normal as every matrix of the model."""
     for conv_init, initializer_range in (("uniform", 0.05), ("normal", 0.05), ("normal", 0.2)):

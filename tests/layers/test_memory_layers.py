@@ -51,7 +51,7 @@ def expected(layer, x, options):
         precond_beta = beta if tied else torch.sigmoid(x @ gates.gain.b_proj.weight.T)
     o = torch.zeros_like(v)
     for h in range(heads.value_heads):
-        S, A = x.new_zeros(heads.key, heads.value), x.new_zeros(heads.key)
+        S, A, z = x.new_zeros(heads.key, heads.value), x.new_zeros(heads.key), x.new_zeros(heads.key)
         for t in range(len(x)):
             kt, qt, vt, bt = k[t, h], q[t, h], v[t, h], beta[t, h]
             S, wt = S * g[t, h].exp()[:, None], kt
@@ -78,6 +78,9 @@ def expected(layer, x, options):
                 }[layer.options.gain]
                 S = S + bt * torch.outer(wt, vt - kt @ S)
             o[t, h] = qt @ S / heads.key**0.5
+            if options.get("normalizer"):
+                z = g[t, h].exp() * z + bt * kt
+                o[t, h] = qt @ S / (z @ qt).clamp_min(1e-4)
     return answer(layer.output, o, x)
 
 
@@ -91,7 +94,8 @@ def test_layer_computes_its_formula(variant):
     with torch.no_grad():
         if layer.output.norm is not None:
             layer.output.norm.weight.uniform_(0.5, 2)
-        options = {**VARIANTS[variant][1]}
+        name, given = VARIANTS[variant]
+        options = {**MIXERS[name].options, **given}
         torch.testing.assert_close(layer(x)[0], expected(layer, x[0], options), rtol=1e-9, atol=1e-11)
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from fastweights.layers import LayerCache, build_mixer, probe
+from fastweights.layers import MIXERS, LayerCache, SoftmaxAttention, build_mixer, probe
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 from .variants import HIDDEN, VARIANTS, build
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
-STATES = [name for name, (mixer, _) in VARIANTS.items() if mixer != "softmax"]
+STATES = [name for name, (mixer, _) in VARIANTS.items() if MIXERS[mixer].layer is not SoftmaxAttention]
 
 
 def made(variant):

@@ -22,7 +22,8 @@ MEMORIES = [
     "pkda",
     "longhorn",
 ]
-PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", "vla", "rls"]
+VLA = ["vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet"]
+PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", *VLA, "rls"]
 NAMES = ["softmax", *MEMORIES, *PAPERS]
 
 

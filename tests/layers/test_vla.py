@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from fastweights.layers import LayerCache, build_mixer
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models.loading import load_weights
 
 from .by_hand import heads, unit
 from .variants import HIDDEN, VARIANTS, build
@@ -37,7 +39,7 @@ def expected(layer, x, options):
     return y @ layer.o_proj.weight.T
 
 
-@pytest.mark.parametrize("variant", [name for name, (mixer, _) in VARIANTS.items() if mixer == "vla"])
+@pytest.mark.parametrize("variant", [name for name, (mixer, _) in VARIANTS.items() if mixer in ("vla", "vla-conv")])
 def test_layer_computes_its_formula(variant):
     torch.manual_seed(0)
     layer = build(variant).double()
@@ -60,6 +62,28 @@ def test_refreshes_count_the_tokens_of_earlier_calls():
     assert not torch.allclose(torch.cat(blocks, 1)[:, 5:], layer(x)[:, 5:])
 
 
+def test_vla_is_the_papers_and_the_variant_with_convolutions_has_its_own_name():
+    layer, convolved = (build_mixer(name, hidden_size=16, num_heads=2) for name in ("vla", "vla-conv"))
+    more = {name.split(".")[1] for name in convolved.state_dict().keys() - layer.state_dict().keys()}
+    assert more == {"q_conv", "k_conv", "v_conv"}
+    assert (layer.options.activation, convolved.options.activation) == ("none", "silu")
+
+
+def test_a_model_saved_when_vla_had_convolutions_loads_under_the_other_name(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 11, "hidden_size": 8, "num_heads": 2, "num_hidden_layers": 2, "intermediate_size": 8}
+    model = FastWeightsForCausalLM(FastWeightsConfig(**sizes, mixer="vla-conv")).eval()
+    model.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"vla-conv"', '"vla"'))  # as such a model was saved
+    with pytest.raises(ValueError, match="not those of its config.json, unexpected_keys: .*conv"):
+        load_weights(tmp_path)
+    tokens = torch.arange(11)[None]
+    loaded = FastWeightsForCausalLM.from_pretrained(tmp_path, mixer="vla-conv")
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
 def test_without_penalty_there_is_no_projection_and_no_matrix():
     layer, cache = build_mixer("vla", hidden_size=16, num_heads=2, adaptive=False), LayerCache()
     layer(torch.randn(1, 4, 16), cache)
@@ -73,7 +97,12 @@ def test_without_normalisation_the_memory_explodes():
     norms = {}
     for normalize in (True, False):
         layer = build_mixer(
-            "vla", hidden_size=96, num_heads=1, normalize_keys=normalize, normalize_writes=normalize, conv_size=None
+            "vla-conv",
+            hidden_size=96,
+            num_heads=1,
+            normalize_keys=normalize,
+            normalize_writes=normalize,
+            conv_size=None,
         )
         cache = LayerCache()
         with torch.no_grad():

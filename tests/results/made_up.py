@@ -13,6 +13,7 @@ RUN = {
     "layers": 1,
     "steps": 100,
     "batch_size": 32,
+    "test_examples": 1024,
 }
 
 TRAINED = LanguageResult(

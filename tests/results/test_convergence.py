@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fastweights.results import still_falling
+from fastweights.results import still_falling, undertrained
 from fastweights.training import learning_rate_factor
 
 STEPS = list(range(10, 1001, 10))
@@ -21,8 +21,8 @@ def noise(size, seed=0):
     return size * np.random.default_rng(seed).standard_normal(len(STEPS))
 
 
-def judge(losses, learning=None):
-    return still_falling(STEPS, list(losses), list(cosine_learning(0.1) if learning is None else learning))
+def judge(losses, learning=None, of=still_falling):
+    return of(STEPS, list(losses), list(cosine_learning(0.1) if learning is None else learning))
 
 
 @pytest.mark.parametrize("rate", ["constant", "cosine"])
@@ -75,3 +75,36 @@ def test_a_rising_loss_is_not_falling():
 
 def test_a_curve_of_few_points_is_not_judged():
     assert not still_falling([1, 2, 3], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("level", [0.4, 3.4])
+def test_a_long_flat_curve_is_trained_long_enough(level, seed):
+    assert not judge(level + noise(0.005, seed), of=undertrained)
+
+
+def test_a_fall_that_is_seen_is_undertrained():
+    learning = cosine_learning(0.1)
+    assert judge(2 - 0.3 * learning / learning[-1], of=undertrained)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_that_could_hide_a_fall_is_undertrained(seed):
+    losses = 3 + noise(0.3, seed)
+    assert judge(losses, of=undertrained)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 30, 60, 99])
+@pytest.mark.parametrize("level", [0.2, 3.4])
+def test_a_short_run_is_undertrained_however_flat(steps, level):
+    every = list(range(1, steps + 1))
+    assert undertrained(every, [level] * steps, [float(step) for step in every])
+    assert not undertrained(every, [0.02] * steps, [float(step) for step in every])  # it has arrived all the same
+
+
+def test_a_long_run_of_few_points_is_undertrained():
+    assert undertrained([100, 200, 300, 400, 500], [2.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+def test_no_curve_is_undertrained():
+    assert undertrained([], [], [])

@@ -1,5 +1,6 @@
 """The best learning rate of each mixer and difficulty is found, and what it gave is reported."""
 
+import dataclasses
 import statistics
 
 import pytest
@@ -32,6 +33,31 @@ def test_the_best_learning_rate_is_that_of_the_best_mean_over_seeds():
 
 def test_chance_is_that_of_the_task():
     assert summarize([made_up(pairs=40, chance=0.5)])[0].chance == 0.5
+
+
+def made_up_error(error, rate, seed=0, **changes):
+    given = {"measure": "error", "error": error, "chance": 1.0, **changes}
+    return made_up(rate=rate, seed=seed, accuracy=None, status="diverged" if error is None else "finished", **given)
+
+
+def test_the_lowest_error_is_the_best():
+    results = [made_up_error(0.7, 0.1), made_up_error(0.3, 0.2), made_up_error(0.5, 0.4)]
+    (row,) = summarize([dataclasses.replace(result, best_error=0.125) for result in results])
+    assert (row.learning_rate, row.error, row.accuracy, row.measure) == (0.2, 0.3, None, "error")
+    assert (row.value, row.best_error, row.standing) == (0.3, 0.125, "above chance")
+
+
+def test_a_diverged_run_counts_as_predicting_zero():
+    results = [
+        made_up_error(None, 0.1, 0),
+        made_up_error(0.2, 0.1, 1),
+        made_up_error(0.5, 0.2, 0),
+        made_up_error(0.5, 0.2, 1),
+    ]
+    (row,) = summarize(results)
+    assert (row.learning_rate, row.error, row.diverged) == (0.2, 0.5, 1)
+    (row,) = summarize([made_up_error(None, 0.1)])
+    assert row.error is None and row.value is None and row.standing is None
 
 
 def test_a_single_seed_has_no_spread():

@@ -45,8 +45,12 @@ def test_task_options_reach_the_task_of_every_run():
         assert run.record()["task_options"] == {"random_non_queries": False, "power_a": 0.5}
 
 
-def test_a_record_without_task_options_is_one_from_before_there_were_any():
-    assert "task_options" not in small_run().record() and "task_options" not in small_experiment().record()
+def test_later_settings_at_their_defaults_are_not_in_records():
+    later = {"task_options", "warmup_start", "initializer_range"}
+    assert not later & small_run().record().keys() and not later & small_experiment().record().keys()
+    changed = small_run(warmup_start=0.5, initializer_range=0.1, task_options={"padding": "start"}).record()
+    assert (changed["warmup_start"], changed["initializer_range"]) == (0.5, 0.1)
+    assert changed["task_options"] == {"padding": "start"}
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Progress as a user sees it: lines where there is no terminal, bars where there is one."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
+from fastweights.layers import MixerChoice
 from fastweights.training import progress
-from fastweights.training.progress import BarReporter, LineReporter, reporter_for
+from fastweights.training.progress import BarReporter, LineReporter, TimeLeft, reporter_for
 
 from ..results.made_up import made_up
 from .small import small_experiment
@@ -36,10 +38,26 @@ def test_lines_are_short_and_whole(console):
     ]
 
 
-def test_long_runs_give_a_sign_of_life(console, monkeypatch):
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
-    report_progress(LineReporter(console))
-    assert "gdn, 2 pairs, lr 0.01, seed 0: step 6 of 12, loss -, 100 steps/s" in console.file.getvalue()
+def test_a_line_for_every_log_every_steps_with_the_time_left(console, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    reporter = LineReporter(console, log_every=4)
+    reporter.begin(RUNS, total=2)
+    for step in range(1, 13):
+        now[0] += 10.0
+        reporter.step(0, RUNS[0], step, 0.5, 0.1)
+    reporter.end(0, RUNS[0], made_up("linear", accuracy=0.75))
+    title = "linear, 2 pairs, lr 0.01, seed 0"
+    assert console.file.getvalue().splitlines() == [
+        "2 of 2 runs to train",
+        f"{title}: step 4 of 12, loss 0.500, 0 steps/s; all runs: 0:03:20 left",  # 20 of 24 steps at 10 seconds
+        f"{title}: step 8 of 12, loss 0.500, 0 steps/s; all runs: 0:02:40 left",
+        f"[1/2] {title}: accuracy 0.750, loss 1.000, 1.0 s; all runs: 0:02:00 left",
+    ]
+
+
+def test_time_left_before_anything_is_done():
+    assert TimeLeft(3, 10).after(3) == "-:--:--"
 
 
 def test_a_diverged_run_is_named(console):
@@ -57,3 +75,24 @@ def test_bars_on_a_terminal():
     shown = console.file.getvalue()
     for text in ("all runs", "1 of 2 runs", "2 of 2 runs", "accuracy 0.750"):
         assert text in shown
+
+
+def drawn(width):
+    """The bars as they were drawn at some moment, without control sequences."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    reporter = BarReporter(console)
+    runs = small_experiment(mixers=(MixerChoice("gdn", {"conv_size": 2, "expand_v": 2}),), steps=1000).runs()
+    reporter.begin(runs, total=1)
+    reporter.step(0, runs[0], 123, 1.2345, 456.0)
+    console.print(reporter._progress.get_renderable())
+    return re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", console.file.getvalue()).splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 60, 200])
+def test_bar_and_time_left_keep_their_place_on_a_narrow_terminal(width):
+    lines = drawn(width)
+    assert len(lines) == 2 and all(len(line) <= width for line in lines)
+    for line in lines:
+        assert sum(map(line.count, "━╸╺")) == (24 if width == 200 else 10)
+        assert re.search(r"(\d+|-):(\d\d|--):(\d\d|--) left *$", line)
+    assert width < 80 or "123/1,000, loss 1.234" in lines[1]

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastweights.evaluation import recall_accuracy
-from fastweights.models import FastWeightsForCausalLM
+from fastweights.evaluation import recall_accuracy, regression_errors
+from fastweights.models import FastWeightsForCausalLM, VectorModel
 from fastweights.training import CheckpointError, learning_rate_factor, train_run
 from fastweights.training.optimization import weight_decay_groups
 
@@ -46,6 +46,14 @@ def test_a_run_takes_the_steps_that_are_written_out_here(tmp_path):
     assert min(norms) < 3 < max(norms)  # clipping by one factor in all steps would change nothing: Adam divides by it
     assert result.losses == pytest.approx(losses, rel=1e-4)
     assert result.accuracies[-1] == recall_accuracy(model, task, seed=0, examples=8)
+
+
+def test_a_run_of_30_steps_is_undertrained(tmp_path):
+    """The fault that was: its curve is too noisy for a fall to show, and it passed for a run that has converged."""
+    for seed in range(3):
+        result = train_run(small_run(steps=30, batch_size=16, learning_rate=0.001, seed=seed), tmp_path / f"{seed}")
+        assert result.undertrained and result.losses[-1] > 1
+        assert result.queries == 8 * 2  # every pair of every test sequence is asked for once
 
 
 def test_records_the_whole_loss_curve_and_the_sizes(tmp_path):
@@ -111,6 +119,64 @@ def test_continues_from_a_checkpoint_of_every_step(tmp_path):
     assert numbers(train_run(run, checkpoint)) == numbers(whole)
 
 
+@pytest.mark.parametrize("cut", [None, 7], ids=["whole", "cut"])
+def test_regression_learns_and_is_measured_by_its_error(tmp_path, cut):
+    run = small_run(
+        task="regression",
+        task_options={"inputs": 2, "noise": 0.1},
+        mixer="gdn",
+        pairs=8,
+        width=16,
+        steps=120,
+        batch_size=16,
+        learning_rate=0.02,
+        test_examples=64,
+    )
+    if cut is not None:
+        asked = iter([False] * cut + [True])
+        assert train_run(run, tmp_path / "run.checkpoint", should_stop=lambda: next(asked)) is None
+    result = train_run(run, tmp_path / "run.checkpoint")
+    assert result.measure == "error" and result.accuracy is None and result.accuracies == []
+    assert result.accuracy_steps == [60, 120] and result.errors[-1] == result.error == result.value
+    assert result.chance == pytest.approx(1.01) and result.best_error < result.error < 0.9
+    columns = result.by_token
+    assert list(columns) == ["example", "error", "ridge"] and columns["example"] == list(range(1, 9))
+    assert sum(columns["error"]) / 8 == pytest.approx(result.error)
+    assert sum(columns["ridge"]) / 8 == pytest.approx(result.best_error)
+    assert columns["error"][-1] < 0.7 < columns["error"][0]
+    assert result.state_size == 2 * 8 * 8
+
+
+def test_a_regression_run_takes_the_steps_that_are_written_out_here(tmp_path):
+    run = small_run(task="regression", pairs=4, steps=3, evaluations=1, warmup_fraction=0, max_gradient_norm=100.0)
+    result = train_run(run, tmp_path / "run.checkpoint")
+    torch.manual_seed(0)
+    model, task = VectorModel(run.model_config(), inputs=9, outputs=1).train(), run.make_task()
+    optimizer = torch.optim.AdamW(weight_decay_groups(model, 0.1))
+    losses = []
+    for step in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * learning_rate_factor(step, steps=3, warmup_steps=0, final=0.1)
+        batch = task.batch("train", seed=0, index=step, batch_size=4)
+        loss = (model(batch.inputs)[:, [0, 2, 4, 6]] - batch.targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert result.losses == pytest.approx(losses, rel=1e-4)
+    errors = regression_errors(model, task, seed=0, examples=8)
+    assert result.by_token["error"] == pytest.approx(errors.model, rel=1e-4)
+
+
+def test_accuracy_of_state_tracking_by_token(tmp_path):
+    run = small_run(task="parity", task_options={"test_length": 30}, pairs=10, steps=2, evaluations=1, test_examples=50)
+    result = train_run(run, tmp_path / "run.checkpoint")
+    assert result.by_token["token"] == list(range(1, 31)) and len(result.by_token["accuracy"]) == 30
+    assert sum(result.by_token["accuracy"]) / 30 == pytest.approx(result.accuracy)
+    assert result.chance == 0.5
+    assert train_run(small_run(steps=2, evaluations=1), tmp_path / "recall.checkpoint").by_token == {}
+
+
 def test_a_seed_changes_the_numbers(tmp_path):
     results = [train_run(small_run(seed=seed), tmp_path / f"{seed}.checkpoint") for seed in (0, 1)]
     assert results[0].losses != results[1].losses
@@ -124,7 +190,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
         steps.append(len(steps))
         return torch.nn.functional.nll_loss(logits.log_softmax(-1), labels) * (float("nan") if len(steps) == 50 else 1)
 
-    monkeypatch.setattr("fastweights.training.train.F.cross_entropy", spoiled)
+    monkeypatch.setattr("fastweights.training.objectives.F.cross_entropy", spoiled)
     result = train_run(run, tmp_path / "run.checkpoint")
     assert result.status == "diverged" and result.diverged
     assert result.stopped_at == 50

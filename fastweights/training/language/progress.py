@@ -1,4 +1,4 @@
-"""The progress of a training: a bar on a terminal, lines elsewhere."""
+"""The progress of a training: a bar on a terminal, a line every `log_every` steps elsewhere; the time left in both."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import torch
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..progress import progress_bars
+from ..progress import TimeLeft, progress_bars
 
 __all__ = ["TrainingProgress"]
 
-LINE_SECONDS = 15.0
-
 
 class TrainingProgress(TrainerCallback):
-    """Shows step, loss, tokens per second and memory on `console`, in the main process. A context manager."""
+    """Shows step, loss, tokens per second, memory and time left on `console`, in the main process. A context manager."""
 
-    def __init__(self, console: Console, *, title: str, tokens_a_step: int, steps: int) -> None:
+    def __init__(self, console: Console, *, title: str, tokens_a_step: int, steps: int, log_every: int) -> None:
         self._console, self._title, self._tokens, self._steps = console, title, tokens_a_step, steps
+        self._log_every = log_every
         self._bar = progress_bars(console)
         self._task = self._bar.add_task(title, total=steps, note="")
-        self._line = self._since = time.monotonic()
-        self._step = 0
-        self._training = self._held_out = ""
+        self._since, self._step = time.monotonic(), 0
+        self._left = TimeLeft(0, steps)
+        self._training = self._held_out = self._machine = ""
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
@@ -39,6 +38,7 @@ class TrainingProgress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._step, self._since = state.global_step, time.monotonic()
+        self._left = TimeLeft(state.global_step, self._steps)
         if state.global_step:
             self._print(f"continues after step {state.global_step:,}")
 
@@ -53,21 +53,24 @@ class TrainingProgress(TrainerCallback):
             self._held_out = f"held-out loss {logs['eval_loss']:.3f}"
         elif "loss" in logs and state.global_step > self._step:
             speed = (state.global_step - self._step) * self._tokens / max(now - self._since, 1e-9)
-            self._training = f"loss {logs['loss']:.3f}, {speed:,.0f} tokens/s, {memory():.1f} GB"
+            self._training = f"loss {logs['loss']:.3f}"
+            self._machine = f"{speed:,.0f} tokens/s, {memory():.1f} GB"
         else:
             return
         self._since, self._step = now, state.global_step
-        note = ", ".join(filter(None, (self._training, self._held_out)))
-        self._bar.update(self._task, note=f"step {state.global_step:,}/{self._steps:,}  {note}")
-        ended = state.global_step == self._steps and "eval_loss" in logs
-        if ended or (not self._console.is_terminal and now - self._line >= LINE_SECONDS):
-            self._print(f"step {state.global_step:,} of {self._steps:,}, {note}")
+        note = ", ".join(filter(None, (self._training, self._held_out, self._machine)))
+        step = state.global_step
+        self._bar.update(self._task, note=f"{step:,}/{self._steps:,}, {note}")
+        due = not self._console.is_terminal and "loss" in logs and step % self._log_every == 0 and step < self._steps
+        if step == self._steps and "eval_loss" in logs:
+            self._print(f"step {step:,} of {self._steps:,}, {note}")
+        elif due:
+            self._print(f"step {step:,} of {self._steps:,}, {note}, {self._left.after(step)} left")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._since, self._step = time.monotonic(), state.global_step  # saving is not training
 
     def _print(self, text: str) -> None:
-        self._line = time.monotonic()
         self._console.print(f"{self._title}: {text}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -136,7 +136,13 @@ def _train_one(
             check_checkpoint(checkpoint, config)
         began = time.perf_counter()
         tokens_a_step = run.length * run.batch_size * run.accumulation * world_size()
-        progress = TrainingProgress(console, title=mixer_name(config), tokens_a_step=tokens_a_step, steps=run.max_steps)
+        progress = TrainingProgress(
+            console,
+            title=mixer_name(config),
+            tokens_a_step=tokens_a_step,
+            steps=run.max_steps,
+            log_every=run.log_every,
+        )
         log = RunLog(folder.log, tokens_a_step=tokens_a_step, fp16=run.precision == "fp16")
         board = [TensorBoardLog(folder.tensorboard)] if run.tensorboard else []
         callbacks = [StopAt(stop_at), log, *board, progress]

@@ -1,0 +1,107 @@
+"""In-context linear regression: vectors and their images under a map that each sequence has of its own."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from ..checks import check_number, check_size
+from ._draws import Draws
+from .task import Task
+
+__all__ = ["LinearRegression", "VectorBatch"]
+
+
+class VectorBatch(NamedTuple):
+    """float32 on the CPU: inputs [B, T, channels], and targets [B, pairs, outputs] of the tokens 0, 2, 4, ..."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearRegression(Task):
+    """n examples of a random linear map, each to be predicted from those before it.
+
+        x_1 y_1 x_2 y_2 ... x_n y_n        target at x_i: y_i = W_i^T x_i + noise e_i
+
+    A token is a vector of d + m channels: x_i in the first d (`inputs`), y_i in the last m (`outputs`), the others 0.
+    `pairs` is n; T = 2n. The first map W_1 has independent normal entries of variance 1/d; e_i is standard normal.
+    Predicting 0 has the expected squared error 1 + noise^2 per output.
+
+    Options:
+    - inputs, outputs: d and m.
+    - noise: standard deviation of the noise in y. The targets hold it too.
+    - drift: W_(i+1) = sqrt(1 - drift^2) W_i + drift times a new map: 0 keeps the map, 1 draws a new one per example.
+    - correlation: of neighbouring channels of x, which is normal with unit variances and covariances correlation^|a - b|.
+
+    Train and test share no first map: it is what `Task` calls the associations.
+
+    Sources: Garg et al. 2022, What Can Transformers Learn In-Context?, section 3 (d = 20, noise and skewed inputs);
+    von Oswald et al. 2025, MesaNet, and Preconditioned DeltaNet, section 2.3, on layers as regression.
+    ValueError: a length other than 2 pairs, noise below 0, drift outside 0 to 1, a correlation outside -1 to 1.
+    """
+
+    inputs: int = 8
+    outputs: int = 1
+    noise: float = 0.0
+    drift: float = 0.0
+    correlation: float = 0.0
+
+    name: ClassVar[str] = "regression"
+    summary: ClassVar[str] = "in-context linear regression on vectors, measured by squared error"
+    unit: ClassVar[str] = "examples"
+    measure: ClassVar[str] = "error"
+    guess: ClassVar[str] = "predicting zero"
+    by_token: ClassVar[bool] = True
+
+    @property
+    def chance(self) -> float:
+        """The expected squared error of predicting 0."""
+        return 1 + self.noise**2
+
+    def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> VectorBatch:
+        return VectorBatch(*self._draw(split, seed, index, batch_size))
+
+    def _shortest_length(self) -> int:
+        return 2 * self.pairs
+
+    def _check(self) -> None:
+        if self.length != 2 * self.pairs:
+            raise ValueError(
+                f"length must be {2 * self.pairs}, two tokens per example, for task {self.name!r}, got {self.length}; "
+                "leave it out and set pairs"
+            )
+        for name in ("inputs", "outputs"):
+            self._set(name, check_size(name, getattr(self, name)))
+        self._set("noise", check_number("noise", self.noise, low=0))
+        self._set("drift", check_number("drift", self.drift, low=0, high=1))
+        self._set("correlation", check_number("correlation", self.correlation, above=-1, below=1))
+
+    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
+        """The entries of the first map: their indices, and the bits of the numbers."""
+        entries = self._map(draws, rows).reshape(rows, -1).view(np.int64)
+        return np.stack([np.broadcast_to(np.arange(entries.shape[1]), entries.shape), entries], axis=1)
+
+    def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = len(associations)
+        W = associations[:, 1].copy().view(np.float64).reshape(rows, self.inputs, self.outputs)
+        x = draws.normal((rows, self.pairs, self.inputs))
+        for channel in range(1, self.inputs):
+            x[:, :, channel] *= math.sqrt(1 - self.correlation * self.correlation)
+            x[:, :, channel] += self.correlation * x[:, :, channel - 1]
+        y = self.noise * draws.normal((rows, self.pairs, self.outputs))
+        for example in range(self.pairs):
+            for channel in range(self.inputs):  # one after the other: the order of a sum decides its last bit
+                y[:, example] += W[:, channel] * x[:, example, channel, None]
+            if self.drift:
+                W = math.sqrt(1 - self.drift * self.drift) * W + self.drift * self._map(draws, rows)
+        tokens = np.zeros((rows, self.length, self.inputs + self.outputs), dtype=np.float32)
+        tokens[:, 0::2, : self.inputs] = x
+        tokens[:, 1::2, self.inputs :] = y
+        return tokens, y.astype(np.float32)
+
+    def _map(self, draws: Draws, rows: int) -> np.ndarray:
+        return draws.normal((rows, self.inputs, self.outputs)) / math.sqrt(self.inputs)

@@ -1,0 +1,101 @@
+"""What a task asks of a model: the model that fits it, the loss of a batch, the measure on held-out sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..data import LinearRegression, RecallTask, Task
+from ..evaluation.recall import labelled_logits, right_and_asked
+from ..evaluation.regression import regression_errors
+from ..models import FastWeightsConfig, FastWeightsForCausalLM, VectorModel
+
+__all__ = ["Measured", "Objective", "objective_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A measurement on held-out sequences.
+
+    Attributes:
+        value: of the task's measure.
+        best: what the best predictor has; None where that is the right answer.
+        queries: how many answers an accuracy is measured on; None for another measure.
+        by_token: columns of numbers by name, one per token or example; empty for a task that has none.
+    """
+
+    value: float
+    best: float | None = None
+    queries: int | None = None
+    by_token: Mapping[str, list[float]] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """A task, as the training sees it."""
+
+    def build(self, config: FastWeightsConfig) -> Any:
+        """The model, with first parameters from torch's random state."""
+
+    def loss(self, model: Any, batch: Any, device: str) -> Tensor:
+        """The mean loss of a batch of the task."""
+
+    def measure(self, model: Any, *, seed: int, examples: int, device: str) -> Measured:
+        """The measure on `examples` held-out sequences."""
+
+
+def objective_of(task: Task) -> Objective:
+    """The objective of a task."""
+    if isinstance(task, LinearRegression):
+        return _Regression(task)
+    if isinstance(task, RecallTask):
+        return _Answers(task)
+    raise TypeError(f"task must be a RecallTask or a LinearRegression, got {type(task).__name__}")
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """Tokens in and out: cross-entropy and accuracy of the labelled positions."""
+
+    task: RecallTask
+
+    def build(self, config: FastWeightsConfig) -> FastWeightsForCausalLM:
+        return FastWeightsForCausalLM(config)
+
+    def loss(self, model: Any, batch: Any, device: str) -> Tensor:
+        return F.cross_entropy(*labelled_logits(model, batch.input_ids.to(device), batch.labels.to(device)))
+
+    def measure(self, model: Any, *, seed: int, examples: int, device: str) -> Measured:
+        right_T, asked_T = right_and_asked(model, self.task, seed=seed, examples=examples, device=device)
+        queries = int(asked_T.sum())
+        accuracy = int(right_T.sum()) / queries
+        if not self.task.by_token:
+            return Measured(value=accuracy, queries=queries)
+        tokens = [float(token) for token in range(1, len(right_T) + 1)]
+        columns = {"token": tokens, "accuracy": (right_T / asked_T).tolist()}
+        return Measured(value=accuracy, queries=queries, by_token=columns)
+
+
+@dataclass(frozen=True)
+class _Regression:
+    """Vectors in and out: squared error of the predictions at the x tokens."""
+
+    task: LinearRegression
+
+    def build(self, config: FastWeightsConfig) -> VectorModel:
+        return VectorModel(config, inputs=self.task.inputs + self.task.outputs, outputs=self.task.outputs)
+
+    def loss(self, model: Any, batch: Any, device: str) -> Tensor:
+        return F.mse_loss(model(batch.inputs.to(device))[:, 0::2], batch.targets.to(device))
+
+    def measure(self, model: Any, *, seed: int, examples: int, device: str) -> Measured:
+        errors = regression_errors(model, self.task, seed=seed, examples=examples, device=device)
+        columns = {"example": [float(place) for place in range(1, self.task.pairs + 1)], "error": errors.model}
+        columns["ridge"] = errors.ridge
+        if self.task.drift:
+            columns["kalman"] = errors.kalman
+        mean = {name: sum(values) / len(values) for name, values in vars(errors).items()}
+        return Measured(value=mean["model"], best=mean["kalman"], by_token=columns)
