@@ -41,19 +41,20 @@ class Conversion:
 
 
 def _metaplastic(source: str, target: str, requires: Mapping[str, Any]) -> Conversion:
-    """With importances of nothing but the prior Palimpsa is gated linear attention (Palimpsa, section 2.4). b_scale starts at
-    the lower end of the paper's range for models that are trained on, [0.1, 1], D, where the source has none, at 0."""
+    """With importances of nothing but the prior Palimpsa is gated linear attention (Palimpsa, section 2.4). Each head draws its
+    first b_scale from the paper's range for models that are trained on, [0.1, 1], as its released code does. D, where the
+    source has none, starts at 0."""
     return Conversion(
         source=source,
         target=target,
         requires=requires,
-        options={"b_scale": 0.1},
+        options={"b_scale": [0.1, 1.0]},
         new=("importance.", "skip."),
         start={"skip.D": 0.0},
         neutral=lambda layer: {"importance.b_scale": -math.inf},
         equality="at metaplasticity scale 0 (b_scale = -inf), where every importance is the prior",
-        first_values="b_scale 0.1 unless given (lower is nearer the source), the projection of beta as in a new layer, D 0 "
-        "where the source has none",
+        first_values="b_scale drawn from [0.1, 1] unless given (lower is nearer the source), the projection of beta as in a new "
+        "layer, D 0 where the source has none",
     )
 
 
@@ -114,7 +115,7 @@ _ALL = (
         source="gdn",
         target="gka",
         requires={"decay": "head", "gain": "beta", "negative_eigenvalues": False, "preconditioner": None},
-        new=("mix.",),
+        new=("mix.", "gain.b_proj.bias", "sketch."),
         neutral=None,
         equality="nowhere: gdn corrects its memory as it writes, gka solves for all that it has kept as it reads",
         first_values="projection of the alpha connection as in a new layer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -57,7 +58,12 @@ class ImportanceGain(OwnInitialValues):
     _no_weight_decay = ("b_scale",)
 
     def __init__(
-        self, hidden_size: int, num_heads: int, channels: int, b_scale: float, first_beta: str = "normal"
+        self,
+        hidden_size: int,
+        num_heads: int,
+        channels: int,
+        b_scale: float | Sequence[float],
+        first_beta: str = "normal",
     ) -> None:
         super().__init__()
         self.first_b_scale = b_scale
@@ -68,6 +74,8 @@ class ImportanceGain(OwnInitialValues):
         self.reset_parameters()
 
     def initial_values(self) -> dict[str, Tensor]:
+        if isinstance(self.first_b_scale, Sequence):
+            return {"b_scale": torch.empty_like(self.b_scale, dtype=torch.float32).uniform_(*self.first_b_scale)}
         return {"b_scale": torch.full_like(self.b_scale, self.first_b_scale)}
 
     def forward(self, x_BTD: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,6 +15,15 @@ from .options import DecayOptions, one_of, option
 __all__ = ["PosteriorOptions", "read_posterior"]
 
 
+def number_or_interval(name: str, value: object) -> float | tuple[float, float]:
+    """The check that an option is a finite number, or two in rising order."""
+    if not isinstance(value, (list, tuple)):
+        return check_number(name, value)
+    if len(value) != 2 or not check_number(name, value[0]) < check_number(name, value[1]):
+        raise ValueError(f"{name} must be a number or [low, high] with low below high, got {value}")
+    return float(value[0]), float(value[1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class PosteriorOptions(DecayOptions):
     """Options of both Palimpsa layers.
@@ -21,7 +31,7 @@ class PosteriorOptions(DecayOptions):
     Args:
         metaplasticity: whether importances are kept; without them the layer has no beta.
         prior: p, importance before any key, positive. Without metaplasticity it still divides the answer.
-        b_scale: first value of b, one learned number per head.
+        b_scale: first value of b, one learned number per head; or [low, high], between which each head draws its own.
         beta_init: first values of the second matrix of beta's projection, "normal" as a model draws all matrices, or "uniform"
             in +-1/sqrt(rank) as in the authors' released code. A layer by itself has the latter.
         residual: whether D v, with one learned D per head, is added to the answer.
@@ -29,7 +39,7 @@ class PosteriorOptions(DecayOptions):
 
     metaplasticity: bool = option(True, check_flag)
     prior: float = option(1.0, check_positive)
-    b_scale: float = option(1.0, check_number)
+    b_scale: float | Sequence[float] = option(1.0, number_or_interval)
     beta_init: str = option("normal", one_of("normal", "uniform"))
     residual: bool = option(True, check_flag)
 

@@ -141,11 +141,18 @@ def test_no_equality_where_there_is_none():
     assert check.neutral is None and check.saved > 0.01
 
 
+def test_biases_and_a_sketch_of_gka_start_as_in_a_new_layer():
+    converted = convert(model("gdn"), to="gka", gate_bias=True, sketch=2)
+    mixer = converted.model.layers[0].mixer
+    assert not mixer.gain.b_proj.bias.any() and not mixer.mix.b_proj.bias.any() and mixer.sketch.basis.any()
+
+
 def test_palimpsa_starts_near_its_source():
     source = model({"name": "linear", "decay": "head"})
     converted = convert(source, to="palimpsa-d")
     mixer = converted.model.layers[1].mixer
-    assert torch.equal(mixer.importance.b_scale, torch.full((2,), 0.1))
+    scales = torch.cat([layer.mixer.importance.b_scale for layer in converted.model.layers])
+    assert len(scales.unique()) == len(scales) and scales.min() >= 0.1 and scales.max() <= 1  # drawn for each head
     assert not mixer.skip.D.any()
     near = check_logits(source, convert(source, to="palimpsa-d", b_scale=-6.0), tokens()).saved
     assert near < 0.1 * check_logits(source, converted, tokens()).saved

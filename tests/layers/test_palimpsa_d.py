@@ -76,9 +76,21 @@ def test_long_memory():
     torch.testing.assert_close(step, torch.logspace(-3, -1, 4))
 
 
+@pytest.mark.parametrize("name", ["palimpsa-d", "palimpsa-m"])
+def test_each_head_draws_its_scale_from_an_interval(name):
+    torch.manual_seed(0)
+    layer = build_mixer(name, hidden_size=64, num_heads=32, b_scale=[0.1, 1.0])
+    scales = layer.importance.b_scale
+    assert len(scales.unique()) == 32 and 0.1 <= scales.min() < 0.25 and 0.85 < scales.max() <= 1
+    assert abs(scales.mean() - 0.55) < 0.15 and layer.options.b_scale == (0.1, 1.0)
+
+
 @pytest.mark.parametrize(
     "error, options, message",
     [
+        (ValueError, {"b_scale": [1.0, 0.1]}, r"b_scale must be a number or \[low, high\] with low below high, got"),
+        (ValueError, {"b_scale": [1.0]}, r"b_scale must be a number or \[low, high\]"),
+        (TypeError, {"b_scale": [0.1, "1"]}, "b_scale must be a number"),
         (ValueError, {"prior": 0}, "prior must be positive, got 0"),
         (TypeError, {"b_scale": "1"}, "b_scale must be a number"),
         (TypeError, {"metaplasticity": 1}, "metaplasticity must be True or False"),
