@@ -6,6 +6,7 @@ Every message names the argument, what it must be and what it was.
 from __future__ import annotations
 
 import math
+import os
 import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,10 @@ from torch import Tensor
 __all__ = [
     "FLOATS",
     "LARGEST_COUNTER",
+    "LARGEST_DEPTH",
     "LARGEST_HEAD",
+    "LARGEST_HEADS",
+    "LARGEST_WIDTH",
     "check_choice",
     "check_flag",
     "check_number",
@@ -34,11 +38,15 @@ __all__ = [
     "error_prefix",
     "shape_of",
     "describe_value",
+    "values_are_checked",
     "values_can_be_read",
 ]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST_HEAD = 256  # channels per head
+LARGEST_WIDTH = 2**20  # channels of a layer's input; like the next two far above every model there is
+LARGEST_HEADS = 2**16
+LARGEST_DEPTH = 10_000  # layers of a model; the deepest that have been trained have about a thousand
 LARGEST_COUNTER = 2**63 - 1  # a seed or an index is one 64-bit word of the random generator's key
 
 
@@ -68,11 +76,15 @@ def check_whole_number(name: str, x: object, *, low: int = 0, high: int = LARGES
     return number
 
 
-def check_size(name: str, x: object) -> int:
-    """A positive whole number."""
+def check_size(name: str, x: object, *, high: int | None = None) -> int:
+    """A positive whole number, up to `high` where it is given."""
     number = _whole(name, x, "a positive whole number")
     if number < 1:
         raise ValueError(f"{name} must be a positive whole number, got {number}")
+    if high is not None and number > high:
+        raise ValueError(
+            f"{name} must be a positive whole number of at most {high:,}, got {number:,}; pass a smaller one"
+        )
     return number
 
 
@@ -163,6 +175,14 @@ def values_can_be_read(x: Tensor) -> bool:
     """Whether a check may look at the numbers of x. On a GPU it would wait for the device, and in a traced graph it would
     break the graph, so there the numbers are not checked."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def values_are_checked(x: Tensor) -> bool:
+    """`values_can_be_read`; and with FASTWEIGHTS_CHECK_VALUES=1 the numbers on a GPU are waited for."""
+    if values_can_be_read(x):
+        return True
+    asked = os.environ.get("FASTWEIGHTS_CHECK_VALUES") == "1"
+    return asked and x.device.type != "meta" and not torch.compiler.is_compiling()
 
 
 def shape_of(x: Tensor) -> str:

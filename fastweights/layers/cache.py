@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-__all__ = ["LayerCache"]
+__all__ = ["LayerCache", "check_memory"]
 
 
 @dataclass
@@ -42,3 +42,12 @@ class LayerCache:
         """Replace every tensor by change(tensor)."""
         self.memory = {name: change(tensor) for name, tensor in self.memory.items()}
         self.context = {name: change(tensor) for name, tensor in self.context.items()}
+
+
+def check_memory(memory: Mapping[str, Tensor], names: Collection[str]) -> None:
+    """ValueError where a cache holds the memory of a layer of another kind. An empty one is the start of the sequences."""
+    if memory and not all(name in memory for name in names):
+        raise ValueError(
+            f"cache must be one that this layer has filled, with the memory {', '.join(names)}, got one with "
+            f"{', '.join(memory)}; start with an empty cache"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_size
 from ..ops.short_convolution import short_convolution
 from .initialization import OwnInitialMatrices
 
@@ -26,6 +27,8 @@ class ShortConvolution(OwnInitialMatrices):
 
     def __init__(self, channels: int, width: int = 4, bias: bool = False, first_filters: str = "uniform") -> None:
         super().__init__()
+        check_size("channels", channels)
+        check_size("width", width)
         self.width = width
         self.first_filters = first_filters
         self.weight = nn.Parameter(torch.empty(channels, width))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_flag, check_positive, check_size
+from ..checks import LARGEST_HEAD, check_flag, check_positive
 from ..ops import gated_kalmanet, linear_attention
 from ..ops.shared.ridge.iterations import SOLVERS
 from .decay import HeadDecay
@@ -15,7 +15,7 @@ from .gates import SigmoidGain
 from .initialization import OwnInitialValues
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
-from .options import DecayOptions, MemoryOptions, one_of, option
+from .options import MOST_ITERATIONS, DecayOptions, MemoryOptions, one_of, option, up_to
 from .projections import GATES
 from .registry import MATRIX_AND_GRAM, SOLVE, register_mixer
 
@@ -31,9 +31,9 @@ class GatedKalmaNetOptions(DecayOptions, MemoryOptions):
     alpha_connection: bool = option(True, check_flag)
     ridge: float = option(0.02, check_positive)
     adaptive_ridge: bool = option(True, check_flag)
-    iterations: int = option(30, check_size)
+    iterations: int = option(30, up_to(MOST_ITERATIONS))
     solver: str = option("chebyshev", one_of(*SOLVERS))
-    sketch: int | None = option(None, check_size)
+    sketch: int | None = option(None, up_to(LARGEST_HEAD))
     sketch_basis: str = option("learned", one_of("learned", "random"))
     gate_bias: bool = option(False, check_flag)
     output_gate: str | None = option("silu", one_of(None, *GATES), or_none=True)

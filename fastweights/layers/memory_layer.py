@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from .cache import LayerCache
+from .cache import LayerCache, check_memory
 from .mixer import ConfiguredMixer, check_input
 from .options import MemoryOptions, ProjectionOptions
 from .projections import OutputProjection, QKVProjection, SharedQKProjection
@@ -62,6 +62,7 @@ class RuleCall:
 
         Returns what the op gives and the memory after it by name, None where there is no cache to keep it.
         """
+        check_memory(self.memory, state)
         first = state[0]
         if len(state) == 1:
             o, final = op(*inputs, initial_state=self.memory.get(first), **self.keywords, **options)
@@ -124,7 +125,7 @@ class MemoryLayer(ConfiguredMixer):
         )
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
+        check_input(self, x_BTD, cache, cu_seqlens)
         q_BTHK, k_BTHK, v_BTGV, conv_states = self.qkv(x_BTD, cache, cu_seqlens)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV)
         run = RuleCall(cache, cu_seqlens, self.options.backend, conv_states)

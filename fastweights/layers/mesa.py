@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_positive, check_size
+from ..checks import check_positive
 from ..ops import mesa
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .initialization import OwnInitialValues, inverse_softplus
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
-from .options import DecayOptions, MemoryOptions, one_of, option
+from .options import MOST_ITERATIONS, DecayOptions, MemoryOptions, one_of, option, up_to
 from .registry import MATRIX_AND_GRAM, SOLVE, register_mixer
 
 __all__ = ["MesaNet", "MesaOptions"]
@@ -29,7 +29,7 @@ class MesaOptions(DecayOptions, MemoryOptions):
     gain: str | None = option("beta", one_of(None, "beta"))
     ridge: float = option(1.0, check_positive)
     smallest_ridge: float = option(0.25, check_positive)
-    iterations: int = option(30, check_size)
+    iterations: int = option(30, up_to(MOST_ITERATIONS))
 
     def check_together(self) -> None:
         super().check_together()

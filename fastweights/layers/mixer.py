@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from ..checks import FLOATS, check_whole_number, shape_of
 from ..ops.framework.sequences import check_cu_seqlens
 from .cache import LayerCache
 from .options import MixerOptions
@@ -27,6 +30,11 @@ class Mixer(nn.Module):
     probes: ClassVar[Mapping[str, str]] = {"state": ""}
     _listener: Callable[[dict[str, Any]], None] | None = None
 
+    def __init_subclass__(cls, **extra: Any) -> None:
+        super().__init_subclass__(**extra)
+        if "state_size" in vars(cls):
+            cls.state_size = _with_checked_length(cls.state_size)  # type: ignore[method-assign, assignment]  # one check for all
+
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mix along time.
 
@@ -40,8 +48,8 @@ class Mixer(nn.Module):
             y [B, T, D] in the layer's dtype.
 
         Raises:
-            TypeError: x is no tensor.
-            ValueError: an input that does not fit.
+            TypeError: x is no tensor, or cache no `LayerCache`.
+            ValueError: an input that does not fit: its shape, or a dtype or device that is not the layer's.
         """
         raise NotImplementedError
 
@@ -84,15 +92,53 @@ class ConfiguredMixer(Mixer):
         self.hidden_size = self.options.hidden_size
 
 
-def check_input(x_BTD: object, hidden_size: int, cache: LayerCache | None, cu_seqlens: Tensor | None) -> None:
+def check_input(layer: ConfiguredMixer, x_BTD: object, cache: LayerCache | None, cu_seqlens: Tensor | None) -> None:
     """Check the arguments of a mixer's forward."""
+    wanted = f"x must be a tensor [batch, time >= 1, {layer.hidden_size}]"
     if not isinstance(x_BTD, Tensor):
-        raise TypeError(f"x must be a tensor [batch, time >= 1, {hidden_size}], got {type(x_BTD).__name__}")
-    if x_BTD.ndim != 3 or x_BTD.shape[2] != hidden_size or x_BTD.shape[1] < 1:
-        raise ValueError(f"x must be a tensor [batch, time >= 1, {hidden_size}], got {list(x_BTD.shape)}")
+        raise TypeError(f"{wanted}, got {type(x_BTD).__name__}; convert it with torch.as_tensor")
+    if x_BTD.ndim != 3 or x_BTD.shape[2] != layer.hidden_size or x_BTD.shape[1] < 1:
+        raise ValueError(f"{wanted}, got {shape_of(x_BTD)}")
+    if not torch.compiler.is_compiling():  # a graph is traced with fake tensors, which torch checks
+        check_like_parameters("x", x_BTD, layer)
     count = check_cu_seqlens(cu_seqlens, x_BTD.shape[0], x_BTD.shape[1]).count
-    if cache is not None and cache.count not in (None, count):
+    if cache is None:
+        return
+    if not isinstance(cache, LayerCache):
+        raise TypeError(f"cache must be a fastweights.layers.LayerCache or None, got {type(cache).__name__}")
+    if cache.count not in (None, count):
         raise ValueError(
             f"cache must hold as many sequences as the input, {count}, got {cache.count}; "
             "start an empty cache for other sequences"
         )
+
+
+def check_like_parameters(name: str, x: Tensor, module: nn.Module) -> None:
+    """That x is of the device and a dtype of the module's parameters. Under autocast torch casts it, quantized parameters say
+    nothing of what they are multiplied with, and accelerate's hooks move x and offloaded parameters where they belong."""
+    first = next(module.parameters(), None)
+    if first is None or (x.dtype == first.dtype and x.device == first.device):
+        return
+    if x.dtype not in FLOATS:
+        raise ValueError(
+            f"{name} must be a floating-point tensor, got {x.dtype}; convert it with {name}.to({first.dtype})"
+        )
+    if first.device.type != "meta" and x.device != first.device and not hasattr(module, "_hf_hook"):
+        raise ValueError(
+            f"{name} must be on the device of the parameters, {first.device}, got {x.device}; move it or the module there"
+        )
+    dtypes = {parameter.dtype for parameter in module.parameters()}
+    if x.dtype in dtypes or not dtypes <= set(FLOATS) or torch.is_autocast_enabled(x.device.type):
+        return
+    raise ValueError(
+        f"{name} must be of the dtype of the parameters, {first.dtype}, got {x.dtype}; convert it with "
+        f"{name}.to({first.dtype}), or call it under torch.autocast"
+    )
+
+
+def _with_checked_length(state_size: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+    @functools.wraps(state_size)
+    def checked(self: Any, length: int = 1) -> int:
+        return state_size(self, check_whole_number("length", length))
+
+    return checked

@@ -6,17 +6,40 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from ..checks import check_choice, check_flag, check_number, check_positive, check_size, closest
+from ..checks import (
+    LARGEST_HEADS,
+    LARGEST_WIDTH,
+    check_choice,
+    check_flag,
+    check_number,
+    check_positive,
+    check_size,
+    closest,
+)
 from ..ops.framework.spec import BACKENDS
 from .convolution import FIRST_FILTERS
 from .decay import RAMPS
 from .heads import HeadSizes, head_width
 from .projections import ACTIVATIONS, GATES
 
-__all__ = ["DecayOptions", "MemoryOptions", "MixerOptions", "ProjectionOptions", "at_least_zero", "one_of", "option"]
+__all__ = [
+    "LONGEST_CONVOLUTION",
+    "MOST_ITERATIONS",
+    "DecayOptions",
+    "MemoryOptions",
+    "MixerOptions",
+    "ProjectionOptions",
+    "at_least_zero",
+    "one_of",
+    "option",
+    "up_to",
+]
 
+LONGEST_CONVOLUTION = 1024  # tokens; the filters are short ones
+MOST_ITERATIONS = 10_000  # of a solver, each as long as a pass over the memory
 Made = TypeVar("Made", bound="MixerOptions")
 
 
@@ -39,6 +62,11 @@ def one_of(*choices: object) -> Callable[[str, Any], Any]:
         return value
 
     return check
+
+
+def up_to(largest: int) -> Callable[[str, Any], int]:
+    """The check that an option is a positive whole number of at most `largest`."""
+    return partial(check_size, high=largest)
 
 
 def at_least_zero(name: str, value: object) -> float:
@@ -71,9 +99,9 @@ class MixerOptions:
         ValueError: an option with a value that does not fit.
     """
 
-    hidden_size: int = option(dataclasses.MISSING, check_size)
-    num_heads: int = option(dataclasses.MISSING, check_size)
-    head_dim: int | None = option(None, check_size)
+    hidden_size: int = option(dataclasses.MISSING, up_to(LARGEST_WIDTH))
+    num_heads: int = option(dataclasses.MISSING, up_to(LARGEST_HEADS))
+    head_dim: int | None = option(None, up_to(LARGEST_WIDTH))
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -144,8 +172,8 @@ class ProjectionOptions(MixerOptions):
     """
 
     expand_v: float = option(1.0, check_positive)
-    num_v_heads: int | None = option(None, check_size)
-    conv_size: int | None = option(4, check_size, or_none=True)
+    num_v_heads: int | None = option(None, up_to(LARGEST_HEADS))
+    conv_size: int | None = option(4, up_to(LONGEST_CONVOLUTION), or_none=True)
     conv_init: str = option("uniform", one_of(*FIRST_FILTERS))
     activation: str = option("silu", one_of(*ACTIVATIONS))
     shared_qk: bool = option(False, check_flag)

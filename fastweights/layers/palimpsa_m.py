@@ -18,7 +18,7 @@ from .initialization import ResidualProjection
 from .memory_layer import RuleCall
 from .mixer import ConfiguredMixer, check_input
 from .norms import GroupedRMSNorm, at_least_float32
-from .options import at_least_zero, one_of, option
+from .options import LONGEST_CONVOLUTION, at_least_zero, one_of, option, up_to
 from .posterior import PosteriorOptions, read_posterior
 from .projections import GATES, ValueSkip, backend_beside
 from .registry import ADDITIVE, MATRIX, MEAN_AND_IMPORTANCE, register_mixer
@@ -34,7 +34,7 @@ class PalimpsaMOptions(PosteriorOptions):
     num_groups: int | None = option(None, check_size)
     dt_min: float = option(0.0, at_least_zero)
     dt_max: float | None = option(None, check_number)
-    conv_size: int = option(4, check_size)
+    conv_size: int = option(4, up_to(LONGEST_CONVOLUTION))
     conv_init: str = option("uniform", one_of(*FIRST_FILTERS))
     conv_bias: bool = option(True, check_flag)
     bias: bool = option(False, check_flag)
@@ -133,7 +133,7 @@ class PalimpsaM(ConfiguredMixer):
         self.out_proj = ResidualProjection(inner, hidden_size, bias=settings.bias)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
+        check_input(self, x_BTD, cache, cu_seqlens)
         gate, backend = self.options.output_gate, self.options.backend
         run = RuleCall(cache, cu_seqlens, backend)
         z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)

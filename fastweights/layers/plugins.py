@@ -7,9 +7,11 @@ import importlib.util
 import sys
 import warnings
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+
+from ..checks import check_texts
 
 __all__ = ["GROUP", "import_mixers", "load_plugins"]
 
@@ -33,7 +35,7 @@ def load_plugins() -> None:
             warnings.warn(f"plug-in {plugin.name} ({plugin.value}) does not load: {_one_line(error)}", stacklevel=2)
 
 
-def import_mixers(modules: Iterable[str]) -> None:
+def import_mixers(modules: Sequence[str]) -> None:
     """Import modules that register mixers, each a module name or the path of a .py file.
 
     Module names are looked up in the working directory too.
@@ -41,7 +43,7 @@ def import_mixers(modules: Iterable[str]) -> None:
     Raises:
         ValueError: a module that is not there or fails.
     """
-    for module in modules:
+    for module in check_texts("modules", modules, what="modules or paths of .py files", empty=False):
         try:
             _import_file(Path(module)) if module.endswith(".py") else _import_name(module)
         except Exception as error:

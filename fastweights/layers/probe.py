@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_flag, check_size, closest
+from ..checks import check_flag, check_size, check_texts, closest
 from .cache import LayerCache
 from .mixer import Mixer
 
@@ -66,6 +66,9 @@ def probe(model: nn.Module, *names: str, every: int = 64, detach: bool = True) -
     Raises:
         ValueError: a name that no layer of the model shows, a model without mixers, or one that another probe has open.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module with mixers, got {type(model).__name__}")
+    check_texts("names", names)
     mixers = [(name, module) for name, module in model.named_modules() if isinstance(module, Mixer)]
     if not mixers:
         raise ValueError(f"model must contain a fastweights.layers.Mixer, got {type(model).__name__} without one")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
-from ..checks import check_text, closest, error_prefix
+from ..checks import check_choice, check_text, check_whole_number, closest, describe_value, error_prefix
 from .mixer import Mixer
 from .plugins import load_plugins
 
@@ -35,6 +35,7 @@ ORDER = (
     *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt"),
     *("vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet", "rls"),
 )
+DESCRIPTION = ("summary", "equation", "source", "state")
 Layer = TypeVar("Layer", bound=type[Mixer])
 
 
@@ -142,8 +143,12 @@ def register_mixer(
         return lambda decorated: register_mixer(name, layer=decorated, options=options, **description)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", check_text("name", name, what="the name of a mixer")):
         raise ValueError(f"name must be of letters, digits, '.', '_' and '-', got {name!r}")
-    for key, text in description.items():
-        check_text(key, text, empty=False)
+    for key in description:
+        check_choice("a description", key, DESCRIPTION)
+    for key in DESCRIPTION:
+        check_text(key, description.get(key), what="one line of text", empty=False)
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"options must be a mapping of option names to values, got {describe_value(options)}")
     if not isinstance(layer, type) or not issubclass(layer, Mixer):
         raise TypeError(f"layer of mixer {name!r} must be a subclass of fastweights.layers.Mixer, got {layer!r}")
     spec = MixerSpec(layer=layer, options=dict(options or {}), **description)
@@ -185,6 +190,7 @@ def build_mixer(name: str, *, hidden_size: int, num_heads: int, layer_idx: int =
         ValueError: an unknown name or option, or a value that does not fit.
         TypeError: an option of a wrong kind.
     """
+    check_whole_number("layer_idx", layer_idx)
     with error_prefix(f"layer {layer_idx}"):
         spec = mixer_spec(name, options)
         return spec.layer(hidden_size=hidden_size, num_heads=num_heads, **{**spec.options, **options})

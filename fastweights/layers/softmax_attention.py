@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
 from .attention import causal_attention, document_attention, rotate
-from .cache import LayerCache
+from .cache import LayerCache, check_memory
 from .heads import head_width
 from .initialization import ResidualProjection
 from .mixer import ConfiguredMixer, check_input
@@ -83,7 +83,7 @@ class SoftmaxAttention(ConfiguredMixer):
         self.o_proj = ResidualProjection(num_heads * width, hidden_size)
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        check_input(x_BTD, self.hidden_size, cache, cu_seqlens)
+        check_input(self, x_BTD, cache, cu_seqlens)
         q_BTHK = self.q_norm(self.q_proj(x_BTD).unflatten(2, (-1, self.head_dim)))
         k_BTHK = self.k_norm(self.k_proj(x_BTD).unflatten(2, (-1, self.head_dim)))
         v_BTHK = self.v_proj(x_BTD).unflatten(2, (-1, self.head_dim))
@@ -128,6 +128,7 @@ class SoftmaxAttention(ConfiguredMixer):
         before = LayerCache() if cache is None else cache
         q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, before.context.get("seen"))
         v_NSHK = v_NTHK
+        check_memory(before.memory, ("keys", "values"))
         if before.memory:
             k_NSHK = torch.cat([before.memory["keys"], k_NSHK], 1)
             v_NSHK = torch.cat([before.memory["values"], v_NSHK], 1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
 from ..ops.variational_linear_attention.memory import penalized_memory
+from .cache import check_memory
 from .initialization import OwnInitialValues, ResidualProjection
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import LayerNorm, l2_normalize
@@ -140,8 +141,9 @@ class VariationalLinearAttention(MemoryLayer):
 
     def _state(self, run: RuleCall) -> tuple[Tensor, ...] | None:
         """(S, A, z, number of tokens) of earlier calls, without A where it does not change; None at the start."""
-        names = [name for name in "SAz" if name in run.memory]
-        return (*(run.memory[name] for name in names), run.context["seen"]) if names else None
+        names = "Sz" if self.penalty is None else "SAz"
+        check_memory(run.memory, names)
+        return (*(run.memory[name] for name in names), run.context["seen"]) if run.memory else None
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.o_proj(self.norm(o_BTGV.flatten(2)))

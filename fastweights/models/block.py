@@ -32,7 +32,7 @@ class FastWeightsBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: FastWeightsConfig, layer_idx: int) -> None:
         super().__init__()
-        name, options = config.mixers()[layer_idx]
+        name, options = config.mixer_of(layer_idx)
         self.mixer_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mixer = build_mixer(
             name, hidden_size=config.hidden_size, num_heads=config.num_heads, layer_idx=layer_idx, **options

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from ..checks import LARGEST_DEPTH, check_whole_number
 from ..layers import LayerCache
 
 __all__ = ["FastWeightsCache"]
@@ -37,6 +38,7 @@ class FastWeightsCache(Cache):
 
     @classmethod
     def empty(cls, num_layers: int) -> FastWeightsCache:
+        check_whole_number("num_layers", num_layers, high=LARGEST_DEPTH)
         return cls([LayerCache() for _ in range(num_layers)])
 
     def copy(self) -> FastWeightsCache:

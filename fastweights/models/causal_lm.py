@@ -8,10 +8,10 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from ..checks import values_can_be_read
 from .cache import FastWeightsCache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
+from .inputs import check_divisor, check_labels, kept_positions
 from .loss import IGNORED, causal_lm_loss
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
 from .rows import cumulative_lengths, starts
@@ -75,6 +75,12 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         if output_attentions:
             raise ValueError("output_attentions must be False: the layers have no attention weights to return")
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if isinstance(tokens, Tensor) and tokens.ndim >= 2:  # anything else is refused by the body
+            kept = kept_positions(logits_to_keep, tokens.shape[1])
+            if labels is not None:
+                check_labels(labels, tokens, self.config.vocab_size)
+                check_divisor(num_items_in_batch)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -89,7 +95,6 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         hidden_BTD = outputs.last_hidden_state
         loss = logits = None
         if labels is not None:
-            check_labels(labels, hidden_BTD.shape[0], hidden_BTD.shape[1], self.config.vocab_size)
             if cu_seqlens is not None:
                 labels = without_first_tokens(labels, cu_seqlens)
             elif position_ids is not None:
@@ -105,9 +110,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
                     vocab_size=self.config.vocab_size,
                     num_items_in_batch=num_items_in_batch,
                 )
-                logits = every_logit[:, kept_positions(logits_to_keep)]
+                logits = every_logit[:, kept]
         if logits is None and not (loss is not None and self.training and logits_to_keep is None):
-            logits = self.lm_head(hidden_BTD[:, kept_positions(logits_to_keep)])
+            logits = self.lm_head(hidden_BTD[:, kept])
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -126,27 +131,6 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
     def state_size(self, length: int = 1) -> int:
         """How many numbers the memories of all layers hold per sequence after `length` tokens."""
         return self.model.state_size(length)
-
-
-def kept_positions(logits_to_keep: int | Tensor | None) -> slice | Tensor:
-    if isinstance(logits_to_keep, Tensor):
-        return logits_to_keep
-    if logits_to_keep is not None and logits_to_keep < 0:
-        raise ValueError(
-            f"logits_to_keep must be 0 (all), a number of last positions or a tensor, got {logits_to_keep}"
-        )
-    return slice(-(logits_to_keep or 0), None)
-
-
-def check_labels(labels: Tensor, batch: int, time: int, vocab_size: int) -> None:
-    """On a GPU a label outside the vocabulary is torch's to find: looking at the numbers would wait for the device."""
-    if list(labels.shape) != [batch, time]:
-        raise ValueError(f"labels must have the shape of the input, [{batch}, {time}], got {list(labels.shape)}")
-    if values_can_be_read(labels) and ((labels >= vocab_size) | ((labels < 0) & (labels != IGNORED))).any():
-        raise ValueError(
-            f"labels must be from 0 to {vocab_size - 1}, or {IGNORED} where there is none, got {int(labels.min())} to "
-            f"{int(labels.max())}; use the tokenizer that the model was made for"
-        )
 
 
 def without_first_tokens(labels_1T: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -8,14 +8,34 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..checks import check_flag, check_positive, check_size, closest, describe_value, error_prefix
-from ..layers.registry import mixer_spec
+from ..checks import (
+    LARGEST_DEPTH,
+    LARGEST_HEADS,
+    LARGEST_WIDTH,
+    check_flag,
+    check_positive,
+    check_size,
+    closest,
+    describe_value,
+    error_prefix,
+)
+from ..layers.mixer import ConfiguredMixer
+from ..layers.registry import MIXERS, mixer_spec
 from .adapters import tell_peft
+from .inputs import LARGEST_VOCABULARY, check_token
 
 __all__ = ["FastWeightsConfig"]
 
 # In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`.
 HOW_TO_LOAD = "import fastweights.models, then AutoModelForCausalLM.from_pretrained"
+# Far above every model there is, and small enough that a slip of the keyboard does not fill the memory.
+LARGEST = {
+    "vocab_size": LARGEST_VOCABULARY,
+    "hidden_size": LARGEST_WIDTH,
+    "num_hidden_layers": LARGEST_DEPTH,
+    "num_heads": LARGEST_HEADS,
+    "intermediate_size": 2**24,
+}
 # Keys besides the fields that transformers or this class writes into config.json, or that come with loading one.
 TRANSFORMERS_KEYS = {
     "_attn_implementation",
@@ -86,8 +106,9 @@ class FastWeightsConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads"):
-            setattr(self, name, check_size(name, getattr(self, name)))
+        for name, largest in LARGEST.items():
+            if name != "intermediate_size":
+                setattr(self, name, check_size(name, getattr(self, name), high=largest))
         for name in ("norm_eps", "initializer_range"):
             check_positive(name, getattr(self, name))
         for name in ("scale_residuals", "tie_word_embeddings", "use_cache", "chunked_loss"):
@@ -95,8 +116,11 @@ class FastWeightsConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // (3 * 64)) * 64
         elif self.intermediate_size != 0:
-            self.intermediate_size = check_size("intermediate_size", self.intermediate_size)
-        self.mixers()
+            largest = LARGEST["intermediate_size"]
+            self.intermediate_size = check_size("intermediate_size", self.intermediate_size, high=largest)
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            check_token(name, getattr(self, name), self.vocab_size, several=name == "eos_token_id")
+        self._check_mixers()
         super().__post_init__(**{**kwargs, "how_to_load": HOW_TO_LOAD})
 
     @property
@@ -106,12 +130,27 @@ class FastWeightsConfig(PreTrainedConfig):
 
     def mixers(self) -> list[tuple[str, dict[str, Any]]]:
         """Name and options of the mixer of every layer, checked to exist."""
-        entries = self.mixer if isinstance(self.mixer, (list, tuple)) else [self.mixer] * self.num_hidden_layers
-        if len(entries) != self.num_hidden_layers:
+        if isinstance(self.mixer, (list, tuple)) and len(self.mixer) != self.num_hidden_layers:
             raise ValueError(
-                f"mixer must list one mixer per layer, num_hidden_layers is {self.num_hidden_layers}, got {len(entries)}"
+                f"mixer must list one mixer per layer, num_hidden_layers is {self.num_hidden_layers}, got {len(self.mixer)}"
             )
-        return [self._mixer(layer, entry) for layer, entry in enumerate(entries)]
+        return [self.mixer_of(layer) for layer in range(self.num_hidden_layers)]
+
+    def mixer_of(self, layer: int) -> tuple[str, dict[str, Any]]:
+        """Name and options of the mixer of one layer, checked to exist."""
+        return self._mixer(layer, self.mixer[layer] if isinstance(self.mixer, (list, tuple)) else self.mixer)
+
+    def _check_mixers(self) -> None:
+        """That every option has a value that fits it, the sizes and the other options. The layers of a user who keeps no
+        `Options` check theirs when they are built."""
+        checked: list[Any] = []
+        for layer, (name, options) in enumerate(self.mixers()):
+            spec = MIXERS[name]
+            if (name, options) not in checked and issubclass(spec.layer, ConfiguredMixer):
+                sizes = {"hidden_size": self.hidden_size, "num_heads": self.num_heads}
+                with error_prefix(f"mixer of layer {layer}"):
+                    spec.layer.Options.from_keywords(name, {**sizes, **spec.options, **options})
+                checked.append((name, options))
 
     @staticmethod
     def _mixer(layer: int, entry: object) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,10 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
+from ..checks import check_size
 from .cache import FastWeightsCache
+from .inputs import check_ids, check_token
+from .rows import check_mask
 
 __all__ = ["CachedGenerationMixin"]
 
@@ -27,6 +30,7 @@ class CachedGenerationMixin(GenerationMixin):
         one more; or only the new ones, with an attention_mask of both."""
         prompt, cache, mask = (kwargs.get(name) for name in ("input_ids", "past_key_values", "attention_mask"))
         prompt = inputs if prompt is None else prompt
+        self._check_call(prompt, mask, kwargs)
         if isinstance(cache, FastWeightsCache) and prompt is not None:
             length = (prompt if mask is None else mask).shape[1]
             if cache.columns >= length:
@@ -38,6 +42,28 @@ class CachedGenerationMixin(GenerationMixin):
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """transformers' hook: no position_ids but those that the caller gives, because the model counts by itself."""
+
+    def _check_call(self, prompt: object, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+        """What transformers would hand on unseen: a wrong prompt or mask, or special tokens that the vocabulary lacks."""
+        if prompt is not None:
+            embedding: Any = self.get_input_embeddings()  # type: ignore[attr-defined]
+            batch, time = check_ids(prompt, embedding).shape
+            if mask is not None:  # with a cache it may be longer, and cover the tokens that the cache has read
+                check_mask(mask, batch, min(time, mask.shape[-1]) if isinstance(mask, Tensor) else time)
+        settings = kwargs.get("generation_config") or self.generation_config
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            token = kwargs.get(name, getattr(settings, name))
+            check_token(
+                name, token.tolist() if isinstance(token, Tensor) else token, self.config.vocab_size, several=True
+            )
+        if kwargs.get("max_new_tokens") is not None:
+            check_size("max_new_tokens", kwargs["max_new_tokens"])
+        cache = kwargs.get("past_key_values")
+        if cache is not None and not isinstance(cache, FastWeightsCache):
+            raise TypeError(
+                f"past_key_values must be a FastWeightsCache of {self.config.num_hidden_layers} layers, as this model returns "
+                f"it, got {type(cache).__name__}"
+            )
 
     def _prepare_cache_for_generation(
         self,

@@ -13,13 +13,16 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
+from ..checks import check_flag, check_whole_number, describe_value
 from ..layers import LayerCache, Mixer
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import RMSNorm
+from ..ops.framework.sequences import check_cu_seqlens
 from .block import FastWeightsBlock
 from .cache import FastWeightsCache
 from .card import write_card
 from .configuration import FastWeightsConfig
+from .inputs import check_embeddings, check_ids
 from .rows import Rows, cumulative_lengths
 
 __all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
@@ -38,6 +41,10 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
 
     def __init__(self, config: FastWeightsConfig) -> None:
+        if not isinstance(config, FastWeightsConfig):
+            raise TypeError(
+                f"config must be a FastWeightsConfig, got {describe_value(config)}; make one of your settings"
+            )
         super().__init__(config)
         self._made_with_cache = config.use_cache
 
@@ -122,24 +129,24 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         Raises:
             ValueError: an input that does not fit.
         """
-        x_BTD = self._embed(input_ids, inputs_embeds)
-        rows = Rows(
-            x_BTD.shape[0],
-            x_BTD.shape[1],
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cu_seqlens=cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k),
-        )
-        x_BTD = rows.pack(x_BTD)
+        batch, time = self._check_inputs(input_ids, inputs_embeds)
+        cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
+        check_cu_seqlens(cu_seqlens, batch, time)
+        rows = Rows(batch, time, attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=cu_seqlens)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
             past_key_values = FastWeightsCache.empty(len(self.layers))
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        caches = [None] * len(self.layers) if past_key_values is None else self._layer_caches(past_key_values)
+        check_flag("use_cache", use_cache)
+        check_flag("output_hidden_states", output_hidden_states)
+        caches = (
+            [None] * len(self.layers) if past_key_values is None else self._layer_caches(past_key_values, rows.count)
+        )
         if past_key_values is not None:
             past_key_values.check_positions(rows.first_position, rows.lengths)
+        x_BTD = rows.pack(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
 
         hidden_states: tuple[Tensor, ...] = ()
         for block, cache in zip(self.layers, caches, strict=True):
@@ -156,21 +163,25 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             hidden_states=tuple(map(rows.unpack, hidden_states)) or None,
         )
 
-    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        if input_ids is None and inputs_embeds is not None:
-            return inputs_embeds
-        if input_ids is None or inputs_embeds is not None:
+    def _check_inputs(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> torch.Size:
+        """Batch and time of the input."""
+        if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds, not both or neither")
-        if input_ids.ndim != 2:
-            raise ValueError(f"input_ids must be [batch, time], got shape {list(input_ids.shape)}")
-        return self.embed_tokens(input_ids)
+        if inputs_embeds is None:
+            return check_ids(input_ids, self.embed_tokens).shape
+        return check_embeddings(inputs_embeds, self.config.hidden_size, self).shape[:2]
 
-    def _layer_caches(self, past_key_values: FastWeightsCache) -> list[LayerCache]:
+    def _layer_caches(self, past_key_values: FastWeightsCache, sequences: int) -> list[LayerCache]:
         wanted = f"past_key_values must be a FastWeightsCache of {len(self.layers)} layers, as this model returns it"
         if not isinstance(past_key_values, FastWeightsCache):
             raise TypeError(f"{wanted}, got {type(past_key_values).__name__}")
         if len(past_key_values.layers) != len(self.layers):
             raise ValueError(f"{wanted}, got one of {len(past_key_values.layers)} layers")
+        if past_key_values.batch_size not in (-1, sequences):
+            raise ValueError(
+                f"past_key_values must hold as many sequences as the input, {sequences}, got {past_key_values.batch_size}; "
+                "start without a cache for other sequences"
+            )
         if self.training and self.gradient_checkpointing:
             raise ValueError(
                 "past_key_values must be None and use_cache False while training with gradient checkpointing, which would "
@@ -180,4 +191,5 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
     def state_size(self, length: int = 1) -> int:
         """How many numbers the memories of all layers hold per sequence after `length` tokens."""
+        check_whole_number("length", length)
         return sum(module.state_size(length) for module in self.modules() if isinstance(module, Mixer))

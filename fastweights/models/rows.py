@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..checks import values_can_be_read
 
-__all__ = ["Rows", "cumulative_lengths", "starts"]
+__all__ = ["Rows", "check_mask", "cumulative_lengths", "starts"]
 
 
 def cumulative_lengths(
@@ -124,6 +124,11 @@ class Rows:
         self.first_position = F.pad(position_T, (0, 1))[edges[:-1]]
 
     @property
+    def count(self) -> int:
+        """N, the number of sequences."""
+        return self.batch if self.cu_seqlens is None else len(self.cu_seqlens) - 1
+
+    @property
     def lengths(self) -> Tensor | None:
         """[N] tokens of each sequence; None where all have T."""
         return None if self.cu_seqlens is None else self.cu_seqlens.diff()
@@ -144,13 +149,18 @@ def _without_ones(attention_mask: Tensor | None, batch: int, time: int) -> Tenso
     """bool [B, T] of the last T columns; None without padding."""
     if attention_mask is None:
         return None
-    if attention_mask.ndim != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < time:
-        raise ValueError(
-            f"attention_mask must be [{batch}, at least {time}], 1 for tokens and 0 for padding, "
-            f"got shape {list(attention_mask.shape)}"
-        )
+    check_mask(attention_mask, batch, time)
     mask = attention_mask[:, attention_mask.shape[1] - time :]
     return None if mask.all() else mask.bool()
+
+
+def check_mask(attention_mask: object, batch: int, time: int) -> None:
+    """A mask [B, T] or longer."""
+    wanted = f"attention_mask must be [{batch}, at least {time}], 1 for tokens and 0 for padding"
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"{wanted}, got {type(attention_mask).__name__}; convert it with torch.tensor")
+    if attention_mask.ndim != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < time:
+        raise ValueError(f"{wanted}, got shape {list(attention_mask.shape)}")
 
 
 def _checked(position_ids: Tensor, batch: int, time: int) -> Tensor:

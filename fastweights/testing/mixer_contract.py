@@ -8,10 +8,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..checks import LARGEST_WIDTH, check_positive, check_size, check_whole_number
 from ..layers import LayerCache, Mixer
 
 __all__ = ["check_mixer"]
 
+LONGEST = 2**16  # tokens; the check reads the sequence many times, token by token too
 # Largest error of a reading, as a part of the largest number in the reading that it must equal.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -50,11 +52,14 @@ class _Check:
     def __init__(self, layer: Mixer, hidden_size: int | None, length: int, tolerance: float | None, seed: int) -> None:
         if not isinstance(layer, Mixer):
             raise TypeError(f"layer must be a fastweights.layers.Mixer, got {type(layer).__name__}")
-        if length < 8:
-            raise ValueError(f"length must be at least 8, got {length}")
+        check_whole_number("length", length, low=8, high=LONGEST)
+        check_whole_number("seed", seed)
+        if tolerance is not None:
+            check_positive("tolerance", tolerance)
         width = getattr(layer, "hidden_size", None) if hidden_size is None else hidden_size
-        if not isinstance(width, int):
+        if width is None:
             raise ValueError(f"hidden_size must be given: {type(layer).__name__} has no attribute of this name")
+        check_size("hidden_size", width, high=LARGEST_WIDTH)
         self.layer = copy.deepcopy(layer)
         some = next(self.layer.parameters(), torch.zeros(()))
         self.tolerance = TOLERANCES[some.dtype] if tolerance is None else tolerance

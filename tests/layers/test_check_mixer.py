@@ -152,7 +152,7 @@ def test_what_cannot_be_checked_is_refused():
     with pytest.raises(ValueError, match="hidden_size must be given"):
         check_mixer(layer)
     check_mixer(layer, hidden_size=4)
-    with pytest.raises(ValueError, match="length must be at least 8, got 7"):
+    with pytest.raises(ValueError, match="length must be a whole number from 8 to 65536, got 7"):
         check_mixer(layer, hidden_size=4, length=7)
 
 

@@ -218,7 +218,7 @@ def test_autocast(recwarn):
         (
             ValueError,
             lambda lm, ids: lm(ids[:1], past_key_values=lm(ids).past_key_values),
-            "cache must hold as many sequences as the input, 1, got 2",
+            "past_key_values must hold as many sequences as the input, 1, got 2",
         ),
     ],
 )

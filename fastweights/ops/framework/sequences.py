@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import shape_of, values_can_be_read
+from ...checks import shape_of, values_are_checked
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int, *, read: 
         )
     if batch != 1:
         raise ValueError(f"cu_seqlens packs its sequences into one row, so the batch must be 1, got {batch}")
-    read = read or os.environ.get("FASTWEIGHTS_CHECK_VALUES") == "1"
-    if torch.compiler.is_compiling() or not (read or values_can_be_read(cu_seqlens)):
+    if torch.compiler.is_compiling() or not (read or values_are_checked(cu_seqlens)):
         return Sequences(batch, time, cu_seqlens=cu_seqlens)
     edges = _edges(cu_seqlens)
     if edges[0] != 0 or edges[-1] != time or any(a > b for a, b in zip(edges, edges[1:])):

@@ -1,0 +1,117 @@
+"""Checks of what a language model is called with. Messages name the argument, what it must be, what it was, what to do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import check_number, check_whole_number, describe_value, shape_of, values_are_checked
+from ..layers.mixer import check_like_parameters
+from .loss import IGNORED
+
+__all__ = [
+    "LARGEST_VOCABULARY",
+    "check_divisor",
+    "check_embeddings",
+    "check_ids",
+    "check_labels",
+    "check_token",
+    "kept_positions",
+]
+
+LARGEST_VOCABULARY = 2**31
+
+
+def check_ids(input_ids: object, embedding: nn.Embedding) -> Tensor:
+    """Token ids [B, T]. On a GPU an id outside the vocabulary is left to the embedding's own assertion: looking at the numbers
+    would wait for the device."""
+    if not isinstance(input_ids, Tensor):
+        raise TypeError(
+            f"input_ids must be an int64 tensor [batch, time >= 1], got {type(input_ids).__name__}; convert it with "
+            "torch.tensor, text with the model's tokenizer"
+        )
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"input_ids must be int64 or int32, got {input_ids.dtype}; convert them with input_ids.long()")
+    if input_ids.ndim != 2:
+        raise ValueError(
+            f"input_ids must be [batch, time], got shape {shape_of(input_ids)}; one sequence is input_ids[None]"
+        )
+    if input_ids.shape[1] < 1:
+        raise ValueError(f"input_ids must hold at least one token, got shape {shape_of(input_ids)}")
+    if input_ids.device.type == "meta" != embedding.weight.device.type:
+        raise ValueError(
+            f"input_ids must be on the device of the model, {embedding.weight.device}, got meta; pass numbers"
+        )
+    if values_are_checked(input_ids) and input_ids.numel():
+        low, high = (int(end) for end in torch.aminmax(input_ids))
+        if low < 0 or high >= embedding.num_embeddings:
+            hint = f"; {IGNORED} belongs in labels only" if low == IGNORED else ""
+            raise ValueError(
+                f"input_ids must be from 0 to {embedding.num_embeddings - 1}, the model's vocabulary, got {low} to {high}; use "
+                f"the tokenizer that the model was made for{hint}"
+            )
+    return input_ids
+
+
+def check_embeddings(inputs_embeds: object, width: int, model: nn.Module) -> Tensor:
+    """Embeddings [B, T, D] in place of ids."""
+    wanted = f"inputs_embeds must be a tensor [batch, time >= 1, {width}]"
+    if not isinstance(inputs_embeds, Tensor):
+        raise TypeError(f"{wanted}, got {type(inputs_embeds).__name__}; convert it with torch.as_tensor")
+    if inputs_embeds.ndim != 3 or inputs_embeds.shape[2] != width or inputs_embeds.shape[1] < 1:
+        raise ValueError(f"{wanted}, got shape {shape_of(inputs_embeds)}")
+    if not torch.compiler.is_compiling():
+        check_like_parameters("inputs_embeds", inputs_embeds, model)
+    return inputs_embeds
+
+
+def check_labels(labels: object, tokens: Tensor, vocab_size: int) -> None:
+    """Labels [B, T] for the ids or embeddings `tokens`. On a GPU a label outside the vocabulary is torch's to find: looking at
+    the numbers would wait for the device."""
+    batch, time = tokens.shape[:2]
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be an int64 tensor [{batch}, {time}], got {type(labels).__name__}")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels must be int64, got {labels.dtype}; convert them with labels.long()")
+    if list(labels.shape) != [batch, time]:
+        raise ValueError(f"labels must have the shape of the input, [{batch}, {time}], got {shape_of(labels)}")
+    if labels.device.type == "meta" != tokens.device.type:
+        raise ValueError(f"labels must be on the device of the input, {tokens.device}, got meta; pass numbers")
+    if values_are_checked(labels) and ((labels >= vocab_size) | ((labels < 0) & (labels != IGNORED))).any():
+        raise ValueError(
+            f"labels must be from 0 to {vocab_size - 1}, or {IGNORED} where there is none, got {int(labels.min())} to "
+            f"{int(labels.max())}; use the tokenizer that the model was made for"
+        )
+
+
+def check_divisor(num_items_in_batch: object) -> None:
+    """What a summed loss is divided by."""
+    if num_items_in_batch is not None and not isinstance(num_items_in_batch, Tensor):
+        check_number("num_items_in_batch", num_items_in_batch, above=0)
+
+
+def kept_positions(logits_to_keep: object, time: int) -> slice | Tensor:
+    """The positions whose logits are computed."""
+    if isinstance(logits_to_keep, Tensor):
+        if logits_to_keep.dtype != torch.int64 or logits_to_keep.ndim != 1:
+            raise ValueError(
+                f"logits_to_keep must be a number or int64 positions [P], got {logits_to_keep.dtype} {shape_of(logits_to_keep)}"
+            )
+        if values_are_checked(logits_to_keep) and ((logits_to_keep >= time) | (logits_to_keep < -time)).any():
+            raise ValueError(
+                f"logits_to_keep must hold positions of the input, below {time}, got {logits_to_keep.tolist()}"
+            )
+        return logits_to_keep
+    if logits_to_keep is None:
+        return slice(0, None)
+    return slice(-check_whole_number("logits_to_keep", logits_to_keep), None)
+
+
+def check_token(name: str, token: object, vocab_size: int, *, several: bool = False) -> None:
+    """None or a token of the vocabulary; with `several` also a list of tokens."""
+    tokens = token if several and isinstance(token, (list, tuple)) else [token]
+    if not tokens:
+        raise ValueError(f"{name} must be None, a token id or a list of at least one, got {describe_value(token)}")
+    for one in tokens:
+        if one is not None or isinstance(token, (list, tuple)):
+            check_whole_number(name, one, high=vocab_size - 1)
