@@ -168,7 +168,7 @@ def test_generation_takes_positions_and_needs_none():
     options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
     wanted = lm.generate(ids, **options)
     assert torch.equal(lm.generate(ids, position_ids=(mask.cumsum(1) - 1).clamp_min(0), **options), wanted)
-    with pytest.raises(ValueError, match="cache must hold as many sequences as the input"):
+    with pytest.raises(ValueError, match="past_key_values must hold as many sequences as the input"):
         lm.generate(ids[:1], position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]]), max_new_tokens=2)
 
 
@@ -234,6 +234,6 @@ def test_positions_that_do_not_continue_are_refused():
     for start in (0, 8, 10):
         with pytest.raises(ValueError, match=rf"must continue .* at \[9, 9\], got \[{start}, {start}\]"):
             lm(ids[:, :3], position_ids=torch.arange(start, start + 3)[None], past_key_values=cache)
-    with pytest.raises(ValueError, match="cache must hold as many sequences as the input, 4, got 2"):
+    with pytest.raises(ValueError, match="past_key_values must hold as many sequences as the input, 4, got 2"):
         lm(ids[:, :3], position_ids=torch.tensor([[9, 0, 1]]), past_key_values=cache)
     assert cache.columns == 9
