@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,11 +29,13 @@ __all__ = [
     "check_choice",
     "check_flag",
     "check_number",
+    "check_path",
     "check_positive",
     "check_size",
     "check_tensor",
     "check_text",
     "check_texts",
+    "check_unicode",
     "check_whole_number",
     "closest",
     "constant",
@@ -160,6 +164,29 @@ def check_text(name: str, x: object, *, what: str = "a string", empty: bool = Tr
     if not empty and not x:
         raise ValueError(f"{name} must be {what}, got ''")
     return x
+
+
+def check_unicode(name: str, x: object) -> str:
+    """A string that UTF-8 can write. Bytes that are not UTF-8 become lone surrogates in a command's arguments, which no
+    tokenizer takes."""
+    text = check_text(name, x, what="text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} must be text that UTF-8 can write, got {text[error.start : error.start + 1]!a} at character {error.start}; "
+            "pass text in UTF-8"
+        ) from None
+    return text
+
+
+def check_path(name: str, x: object, what: str = "a path") -> Path:
+    """A string or path, as a path."""
+    if not isinstance(x, (str, PathLike)) or isinstance(x, bytes):
+        raise TypeError(f"{name} must be {what}, got {describe_value(x)}; pass a string or pathlib.Path")
+    if not str(x):
+        raise ValueError(f"{name} must be {what}, got ''")
+    return Path(x)
 
 
 def check_texts(name: str, x: object, *, what: str = "strings", empty: bool = True) -> tuple[str, ...]:

@@ -5,11 +5,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ..checks import check_size, check_whole_number
+from ..checks import check_size, check_whole_number, describe_value
 from .task import Task, check_batch
 
 __all__ = ["stream"]
 
+_MOST_AHEAD = 1024  # batches in memory
 _CLOSED_EVERY = 0.1  # seconds between a waiting thread's looks at whether its consumer is gone
 
 
@@ -22,10 +23,12 @@ def stream(
     start=n. An exception in the thread is raised in the consumer. The thread ends with the last batch, and soon after
     the iterator is closed (`.close()`) or garbage-collected. ValueError or TypeError for bad arguments, at once.
     """
+    if not callable(getattr(task, "batch", None)):
+        raise TypeError(f"task must be a RecallTask, got {describe_value(task)}; make_task makes one of a name")
     check_batch(split, seed, 0, batch_size)
     start = check_whole_number("start", start)
     stop = check_whole_number("stop", stop, low=start)
-    ahead = check_size("ahead", ahead)
+    ahead = check_size("ahead", ahead, high=_MOST_AHEAD)
     return _consume(task, split, seed, batch_size, range(start, stop), ahead)
 
 

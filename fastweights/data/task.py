@@ -16,6 +16,9 @@ __all__ = ["IGNORE_INDEX", "VOCAB_SIZE", "Batch", "RecallTask", "Task", "check_b
 
 IGNORE_INDEX = -100  # the label that torch's cross-entropy ignores
 VOCAB_SIZE = 8192  # the Zoology benchmark's
+LONGEST = 2**20  # tokens of a sequence
+MOST_ROWS = 2**20  # of a batch
+MOST_TOKENS = 2**28  # of a batch: 4 GiB of ids and labels
 
 
 class Batch(NamedTuple):
@@ -33,7 +36,7 @@ def check_batch(split: object, seed: object, index: object, batch_size: object) 
     check_choice("split", split, SPLITS)
     check_whole_number("seed", seed)
     check_whole_number("index", index)
-    check_size("batch_size", batch_size)
+    check_size("batch_size", batch_size, high=MOST_ROWS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +69,9 @@ class Task(ABC):
         """The measure of answers that need no memory."""
 
     def __post_init__(self) -> None:
-        self._set("pairs", check_size("pairs", self.pairs))
+        self._set("pairs", check_size("pairs", self.pairs, high=LONGEST))
         shortest = self._shortest_length()
-        self._set("length", shortest if self.length is None else check_size("length", self.length))
+        self._set("length", check_size("length", shortest if self.length is None else self.length, high=LONGEST))
         if self.length < shortest:
             raise ValueError(
                 f"length must be at least {shortest} for {self.pairs} pairs of task {self.name!r}, got {self.length}; "
@@ -90,6 +93,11 @@ class Task(ABC):
     def _draw(self, split: str, seed: int, index: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What `batch` returns."""
         check_batch(split, seed, index, batch_size)
+        if batch_size * self.length > MOST_TOKENS:
+            raise ValueError(
+                f"batch_size must be at most {MOST_TOKENS // self.length:,} for sequences of {self.length:,} tokens, got "
+                f"{batch_size:,}; draw several batches"
+            )
         draws = Draws(seed, SPLITS.index(split), index)
         associations = draw_split(partial(self._draw_associations, draws, split), split, batch_size)
         first, second = self._lay_out(draws, associations)

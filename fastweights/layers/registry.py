@@ -35,7 +35,7 @@ ORDER = (
     *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt"),
     *("vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet", "rls"),
 )
-DESCRIPTION = ("summary", "equation", "source", "state")
+DESCRIPTION = ("summary", "equation", "source", "state")  # and "cost", which may be left out
 Layer = TypeVar("Layer", bound=type[Mixer])
 
 
@@ -144,8 +144,8 @@ def register_mixer(
     if not re.fullmatch(r"[A-Za-z0-9._-]+", check_text("name", name, what="the name of a mixer")):
         raise ValueError(f"name must be of letters, digits, '.', '_' and '-', got {name!r}")
     for key in description:
-        check_choice("a description", key, DESCRIPTION)
-    for key in DESCRIPTION:
+        check_choice("a description", key, (*DESCRIPTION, "cost"))
+    for key in dict.fromkeys((*DESCRIPTION, *description)):
         check_text(key, description.get(key), what="one line of text", empty=False)
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"options must be a mapping of option names to values, got {describe_value(options)}")

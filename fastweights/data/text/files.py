@@ -76,7 +76,9 @@ def text_files(
         elif given.exists():
             file = TextFile(given, given.name, True)
             if file.suffix != ".parquet" and not file.is_text():
-                raise ValueError(f"corpus file {given} is binary, or not UTF-8; pass text, JSON lines or Parquet")
+                raise ValueError(
+                    f"corpus file {given} must be text, JSON lines or Parquet, but it is binary, or not UTF-8; pass others"
+                )
             if file.suffix == ".json":
                 raise ValueError(
                     f"corpus file {given} must have one row per line, as JSON lines; write it so, as .jsonl"

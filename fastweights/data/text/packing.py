@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...checks import check_size
 from .shards import TokenShards
 
 __all__ = ["PackedRows", "ShuffledRows", "pack_rows"]
@@ -24,7 +25,9 @@ class PackedRows:
     """
 
     def __init__(self, shards: TokenShards, length: int) -> None:
-        if len(shards) < length:
+        if not isinstance(shards, TokenShards):
+            raise TypeError(f"shards must be TokenShards, got {type(shards).__name__}")
+        if len(shards) < check_size("length", length):
             raise ValueError(
                 f"{shards.split} text must have at least one row of length {length}, got {len(shards)} tokens; "
                 "pass more text, a shorter length or, for held-out text, a larger held_out_fraction or files in held_out"
@@ -72,6 +75,10 @@ def pack_rows(rows: Sequence[Row]) -> dict[str, Tensor]:
         labels: int64 [1, B T], the tokens again, -100 at the first token of every sequence, which follows on nothing.
         cu_seqlens: int32 [N+1], where sequences (documents, or the parts of them in a row) start and end.
     """
+    if not rows:
+        raise ValueError("rows must hold at least one row, got none")
+    if not all(isinstance(row, tuple) and len(row) == 2 for row in rows):
+        raise TypeError("rows must be pairs of tokens and document starts, as PackedRows gives them")
     tokens = torch.from_numpy(np.concatenate([ids for ids, _ in rows]))
     ends = np.cumsum([len(ids) for ids, _ in rows])
     starts = np.concatenate([starts + end - len(ids) for (ids, starts), end in zip(rows, ends, strict=True)])

@@ -13,6 +13,7 @@ from typing import Any
 
 import filelock
 
+from ...checks import check_path, describe_value
 from ...files import PARTIAL_FILES, staged_folder
 from .corpus import TextCorpus
 from .shards import ShardWriter, TokenShards, is_whole, text_hash, token_dtype, write_manifest
@@ -55,14 +56,24 @@ def prepare_text(
         ValueError: a corpus or a tokenizer that cannot be used; see `TextCorpus.documents` and `TextTokenizer.load`.
         OSError: the cache cannot be written to, or the disk is full.
     """
-    folder = Path(cache)
+    if not isinstance(corpus, TextCorpus):
+        raise TypeError(f"corpus must be a TextCorpus, got {describe_value(corpus)}; TextCorpus(paths=...) makes one")
+    if not isinstance(tokenizer, TextTokenizer):
+        raise TypeError(
+            f"tokenizer must be a TextTokenizer, got {describe_value(tokenizer)}; TextTokenizer(path=...) is one"
+        )
+    folder = check_path("cache", cache, "a folder that can be written to")
+    loaded = tokenizer.load() if tokenizer.path is not None else None
+    if all(document.held_out for document in corpus.documents()):  # reads up to the first document to train on
+        raise ValueError("corpus must hold text to train on, but all its files are empty or held out; pass others")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
             f"cache must be a folder that can be written to, but {cache} cannot: {error.strerror}; choose another folder"
         ) from None
-    loaded = tokenizer.load() if tokenizer.path is not None else _trained(corpus, tokenizer, folder, report)
+    if loaded is None:
+        loaded = _trained(corpus, tokenizer, folder, report)
     content = fingerprint(loaded)
     tokens = folder / f"tokens-{_key(corpus.fingerprint, content)}"
     with _alone(tokens):

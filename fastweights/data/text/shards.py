@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...checks import check_choice, check_path
 from ...files import write_json
 
 __all__ = ["ShardWriter", "TokenShards", "is_whole", "text_hash", "token_dtype", "write_manifest"]
@@ -82,6 +83,12 @@ class TokenShards:
     """
 
     def __init__(self, folder: Path, split: str) -> None:
+        folder = check_path("folder", folder, "a folder of token shards")
+        check_choice("split", split, ("train", "held_out"))
+        if not (folder / MANIFEST).is_file():
+            raise ValueError(
+                f"folder must be one of token shards, as prepare_text makes it, but {folder} has no {MANIFEST}"
+            )
         manifest = json.loads((folder / MANIFEST).read_bytes())
         entry = manifest["splits"][split]
         self.folder, self.split = folder, split

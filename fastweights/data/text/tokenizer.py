@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -10,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...checks import check_flag, check_positive, check_size, check_text, describe_value
+from ...checks import check_flag, check_positive, check_size, check_text, check_unicode, describe_value
 from ...untrusted import AsksForCode, check_folder, one_line, read_json_object
 
 __all__ = ["END_OF_TEXT", "TextTokenizer", "fingerprint", "load_tokenizer", "vocabulary_size"]
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
+LARGEST_VOCABULARY = 2**20  # of a tokenizer that is trained; those in use have up to a quarter of it
 LONGEST_RUN = 4096
 LONG_RUN = re.compile(rf"\S{{{LONGEST_RUN}}}|\s{{{LONGEST_RUN}}}")
 
@@ -45,7 +47,7 @@ class TextTokenizer:
     def __post_init__(self) -> None:
         if self.path is not None:
             check_text("tokenizer path", self.path)
-        if check_size("tokenizer vocab_size", self.vocab_size) < SMALLEST_VOCABULARY:
+        if check_size("tokenizer vocab_size", self.vocab_size, high=LARGEST_VOCABULARY) < SMALLEST_VOCABULARY:
             raise ValueError(
                 f"tokenizer vocab_size must be at least {SMALLEST_VOCABULARY}, the bytes and {END_OF_TEXT}, got {self.vocab_size}"
             )
@@ -60,7 +62,9 @@ class TextTokenizer:
         """
         from transformers import PreTrainedTokenizerFast
 
-        path = Path(str(self.path))
+        if self.path is None:
+            raise ValueError("tokenizer path must be given to load one, got None; train() makes one from texts")
+        path = Path(self.path)
         if not path.exists():
             raise ValueError(
                 f"tokenizer path {path} does not exist; pass a tokenizer.json or the folder of a tokenizer"
@@ -83,7 +87,19 @@ class TextTokenizer:
         return tokenizer
 
     def train(self, texts: Iterable[str]) -> Any:
-        """A byte-level BPE, the same for the same texts. It encodes every string, and decoding returns the same string."""
+        """A byte-level BPE, the same for the same texts. It encodes every string, and decoding returns the same string.
+
+        Raises:
+            ValueError: no text, or one that UTF-8 cannot write.
+            TypeError: texts that are no strings.
+        """
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise TypeError(f"texts must be several strings, got {describe_value(texts)}; pass a list of them")
+        texts = (check_unicode("texts", text) for text in texts)
+        first = next(texts, None)
+        if first is None:
+            raise ValueError("texts must hold at least one text to train a tokenizer on, got none")
+        texts = itertools.chain([first], texts)
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
         from transformers import PreTrainedTokenizerFast
 

@@ -186,7 +186,7 @@ def test_a_dataset_needs_the_library(monkeypatch):
     ("name", "content", "words"),
     [
         ("missing.txt", None, "missing.txt does not exist"),
-        ("data.txt", b"a\0b", "data.txt is binary"),
+        ("data.txt", b"a\0b", "data.txt must be text"),
         ("latin.txt", "naïve".encode("latin-1"), "binary, or not UTF-8"),
         ("broken.txt.gz", gzip.compress(b"text" * 99, mtime=0)[:-12], "damaged gzip"),
         ("not.txt.gz", b"plain", "damaged gzip"),
