@@ -41,6 +41,8 @@ def test_every_task(name: str, tmp_path: Path) -> None:
         "length": [*SIZES[:4], 10**12],
         "vocab_size": [0, -1, 1.5, "4", 10**12],
     }.items():
+        if field == "vocab_size" and not hasattr(TASKS[name], field):
+            continue  # a task of vectors
         for value in values:
             check_refused(field, lambda field=field, value=value: task(name=name, **{field: value}), tmp_path)  # type: ignore[misc]
 

@@ -33,6 +33,7 @@ FIELDS: dict[str, list[Any]] = {
     "norm_eps": NUMBERS,
     "initializer_range": NUMBERS,
     "tie_word_embeddings": FLAGS,
+    "scale_residuals": FLAGS,
     "use_cache": FLAGS,
     "chunked_loss": FLAGS,
     "pad_token_id": TOKENS,
