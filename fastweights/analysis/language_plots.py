@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..results import LanguageResult
-from .plot_style import length_axis, mixer_style, plain_axes, save_figure
+from .plot_style import length_axis, mixer_styles, plain_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,8 +40,9 @@ def save_language_plots(results: Sequence[LanguageResult], folder: Path) -> list
 def loss_plot(results: Sequence[LanguageResult]) -> Figure:
     """Training loss (lines) and held-out loss (markers) over the tokens read."""
     figure, axes = _panel("Training loss (lines) and held-out loss (markers)", results)
+    styles = mixer_styles(result.name for result in results)
     for result in results:
-        style, tokens = mixer_style(result.name), result.tokens / result.steps
+        style, tokens = styles[result.name], result.tokens / result.steps
         axes.plot([s * tokens for s in result.loss_steps], result.losses, color=style.colour, linewidth=1, alpha=0.7)
         axes.plot(
             [s * tokens for s in result.held_out_steps],
@@ -61,8 +62,9 @@ def loss_plot(results: Sequence[LanguageResult]) -> Figure:
 def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
     """Held-out perplexity over context length: of whole texts (solid), and of their last tokens alone (dashed)."""
     figure, axes = _panel("Held-out perplexity by context length", results)
+    styles = mixer_styles(result.name for result in results)
     for result in results:
-        style = mixer_style(result.name)
+        style = styles[result.name]
         lengths = [entry["length"] for entry in result.perplexities]
         for key, line, label in (("loss", "-", result.name), ("last_loss", "--", f"{result.name}, last 256 tokens")):
             values = [math.exp(entry[key]) for entry in result.perplexities]

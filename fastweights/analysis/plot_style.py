@@ -1,15 +1,17 @@
-"""How plots look: one colour and marker per mixer in every plot of every experiment, plain axes, PNG files."""
+"""How plots look: one colour, line style and marker per mixer in every plot of every experiment, plain axes, PNG files."""
 
 from __future__ import annotations
 
 import io
+import itertools
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..files import write_bytes
-from ..layers import MIXERS
+from .palette import FAMILIES, LINES, MARKERS, OTHERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,37 +19,51 @@ if TYPE_CHECKING:
 
 __all__ = ["MixerStyle", "length_axis", "mixer_style", "mixer_styles", "plain_axes", "save_figure", "spread"]
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers, with a wine red for their yellow (too pale on white).
-# Colours repeat after 8 mixers and markers after 13, so no two of the first 104 share both.
-_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
-
 
 @dataclass(frozen=True)
 class MixerStyle:
-    """Colour and marker, as matplotlib names them."""
+    """Colour, marker and line style, as matplotlib names them."""
 
     colour: str
     marker: str
+    line: Any
 
 
 def mixer_style(mixer: str) -> MixerStyle:
-    """Colour and marker of a mixer, from its place in the registry; names that are not in it share the last pair."""
-    names = list(MIXERS)
-    place = names.index(mixer) if mixer in names else len(names)
-    return MixerStyle(_COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)])
+    """The style of a mixer alone in a plot."""
+    return mixer_styles([mixer])[mixer]
 
 
 def mixer_styles(labels: Iterable[str]) -> dict[str, MixerStyle]:
-    """A style for each label. A mixer's name has that mixer's; other labels, such as those of a mixer with options, take the
-    styles of mixers that are not among them, as long as there are any."""
+    """A style for each label, in their order. A mixer of the library has the same one in every plot.
+
+    Other labels (mixers of users, a mixer with options) take one of the colours that are kept for them, by a checksum of the
+    label, and the next free one where two fall on the same; after these, colours of mixers that are not in the plot. Up to 32
+    labels differ in colour, and up to 44 in line style or marker.
+    """
     wanted = list(dict.fromkeys(labels))
-    own = {label: mixer_style(label) for label in wanted if label in MIXERS}
-    colours = {style.colour for style in own.values()}
-    free = [style for style in map(mixer_style, MIXERS) if style not in own.values()]
-    free.sort(key=lambda style: style.colour in colours)  # stable: first those of a colour that nobody has
-    others = iter(free)
-    return {label: own[label] if label in own else next(others, mixer_style(label)) for label in wanted}
+    styles = {label: _OWN[label] for label in wanted if label in _OWN}
+    for label in sorted(label for label in wanted if label not in _OWN):
+        taken = set(styles.values())
+        free = (style for pool in (_KEPT, [*_OWN.values()]) for style in _turned(pool, label) if style not in taken)
+        more = (style for place in itertools.count(len(_OWN)) if (style := _style(OTHERS, place)) not in taken)
+        styles[label] = next(itertools.chain(free, more))
+    return {label: styles[label] for label in wanted}
+
+
+def _turned(pool: list[MixerStyle], label: str) -> list[MixerStyle]:
+    """The pool, beginning at a place that the label decides."""
+    start = zlib.crc32(label.encode()) % len(pool)
+    return pool[start:] + pool[:start]
+
+
+def _style(colours: Sequence[str], place: int) -> MixerStyle:
+    return MixerStyle(colours[place % len(colours)], MARKERS[place % len(MARKERS)], LINES[place % len(LINES)])
+
+
+_COLOURS = {mixer: colour for family in FAMILIES.values() for mixer, colour in family.items()}
+_OWN = {mixer: _style([*_COLOURS.values()], place) for place, mixer in enumerate(_COLOURS)}
+_KEPT = [_style(OTHERS, place) for place in range(len(_OWN), len(_OWN) + len(OTHERS))]
 
 
 def spread(values: Sequence[float], step: float) -> list[float]:

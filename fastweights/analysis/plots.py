@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PLOT_FILES", "loss_curves", "measure_by_pairs", "measure_by_state_size", "measure_by_token", "save_plots"]
 
-_DODGE = 0.02  # mixers at the same place are drawn this fraction apart
+_DODGE = 0.02  # mixers at the same place are drawn this fraction apart,
+_WIDEST = 0.3  # and all of them together at most about this fraction
+_LEGEND_LINE = 0.215  # inches
 _GUESS: dict[str, Any] = {
     "color": "#555555",
     "linestyle": (0, (2, 2)),
     "linewidth": 1.0,
     "zorder": 1,
+    "gid": "\nchance",
 }
-_BEST: dict[str, Any] = {**_GUESS, "linestyle": (0, (6, 2)), "label": "best predictor"}
+_BEST: dict[str, Any] = {**_GUESS, "linestyle": (0, (6, 2)), "gid": "\nbest", "label": "best predictor"}
 
 
 def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
@@ -60,13 +63,22 @@ def measure_by_pairs(results: Sequence[RecallResult]) -> Figure:
     pairs = sorted({row.pairs for row in rows})
     mixers = list(dict.fromkeys(row.mixer for row in rows))
     styles = mixer_styles(mixers)
-    dodge = dict(zip(mixers, spread([0] * len(mixers), _DODGE), strict=True))
+    dodge = dict(zip(mixers, spread([0] * len(mixers), min(_DODGE, _WIDEST / len(mixers))), strict=True))
     for mixer in mixers:
         own = sorted((row for row in rows if row.mixer == mixer), key=lambda row: row.pairs)
         x = [row.pairs * dodge[mixer] for row in own]
-        axes.plot(x, [_height(row) for row in own], color=styles[mixer].colour, linewidth=1.2, zorder=2)
+        style = styles[mixer]
+        axes.plot(
+            x,
+            [_height(row) for row in own],
+            color=style.colour,
+            linestyle=style.line,
+            linewidth=1.2,
+            zorder=2,
+            gid=mixer,
+        )
         for place, row in zip(x, own, strict=True):
-            _draw_point(axes, place, row, styles[mixer])
+            _draw_point(axes, place, row, style)
     first = [next(row for row in rows if row.pairs == count) for count in pairs]
     _draw_references(axes, pairs, first)
     _logarithmic(axes, pairs, f"{task_of(results).unit} in a sequence (mixers spread)", margin=1.3)
@@ -106,15 +118,17 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
         for mixer in mixers:
             own = [result for result in results if result.mixer == mixer and result.run["pairs"] == count]
             style = styles[mixer]
-            for result in best_results(own) if own else []:
+            for result in (run for run in best_results(own) if run.losses) if own else ():
                 axes.plot(
                     result.loss_steps,
                     result.losses,
                     color=style.colour,
+                    linestyle=style.line,
                     linewidth=1.2,
                     marker=style.marker,
                     markersize=4.5,
                     markevery=(len(result.losses) // 10, max(1, len(result.losses) // 5)),
+                    gid=mixer,
                 )
         chance = next(result.chance_level for result in results if result.run["pairs"] == count)
         is_error = results[0].measure == "error"
@@ -150,10 +164,12 @@ def measure_by_token(results: Sequence[RecallResult]) -> Figure:
                     x,
                     means.pop(results[0].measure),
                     color=styles[mixer].colour,
+                    linestyle=styles[mixer].line,
                     linewidth=1.2,
                     marker=styles[mixer].marker,
                     markersize=4.5,
                     markevery=max(1, len(x) // 12),
+                    gid=mixer,
                 )
                 exact = means
         for name, errors in exact.items():
@@ -219,6 +235,7 @@ def _draw_point(axes: Axes, x: float, row: RecallSummary, style: MixerStyle) -> 
         markeredgewidth=1.4 if row.undertrained else 0.6,
         capsize=3,
         zorder=3,
+        gid=row.mixer,
     )
 
 
@@ -246,7 +263,7 @@ def _logarithmic(axes: Axes, values: Sequence[int], label: str, *, margin: float
 def _finished(
     figure: Figure, panels: Sequence[Axes], mixers: Sequence[str], results: Sequence[RecallResult], *, hollow: bool
 ) -> Figure:
-    """Grid lines, and one legend for all panels."""
+    """Grid lines, and one legend for what the panels show."""
     from matplotlib.lines import Line2D
 
     for axes in panels:
@@ -254,15 +271,39 @@ def _finished(
         if place is not None and not place.is_first_col():
             axes.set_ylabel("")
         plain_axes(axes)
+    drawn = {line.get_gid() for axes in panels for line in axes.get_lines()}
+    curves = {line.get_gid() for axes in panels for line in axes.get_lines() if np.size(line.get_xdata()) > 1}
     entries = [
-        Line2D([], [], color=style.colour, marker=style.marker, markersize=7, linewidth=1.2, label=mixer)
+        Line2D(
+            [],
+            [],
+            color=style.colour,
+            marker=style.marker,
+            markersize=7,
+            linewidth=1.2 * (mixer in curves),
+            linestyle=style.line,
+            label=mixer,
+        )
         for mixer, style in mixer_styles(mixers).items()
+        if mixer in drawn
     ]
     if hollow:
         label = "hollow: loss still\nfalling, or too\nshort to tell"
         entries.append(Line2D([], [], color="#555555", marker="o", markerfacecolor="white", linewidth=0, label=label))
-    entries.append(Line2D([], [], label=textwrap.fill(task_of(results).guess, 16), **_GUESS))
-    if results[0].measure == "error":
+    if "\nchance" in drawn:
+        entries.append(Line2D([], [], label=textwrap.fill(task_of(results).guess, 16), **_GUESS))
+    if "\nbest" in drawn:
         entries.append(Line2D([], [], **_BEST))
-    figure.legend(handles=entries, loc="outside right upper", fontsize=9, frameon=False, labelspacing=0.7)
+    lines = sum(1 + str(entry.get_label()).count("\n") for entry in entries)
+    columns = math.ceil(_LEGEND_LINE * lines / (figure.get_figheight() - 0.2))
+    figure.set_figwidth(figure.get_figwidth() + 2.1 * (columns - 1))
+    figure.legend(
+        ncols=columns,
+        handles=entries,
+        loc="outside right upper",
+        fontsize=9,
+        frameon=False,
+        labelspacing=0.7,
+        handlelength=3.2,
+    )
     return figure

@@ -189,10 +189,6 @@ def test_plots_of_errors(tmp_path):
     assert set(names) <= set(PLOT_FILES)
 
 
-def test_every_mixer_looks_different():
-    assert len({mixer_style(mixer) for mixer in MIXERS}) == len(MIXERS)
-
-
 def test_variants_of_a_mixer_look_different_and_are_named():
     variants = [{"name": "gdn", "options": {"conv_size": size}, "label": f"gdn:conv_size={size}"} for size in (2, 3)]
     results = [made_up(mixer, 4, accuracy=0.5) for mixer in ("gdn", *variants)]

@@ -1,0 +1,43 @@
+"""The colours of mixers: a hue for every family, members that differ in lightness and hue.
+
+The lightness (L* of CIELAB) of all colours lies on one ladder from 24 to 77 and is interleaved between the families, so that
+members of a family are at least 5 apart, and a grey print tells most mixers apart by it; line style and marker tell the rest.
+tests/analysis/test_plot_style.py measures the distances.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FAMILIES", "LINES", "MARKERS", "OTHERS"]
+
+# Softmax attention is black in every plot.
+FAMILIES: dict[str, dict[str, str]] = {
+    "attention": {"softmax": "#000000", "vla-softmax": "#8C8C8C"},
+    "linear attention": {
+        "linear": "#03425C",
+        "mamba2": "#01709A",
+        "gla": "#1392C6",
+        "pla": "#0673E7",
+        "pgla": "#024C9D",
+        "pmamba2": "#58C4FE",
+        "vla-linear": "#81A2FE",
+    },
+    "delta rule": {
+        "deltanet": "#F51F60",
+        "gdn": "#760329",
+        "kda": "#C7004A",
+        "pdn": "#773901",
+        "pgdn": "#FEAB70",
+        "pkda": "#DD6F04",
+        "longhorn": "#B35802",
+        "vla-deltanet": "#FF8696",
+    },
+    "palimpsa": {"palimpsa-d": "#5339BD", "palimpsa-m": "#D868EF"},
+    "regression": {"gka": "#2B4E00", "mesa": "#4F8900", "rls": "#7AC224", "vla": "#006D4F", "vla-conv": "#0EA67B"},
+    "directions": {"lattice": "#AE0279", "ttt": "#FE6EAC"},
+}
+# For mixers of users and variants of a mixer.
+OTHERS = ("#034A42", "#096067", "#0B7A6F", "#13929C", "#05AF9E", "#06C7D5")
+
+# Their numbers have no common divisor: no two of the first 44 styles share both.
+LINES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
