@@ -16,6 +16,11 @@ TOLERANCE = {
     "kda-1b": 0.1,
     "pkda-1b": 0.1,
     "gka-hybrid-2.8b": 0.1,
+    **dict.fromkeys(("transformer-440m-gka", "gla-440m-gka", "deltanet-440m-gka"), 0.07),
+    **dict.fromkeys(("transformer-2.8b-gka", "gla-2.8b-gka", "deltanet-2.8b-gka", "mamba2-2.8b-gka"), 0.05),
+    **dict.fromkeys(("transformer-1b-gka", "gla-1b-gka", "deltanet-1b-gka"), 0.14),
+    **dict.fromkeys(("gdn-1b-gka", "mamba2-1b-gka"), 0.11),
+    "mamba2-110m-lattice": 0.05,
     "palimpsa-m-760m": 0.035,  # its 760M model without metaplasticity, which the paper trains, has 768M
 }
 PAPERS = {"Preconditioned DeltaNet", "Palimpsa", "Gated KalmaNet", "Lattice", "Variational Linear Attention"}
@@ -24,10 +29,18 @@ USUAL_TOLERANCE = 0.03
 
 def parameters(config: FastWeightsConfig) -> int:
     """All of them, counting the embedding and the output matrix as one, as the papers do."""
-    with torch.device("meta"):
-        model = FastWeightsForCausalLM(config)
     twice = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return sum(p.numel() for p in model.parameters()) - twice
+    if isinstance(config.mixer, list):
+        return _built(config) - twice
+    one, two = (
+        _built(FastWeightsConfig(**{**config.to_diff_dict(), "num_hidden_layers": layers})) for layers in (1, 2)
+    )
+    return one + (config.num_hidden_layers - 1) * (two - one) - twice  # equal layers: a few of them tell the count
+
+
+def _built(config: FastWeightsConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in FastWeightsForCausalLM(config).parameters())
 
 
 @pytest.mark.parametrize("name", [name for name, file in PRESETS.items() if file.size])
@@ -68,9 +81,65 @@ def test_every_file_says_where_it_comes_from(name):
 
 def test_the_hybrid_has_attention_in_four_of_thirty_blocks():
     entries = PRESETS["gka-hybrid-2.8b"].config["mixer"]
-    attention = {n: entry for n, entry in enumerate(entries) if entry != "gka"}
+    attention = {n: entry for n, entry in enumerate(entries) if entry["name"] != "gka"}
     assert len(entries) == 30 and list(attention) == [6, 14, 22, 29]
     assert all(entry["name"] == "softmax" and entry["qk_norm"] for entry in attention.values())
+
+
+ROWS = {  # what the papers train at each size, by the mixer of the preset; the first part of a name or its end says which paper's
+    "Palimpsa, table 4 and text": ("{mixer}-{size}-palimpsa", ("170m", "760m"), ("softmax", "gdn", "mamba2")),
+    "Palimpsa, table 4": ("{mixer}-{size}", ("170m", "760m"), ("palimpsa-d", "palimpsa-m")),
+    "Gated KalmaNet, table 5": ("{mixer}-{size}-gka", ("440m", "1b", "2.8b"), ("softmax", "gla", "deltanet", "gdn")),
+    "Gated KalmaNet, table 5, from 1B on": ("{mixer}-{size}-gka", ("1b", "2.8b"), ("mamba2",)),
+    "Gated KalmaNet, table 3": ("{mixer}-{size}", ("440m", "1b", "2.8b"), ("gka",)),
+    "Preconditioned DeltaNet, table 1": ("{mixer}-{size}", ("340m",), ("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda")),
+    "Preconditioned DeltaNet, table 1, 1B": ("{mixer}-{size}", ("1b",), ("gdn", "kda", "pgdn", "pkda")),
+    "Preconditioned DeltaNet, appendix E.5": ("{mixer}-{size}", ("340m",), ("mesa", "softmax")),
+    "Lattice, tables 2 and 3": (
+        "{mixer}-{size}-lattice", ("110m", "340m"), ("softmax", "linear", "mamba2", "deltanet", "gdn", "ttt"),
+    ),
+    "Variational Linear Attention, table 3": ("{mixer}-{size}-vla", ("2l",), ("softmax", "linear", "deltanet")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", ROWS)
+def test_every_row_of_the_size_tables_has_a_preset(table):
+    pattern, sizes, mixers = ROWS[table]
+    for size in sizes:
+        for mixer in mixers:
+            name = pattern.format(mixer="transformer" if mixer == "softmax" and size != "2l" else mixer, size=size)
+            entry = PRESETS[name].config["mixer"]
+            found = entry if isinstance(entry, str) else entry["name"]
+            assert found == (f"vla-{mixer}" if size == "2l" else mixer)
+            assert PRESETS[name].source.startswith(table.split(", ")[0])
+
+
+@pytest.mark.parametrize("size", ["110m", "340m"])
+def test_the_objectives_and_ablations_of_lattice_differ_from_it_by_their_option_alone(size):
+    base = preset(f"lattice-{size}")
+    changes = {f"lattice-{objective}-{size}": {"objective": objective} for objective in ("encode", "similarity")}
+    if size == "110m":
+        changes["lattice-normalized-110m"] = {"decay": "none"}
+        changes["lattice-orthogonal-110m"] = {"decay": "none", "normalize": False}
+    for name, options in changes.items():
+        changed = preset(f"lattice-{size}", mixer={"name": "lattice", **options})
+        assert preset(name).to_dict() == changed.to_dict() != base.to_dict()
+
+
+def test_parameter_count_of_baselines_by_hand():
+    """Palimpsa's Transformer++ and Gated DeltaNet with an output gate and E_v = 1, at width 768."""
+    d, heads, mlp, vocabulary = 768, 16, 2048, 32000
+    around = vocabulary * d + d
+    assert parameters(preset("transformer-170m-palimpsa")) == around + 20 * (4 * d * d + 3 * d * mlp + 2 * d)
+    mixer = 5 * d * d + 3 * 4 * d + 2 * heads * d + 2 * heads + d // heads
+    assert parameters(preset("gdn-170m-palimpsa")) == around + 19 * (mixer + 3 * d * mlp + 2 * d)
+
+
+def test_gated_kalmanet_has_the_biases_of_its_release():
+    names = ("gka-440m", "gka-1b", "gka-2.8b")
+    assert all(PRESETS[name].config["mixer"]["gate_bias"] for name in names)
+    entries = PRESETS["gka-hybrid-2.8b"].config["mixer"]
+    assert all(entry["gate_bias"] for entry in entries if entry["name"] == "gka")
 
 
 def test_changes_go_over_the_file():
