@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastweights.ops import gated_kalmanet, linear_attention
 from fastweights.ops.shared.ridge.iterations import chebyshev_weights
-from fastweights.ops.shared.ridge.ridge import ridge_and_norm
+from fastweights.ops.shared.ridge.system import ridge_and_norm
 from fastweights.testing import CASES
 from fastweights.testing.unrolled import unrolled_solutions
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ...framework.sequences import Chunks, Sequences
 from ..decay import HeadDecay
-from .ridge import ridge_and_norm
 from .solve import solve_systems
-from .system import System, squared_norm
+from .system import System, ridge_and_norm, squared_norm
 
 __all__ = ["chunked"]
 

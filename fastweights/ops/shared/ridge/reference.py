@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...framework.call import stack_time
 from .iterations import iterate
-from .ridge import ridge_and_norm
+from .system import ridge_and_norm
 
 __all__ = ["reference"]
 

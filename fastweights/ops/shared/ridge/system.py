@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["System", "squared_norm"]
+__all__ = ["System", "ridge_and_norm", "squared_norm"]
+
+SMALLEST = 1e-6  # the ridge without any key so far: the answer is then zero and not 0/0
 
 
 class System(NamedTuple):
@@ -64,3 +66,10 @@ def squared_norm(start: Tensor, keys: Tensor, kept: Tensor, weights: Tensor) -> 
     across = weights @ ((keys @ start) * keys).sum(-1, keepdim=True)
     inside = (weights @ (keys @ keys.mT).square() * weights).sum(-1, keepdim=True)
     return kept.square() * outside + 2 * kept * across + inside
+
+
+def ridge_and_norm(ridge: float, adaptive: bool, squared_norm: Tensor) -> tuple[Tensor, Tensor]:
+    """(lambda_t, |H_t|_F) from |H_t|_F^2. lambda_t is ridge |H_t|_F, at least `SMALLEST`, or without `adaptive` the ridge itself.
+    The gradient in a zero H_t is zero."""
+    norm = squared_norm.clamp_min(1e-30).sqrt()
+    return (ridge * norm).clamp_min(SMALLEST) if adaptive else torch.full_like(norm, ridge), norm
