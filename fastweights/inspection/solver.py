@@ -14,7 +14,7 @@ from torch import Tensor
 from ..layers import GatedKalmaNet, MesaNet
 from ..ops import gated_kalmanet
 from ..ops.shared.ridge.iterations import SOLVERS, iterate
-from ..ops.shared.ridge.ridge import ridge_and_norm
+from ..ops.shared.ridge.system import ridge_and_norm
 from .panels import Panel, over_time
 from .reading import LayerReading
 

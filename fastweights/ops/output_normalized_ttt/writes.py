@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .answer import SHORTEST
+from .reference import SHORTEST
 
 
 class Writes(torch.autograd.Function):
