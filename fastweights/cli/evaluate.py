@@ -12,7 +12,10 @@ from rich.console import Console
 from ._options import Imports, import_mixers, one_line_errors, values
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
-MEASURES = "perplexity, mqar, mqar-shuffled, copy, s-niah-1, s-niah-2, s-niah-3"
+MEASURES = (
+    "perplexity, mqar, mqar-shuffled, copy, palindrome, s-niah-1, s-niah-2, s-niah-3, mk-niah-1, mk-niah-2, mk-niah-3, "
+    "mv-niah, mq-niah, vt, cwe, fwe"
+)
 LENGTHS, DEPTHS = ["512,1024,2048,4096,8192,16384"], ["0.0,0.25,0.5,0.75,1.0"]
 
 
@@ -42,10 +45,11 @@ def evaluate(
     symbols: Annotated[int, typer.Option(help="Words that the recall tasks are made of.")] = 64,
     recall_examples: Annotated[int, typer.Option(help="Sequences of a recall task at a length.")] = 64,
     needle_examples: Annotated[int, typer.Option(help="Texts with a needle at a length and depth.")] = 4,
+    ruler_examples: Annotated[int, typer.Option(help="Texts of another RULER task at a length.")] = 16,
     depths: Annotated[
         list[str], typer.Option(metavar="X,...", help="Where in the text the needle is, 0 to 1.")
     ] = DEPTHS,
-    seed: Annotated[int, typer.Option(help="Seed of recall tasks and needles.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of recall and RULER tasks.")] = 0,
     block: Annotated[int, typer.Option(help="Tokens read at a time; memory grows with it.")] = 512,
     batch_size: Annotated[int, typer.Option(help="Texts read at a time.")] = 1,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
@@ -60,6 +64,10 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Examples of each --lm-eval task, at most.")] = None,
     num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question of --lm-eval.")] = None,
+    ruler_lengths: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N,...", help="Context lengths of the RULER tasks of --lm-eval; 4096 if not given."),
+    ] = None,
 ) -> None:
     """Measure a trained text model: perplexity by context length, recall, retrieval of needles, lm-evaluation-harness.
 
@@ -86,12 +94,19 @@ def evaluate(
             symbols=symbols,
             recall_examples=recall_examples,
             needle_examples=needle_examples,
+            ruler_examples=ruler_examples,
             depths=values("--depths", depths, float),
             seed=seed,
             block=block,
         )
         tasks = values("--lm-eval", lm_eval, str) if lm_eval else ()
-        harness = _harness(tasks, include_path=include_path, limit=limit, num_fewshot=num_fewshot)
+        harness = _harness(
+            tasks,
+            include_path=include_path,
+            limit=limit,
+            num_fewshot=num_fewshot,
+            ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
+        )
         output = model / "evaluation.json" if output is None else output
         with within_memory("a smaller --block or --batch-size, or --dtype bfloat16,"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)

@@ -7,15 +7,18 @@ from .needle import NEEDLE_TASKS, NeedleRecall, needle_recall
 from .perplexity import LengthPerplexity, perplexity_by_length
 from .recall import recall_accuracy
 from .regression import RegressionErrors, regression_errors
+from .ruler import RULER_TASKS, RulerRecall, ruler_recall
 from .symbols import TaskInWords, word_tokens
 from .word_recall import WordRecall, word_recall
 
 __all__ = [
     "MEASURES",
     "NEEDLE_TASKS",
+    "RULER_TASKS",
     "EvaluationSettings",
     "LengthPerplexity",
     "RegressionErrors",
+    "RulerRecall",
     "NeedleRecall",
     "TaskInWords",
     "WordRecall",
@@ -26,6 +29,7 @@ __all__ = [
     "perplexity_by_length",
     "recall_accuracy",
     "regression_errors",
+    "ruler_recall",
     "word_recall",
     "word_tokens",
 ]

@@ -10,12 +10,13 @@ from typing import Any
 from ..checks import check_choice, check_number, check_size, check_texts, check_whole_number, describe_value
 from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
+from .ruler import RULER_TASKS, check_ruler, ruler_recall
 from .windows import check_lengths
 from .word_recall import WORD_TASKS, task_in_words, word_recall
 
 __all__ = ["MEASURES", "EvaluationSettings", "evaluate"]
 
-MEASURES = ("perplexity", *WORD_TASKS, *NEEDLE_TASKS)
+MEASURES = ("perplexity", *WORD_TASKS, *NEEDLE_TASKS, *RULER_TASKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,9 @@ class EvaluationSettings:
         pairs, symbols: of `word_recall`, the same at every length.
         recall_examples: sequences of a recall task at a length.
         needle_examples: texts with a needle at each length and depth.
+        ruler_examples: texts of each RULER task at each length.
         depths: where in the text the needle is, from 0 to 1.
-        seed: of recall tasks and needles.
+        seed: of recall tasks, needles and RULER tasks.
         block: tokens read at a time.
 
     Raises:
@@ -47,6 +49,7 @@ class EvaluationSettings:
     symbols: int = 64
     recall_examples: int = 64
     needle_examples: int = 4
+    ruler_examples: int = 16
     depths: Sequence[float] = DEPTHS
     seed: int = 0
     block: int = 512
@@ -63,6 +66,7 @@ class EvaluationSettings:
             "symbols",
             "recall_examples",
             "needle_examples",
+            "ruler_examples",
             "block",
         ):
             check_size(name, getattr(self, name))
@@ -86,18 +90,18 @@ def evaluate(
     """Measure a model; yields the name of a measure and rows of its results as soon as they are there.
 
     "perplexity" gives its rows (`LengthPerplexity`) for all lengths at once, a recall task one row (`WordRecall`) per length, a
-    needle task one row (`NeedleRecall`) for each depth of a length.
+    needle task one row (`NeedleRecall`) for each depth of a length, a RULER task one row (`RulerRecall`) per length.
 
     Args:
         documents: token ids for "perplexity", a document each, as the tokenizer gives them.
-        text: what the needles of s-niah-2 and 3 are hidden in; Python's language reference when None.
+        text: what needles are hidden in and words taken from; Python's language reference when None.
 
     Raises:
-        ValueError: lengths, pairs or symbols that do not fit a recall or needle task, at once, before anything is measured;
-            for other errors, each measure's own function raises when it runs.
+        ValueError: lengths, pairs, symbols or text that do not fit a recall, needle or RULER task, at once, before anything is
+            measured; for other errors, each measure's own function raises when it runs.
     """
     lengths = check_lengths(settings.lengths, 2)
-    _check_fit(tokenizer, settings, lengths[0])
+    _check_fit(tokenizer, settings, lengths[0], text)
     return _measurements(model, tokenizer, settings, lengths, documents, text)
 
 
@@ -127,6 +131,18 @@ def _measurements(
         for length in lengths:
             if measure in NEEDLE_TASKS:
                 yield measure, _needles(model, tokenizer, measure, length, settings, text)
+            elif measure in RULER_TASKS:
+                texts = ruler_recall(
+                    model,
+                    tokenizer,
+                    measure,
+                    length=length,
+                    examples=settings.ruler_examples,
+                    seed=settings.seed,
+                    text=text,
+                    block=settings.block,
+                )
+                yield measure, [texts]
             else:
                 row = word_recall(
                     model,
@@ -142,11 +158,15 @@ def _measurements(
                 yield measure, [row]
 
 
-def _check_fit(tokenizer: Any, settings: EvaluationSettings, shortest: int) -> None:
-    """ValueError unless all recall and needle tasks fit into the shortest length."""
+def _check_fit(tokenizer: Any, settings: EvaluationSettings, shortest: int, text: str | None) -> None:
+    """ValueError unless all recall, needle and RULER tasks fit into the shortest length."""
     for measure in settings.measures:
         if measure in NEEDLE_TASKS:
             check_needles(tokenizer, measure, length=shortest, examples=settings.needle_examples, seed=settings.seed)
+        elif measure in RULER_TASKS:
+            check_ruler(
+                tokenizer, measure, length=shortest, examples=settings.ruler_examples, seed=settings.seed, text=text
+            )
         elif measure in WORD_TASKS:
             try:
                 task_in_words(tokenizer, measure, length=shortest, pairs=settings.pairs, symbols=settings.symbols)

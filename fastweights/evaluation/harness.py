@@ -19,6 +19,7 @@ from lm_eval.tasks import TaskManager
 from .. import models  # noqa: F401  # makes transformers' Auto classes, which the harness loads by, know our models
 from ..checks import check_size, check_whole_number
 from ..results import HarnessScore
+from .windows import check_lengths
 
 __all__ = ["FastWeightsLM", "HarnessScore", "evaluate_with_harness"]
 
@@ -40,6 +41,7 @@ def evaluate_with_harness(
     include_path: str | Path | None = None,
     limit: int | None = None,
     num_fewshot: int | None = None,
+    ruler_lengths: Sequence[int] | None = None,
     batch_size: int = 1,
     seed: int = 0,
 ) -> list[HarnessScore]:
@@ -49,8 +51,10 @@ def evaluate_with_harness(
         tasks: names of tasks, groups or tags.
         include_path: folder of task files (YAML) of your own. If all tasks are found there, the harness's own are not looked
             through, and with local data nothing needs the network.
-        limit: examples of each task at most.
+        limit: examples of each task at most, from its first on: those of RULER come length by length.
         num_fewshot: examples before each question; the task's own number when None.
+        ruler_lengths: context lengths of the harness's RULER tasks (niah_single_1 ... ruler_fwe), in tokens of the model's
+            tokenizer; 4096 when None. A score's metric is its length.
 
     Raises:
         ValueError: an unknown task, a folder that does not exist, a number out of its range, a score that is not finite.
@@ -62,7 +66,7 @@ def evaluate_with_harness(
         check_whole_number("num_fewshot", num_fewshot)
     if not all(tasks):
         raise ValueError("tasks must be names of tasks, got an empty one")
-    manager = _task_manager(tasks, include_path)
+    manager = _task_manager(tasks, include_path, _metadata(tokenizer, ruler_lengths))
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are already loaded
     results = simple_evaluate(
         FastWeightsLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
@@ -83,6 +87,7 @@ def evaluate_with_harness(
         for task, scores in results["results"].items()
         for metric, value in scores.items()
         if isinstance(value, float)  # the others are names and counts
+        and not (value == -1 and metric.split(",")[0].isdigit())  # a length of the RULER tasks that no example has
     ]
     for score in scores:
         if not math.isfinite(score.value):
@@ -90,15 +95,23 @@ def evaluate_with_harness(
     return scores
 
 
-def _task_manager(tasks: Sequence[str], include_path: str | Path | None) -> TaskManager:
+def _metadata(tokenizer: Any, ruler_lengths: Sequence[int] | None) -> dict[str, Any]:
+    """What the harness's RULER tasks are generated from: lengths, and the folder or name of the tokenizer."""
+    lengths = (
+        {} if ruler_lengths is None else {"max_seq_lengths": check_lengths(ruler_lengths, 1, name="ruler_lengths")}
+    )
+    return {"tokenizer": tokenizer.name_or_path, **lengths}
+
+
+def _task_manager(tasks: Sequence[str], include_path: str | Path | None, metadata: dict[str, Any]) -> TaskManager:
     """A manager that knows all tasks."""
     if include_path is not None:
         if not Path(include_path).is_dir():
             raise ValueError(f"include_path must be a folder with task files, {include_path} is none")
-        own = TaskManager(include_path=str(include_path), include_defaults=False)
+        own = TaskManager(include_path=str(include_path), include_defaults=False, metadata=metadata)
         if all(task in own.all_tasks for task in tasks):
             return own
-    manager = TaskManager(include_path=None if include_path is None else str(include_path))
+    manager = TaskManager(include_path=None if include_path is None else str(include_path), metadata=metadata)
     unknown = [task for task in tasks if task not in manager.all_tasks]
     if unknown:
         raise ValueError(

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import torch
-import torch.nn.functional as F
 
 from ..checks import check_number, check_size, check_whole_number
 from ..results import NeedleRecall
+from .answers import answer_prompt, token_counter
 from .needle_text import NEEDLE_TASKS, documentation, needle_of, needle_prompt
-from .reading import evaluating, hidden_blocks, prompt_tokens, read
 
 __all__ = ["DEPTHS", "NEEDLE_TASKS", "NeedleRecall", "check_needles", "needle_recall"]
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_MORE_TOKENS = 16  # tokens generated beyond the answer's own number
 
 
 def needle_recall(
@@ -63,8 +55,8 @@ def needle_recall(
     if not words:
         raise ValueError("text must hold at least one word, got none; pass text to hide the needle in")
 
-    found = exact = tokens = 0
-    loss = 0.0
+    exact = tokens = 0
+    found = loss = 0.0
     for index in range(examples):
         prompt, needle = needle_prompt(
             task,
@@ -73,11 +65,11 @@ def needle_recall(
             seed=seed,
             index=index,
             words=words,
-            count_tokens=_token_counter(tokenizer),
+            count_tokens=token_counter(tokenizer),
         )
-        answer = _answer(model, tokenizer, prompt, needle.value, block)
+        answer = answer_prompt(model, tokenizer, prompt, needle.value, block)
         exact += answer.exact
-        found += answer.exact or needle.value.casefold() in answer.continuation.casefold()
+        found += answer.part_found([needle.value])
         tokens += len(answer.losses)
         loss += sum(answer.losses)
     return NeedleRecall(
@@ -94,40 +86,4 @@ def needle_recall(
 def check_needles(tokenizer: Any, task: str, *, length: int, examples: int, seed: int) -> None:
     """ValueError unless each of these needles fits with its question into `length` tokens."""
     for index in range(examples):
-        needle_of(task, length=length, seed=seed, index=index, count_tokens=_token_counter(tokenizer))
-
-
-def _token_counter(tokenizer: Any) -> Callable[[str], int]:
-    return lambda text: len(prompt_tokens(tokenizer, text))
-
-
-@dataclass(frozen=True)
-class _Answer:
-    losses: Sequence[float]
-    exact: bool
-    continuation: str
-
-
-def _answer(model: Any, tokenizer: Any, prompt: str, value: str, block: int) -> _Answer:
-    """The losses of the right answer's tokens, whether each is the most likely one, and what the model itself says."""
-    whole = prompt_tokens(tokenizer, f"{prompt} {value}")
-    start = len(os.path.commonprefix([whole, prompt_tokens(tokenizer, prompt)]))
-    ids = torch.tensor([whole], device=model.device)
-    with evaluating(model):
-        cache = read(model, ids[:, : start - 1], block)
-        answered = hidden_blocks(model, ids[:, start - 1 : -1], block, cache.copy())
-        logits = torch.cat([model.lm_head(hidden[0]).float() for _, hidden in answered])
-        losses = F.cross_entropy(logits, ids[0, start:], reduction="none").tolist()
-        if not all(map(math.isfinite, losses)):
-            raise ValueError("model must give finite losses, got NaN or infinite ones; its weights are damaged")
-        if torch.equal(logits.argmax(-1), ids[0, start:]):
-            return _Answer(losses, True, "")
-        generated = model.generate(
-            ids[:, :start],
-            past_key_values=cache,
-            max_new_tokens=len(losses) + _MORE_TOKENS,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
-        )
-    return _Answer(losses, False, tokenizer.decode(generated[0, start:], skip_special_tokens=True))
+        needle_of(task, length=length, seed=seed, index=index, count_tokens=token_counter(tokenizer))

@@ -10,9 +10,9 @@ from uuid import UUID
 from ..checks import check_choice
 from ..data._draws import Draws
 
-__all__ = ["NEEDLE_TASKS", "Needle", "documentation", "needle_of", "needle_prompt"]
+__all__ = ["NEEDLE_TASKS", "NOISE", "Needle", "documentation", "needle_of", "needle_prompt", "sentence_end"]
 
-_NOISE = "Rain falls on the roof. A road leads to the sea. The clock is slow. We sit and wait. Soon it is night again."
+NOISE = "Rain falls on the roof. A road leads to the sea. The clock is slow. We sit and wait. Soon it is night again."
 _ADJECTIVES = (
     "amber brave calm dark early fast gentle heavy icy kind late mild narrow old pale quiet red small tall warm"
 )
@@ -111,21 +111,26 @@ def needle_prompt(
     """
     needle, draws = needle_of(task, length=length, seed=seed, index=index, count_tokens=count_tokens)
     in_noise = NEEDLE_TASKS[task].in_noise
-    words = _NOISE.split() if in_noise else words
+    words = NOISE.split() if in_noise else words
     start = 0 if in_noise else int(draws.below(len(words), 1)[0])
 
     def prompt(count: int) -> str:
         text = [words[(start + place) % len(words)] for place in range(count)]
-        place = round(depth * count)
-        while 0 < place < count and not text[place - 1].endswith((".", "!", "?")):
-            place -= 1
-        text.insert(place, needle.sentence)
+        text.insert(sentence_end(text, depth), needle.sentence)
         return needle.prompt(text)
 
     def tokens(count: int) -> int:
         return count_tokens(f"{prompt(count)} {needle.value}")
 
     return prompt(bisect_right(range(length), length, key=tokens) - 1), needle
+
+
+def sentence_end(text: Sequence[str], depth: float) -> int:
+    """The place in `text`, a list of words, behind the last sentence end in its first `depth` (0 to 1)."""
+    place = round(depth * len(text))
+    while 0 < place < len(text) and not text[place - 1].endswith((".", "!", "?")):
+        place -= 1
+    return place
 
 
 def documentation() -> str:

@@ -11,16 +11,16 @@ from ..checks import check_size, describe_value
 __all__ = ["check_lengths", "text_windows"]
 
 
-def check_lengths(lengths: Sequence[int], at_least: int) -> list[int]:
+def check_lengths(lengths: Sequence[int], at_least: int, *, name: str = "lengths") -> list[int]:
     """The different lengths in ascending order. ValueError: none, or one below `at_least`. TypeError: no list of integers."""
     if isinstance(lengths, str) or not isinstance(lengths, Sequence):
-        raise TypeError(f"lengths must be a list of whole numbers, got {describe_value(lengths)}")
+        raise TypeError(f"{name} must be a list of whole numbers, got {describe_value(lengths)}")
     if not lengths:
-        raise ValueError("lengths must hold at least one length, got none")
+        raise ValueError(f"{name} must hold at least one length, got none")
     for length in lengths:
-        check_size("lengths", length)
+        check_size(name, length)
         if length < at_least:
-            raise ValueError(f"lengths must be at least {at_least} tokens, got {length}")
+            raise ValueError(f"{name} must be at least {at_least} tokens, got {length}")
     return sorted(set(lengths))
 
 

@@ -18,6 +18,7 @@ WORD_TASKS: dict[str, dict[str, object]] = {
     "mqar": {"random_non_queries": False},
     "mqar-shuffled": {},
     "copy": {},
+    "palindrome": {},
 }
 
 
@@ -39,9 +40,9 @@ def word_recall(
     With the same pairs at every length, a longer text is a longer time to keep them.
 
     Args:
-        task: "mqar" (its filler a single word), "mqar-shuffled" or "copy".
+        task: "mqar" (its filler a single word), "mqar-shuffled", "copy" or "palindrome".
         length: tokens, without those that the tokenizer puts before a text; the task's shortest when None.
-        pairs: key-value pairs; in the copy task, tokens to copy.
+        pairs: key-value pairs; in copy and palindrome, tokens to repeat.
         symbols: how many different words there are.
         block: tokens to read at a time.
 

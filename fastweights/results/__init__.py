@@ -1,7 +1,7 @@
 """Results of recall experiments, trained language models and evaluations: record types and their files."""
 
 from .convergence import still_falling, undertrained
-from .evaluation import HarnessScore, LengthPerplexity, NeedleRecall, WordRecall
+from .evaluation import HarnessScore, LengthPerplexity, NeedleRecall, RulerRecall, WordRecall
 from .experiment import RecallSummary, load_results, save_results, summarize
 from .language import LanguageResult
 from .recall import RecallResult, ResultsError
@@ -14,6 +14,7 @@ __all__ = [
     "RecallResult",
     "RecallSummary",
     "ResultsError",
+    "RulerRecall",
     "WordRecall",
     "load_results",
     "save_results",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["HarnessScore", "LengthPerplexity", "NeedleRecall", "WordRecall"]
+__all__ = ["HarnessScore", "LengthPerplexity", "NeedleRecall", "RulerRecall", "WordRecall"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,26 @@ class NeedleRecall:
     task: str
     length: int
     depth: float
+    examples: int
+    found: float
+    exact: float
+    answer_loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulerRecall:
+    """A task of RULER with several facts in a text, on texts of one length.
+
+    Attributes:
+        task, length: name, tokens of prompt and answer together (at most).
+        examples: texts.
+        found: part of the answers, 0 to 1, that stand in the greedy continuation, the mean over texts: RULER's score.
+        exact: part of the texts in which every token of the answer is the most likely one after the right tokens before it.
+        answer_loss: mean of -ln p over the answers' tokens, in nats. It distinguishes models long before one of them is right.
+    """
+
+    task: str
+    length: int
     examples: int
     found: float
     exact: float

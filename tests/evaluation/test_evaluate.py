@@ -17,6 +17,7 @@ from fastweights.evaluation import (
     needle_recall,
     perplexity_by_length,
     recall_accuracy,
+    ruler_recall,
     word_tokens,
 )
 from fastweights.evaluation.reading import within_memory
@@ -27,13 +28,17 @@ from fastweights.training.language.folder import _identity
 
 from .small import TEXT, model, tokenizer
 
+FITTING = tuple(
+    measure for measure in MEASURES if measure != "cwe"
+)  # its list takes thousands of this tokenizer's tokens
 SETTINGS = EvaluationSettings(
-    measures=MEASURES,
-    lengths=(330, 260),
+    measures=FITTING,
+    lengths=(430, 400),
     pairs=2,
     symbols=16,
     recall_examples=3,
     needle_examples=2,
+    ruler_examples=2,
     depths=(0.0, 1.0),
     texts=2,
 )
@@ -50,26 +55,29 @@ def results():
 
 
 def test_every_measure_at_every_length(results):
-    assert tuple(results) == MEASURES
+    assert tuple(results) == FITTING
     for measure, rows in results.items():
-        lengths = [260, 260, 330, 330] if measure.startswith("s-niah") else [260, 330]
+        lengths = [400, 400, 430, 430] if measure.startswith("s-niah") else [400, 430]
         assert [row.length for row in rows] == lengths
 
 
 def test_the_numbers_are_those_of_the_functions(results):
     lm = model()
-    assert results["perplexity"] == perplexity_by_length(lm, DOCUMENTS, [260, 330], texts=2)
-    assert results["s-niah-3"][3] == needle_recall(lm, WORDS, "s-niah-3", length=330, depth=1.0, examples=2, text=TEXT)
-    task = TaskInWords(make_task("copy", pairs=2, length=330, vocab_size=16), word_tokens(WORDS, 16), [])
+    assert results["perplexity"] == perplexity_by_length(lm, DOCUMENTS, [400, 430], texts=2)
+    assert results["s-niah-3"][3] == needle_recall(lm, WORDS, "s-niah-3", length=430, depth=1.0, examples=2, text=TEXT)
+    assert results["vt"][1] == ruler_recall(lm, WORDS, "vt", length=430, examples=2, text=TEXT)
+    task = TaskInWords(make_task("copy", pairs=2, length=430, vocab_size=16), word_tokens(WORDS, 16), [])
     assert results["copy"][1].accuracy == recall_accuracy(lm, task, seed=0, examples=3)
     assert (results["copy"][1].chance, results["copy"][1].task) == (0.5, "copy")
 
 
 def test_what_does_not_fit_is_told_before_anything_is_measured():
     for change, message in (
-        ({"pairs": 90}, "^lengths must be at least 360 for 90 pairs of task 'mqar'.*; raise lengths or lower pairs"),
+        ({"pairs": 120}, "^lengths must be at least 480 for 120 pairs of task 'mqar'.*; raise lengths or lower pairs"),
         ({"symbols": 399}, "symbols must be at most"),
         ({"symbols": 1}, "^symbols must be at least 6 for 2 pairs of task 'mqar', got 1; raise symbols or lower pairs"),
+        ({"lengths": (390, 430), "measures": ("perplexity", "fwe")}, "lengths must be at least .* for 'fwe'"),
+        ({"measures": ("cwe",)}, "lengths must be at least .* tokens for 'cwe' at its smallest, got 400"),
         ({"lengths": (30, 330), "measures": ("perplexity", "s-niah-1")}, "lengths must be at least .* for 's-niah-1'"),
     ):
         settings = EvaluationSettings(**{**vars(SETTINGS), **change})
@@ -120,9 +128,9 @@ def test_the_report_holds_all_that_was_measured_so_far(tmp_path, results):
         saved = json.loads(path.read_text())
         assert list(saved["results"])[-1] == measure
     row = saved["results"]["perplexity"][1]
-    assert row["perplexity"] == results["perplexity"][1].perplexity and row["length"] == 330
+    assert row["perplexity"] == results["perplexity"][1].perplexity and row["length"] == 430
     assert saved["model"]["parameters"] == model().num_parameters()
-    assert saved["settings"]["lengths"] == [330, 260] and saved["text"] == "some text"
+    assert saved["settings"]["lengths"] == [430, 400] and saved["text"] == "some text"
     assert saved["versions"]["torch"] and saved["machine"]["cores"] >= 1
 
 
@@ -177,12 +185,12 @@ def test_a_folder_that_tells_nothing_of_a_training_or_what_cannot_be_used(tmp_pa
             HeldOutText([], run)
 
 
-@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("measure", FITTING)
 def test_a_model_with_damaged_weights_has_no_result(measure):
     lm = model()
     with torch.no_grad():
         lm.lm_head.weight[3] = float("nan")
-    settings = EvaluationSettings(**{**vars(SETTINGS), "measures": (measure,), "lengths": (260,)})
+    settings = EvaluationSettings(**{**vars(SETTINGS), "measures": (measure,), "lengths": (400,)})
     with pytest.raises(ValueError, match="model must give finite"):
         next(evaluate(lm, WORDS, settings, documents=DOCUMENTS))
 

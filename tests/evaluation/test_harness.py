@@ -104,3 +104,57 @@ def test_a_number_of_examples_below_zero_is_refused():
 
     with pytest.raises(ValueError, match="num_fewshot must be a whole number of at least 0"):
         evaluate_with_harness(model(), WORDS, ["facts_choice"], include_path=EXAMPLES, num_fewshot=-2)
+
+
+LENGTHS_TASK = """
+task: lengths
+custom_dataset: !function lengths.documents
+output_type: generate_until
+test_split: test
+doc_to_text: "{{input}}"
+doc_to_target: "{{length}}"
+process_results: !function lengths.score
+metric_list:
+  - metric: "4096"
+    aggregation: mean
+    higher_is_better: true
+generation_kwargs:
+  max_gen_toks: 2
+"""
+LENGTHS_CODE = """
+import datasets
+from transformers import AutoTokenizer
+
+def documents(max_seq_lengths=(4096,), tokenizer=None, **others):
+    size = len(AutoTokenizer.from_pretrained(tokenizer))
+    rows = [{"input": "The import", "length": length, "size": size} for length in max_seq_lengths]
+    return {"test": datasets.Dataset.from_list(rows)}
+
+def score(doc, results):
+    return {"4096": -1.0, str(doc["length"]): float(doc["size"])}
+"""
+
+
+@pytest.mark.parametrize("lengths, wanted", [(None, ["4096"]), ((700, 300), ["300", "700"])], ids=str)
+def test_lengths_and_tokenizer_reach_tasks_that_are_generated_as_those_of_ruler(tmp_path, lengths, wanted):
+    """A task with RULER's interface to the harness; a length without examples, which RULER marks by -1, is left out."""
+    from fastweights.evaluation.harness import evaluate_with_harness
+    from fastweights.models.loading import load_language_model
+
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "lengths.yaml").write_text(LENGTHS_TASK)
+    (tmp_path / "tasks" / "lengths.py").write_text(LENGTHS_CODE)
+    lm, words = load_language_model(save(tmp_path / "model"))
+    scores = evaluate_with_harness(lm, words, ["lengths"], include_path=tmp_path / "tasks", ruler_lengths=lengths)
+    found = {score.metric: score.value for score in scores if "stderr" not in score.metric}
+    assert sorted(found) == wanted
+    if lengths is None:
+        assert found == {"4096": 400.0}
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [4096.0], "4096"], ids=str)
+def test_bad_ruler_lengths_are_refused(lengths):
+    from fastweights.evaluation.harness import evaluate_with_harness
+
+    with pytest.raises((ValueError, TypeError), match="^ruler_lengths must"):
+        evaluate_with_harness(model(), WORDS, ["facts_choice"], include_path=EXAMPLES, ruler_lengths=lengths)

@@ -37,7 +37,7 @@ def test_a_vocabulary_with_too_few_words_is_refused():
         word_tokens(tokenizer(), 399)
 
 
-@pytest.mark.parametrize("task", ["mqar", "mqar-shuffled", "copy"])
+@pytest.mark.parametrize("task", ["mqar", "mqar-shuffled", "copy", "palindrome"])
 def test_accuracy_is_over_the_whole_vocabulary(task):
     lm, words = model(), word_tokens(tokenizer(), 20)
     with torch.no_grad():  # a model that says words only, so that it is right by chance now and then
@@ -56,6 +56,7 @@ def test_accuracy_is_over_the_whole_vocabulary(task):
 
 def test_unknown_tasks_are_refused():
     with pytest.raises(
-        ValueError, match="recall task in words must be one of 'mqar', 'mqar-shuffled', 'copy', got 'mqar-ood'"
+        ValueError,
+        match="recall task in words must be one of 'mqar', 'mqar-shuffled', 'copy', 'palindrome', got 'mqar-ood'",
     ):
         word_recall(model(), tokenizer(), "mqar-ood")
