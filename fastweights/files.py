@@ -1,5 +1,6 @@
 """Atomic files: a reader sees the old content or the new content, never a part of it."""
 
+import errno
 import json
 import os
 import secrets
@@ -9,27 +10,75 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PARTIAL_FILES", "publish_folder", "staged_folder", "write_bytes", "write_json"]
+from safetensors import SafetensorError
+
+__all__ = [
+    "PARTIAL_FILES",
+    "TENSOR_ERRORS",
+    "WriteError",
+    "disk_is_full",
+    "publish_folder",
+    "staged_folder",
+    "write_bytes",
+    "write_json",
+    "writing",
+]
 
 PARTIAL_FILES = ".*.partial"  # glob of the files that a process leaves when it is killed while writing
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TENSOR_ERRORS = (RuntimeError, SafetensorError)  # of torch and safetensors, where the disk is full
+
+
+class WriteError(OSError):
+    """A file could not be written. The message says which, where and why."""
+
+
+def disk_is_full(error: OSError) -> bool:
+    """Whether there was no space left, in place of no permission or no such folder."""
+    return error.errno in FULL
+
+
+@contextmanager
+def writing(what: str, path: str | Path, *others: type[Exception]) -> Iterator[None]:
+    """Turns a failure to write into one `WriteError` that names `what` and `path`.
+
+    others: errors beside OSError that the libraries in the body raise for a full disk, such as `TENSOR_ERRORS`.
+    """
+    try:
+        yield
+    except WriteError:
+        raise
+    except Exception as error:
+        if not isinstance(error, (OSError, *others)):
+            raise
+        raise WriteError(f"{what} could not be written to {path}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.strerror is None:  # NumPy counts the bytes and gives no reason
+        return f"{error}; is the disk full?"
+    return error.strerror + (f": {error.filename}" if error.filename else "")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path` through a temporary file in the same folder and `os.replace`.
 
     Raises:
-        OSError: the folder does not exist, cannot be written to, or is full. `path` is then unchanged.
+        WriteError: the folder does not exist, cannot be written to, or is full. `path` is then unchanged.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with partial.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with writing(path.name, path.parent):
+        try:
+            with partial.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -39,13 +88,14 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def staged_folder(path: Path) -> Iterator[Path]:
-    """A new folder to fill. It replaces `path` when the body ends. If the body fails, `path` stays
-    unchanged."""
+    """A new folder to fill. It replaces `path` when the body ends. If the body fails, `path` stays unchanged."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    partial.mkdir(parents=True)
+    with writing(path.name, path.parent):
+        partial.mkdir(parents=True)
     try:
         yield partial
-        publish_folder(partial, path)
+        with writing(path.name, path.parent):
+            publish_folder(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -7,6 +7,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from ..stopping import Stopped
+
 __all__ = ["Imports", "fail", "import_mixers", "one_line_errors", "values"]
 
 Value = TypeVar("Value")
@@ -37,7 +39,8 @@ def fail(message: str, code: int) -> int:
 
 @contextmanager
 def one_line_errors(continues: str = "") -> Iterator[None]:
-    """Ends the command with one line and exit code 2 for bad input, 1 for a failure, 130 for an interruption.
+    """Ends the command with one line and exit code 2 for bad input, 1 for a failure, 130 for Ctrl-C, 128 and the signal's
+    number for a signal.
     continues: how to continue after a failure or an interruption, for the message."""
     remedy = f"; {continues}" if continues else ""
     try:
@@ -46,6 +49,8 @@ def one_line_errors(continues: str = "") -> Iterator[None]:
         raise typer.Exit(fail(str(error), 2)) from None
     except OSError as error:
         raise typer.Exit(fail(f"{error}{remedy}", 1)) from None
+    except Stopped as stopped:
+        raise typer.Exit(fail(f"{stopped}{remedy}", stopped.exit_code)) from None
     except KeyboardInterrupt:
         raise typer.Exit(fail(f"stopped{remedy}", 130)) from None
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..stopping import StopSignals
 from ._options import Imports, fail, import_mixers, one_line_errors, values
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
@@ -66,7 +67,7 @@ def recall(
     again, with the same numbers in the end.
     """
     continues = f"the same command{' without --overwrite' * overwrite} continues where it stopped"
-    with one_line_errors(continues):
+    with one_line_errors(continues), StopSignals():
         import_mixers(imports)
         from ..analysis import mixers_table, recall_table, save_plots
         from ..layers import parse_mixers
@@ -108,10 +109,11 @@ def recall(
             raise typer.Exit(fail(f"{error}; {continues}", 1)) from None
     Console().print(recall_table(results))
     print(f"Results: {output / 'results.json'}")
-    try:
-        print("Plots: " + ", ".join(str(path) for path in save_plots(results, output)))
-    except ImportError:
-        print(
-            "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-            file=sys.stderr,
-        )
+    with one_line_errors():
+        try:
+            print("Plots: " + ", ".join(str(path) for path in save_plots(results, output)))
+        except ImportError:
+            print(
+                "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
+                file=sys.stderr,
+            )

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..stopping import StopSignals
 from ._options import Imports, fail, import_mixers, one_line_errors
 
 
@@ -51,11 +52,13 @@ def train(
         "precision": precision,
     }
     command = "the same command without --overwrite" if overwrite else "the same command"
-    with one_line_errors(f"{command} continues after the last checkpoint"):
+    with one_line_errors(f"{command} continues after the last checkpoint"), StopSignals() as signals:
         import_mixers(imports)
         run = load_run(run_file, **{name: value for name, value in options.items() if value is not None})
         try:
-            results = train_language(run, stop_at=stop_at, overwrite=overwrite, console=Console(stderr=True))
+            results = train_language(
+                run, stop_at=stop_at, overwrite=overwrite, console=Console(stderr=True), signals=signals
+            )
         except NonFiniteLoss as error:
             raise typer.Exit(fail(str(error), 1)) from None
     PartialState().destroy_process_group()
@@ -66,7 +69,8 @@ def train(
         if result.continuation is not None:
             print(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")
     print("Models: " + ", ".join(result.folder for result in results))
-    try:
-        print("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
-    except ImportError:
-        print("No plots: matplotlib is missing; pip install 'fastweights[viz]'", file=sys.stderr)
+    with one_line_errors():
+        try:
+            print("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
+        except ImportError:
+            print("No plots: matplotlib is missing; pip install 'fastweights[viz]'", file=sys.stderr)

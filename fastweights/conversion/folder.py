@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..checks import check_positive, check_size, check_whole_number
 from ..data.text.tokenizer import load_tokenizer
-from ..files import staged_folder, write_bytes, write_json
+from ..files import TENSOR_ERRORS, staged_folder, write_bytes, write_json, writing
 from ..models.card import write_card
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
@@ -82,6 +82,7 @@ def convert_folder(
     Raises:
         ValueError: what `convert` refuses; a source that is missing, damaged or of another architecture; an output that is
             not empty or cannot be made; logits that differ where they must be equal, or are not finite.
+        WriteError: the output could not be written, as where the disk is full. There is none then.
     """
     _check_output(output)
     check_size("steps", steps)
@@ -98,7 +99,7 @@ def convert_folder(
     check = check_logits(model, converted, _tokens(folder_of_source, model, prompt, tokens))
     check.insist()
     parameters = converted.num_parameters()
-    with staged_folder(output) as folder:
+    with writing("the converted model", output, *TENSOR_ERRORS), staged_folder(output) as folder:
         converted.to(stored).save_pretrained(folder)  # type: ignore[arg-type]  # transformers' wrapper hides self
         tokenizer = copy_tokenizer(folder_of_source, folder)
         write_card(

@@ -1,5 +1,6 @@
 """Training models and comparing them."""
 
+from ..stopping import Stopped, StopSignals
 from .checkpoint import CheckpointError
 from .experiment import RecallExperiment, RecallRun
 from .optimization import learning_rate_factor, weight_decay_groups
@@ -11,6 +12,8 @@ __all__ = [
     "CheckpointError",
     "RecallExperiment",
     "RecallRun",
+    "StopSignals",
+    "Stopped",
     "WorkerError",
     "learning_rate_factor",
     "run_recall",

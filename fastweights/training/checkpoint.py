@@ -9,7 +9,7 @@ import torch
 
 from ..files import write_bytes
 
-__all__ = ["CheckpointError", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CheckpointError", "DamagedCheckpoint", "load_checkpoint", "save_checkpoint"]
 
 _HEADER = b"fastweights checkpoint 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
@@ -17,6 +17,10 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be used: truncated, altered, not a checkpoint, or of another run."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint is not as it was written."""
 
 
 def save_checkpoint(path: Path, *, run: dict[str, Any], state: dict[str, Any]) -> None:
@@ -34,12 +38,13 @@ def load_checkpoint(path: Path, *, run: dict[str, Any]) -> dict[str, Any]:
     """The `state` that `save_checkpoint` wrote, with every tensor on the CPU.
 
     Raises:
-        CheckpointError: the file is damaged, is no checkpoint, or belongs to a run other than `run`.
+        DamagedCheckpoint: the file is damaged, or is no checkpoint.
+        CheckpointError: it belongs to a run other than `run`.
     """
     content = path.read_bytes()
     digest, payload = content[len(_HEADER) :][:_DIGEST_SIZE], content[len(_HEADER) + _DIGEST_SIZE :]
     if not content.startswith(_HEADER) or hashlib.sha256(payload).digest() != digest:
-        raise CheckpointError(
+        raise DamagedCheckpoint(
             f"checkpoint {path} is damaged (truncated or altered); delete that file to repeat this run from its start"
         )
     saved = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)

@@ -1,13 +1,13 @@
 """The output folder of an experiment: which file is where, and whether the experiment may use the folder."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..analysis.plots import PLOT_FILES
 from ..environment import versions
 from ..results.recall import load_result
-from .checkpoint import load_checkpoint
+from .checkpoint import DamagedCheckpoint, load_checkpoint
 from .experiment import RecallExperiment, RecallRun
 from .output_folder import OwnedFolder, as_stored
 
@@ -40,25 +40,36 @@ class ExperimentFolder:
         return self._runs / f"{run.name}.checkpoint"
 
     @contextmanager
-    def opened(self, experiment: RecallExperiment, *, overwrite: bool) -> Iterator[None]:
-        """Lock the folder for `experiment`, new or continued. Its files stay unchanged unless every check passes.
+    def opened(
+        self, experiment: RecallExperiment, *, overwrite: bool, report: Callable[[str], None] = lambda line: None
+    ) -> Iterator[None]:
+        """Lock the folder for `experiment`, new or continued. Its files stay unchanged unless every check passes. Damaged
+        checkpoints are then deleted, and named to `report`: their runs begin again.
 
         Raises:
             ValueError: the folder cannot be written to, is in use by another process, or holds other files; or,
-                without `overwrite`, it holds another experiment or a damaged file.
+                without `overwrite`, it holds another experiment or a damaged result.
         """
         wanted = as_stored({**experiment.record(), **_deciding_versions()})
         clear = self._clear if overwrite else None
-        with self._owned.held_for(wanted, clear=clear, check=lambda: self._check_files(experiment)):
+        with self._owned.held_for(wanted, clear=clear, check=lambda: self._check_files(experiment, report)):
             self._runs.mkdir(exist_ok=True)
             yield
 
-    def _check_files(self, experiment: RecallExperiment) -> None:
+    def _check_files(self, experiment: RecallExperiment, report: Callable[[str], None]) -> None:
+        damaged = []
         for run in experiment.runs():
+            checkpoint = self.checkpoint(run)
             if self.result(run).exists():
                 load_result(self.result(run), run=run.record())
-            elif self.checkpoint(run).exists():
-                load_checkpoint(self.checkpoint(run), run=run.record())
+            elif checkpoint.exists():
+                try:
+                    load_checkpoint(checkpoint, run=run.record())
+                except DamagedCheckpoint:
+                    damaged.append((run, checkpoint))
+        for run, checkpoint in damaged:
+            checkpoint.unlink()
+            report(f"{run.title}: its checkpoint {checkpoint} is damaged, so this run begins again")
 
     def _clear(self) -> None:
         plots = [self.path / name for name in PLOT_FILES]

@@ -11,7 +11,7 @@ from typing import Any
 
 import filelock
 
-from ..files import PARTIAL_FILES, write_json
+from ..files import PARTIAL_FILES, WriteError, disk_is_full, write_json
 
 __all__ = ["OwnedFolder", "as_stored"]
 
@@ -82,6 +82,8 @@ class OwnedFolder:
         except filelock.Timeout:
             raise ValueError(f"output {self.path} is in use by another process; wait until it has ended") from None
         except OSError as error:
+            if disk_is_full(error):
+                raise WriteError(f"the output could not be written to {self.path}: {error.strerror}") from None
             raise ValueError(
                 f"output must be a folder that can be written to, but {self.path} cannot: {error.strerror}; "
                 "choose another output folder"

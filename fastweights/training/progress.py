@@ -33,6 +33,9 @@ class Reporter(Protocol):
 
     def __exit__(self, *exception: object) -> None: ...
 
+    def note(self, line: str) -> None:
+        """Something that a user should know. It may come before the reporter is entered."""
+
     def begin(self, pending: Sequence[RecallRun], *, total: int) -> None:
         """These of `total` runs are left to train."""
 
@@ -50,6 +53,8 @@ class Silent:
         return self
 
     def __exit__(self, *exception: object) -> None: ...
+
+    def note(self, line: str) -> None: ...
 
     def begin(self, pending: Sequence[RecallRun], *, total: int) -> None: ...
 
@@ -101,6 +106,9 @@ class LineReporter(Silent):
         self._work = _Work(())
         self._left: TimeLeft | None = None  # from the first step: workers take a while to start
 
+    def note(self, line: str) -> None:
+        self._print(line)
+
     def begin(self, pending: Sequence[RecallRun], *, total: int) -> None:
         self._ended, self._total = total - len(pending), total
         self._work = _Work(pending)
@@ -143,6 +151,9 @@ class BarReporter(Silent):
 
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
+
+    def note(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False)
 
     def begin(self, pending: Sequence[RecallRun], *, total: int) -> None:
         self._ended, self._total = total - len(pending), total

@@ -32,8 +32,9 @@ def run_recall(
     """Train every run of `experiment` and write results to the folder `output`; runs whose results are there are not repeated.
 
     Killed at any moment and called again with the same arguments, it continues and gives the same numbers: every run is
-    computed on one thread, from batches that are a function of their index. The number of workers changes nothing but
-    the time. Processes are spawned, so a script that calls this needs the usual `if __name__ == "__main__":`.
+    computed on one thread, from batches that are a function of their index. A run whose checkpoint is damaged begins again,
+    and the reporter says so. The number of workers changes nothing but the time. Processes are spawned, so a script that
+    calls this needs the usual `if __name__ == "__main__":`.
 
     Args:
         experiment: the grid of runs.
@@ -52,6 +53,8 @@ def run_recall(
     Raises:
         ValueError: `output` cannot be used (see `ExperimentFolder.opened`), or an argument is wrong. Nothing has changed.
         WorkerError: a worker died or failed; the same call continues.
+        KeyboardInterrupt: Ctrl-C, or a signal where the caller has entered `StopSignals`. Every worker has then finished its
+            step and saved its run; the same call continues.
     """
     if workers is None:
         workers = usable_cores() if experiment.device == "cpu" else 1
@@ -61,10 +64,10 @@ def run_recall(
     runs = experiment.runs()
     _check_models(runs)
     folder = ExperimentFolder(Path(output))
-    with folder.opened(experiment, overwrite=overwrite):
+    reporter = reporter or Silent()
+    with folder.opened(experiment, overwrite=overwrite, report=reporter.note):
         pending = [run for run in runs if not folder.result(run).exists()]
         if pending:
-            reporter = reporter or Silent()
             with reporter:
                 reporter.begin(pending, total=len(runs))
                 train_runs(

@@ -2,24 +2,27 @@
 
 Each worker has its own pipe: a killed worker can then hold no lock that others wait for, and closing the
 pipe at either end notifies the other. A worker whose pipe is closed, by a parent that stops or dies, saves its run and ends.
+Signals that stop a command often reach all its processes. Workers hold them back for ever: the parent decides.
 """
 
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
+from ..files import WriteError
 from ..layers import import_mixers
 from ..results.recall import RecallResult, save_result
+from ..stopping import SIGNALS
 from .experiment import RecallRun
 from .folder import ExperimentFolder
 from .progress import Reporter
@@ -72,6 +75,7 @@ def train_runs(
     pool = [_Worker(index, folder, checkpoint_seconds, log_every, imports) for index in range(min(workers, len(runs)))]
     try:
         for worker in pool:
+            worker.start()
             worker.begin(waiting.pop())
         busy = {worker.connection: worker for worker in pool}
         while busy:
@@ -90,9 +94,7 @@ def train_runs(
         for worker in pool:
             worker.connection.close()
         for worker in pool:
-            worker.process.join(_STOP_SECONDS)
-            if worker.process.is_alive():
-                worker.process.terminate()
+            worker.end()
 
 
 class _Worker:
@@ -110,12 +112,21 @@ class _Worker:
     ) -> None:
         context = multiprocessing.get_context("spawn")  # a forked torch may hang, a forked CUDA does not work
         self.index = index
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, folder, checkpoint_seconds, log_every, imports)
+        self.connection, self._theirs = context.Pipe()
+        arguments = (self._theirs, folder, checkpoint_seconds, log_every, imports)
         self.process = context.Process(target=_work, args=arguments, daemon=True)
-        with _interrupts_ignored():
+
+    def start(self) -> None:
+        with _signals_held_back():
             self.process.start()
-        theirs.close()
+        self._theirs.close()
+
+    def end(self) -> None:
+        """Wait until the process, whose pipe is closed, has saved its run."""
+        if self.process.pid is not None:
+            self.process.join(_STOP_SECONDS)
+            if self.process.is_alive():
+                self.process.kill()
 
     def begin(self, run: RecallRun) -> None:
         self.run = run
@@ -142,16 +153,17 @@ class _Worker:
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """A process started here ignores Ctrl-C from its first moment: stopping it is the parent's decision."""
-    if threading.current_thread() is not threading.main_thread():
+def _signals_held_back() -> Iterator[None]:
+    """A process started here inherits that these signals are blocked; for this process they are late by that time."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows has neither
         yield
         return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # where it starts it, Python unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *SIGNALS))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(
@@ -169,6 +181,9 @@ def _work(
             try:
                 import_mixers(imports)
                 result = _train(run, connection, folder, checkpoint_seconds, log_every)
+            except WriteError as error:  # a full disk needs no traceback
+                connection.send(_Failure(str(error), ""))
+                return
             except Exception as error:
                 connection.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
                 return
@@ -190,7 +205,7 @@ def _train(
         if last_step is None:
             last_time, last_step = now, step
         elif now - last_time >= _REPORT_SECONDS or step % log_every == 0:
-            with suppress(BrokenPipeError):  # the parent is gone: the next look at `should_stop` tells
+            with suppress(ConnectionError):  # the parent is gone: the next look at `should_stop` tells
                 connection.send(_Step(step, loss, (step - last_step) / max(now - last_time, 1e-9)))
             last_time, last_step = now, step
 

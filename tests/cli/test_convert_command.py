@@ -13,6 +13,7 @@ from fastweights.cli import main
 from fastweights.conversion import CONVERSIONS
 
 from ..conversion.small import mamba2, model, tokens
+from ..full_disk import largest_file
 
 
 @pytest.fixture
@@ -44,6 +45,14 @@ def test_mamba2_to_palimpsa(tmp_path, capsys):
     random_tokens = torch.randint(40, (1, 64), generator=torch.Generator().manual_seed(0))
     difference = (loaded(random_tokens).logits - original(random_tokens).logits).abs().max().item()
     assert number_after("as saved:", printed) == pytest.approx(difference, rel=0.01)
+
+
+def test_a_full_disk_is_one_line(source, tmp_path, capsys):
+    with largest_file(4000):
+        assert convert(source, "gka", tmp_path / "new", "--option", "solver=exact") == 1
+    error = capsys.readouterr().err
+    assert f"fastweights: error: the converted model could not be written to {tmp_path / 'new'}: " in error
+    assert error.count("\n") == 1 and sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
 def test_a_hybrid_and_a_pair_without_equality(source, tmp_path, capsys):

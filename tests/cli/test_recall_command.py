@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import filelock
+import psutil
 import pytest
 import torch
 
 from fastweights.cli import main
 from fastweights.training import RecallExperiment, train_run
+
+from ..full_disk import largest_file
 
 SETTINGS = {
     "mixers": ("linear", "deltanet"),
@@ -32,6 +36,7 @@ SETTINGS = {
     "test_examples": 16,
 }
 RUNS = 4
+STOPPED = "fastweights: error: {}; the same command continues where it stopped"
 
 
 def command(output: Path, **changes) -> list[str]:
@@ -99,10 +104,18 @@ def killed_and_continued(tmp_path_factory):
 
 
 def kill_and_continue(output: Path) -> tuple[str, str]:
+    """Preempted, then killed, each time the parent alone; then given again in this process."""
+    process = start(command(output))
+    wait_until(lambda: list(output.glob("runs/*.checkpoint")), process)
+    end(process, signal.SIGTERM)
+    errors = process.communicate()[1]
+    assert process.returncode == 143
+    assert errors.splitlines()[-1] == STOPPED.format("stopped by SIGTERM") and "Traceback" not in errors
+
     process = start(command(output))
     # one run has ended, and another has been saved in its middle
     wait_until(lambda: list(output.glob("runs/*.json")) and list(output.glob("runs/*.checkpoint")), process)
-    os.killpg(process.pid, signal.SIGKILL)
+    end(process, signal.SIGKILL)
     process.communicate()
     assert len(list(output.glob("runs/*.json"))) < RUNS
     assert not (output / "results.json").exists()
@@ -112,6 +125,36 @@ def kill_and_continue(output: Path) -> tuple[str, str]:
         code = main(command(output))
     assert code == 0, errors.getvalue()
     return printed.getvalue(), errors.getvalue()
+
+
+def end(process: subprocess.Popen, number: int) -> None:
+    """Send the command's own process a signal, and see its workers end too."""
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert workers
+    process.send_signal(number)
+    left = psutil.wait_procs(workers, timeout=60)[1]
+    assert not left
+    assert not list(Path(process.args[process.args.index("--output") + 1]).glob("runs/.*.partial"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [False, True])
+def test_kills_at_random_moments(tmp_path, uninterrupted, group):
+    """To the command's own process, or to all its processes as from a cluster or a closed terminal."""
+    draw, output = random.Random(group), tmp_path / "output"
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
+        process = start(command(output, checkpoint_seconds=0.3, workers=2))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(draw.uniform(2, 12))
+        if process.poll() is None:
+            workers = psutil.Process(process.pid).children(recursive=True)
+            (os.killpg if group else os.kill)(process.pid, number)
+            assert not psutil.wait_procs(workers, timeout=60)[1]
+        process.communicate()
+        assert process.returncode in (0, 128 + number, -number)
+    assert main(command(output, checkpoint_seconds=0.3, workers=2)) == 0
+    runs = json.loads((output / "results.json").read_text())["runs"]
+    assert [numbers(run) for run in runs] == uninterrupted
 
 
 def test_a_killed_command_continues_with_the_same_numbers(killed_and_continued, uninterrupted):
@@ -182,23 +225,34 @@ def test_another_configuration_is_refused_and_nothing_overwritten(killed_and_con
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_a_damaged_checkpoint_is_then_refused(tmp_path, capsys):
+def test_ctrl_c_stops_cleanly_and_a_damaged_checkpoint_is_then_reported(tmp_path, capsys):
     output = tmp_path / "output"
     process = start(command(output, steps=400))
     wait_until(lambda: list(output.glob("runs/*.checkpoint")), process)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == "fastweights: error: stopped; the same command continues where it stopped"
+    assert errors.splitlines()[-1] == STOPPED.format("stopped")
     assert "Traceback" not in errors
 
     (saved,) = output.glob("runs/*.checkpoint")
     saved.write_bytes(saved.read_bytes()[:-10])
-    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
-    assert main(command(output, steps=400)) == 2
-    error = capsys.readouterr().err
-    assert saved.name in error and "delete that file" in error and error.count("\n") == 1
-    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+    assert main(command(output, steps=400)) == 0
+    assert f"its checkpoint {saved} is damaged, so this run begins again" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line(tmp_path, capsys):
+    with largest_file(6000):  # of the checkpoints
+        assert main(command(tmp_path / "output", checkpoint_seconds=0)) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert ".checkpoint could not be written to " in error and "File too large; the same command continues" in error
+    left = [path.name for path in (tmp_path / "output" / "runs").iterdir()]
+    assert left == []
+    with largest_file(100):  # of anything
+        assert main(command(tmp_path / "other")) == 1
+    printed = capsys.readouterr().err
+    assert f"experiment.json could not be written to {tmp_path / 'other'}: File too large" in printed
+    assert printed.count("\n") == 1
 
 
 def test_without_matplotlib_the_results_are_there_all_the_same(killed_and_continued, capsys, monkeypatch):

@@ -1,9 +1,15 @@
 """`fastweights train`: options over a run file, results on stdout, errors in one line."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from fastweights.cli import main
 from fastweights.training.language import callbacks
+
+from ..full_disk import largest_file, on_small_disk, small_disks_work
 
 RUN = """
 length = 32
@@ -78,6 +84,49 @@ def test_errors_are_one_line(folder, capsys, monkeypatch):
     anew = "stopped; the same command without --overwrite continues after the last checkpoint"
     assert anew in printed_line(130, "run.toml", "--overwrite")
     assert "stopped; the same command continues after the last checkpoint" in printed_line(130, "run.toml")
+
+
+# Sizes of the largest file that can be written, and the first file that is larger.
+LARGEST = {
+    100: "the tokenizer could not be written to cache/tokenizer-",
+    26_000: "the checkpoint of step 4 could not be written to out/linear/checkpoints",
+}
+
+
+@pytest.mark.parametrize("size", LARGEST)
+def test_a_full_disk_is_one_line_and_the_same_command_continues(folder, capsys, size):
+    with largest_file(size):
+        assert main(["train", "run.toml"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"fastweights: error: {LARGEST[size]}")
+    assert error.endswith("; the same command continues after the last checkpoint")
+    assert not [path for path in folder.rglob("*.partial") if path.is_dir()]
+    if size == 26_000:  # at the other nothing is trained
+        assert main(["train", "run.toml"]) == 0
+
+
+def test_a_full_disk_costs_no_result(folder, capsys):
+    """There is space for all but the plots."""
+    assert main(["train", "run.toml"]) == 0
+    for plot in ("loss.png", "perplexity.png"):
+        (folder / "out" / plot).unlink()
+    capsys.readouterr()
+    with largest_file(10_000):
+        assert main(["train", "run.toml"]) == 1
+    printed = capsys.readouterr()
+    assert "Models: out/linear/model" in printed.out and "loss.png could not be written to out: File" in printed.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not small_disks_work(), reason="this machine lets no user mount a file system")
+def test_a_file_system_that_is_full(folder):
+    (folder / "out").mkdir()
+    command = [sys.executable, "-m", "fastweights", "train", "run.toml"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(on_small_disk("out", 200, command), capture_output=True, text=True, env=environment)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    error = ended.stderr.splitlines()[-1]
+    assert error.startswith("fastweights: error: ") and "could not be written to out/" in error
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import signal
 import pytest
 
 from fastweights.analysis import load_results
+from fastweights.stopping import Stopped, StopSignals
 from fastweights.training import WorkerError, run_recall, train_run
+from fastweights.training.checkpoint import load_checkpoint, save_checkpoint
 from fastweights.training.progress import Silent
 
 from .small import numbers, small_experiment
@@ -57,18 +59,84 @@ def test_a_killed_worker_is_reported_and_the_call_can_be_repeated(tmp_path):
     assert numbers(train_run(run, saved)) == numbers(train_run(run, tmp_path / "whole.checkpoint"))
 
 
+def test_a_signal_costs_no_step(tmp_path):
+    """It arrives in all processes, as from a cluster; the only save of the run is the one that it causes."""
+    taken = []
+
+    class Terminator(Silent):
+        def step(self, worker, run, step, loss, speed):
+            taken.append(step)
+            for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
+                os.kill(process.pid, signal.SIGTERM)
+
+    experiment = small_experiment(steps=400)
+    (run,) = experiment.runs()
+    with pytest.raises(Stopped, match="stopped by SIGTERM"), StopSignals():
+        run_recall(experiment, tmp_path / "output", workers=1, checkpoint_seconds=1000, reporter=Terminator())
+    assert not multiprocessing.active_children() and len(taken) == 1
+    (saved,) = (tmp_path / "output").rglob("*.checkpoint")
+    assert load_checkpoint(saved, run=run.record())["history"]["step"] >= taken[0] > 0
+    assert numbers(train_run(run, saved)) == numbers(train_run(run, tmp_path / "whole.checkpoint"))
+
+
+class Begun(Exception):
+    """Ends a call before it starts a process."""
+
+
+def test_signals_are_the_callers(tmp_path):
+    """A script keeps its own handlers, during the call too."""
+    seen = []
+
+    class Looker(Silent):
+        def begin(self, pending, *, total):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            raise Begun
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    try:
+        with pytest.raises(Begun):
+            run_recall(small_experiment(), tmp_path / "output", workers=1, reporter=Looker())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [signal.SIGUSR1]
+
+
+def test_a_damaged_checkpoint_is_reported_and_deleted(tmp_path):
+    """Its run then begins again, as one without a checkpoint."""
+    notes = []
+
+    class Notes(Silent):
+        def note(self, line):
+            notes.append(line)
+
+        def begin(self, pending, *, total):
+            raise Begun
+
+    experiment = small_experiment(seeds=(0, 1))
+    with pytest.raises(Begun):
+        run_recall(experiment, tmp_path / "output", reporter=Notes())
+    whole, damaged = (tmp_path / "output" / "runs" / f"{run.name}.checkpoint" for run in experiment.runs())
+    for run, checkpoint in zip(experiment.runs(), (whole, damaged), strict=True):
+        steps = iter([False] * 5 + [True])
+        assert train_run(run, checkpoint, should_stop=lambda steps=steps: next(steps)) is None
+    before = whole.read_bytes()
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    with pytest.raises(Begun):
+        run_recall(experiment, tmp_path / "output", reporter=Notes())
+    assert notes == [f"{run.title}: its checkpoint {damaged} is damaged, so this run begins again"]
+    assert whole.read_bytes() == before and not damaged.exists()
+
+
 @pytest.mark.slow
 def test_an_error_in_a_worker_arrives_with_its_traceback(tmp_path):
-    experiment = small_experiment()
-    (tmp_path / "output").mkdir()
-
     class Saboteur(Silent):
-        def begin(self, pending, *, total):  # a folder where the result should go
-            (tmp_path / "output" / "runs" / f"{pending[0].name}.json" / "in the way").mkdir(parents=True)
+        def begin(self, pending, *, total):
+            path = tmp_path / "output" / "runs" / f"{pending[0].name}.checkpoint"
+            save_checkpoint(path, run={"mixer": "another"}, state={})
 
-    with pytest.raises(WorkerError, match="linear-pairs2-lr0.01-seed0 failed: IsADirectoryError") as error:
-        run_recall(experiment, tmp_path / "output", workers=1, reporter=Saboteur())
-    assert "save_result" in error.value.details
+    with pytest.raises(WorkerError, match="linear-pairs2-lr0.01-seed0 failed: CheckpointError") as error:
+        run_recall(small_experiment(), tmp_path / "output", workers=1, reporter=Saboteur())
+    assert "load_checkpoint" in error.value.details
 
 
 @pytest.mark.parametrize(

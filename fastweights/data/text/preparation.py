@@ -14,9 +14,10 @@ from typing import Any
 import filelock
 
 from ...checks import check_path, describe_value
-from ...files import PARTIAL_FILES, staged_folder
+from ...checksums import CHECKSUMS, damage, write_checksums
+from ...files import PARTIAL_FILES, WriteError, disk_is_full, staged_folder, writing
 from .corpus import TextCorpus
-from .shards import ShardWriter, TokenShards, is_whole, text_hash, token_dtype, write_manifest
+from .shards import ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
 from .tokenizer import TextTokenizer, fingerprint, vocabulary_size
 
 __all__ = ["PreparedText", "prepare_text"]
@@ -43,18 +44,23 @@ def prepare_text(
     tokenizer: TextTokenizer,
     cache: str | Path,
     report: Callable[[str], None] = lambda line: None,
+    *,
+    read_all: bool = True,
 ) -> PreparedText:
     """Train or load the tokenizer and tokenize the corpus, unless the folder `cache` has the result already.
 
     Each document ends with the tokenizer's end of text, if it has one. Several processes may call this at once: one works, the
-    others wait for it. What is made appears in the cache whole or not at all.
+    others wait for it. What is made appears in the cache whole or not at all. Checksums are kept with it; a cache that has
+    changed since is reported and made again.
 
     Args:
-        report: receives one line for each slow step.
+        report: receives one line for each slow step, and for what was damaged.
+        read_all: compare the checksums of all tokens, which reads them once; without it only the sizes of the files. For all
+            processes but one of a training.
 
     Raises:
         ValueError: a corpus or a tokenizer that cannot be used; see `TextCorpus.documents` and `TextTokenizer.load`.
-        OSError: the cache cannot be written to, or the disk is full.
+        WriteError: the cache cannot be written, as where the disk is full.
     """
     if not isinstance(corpus, TextCorpus):
         raise TypeError(f"corpus must be a TextCorpus, got {describe_value(corpus)}; TextCorpus(paths=...) makes one")
@@ -69,6 +75,8 @@ def prepare_text(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if disk_is_full(error):
+            raise WriteError(f"the cache could not be written to {cache}: {error.strerror}") from None
         raise ValueError(
             f"cache must be a folder that can be written to, but {cache} cannot: {error.strerror}; choose another folder"
         ) from None
@@ -77,7 +85,10 @@ def prepare_text(
     content = fingerprint(loaded)
     tokens = folder / f"tokens-{_key(corpus.fingerprint, content)}"
     with _alone(tokens):
-        if not is_whole(tokens):
+        why = shards_damage(tokens, content=read_all) if tokens.exists() else None
+        if why is not None:
+            report(f"the tokens in {tokens} cannot be used, as {why}; the corpus is tokenized again")
+        if why is not None or not tokens.exists():
             with staged_folder(tokens) as staged:
                 _tokenize(corpus, loaded, staged)
             if corpus.unreadable_files:
@@ -90,11 +101,17 @@ def prepare_text(
 def _trained(corpus: TextCorpus, settings: TextTokenizer, folder: Path, report: Callable[[str], None]) -> Any:
     path = folder / f"tokenizer-{_key(corpus.fingerprint, repr(settings))}"
     with _alone(path):
-        if not path.exists():
+        # One of an earlier version has no checksums. Trained again it might be another one, and so end its trainings.
+        why = damage(path) if (path / CHECKSUMS).exists() else None
+        if why is not None:
+            report(f"the tokenizer in {path} cannot be used, as {why}; it is trained again")
+        if why is not None or not path.exists():
             texts = (document.text for document in corpus.documents() if not document.held_out)
             trained = settings.train(texts)
-            with staged_folder(path) as staged:
+            # The tokenizers library raises a bare Exception where the disk is full.
+            with writing("the tokenizer", path, Exception), staged_folder(path) as staged:
                 trained.save_pretrained(staged)
+                write_checksums(staged)
             report(f"trained a tokenizer of {len(trained):,} tokens: {path}")
     return TextTokenizer(path=str(path)).load()  # as a later run loads it
 

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_choice, check_path
-from ...files import write_json
+from ...checksums import damage, write_checksums
+from ...files import write_json, writing
 
-__all__ = ["ShardWriter", "TokenShards", "is_whole", "text_hash", "token_dtype", "write_manifest"]
+__all__ = ["ShardWriter", "TokenShards", "shards_damage", "text_hash", "token_dtype", "write_manifest"]
 
 SHARD_TOKENS = 2**27
 MANIFEST = "manifest.json"
@@ -41,19 +42,23 @@ class ShardWriter:
         self._starts.append(sum(self._shards))
         if not self._shards or self._shards[-1] >= self._shard_tokens:
             self._shards.append(0)
-        with shard_file(self._folder, self._split, len(self._shards) - 1).open("ab") as file:
-            np.asarray(ids, dtype=self._dtype).tofile(file)
+        shard = shard_file(self._folder, self._split, len(self._shards) - 1)
+        with writing(shard.name, self._folder), shard.open("ab") as file:
+            file.write(np.asarray(ids, dtype=self._dtype).tobytes())
         self._shards[-1] += len(ids)
 
     def finished(self) -> dict[str, Any]:
         """Writes where documents start; the split's entry in the manifest."""
-        np.save(starts_file(self._folder, self._split), np.array(self._starts, dtype=np.int64))
+        starts = starts_file(self._folder, self._split)
+        with writing(starts.name, self._folder):
+            np.save(starts, np.array(self._starts, dtype=np.int64))
         return {"documents": len(self._starts), "shards": self._shards}
 
 
 def write_manifest(folder: Path, *, dtype: str, splits: dict[str, Any], text: str) -> None:
-    """The last file of a folder of shards: without it there are none. text: hash of the documents."""
+    """The last files of a folder of shards: what is in it, and checksums of it all. text: hash of the documents."""
     write_json(folder / MANIFEST, {"format": FORMAT, "dtype": dtype, "splits": splits, "text": text})
+    write_checksums(folder)
 
 
 def text_hash(folder: Path) -> str:
@@ -61,18 +66,12 @@ def text_hash(folder: Path) -> str:
     return json.loads((folder / MANIFEST).read_bytes())["text"]
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a folder holds all that its manifest names, in the format of this version."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        size = np.dtype(manifest["dtype"]).itemsize
-        return manifest["format"] == FORMAT and all(
-            shard_file(folder, split, number).stat().st_size == tokens * size
-            for split, entry in manifest["splits"].items()
-            for number, tokens in enumerate(entry["shards"])
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def shards_damage(folder: Path, *, content: bool = True) -> str | None:
+    """Why the shards of a folder cannot be used, in words; None if they can. content: as for `checksums.damage`."""
+    why = damage(folder, content=content)
+    if why is None and json.loads((folder / MANIFEST).read_bytes())["format"] != FORMAT:
+        why = "another version of fastweights wrote it"
+    return why
 
 
 class TokenShards:

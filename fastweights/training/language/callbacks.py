@@ -1,34 +1,58 @@
-"""Callbacks of a training: its log, TensorBoard, the stop at a step or at a loss that is not finite."""
+"""Callbacks of a training: its log, TensorBoard, the stop at a step or by a signal."""
 
 from __future__ import annotations
 
 import json
 import math
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ...files import write_bytes
+from ...files import write_bytes, writing
+from ...stopping import StopSignals
 from .checkpoints import checkpoints_in
+from .folder import world_size
 
-__all__ = ["NonFiniteLoss", "RunLog", "StopAt", "TensorBoardLog", "loss_curves", "read_log"]
+__all__ = [
+    "NonFiniteLoss",
+    "RunLog",
+    "StopAt",
+    "StopOnSignal",
+    "TensorBoardLog",
+    "check_finite",
+    "loss_curves",
+    "read_log",
+]
 
 
 class NonFiniteLoss(RuntimeError):
     """The loss or the gradient became infinite or NaN. Checkpoints are of steps before."""
 
 
+def check_finite(logs: dict[str, float], step: int, checkpoints: Path, *, fp16: bool) -> None:
+    """NonFiniteLoss where the loss of `logs` is not finite, or the gradient, which fp16 scales down to try again."""
+    for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
+        if not math.isfinite(logs.get(name, 0.0)) and not (name == "grad_norm" and fp16):
+            kept = checkpoints_in(checkpoints)
+            begin = f", with path = {str(kept[-1])!r}, the last checkpoint, in [model]" if kept else ""
+            raise NonFiniteLoss(
+                f"the {what} is {logs[name]} at step {step}; training has stopped"
+                f"{'' if kept else ' before its first checkpoint'}. A smaller learning_rate, a longer warm-up or "
+                f'precision = "bf16" or "no" usually help: train so in another output folder{begin}'
+            )
+
+
 class RunLog(TrainerCallback):
     """Appends a JSON line for every point of the loss curves, as soon as it is known. A training that continues first drops
-    the lines after its checkpoint, whose steps it takes again.
+    the lines after its checkpoint, whose steps it takes again."""
 
-    It also stops a training whose loss is not finite. Points are logged before checkpoints are saved: no checkpoint of such
-    a model is saved.
-    """
-
-    def __init__(self, path: Path, *, tokens_a_step: int, fp16: bool) -> None:
-        self._path, self._tokens, self._fp16 = path, tokens_a_step, fp16
+    def __init__(self, path: Path, *, tokens_a_step: int) -> None:
+        self._path, self._tokens = path, tokens_a_step
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -42,7 +66,6 @@ class RunLog(TrainerCallback):
     ) -> None:
         point: dict[str, Any] = {"step": state.global_step, "tokens": state.global_step * self._tokens}
         if "loss" in logs:
-            self._check(state.global_step, logs)
             norm = logs.get("grad_norm", 0.0)
             point["gradient_norm"] = norm if math.isfinite(norm) else None  # fp16 scales down and tries again
             point |= {"loss": logs["loss"], "learning_rate": logs["learning_rate"]}
@@ -51,24 +74,13 @@ class RunLog(TrainerCallback):
         else:
             return
         if state.is_world_process_zero:
-            with self._path.open("a") as file:
+            with writing(self._path.name, self._path.parent), self._path.open("a") as file:
                 file.write(_line(point))
-
-    def _check(self, step: int, logs: dict[str, float]) -> None:
-        for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
-            if not math.isfinite(logs.get(name, 0.0)) and not (name == "grad_norm" and self._fp16):
-                kept = checkpoints_in(self._path.parent / "checkpoints")
-                begin = f", with path = {str(kept[-1])!r}, the last checkpoint, in [model]" if kept else ""
-                raise NonFiniteLoss(
-                    f"the {what} is {logs[name]} at step {step}; training has stopped"
-                    f"{'' if kept else ' before its first checkpoint'}. A smaller learning_rate, a longer warm-up or "
-                    f'precision = "bf16" or "no" usually help: train so in another output folder{begin}'
-                )
 
 
 class StopAt(TrainerCallback):
-    """Ends a training with a checkpoint after a step. It also logs a point at every checkpoint: the loss curve then does not
-    depend on where a training was interrupted."""
+    """Ends a training with a checkpoint after a step. It also has the loss logged before every checkpoint: no checkpoint of a
+    model whose loss is not finite is saved."""
 
     def __init__(self, step: int | None) -> None:
         self._step = step
@@ -77,6 +89,36 @@ class StopAt(TrainerCallback):
         if state.global_step == self._step:
             control.should_save = control.should_training_stop = True
         control.should_log = control.should_log or control.should_save
+
+
+class StopOnSignal(TrainerCallback):
+    """Ends a training with a checkpoint after the step in which a signal arrived, in any of its processes.
+
+    The processes agree after every step, between their processors: no GPU waits for it.
+    """
+
+    def __init__(self, signals: StopSignals, report: Callable[[str], None]) -> None:
+        self._signals, self._report = signals, report
+        self._group: Any = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if world_size() > 1 and torch.distributed.get_backend() != "gloo":
+            self._group = torch.distributed.new_group(backend="gloo")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        number = torch.tensor(self._signals.received or 0)
+        if world_size() > 1:
+            torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX, group=self._group)
+        if number:
+            self._signals.received = int(number)
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if control.should_training_stop and self._signals.received is not None:
+            name = signal.Signals(self._signals.received).name
+            self._report(f"{name}: stopped after step {state.global_step:,}, which is saved")
 
 
 class TensorBoardLog(TrainerCallback):
@@ -91,6 +133,7 @@ class TensorBoardLog(TrainerCallback):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ValueError("tensorboard = true needs tensorboard; pip install 'fastweights[train]'") from None
+        self._folder = folder
         self._open = lambda step: SummaryWriter(str(folder), purge_step=step)
         self._writer: Any = None
 
@@ -98,16 +141,18 @@ class TensorBoardLog(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero:
-            self._writer = self._open(state.global_step + 1)
+            with writing("the TensorBoard log", self._folder):
+                self._writer = self._open(state.global_step + 1)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
         if self._writer is not None:
-            for name in ("loss", "grad_norm", "learning_rate", "eval_loss"):
-                if name in logs:
-                    self._writer.add_scalar(name, logs[name], state.global_step)
-            self._writer.flush()
+            with writing("the TensorBoard log", self._folder):
+                for name in ("loss", "grad_norm", "learning_rate", "eval_loss"):
+                    if name in logs:
+                        self._writer.add_scalar(name, logs[name], state.global_step)
+                self._writer.flush()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -1,21 +1,22 @@
-"""Checkpoints on disk. Each appears whole or not at all, and older ones stay until a newer one is complete."""
+"""Checkpoints on disk. Each appears whole or not at all, with checksums, and older ones stay until a newer one is complete."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 
-from safetensors import SafetensorError
 from transformers import TrainerState
 
+from ...checksums import CHECKSUMS, damage
+from ...files import TENSOR_ERRORS, WriteError, writing
 from ...models import FastWeightsConfig
 from ..output_folder import as_stored
 
-__all__ = ["SaveError", "check_checkpoint", "checkpoint_step", "checkpoints_in", "drop_old", "loading", "saving"]
+__all__ = ["SaveError", "checkpoint_step", "checkpoints_in", "drop_old", "latest_whole", "loading", "saving"]
 
 # The files that a training needs to continue, and FSDP's names for them. transformers would continue without some.
 PARTS = (("model*.safetensors", "pytorch_model_fsdp*"), ("optimizer*",), ("scheduler.pt",), ("rng_state*.pth",))
@@ -26,7 +27,7 @@ ARCHITECTURE = (
 )
 
 
-class SaveError(OSError):
+class SaveError(WriteError):
     """A checkpoint or model could not be written; the earlier ones are whole."""
 
 
@@ -47,23 +48,64 @@ def drop_old(folder: Path, keep: int) -> None:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def check_checkpoint(checkpoint: Path, config: FastWeightsConfig) -> None:
-    """ValueError unless the checkpoint has a model of this configuration and all files that a training needs to continue."""
-    remedy = "choose another output folder, or pass overwrite to delete the trainings in this one"
-    with loading(checkpoint):
-        there = dict(json.loads((checkpoint / "config.json").read_bytes()))
+def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str], None]) -> Path | None:
+    """The latest checkpoint of a folder that is as it was written; None if there are no checkpoints.
+
+    Damaged ones that are later get another name, and `report` is called with a line for each.
+
+    Raises:
+        ValueError: all checkpoints are damaged, or one is not of a model of this configuration. Nothing has changed.
+    """
+    damaged: dict[Path, str] = {}
+    for checkpoint in reversed(checkpoints_in(folder)):
+        why = _damage(checkpoint)
+        if why is None:
+            _check_architecture(checkpoint, config)
+            break
+        damaged[checkpoint] = why
+    else:
+        if not damaged:
+            return None
+        latest, why = next(iter(damaged.items()))
+        others = f", and so are all before it in {folder}" if len(damaged) > 1 else ", and there is no other"
+        raise ValueError(
+            f"checkpoint {latest} is damaged ({why}){others}; put a copy in its place, or pass overwrite to train from the start"
+        )
+    for path, why in damaged.items():
+        aside = path.with_name(f"damaged-{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        report(f"checkpoint {path} is damaged ({why}): now {aside.name}; {checkpoint.name}, before it, is continued")
+    return checkpoint
+
+
+def _damage(checkpoint: Path) -> str | None:
+    """Why a training cannot continue from a checkpoint, in words; None if it can. Those of earlier versions have no
+    checksums."""
+    why = damage(checkpoint) if (checkpoint / CHECKSUMS).exists() else None
+    if why is not None:
+        return why
+    try:
+        dict(json.loads((checkpoint / "config.json").read_bytes()))
         TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        for names in PARTS:
-            if not any(found for name in names for found in checkpoint.glob(name)):
-                raise FileNotFoundError(f"it has no {' or '.join(names)}")
-    here = as_stored(config.to_dict())
+    except Exception as error:  # transformers raises what the values of the file cause
+        return str(error)
+    missing = [names for names in PARTS if not any(found for name in names for found in checkpoint.glob(name))]
+    return f"it has no {' or '.join(missing[0])}" if missing else None
+
+
+def _check_architecture(checkpoint: Path, config: FastWeightsConfig) -> None:
+    there, here = json.loads((checkpoint / "config.json").read_bytes()), as_stored(config.to_dict())
     differences = [
         f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
         for name in ARCHITECTURE
         if there.get(name) != here.get(name)
     ]
     if differences:
-        raise ValueError(f"checkpoint {checkpoint} is of another architecture: {', '.join(differences)}; {remedy}")
+        raise ValueError(
+            f"checkpoint {checkpoint} is of another architecture: {', '.join(differences)}; choose another output folder, or "
+            "pass overwrite to delete the trainings in this one"
+        )
 
 
 @contextmanager
@@ -81,14 +123,12 @@ def loading(checkpoint: str | Path) -> Iterator[None]:
 
 @contextmanager
 def saving(what: str, partial: Path, folder: Path) -> Iterator[None]:
-    """Turns a failure to write into one clear error, and deletes the incomplete files.
-
-    torch and safetensors have error types of their own for a disk that is full.
-    """
+    """Turns a failure to write into one clear error, and deletes the incomplete files."""
     try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+        with writing(what, partial.parent, *TENSOR_ERRORS):
+            yield
+    except WriteError as error:
         shutil.rmtree(partial, ignore_errors=True)
         kept = checkpoints_in(folder)
         state = f"the last checkpoint, {kept[-1]}, is whole" if kept else "there is no earlier checkpoint"
-        raise SaveError(f"{what} could not be saved to {partial.parent}: {error}; {state}") from error
+        raise SaveError(f"{error}; {state}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ...data.text import PreparedText
 from ..output_folder import OwnedFolder, as_stored
 from .run import LanguageRun
 
-__all__ = ["MEASURED", "LanguageFolder", "from_main_process", "is_main_process", "world_size"]
+__all__ = ["MEASURED", "LanguageFolder", "from_main_process", "is_main_process", "on_main_process", "world_size"]
 
 # A continued run may change these fields: the training does not depend on them. MEASURED are those of the last measurements.
 MEASURED = ("context_lengths", "context_texts", "prompt")
@@ -37,6 +37,20 @@ def is_main_process() -> bool:
 def from_main_process(value: Any) -> Any:
     """The main process's `value`, in every process."""
     return broadcast_object_list([value])[0]
+
+
+def on_main_process(work: Callable[[], Any]) -> Any:
+    """What `work` returns in the main process, which alone does it, in every process. So is a ValueError that it raises."""
+    value = refusal = None
+    if is_main_process():
+        try:
+            value = work()
+        except ValueError as error:
+            refusal = str(error)
+    value, refusal = from_main_process((value, refusal))
+    if refusal is not None:
+        raise ValueError(refusal)
+    return value
 
 
 class LanguageFolder:
@@ -73,17 +87,13 @@ class LanguageFolder:
             ValueError: the folder cannot be written to, is in use, or holds other files; or, without `overwrite`, another
                 training. Its files are then unchanged. Every process raises the main process's error.
         """
-        refusal = None
         with ExitStack() as held:
-            if is_main_process():
+
+            def hold() -> None:
                 wanted = {**_identity(run), **text.fingerprints}
-                try:
-                    held.enter_context(self._owned.held_for(wanted, clear=self._clear if overwrite else None))
-                except ValueError as error:
-                    refusal = str(error)
-            refusal = from_main_process(refusal)
-            if refusal is not None:
-                raise ValueError(refusal)
+                held.enter_context(self._owned.held_for(wanted, clear=self._clear if overwrite else None))
+
+            on_main_process(hold)
             yield
 
     def _clear(self) -> None:

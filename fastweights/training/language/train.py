@@ -15,18 +15,20 @@ from accelerate import PartialState
 from rich.console import Console
 
 from ...checks import check_size
-from ...data.text import PackedRows, PreparedText, TokenShards, prepare_text
+from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ...results import LanguageResult
 from ...results.language import load_result, save_result
+from ...stopping import StopSignals
 from ..output_folder import as_stored
-from .callbacks import NonFiniteLoss, RunLog, StopAt, TensorBoardLog, loss_curves
-from .checkpoints import check_checkpoint, checkpoints_in
+from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
+from .checkpoints import latest_whole
 from .facts import training_facts
-from .folder import MEASURED, LanguageFolder, from_main_process, is_main_process, world_size
+from .folder import MEASURED, LanguageFolder, from_main_process, is_main_process, on_main_process, world_size
+from .launch import check_launch, step_size
 from .model import build_model, mixer_name, model_config, model_tokenizer
 from .progress import TrainingProgress
 from .run import LanguageRun
@@ -39,18 +41,26 @@ PATIENCE = timedelta(hours=1)  # for the main process, which measures a model wh
 
 
 def train_language(
-    run: LanguageRun, *, stop_at: int | None = None, overwrite: bool = False, console: Console | None = None
+    run: LanguageRun,
+    *,
+    stop_at: int | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+    signals: StopSignals | None = None,
 ) -> list[LanguageResult] | None:
     """Train every model of `run`, and measure it on held-out text.
 
     Killed at any moment and called again with the same run, it continues after the latest checkpoint with the same data, and
-    on the same machine and number of threads with the same losses. In several processes (torchrun, accelerate launch) every
+    on the same machine and number of threads with the same losses. A checkpoint that is not as it was written is set aside and
+    reported; the one before is continued. In several processes (torchrun, accelerate launch) every
     process calls it; `output` and `cache` must then be folders that all of them see.
 
     Args:
         stop_at: end after this step with a checkpoint; a later call continues from there.
         overwrite: delete an earlier training in the output folder.
         console: shows progress; None for silence.
+        signals: entered by the caller. SIGTERM, SIGHUP and SIGUSR1, to any process of the training, then let every process
+            finish its step, save a checkpoint and raise `Stopped`. Without it no signal is handled.
 
     Returns:
         One result per model, in the main process; None if training has not ended (`stop_at`), or in another process.
@@ -59,11 +69,15 @@ def train_language(
         ValueError: text, tokenizer, model or output folder that cannot be used. Nothing has been trained.
         NonFiniteLoss: the loss became infinite or NaN. The last checkpoint is of a step before.
         SaveError: a checkpoint could not be written. The one before is whole.
+        WriteError: another file could not be written.
+        Stopped: a signal arrived. The same call continues.
     """
     if stop_at is not None:
         check_size("stop_at", stop_at)
+    check_launch()
     _check_device(run)
     PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+    signals = signals or StopSignals()  # not entered, it handles nothing
     console = console if console is not None and is_main_process() else Console(quiet=True)
 
     def report(line: str) -> None:
@@ -75,14 +89,14 @@ def train_language(
     for part in (run, *singles):
         LanguageFolder(Path(part.output)).check(part, overwrite=overwrite)
     corpus = dataclasses.replace(run.corpus, excluded=(*run.corpus.excluded, run.output, run.cache))
-    text = prepare_text(corpus, model_tokenizer(singles[0]), run.cache, report)
+    text = _prepared(corpus, model_tokenizer(singles[0]), run.cache, report)
     for shards in (text.train, text.held_out):
         PackedRows(shards, run.length)  # raises where there are not enough tokens
     configs = [_checked_config(single, text.tokenizer) for single in singles]
     folder = LanguageFolder(Path(run.output))
     with folder.opened(run, text, overwrite=overwrite) if run.mixers else nullcontext():
         results = [
-            _train_one(single, config, text, stop_at=stop_at, overwrite=overwrite, report=report, console=console)
+            _train_one(single, config, text, stop_at, overwrite, report=report, console=console, signals=signals)
             for single, config in zip(singles, configs, strict=True)
         ]
         if not is_main_process():
@@ -95,6 +109,16 @@ def train_language(
         if run.mixers:
             write_json(folder.results, [dataclasses.asdict(result) for result in finished])
         return finished
+
+
+def _prepared(corpus: TextCorpus, tokenizer: TextTokenizer, cache: str, report: Callable[[str], None]) -> PreparedText:
+    """Tokenizer and tokens, whose checksums the main process alone compares."""
+    text = prepare_text(corpus, tokenizer, cache, report, read_all=is_main_process())
+    if world_size() > 1:
+        from_main_process(None)  # which may have made damaged tokens again, after another process opened them
+        if not is_main_process():
+            text = prepare_text(corpus, tokenizer, cache, report, read_all=False)
+    return text
 
 
 def _check_device(run: LanguageRun) -> None:
@@ -120,20 +144,20 @@ def _train_one(
     run: LanguageRun,
     config: FastWeightsConfig,
     text: PreparedText,
-    *,
     stop_at: int | None,
     overwrite: bool,
+    *,
     report: Callable[[str], None],
     console: Console,
+    signals: StopSignals,
 ) -> LanguageResult | None:
     folder = LanguageFolder(Path(run.output))
     model = build_model(run, config)
     with folder.opened(run, text, overwrite=overwrite):
         if from_main_process(folder.result.exists()):
             return _finished(run, folder, text, report) if is_main_process() else None
-        latest = checkpoints_in(folder.checkpoints)[-1:]
-        for checkpoint in latest:
-            check_checkpoint(checkpoint, config)
+        latest = on_main_process(lambda: latest_whole(folder.checkpoints, config, report))
+        report(f"{mixer_name(config)}: {step_size(run)}")
         began = time.perf_counter()
         tokens_a_step = run.length * run.batch_size * run.accumulation * world_size()
         progress = TrainingProgress(
@@ -143,13 +167,14 @@ def _train_one(
             steps=run.max_steps,
             log_every=run.log_every,
         )
-        log = RunLog(folder.log, tokens_a_step=tokens_a_step, fp16=run.precision == "fp16")
+        log = RunLog(folder.log, tokens_a_step=tokens_a_step)
         board = [TensorBoardLog(folder.tensorboard)] if run.tensorboard else []
-        callbacks = [StopAt(stop_at), log, *board, progress]
+        callbacks = [StopOnSignal(signals, report), StopAt(stop_at), log, *board, progress]
         parameters = model.num_parameters(only_trainable=True)
         trainer = LanguageTrainer(run, model, text, folder, callbacks)
         with progress:
-            trainer.train(resume_from_checkpoint=str(latest[0]) if latest else None)
+            with signals.held():
+                trainer.train(resume_from_checkpoint=None if latest is None else str(latest))
             if trainer.state.global_step < run.max_steps:
                 return None
             if not from_main_process(run.max_steps in loss_curves(folder.log)["held_out_steps"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +13,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from ...checksums import write_checksums
 from ...data.text import PackedRows, PreparedText, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
-from ...files import publish_folder
+from ...files import publish_folder, write_json
 from ...models.card import write_card
 from ..optimization import learning_rate_factor, weight_decay_groups
+from .callbacks import check_finite
 from .checkpoints import drop_old, loading, saving
 from .folder import LanguageFolder, world_size
 from .run import LanguageRun
@@ -25,6 +28,7 @@ from .run import LanguageRun
 __all__ = ["LanguageTrainer"]
 
 HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
+OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point of the loss curve
 
 
 class LanguageTrainer(Trainer):
@@ -57,6 +61,34 @@ class LanguageTrainer(Trainer):
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
+
+        # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
+        self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
+        self._last_point = 0  # step
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self._losses += loss
+        return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Points of the loss curve hold the mean loss of all processes since the point before."""
+        step = self.state.global_step
+        if "loss" in logs:
+            logs["loss"] = self._summed_losses() / (step - self._last_point)
+            check_finite(logs, step, self.folder.checkpoints, fp16=self.run.precision == "fp16")
+            if not self._is_point(step):  # a stop in between, of which the finished curve shows nothing
+                return
+            self._losses.zero_()
+            self._last_point = step
+        super().log(logs, *args, **kwargs)
+
+    def _is_point(self, step: int) -> bool:
+        every = (self.run.log_every, self.run.checkpoint_every, self.run.max_steps)
+        return any(step % steps == 0 for steps in every)
+
+    def _summed_losses(self) -> float:
+        return self.accelerator.reduce(self._losses, "mean").item()
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches in the order of the rows: process p of n takes batches p, p + n, p + 2 n."""
@@ -127,6 +159,7 @@ class LanguageTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """As in transformers, into a folder of another name, which is renamed when all is in it; then old ones go."""
         step, folder = self.state.global_step, self.folder.checkpoints
+        losses = self._summed_losses()
         self._staging = folder / f".{step}.partial"
         with saving(f"the checkpoint of step {step}", self._staging, folder):
             if self.args.should_save:
@@ -135,7 +168,10 @@ class LanguageTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                publish_folder(self._staging / f"checkpoint-{step}", folder / f"checkpoint-{step}")
+                made = self._staging / f"checkpoint-{step}"
+                write_json(made / OPEN_LOSS, {"since_step": self._last_point, "sum": losses})
+                write_checksums(made)
+                publish_folder(made, folder / made.name)
                 self._staging.rmdir()
                 drop_old(folder, self.run.keep_checkpoints)
         self._staging = None
@@ -148,6 +184,15 @@ class LanguageTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with loading(str(checkpoint)):
             super()._load_optimizer_and_scheduler(checkpoint)
+            self._load_losses(Path(str(checkpoint)))
+
+    def _load_losses(self, checkpoint: Path) -> None:
+        self._losses.zero_()
+        self._last_point = self.state.global_step
+        if (checkpoint / OPEN_LOSS).exists():  # earlier versions logged a point at every checkpoint
+            saved = json.loads((checkpoint / OPEN_LOSS).read_bytes())
+            self._losses += saved["sum"]
+            self._last_point = saved["since_step"]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with loading(str(checkpoint)):

@@ -1,6 +1,8 @@
 """Tokenizers, shards on disk, and rows packed from them."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,9 @@ import torch
 from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, pack_rows, prepare_text, shards
 from fastweights.data.text.packing import ShuffledRows
 from fastweights.data.text.tokenizer import fingerprint, vocabulary_size
+from fastweights.files import WriteError
+
+from ...full_disk import largest_file
 
 TEXTS = [f"The {word} says: naïve café ✓ {number}\n" * 3 for number, word in enumerate(["cat", "dog", "cow"] * 8)]
 
@@ -191,26 +196,71 @@ def test_a_cache_that_cannot_be_a_folder(corpus, tmp_path):
         prepare_text(corpus, TextTokenizer(), tmp_path / "file")
 
 
-def test_a_damaged_cache_is_made_anew(corpus, tmp_path):
+def overwritten(file):
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        opened.write(bytes(100))
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-2])
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "words"),
+    [
+        ("train-00000.bin", overwritten, "train-00000.bin has changed since it was written"),
+        ("held_out-00000.bin", overwritten, "held_out-00000.bin has changed since it was written"),
+        ("train-00000.bin", cut, r"train-00000.bin has [\d,]+ bytes, where [\d,]+ were written"),
+        ("train-starts.npy", cut, r"train-starts.npy has [\d,]+ bytes, where [\d,]+ were written"),
+        ("train-starts.npy", Path.unlink, "train-starts.npy is missing"),
+        ("manifest.json", cut, "manifest.json has"),
+        ("checksums.json", Path.unlink, "it has no checksums.json"),
+    ],
+)
+def test_damaged_tokens_are_reported_and_made_again(corpus, tmp_path, name, harm, words):
     first = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")
-    file = next(first.train.folder.glob("train-*.bin"))
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-2])
-    prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")
-    assert file.read_bytes() == whole
+    file = first.train.folder / name
+    whole, reported = file.read_bytes(), []
+    harm(file)
+    again = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", reported.append)
+    assert re.fullmatch(
+        f"the tokens in {file.parent} cannot be used, as {words}.*; the corpus is tokenized again", reported[0]
+    )
+    assert reported[1].startswith("tokenized the corpus")
+    assert file.read_bytes() == whole and again.fingerprints == first.fingerprints
+    assert again.train.tokens(0, len(again.train)).tolist() == first.train.tokens(0, len(first.train)).tolist()
 
 
-def test_a_failure_leaves_nothing_in_the_cache(corpus, tmp_path, monkeypatch):
-    def full(self, ids):
-        raise OSError(28, "No space left on device")
+def test_without_reading_all_only_sizes_are_compared(corpus, tmp_path):
+    """One process of a training reads all, the others need not."""
+    file = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache").train.folder / "train-00000.bin"
+    reported = []
+    overwritten(file)
+    prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", reported.append, read_all=False)
+    assert not reported
+    cut(file)
+    prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", reported.append, read_all=False)
+    assert "train-00000.bin has" in reported[0]
 
-    monkeypatch.setattr(shards.ShardWriter, "append", full)
-    with pytest.raises(OSError, match="No space left"):
+
+def test_a_damaged_tokenizer_is_reported_and_trained_again(corpus, tmp_path):
+    first = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")
+    (file,) = (tmp_path / "cache").glob("tokenizer-*/tokenizer.json")
+    whole, reported = file.read_bytes(), []
+    file.write_bytes(whole.replace(b'"the"', b'"teh"').replace(b'"a"', b'"b"', 1)[:-1])
+    again = prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache", reported.append)
+    assert f"the tokenizer in {file.parent} cannot be used, as tokenizer.json has" in reported[0]
+    assert "trained a tokenizer" in reported[1] and len(reported) == 2
+    assert file.read_bytes() == whole and again.fingerprints == first.fingerprints
+
+
+@pytest.mark.parametrize("size", [1000, 20_000])
+def test_a_full_disk_leaves_no_part_of_a_cache(corpus, tmp_path, size):
+    """At the smaller size the tokenizer cannot be written, at the larger one the tokens."""
+    (tmp_path / "texts" / "long.txt").write_text("a b c d\n" * 20_000)
+    with largest_file(size), pytest.raises(WriteError, match=r"could not be written to .*cache.*: .*File too large"):
         prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")
-    assert not [path for path in (tmp_path / "cache").iterdir() if "tokens-" in path.name and path.is_dir()]
-
-
-def test_an_empty_corpus(tmp_path):
-    (tmp_path / "a.txt").write_text(" \n")
-    with pytest.raises(ValueError, match="corpus must hold text"):
-        prepare_text(TextCorpus(paths=(str(tmp_path),)), TextTokenizer(), tmp_path / "cache")
+    left = [path for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")]
+    assert [path.name.split("-")[0] for path in left] == ["tokenizer"] * (size > 1000)
+    prepare_text(corpus, TextTokenizer(vocab_size=300), tmp_path / "cache")

@@ -1,11 +1,14 @@
 """Several processes through torchrun: the same losses as one process with the batch of all of them."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import filelock
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -43,16 +46,22 @@ held_out_fraction = 0.2
 """
 
 
-def torchrun(*command, succeeds=True):
-    """Standard error of a command in two processes."""
-    process = subprocess.Popen(
+def start(*command):
+    """A command in two processes."""
+    return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
+
+
+def torchrun(*command, succeeds=True, while_running=lambda process: None):
+    """Standard error of a command in two processes."""
+    process = start(*command)
     try:
+        while_running(process)
         errors = process.communicate(timeout=180)[1]
     finally:
         process.terminate()  # torchrun then ends its processes
@@ -83,10 +92,36 @@ def assert_same_losses(result, expected):
 
 @pytest.mark.slow
 def test_two_processes_are_one_with_twice_the_batch(run_file, alone):
-    assert "stopped after step 4" in torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4)
+    errors = torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4)
+    assert "stopped after step 4" in errors
+    assert errors.count("gdn: 2 processes x 1 row x 2 passes x 32 tokens = 128 tokens per step") == 1
     result = train_language(load_run(run_file, batch_size=2))[0]  # one process continues the training of two
     assert_same_losses(result, alone)
     assert log(load_run(run_file))[-1]["tokens"] == alone.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("receiver", ["one process", "launcher"])
+def test_a_signal_to_one_process_stops_all_at_the_same_step(run_file, receiver):
+    run_file.write_text(run_file.read_text().replace("max_steps = 6", "max_steps = 300").replace("= 4", "= 1000"))
+    run = load_run(run_file)
+
+    def terminate(process):
+        until = time.monotonic() + 120
+        while not Path(run.output, "log.jsonl").exists() or len(log(run)) < 5:
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.01)
+        ranks = {child.environ().get("RANK"): child for child in psutil.Process(process.pid).children(recursive=True)}
+        (process if receiver == "launcher" else ranks["1"]).send_signal(signal.SIGTERM)
+
+    errors = torchrun("-m", "fastweights", "train", run_file, succeeds=False, while_running=terminate)
+    (checkpoint,) = Path(run.output, "checkpoints").iterdir()
+    step = checkpoint.name.removeprefix("checkpoint-")
+    assert errors.count("SIGTERM: stopped after step") == 1 and f"after step {step}, which is saved" in errors
+    assert "fastweights: error: stopped by SIGTERM; the same command continues" in errors
+    last = int(step) + 2
+    assert train_language(load_run(run_file, batch_size=2), stop_at=last) is None
+    assert [point["step"] for point in log(run) if "loss" in point] == list(range(1, last + 1))
 
 
 @pytest.mark.slow

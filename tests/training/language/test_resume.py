@@ -194,7 +194,7 @@ def test_a_full_disk_costs_no_checkpoint(make_run, monkeypatch, whole_log, write
 
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, full_at_the_second_call)
-        with pytest.raises(SaveError, match="checkpoint of step 6 could not be saved.*checkpoint-3, is whole"):
+        with pytest.raises(SaveError, match="checkpoint of step 6 could not be written.*checkpoint-3, is whole"):
             train_language(run)
     assert names(run) == ["checkpoint-3"]
     train_language(run)

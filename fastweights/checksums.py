@@ -1,0 +1,58 @@
+"""Checksums of the files of a folder, written when the folder is made and compared before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from .files import write_json
+
+__all__ = ["CHECKSUMS", "damage", "write_checksums"]
+
+CHECKSUMS = "checksums.json"
+BLOCK = 2**22  # bytes read at a time: a file may be larger than memory
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the sizes and SHA-256 hashes of all files in `folder`, and in the folders within it, to `CHECKSUMS`."""
+    files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    entries = {name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for name, file in files.items()}
+    write_json(folder / CHECKSUMS, entries)
+
+
+def damage(folder: Path, *, content: bool = True) -> str | None:
+    """What differs from the time when the checksums were written, in words; None if nothing does.
+
+    Args:
+        content: read all files; without, only their sizes are compared.
+    """
+    try:
+        entries = json.loads((folder / CHECKSUMS).read_bytes())
+        expected = [(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()]
+    except FileNotFoundError:
+        return f"it has no {CHECKSUMS}"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return f"{CHECKSUMS} cannot be read"
+    for name, size, _ in expected:  # sizes first: they cost nothing
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size:,} bytes, where {size:,} were written"
+    for name, _, digest in expected if content else ():
+        try:
+            same = _sha256(folder / name) == digest
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if not same:
+            return f"{name} has changed since it was written"
+    return None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

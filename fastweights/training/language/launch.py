@@ -1,0 +1,52 @@
+"""How many processes train, and whether those are all that the launcher was asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from .folder import world_size
+from .run import LanguageRun
+
+__all__ = ["check_launch", "step_size"]
+
+START = "start several with torchrun --nproc-per-node N -m fastweights train ..."
+
+
+def check_launch(environment: Mapping[str, str] = os.environ) -> None:
+    """ValueError where a launcher was asked for several processes, but this one would train by itself.
+
+    torchrun sets WORLD_SIZE, RANK and LOCAL_RANK. accelerate launch does so for several GPUs; for one GPU or none it starts a
+    single process, whatever --num_processes says, and of several it sets the address alone.
+    """
+    processes = environment.get("WORLD_SIZE")
+    if processes is None:
+        if "ACCELERATE_MIXED_PRECISION" in environment and "MASTER_ADDR" in environment:
+            raise ValueError(
+                "accelerate launch was given --num_processes above 1, but started this process alone, as it does without several "
+                f"GPUs; {START}, or pass --num_processes 1"
+            )
+        return
+    missing = [name for name in ("RANK", "LOCAL_RANK") if name not in environment]
+    if int(processes) > 1 and missing:
+        raise ValueError(
+            f"WORLD_SIZE is {processes}, but {' and '.join(missing)} are not set, so that this process would train alone; "
+            f"{START}, or unset WORLD_SIZE to train in one"
+        )
+
+
+def step_size(run: LanguageRun) -> str:
+    """What a step reads, in words and numbers."""
+    processes = world_size()
+    tokens = processes * run.batch_size * run.accumulation * run.length
+    counts = (
+        _count(processes, "process", "processes"),
+        _count(run.batch_size, "row", "rows"),
+        _count(run.accumulation, "pass", "passes"),
+        _count(run.length, "token", "tokens"),
+    )
+    return f"{' x '.join(counts)} = {tokens:,} tokens per step"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

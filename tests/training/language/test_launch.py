@@ -1,0 +1,81 @@
+"""How many processes train is said, and a launcher that started fewer than it was asked for is an error."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastweights.training.language import train_language
+from fastweights.training.language.launch import check_launch, step_size
+
+from .small import small_run
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, None),
+        ({"WORLD_SIZE": "1"}, None),
+        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0"}, None),
+        ({"ACCELERATE_MIXED_PRECISION": "no"}, None),
+        ({"MASTER_ADDR": "node-1"}, None),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"},
+            "accelerate launch was given --num_processes",
+        ),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK and LOCAL_RANK are not set.*torchrun --nproc-per-node"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "WORLD_SIZE is 2, but LOCAL_RANK are not set"),
+    ],
+)
+def test_launchers(environment, words):
+    if words is None:
+        check_launch(environment)
+    else:
+        with pytest.raises(ValueError, match=words):
+            check_launch(environment)
+
+
+def test_the_check_comes_first(make_run, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    run = make_run()
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2"):
+        train_language(run)
+    assert not Path(run.output).exists()
+
+
+def test_what_a_step_reads(tmp_path, monkeypatch):
+    run = small_run(tmp_path, length=1024, batch_size=8, accumulation=1)
+    assert step_size(run) == "1 process x 8 rows x 1 pass x 1,024 tokens = 8,192 tokens per step"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert step_size(run).startswith("4 processes x 8 rows x 1 pass x 1,024 tokens = 32,768 tokens")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [[], ["--cpu"]])
+def test_accelerate_launch_that_starts_one_process_for_two(tmp_path, device):
+    """What accelerate does without several GPUs, whatever it is told."""
+    (tmp_path / "run.toml").write_text("length = 32\n")
+    options = [
+        *device,
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "fastweights", "train"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path)}
+    environment = {name: value for name, value in environment.items() if name != "MASTER_ADDR"}
+    ended = subprocess.run(
+        [*command, str(tmp_path / "run.toml")], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=180
+    )
+    assert ended.returncode != 0
+    assert re.search("fastweights: error: accelerate launch was given --num_processes above 1", ended.stderr)
