@@ -121,10 +121,22 @@ def test_a_folder_in_use_is_refused(used):
         refused(used.path, small_experiment(), "in use by another process")
 
 
+def test_damaged_checkpoints_stay_until_every_file_is_checked(used):
+    experiment = small_experiment(seeds=(0, 1))
+    first, second = experiment.runs()
+    lines = []
+    with ExperimentFolder(used.path).opened(experiment, overwrite=True):
+        used.checkpoint(first).write_bytes(b"garbage")
+        used.result(second).write_text("{")
+    refused(used.path, experiment, f"{second.name}.json is damaged")
+    used.result(second).unlink()
+    with ExperimentFolder(used.path).opened(experiment, overwrite=False, report=lines.append):
+        assert not used.checkpoint(first).exists()
+    assert lines == [f"{first.title}: its checkpoint {used.checkpoint(first)} is damaged, so this run begins again"]
+
+
 def test_damaged_files_are_refused_and_named(used):
     run = small_experiment().runs()[0]
-    used.checkpoint(run).write_bytes(b"garbage")
-    refused(used.path, small_experiment(), f"{run.name}.checkpoint is damaged")
     save_checkpoint(used.checkpoint(run), run={"mixer": "other"}, state={})
     refused(used.path, small_experiment(), f"{run.name}.checkpoint belongs to another run")
     used.result(run).write_text('{"accuracy": 0.')

@@ -1,4 +1,4 @@
-"""How many processes train, and whether those are all that the launcher was asked for."""
+"""How many processes train, and whether the launcher started as many as it should."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START = "start several with torchrun --nproc-per-node N -m fastweights train ...
 
 
 def check_launch(environment: Mapping[str, str] = os.environ) -> None:
-    """ValueError where a launcher was asked for several processes, but this one would train by itself.
+    """ValueError where a launcher was to start several processes, but this one would train by itself.
 
     torchrun sets WORLD_SIZE, RANK and LOCAL_RANK. accelerate launch does so for several GPUs; for one GPU or none it starts a
     single process, whatever --num_processes says, and of several it sets the address alone.

@@ -1,4 +1,4 @@
-"""How many processes train is said, and a launcher that started fewer than it was asked for is an error."""
+"""Every training says how many processes train, and a launcher that started fewer than it should is an error."""
 
 import os
 import re
@@ -58,7 +58,7 @@ def test_what_a_step_reads(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [[], ["--cpu"]])
 def test_accelerate_launch_that_starts_one_process_for_two(tmp_path, device):
-    """What accelerate does without several GPUs, whatever it is told."""
+    """What accelerate does without several GPUs."""
     (tmp_path / "run.toml").write_text("length = 32\n")
     options = [
         *device,
