@@ -1,9 +1,9 @@
 """Results of recall experiments, trained language models and evaluations: record types and their files."""
 
-from .convergence import still_falling, undertrained
 from .evaluation import HarnessScore, LengthPerplexity, NeedleRecall, RulerRecall, WordRecall
 from .experiment import RecallSummary, load_results, save_results, summarize
 from .language import LanguageResult
+from .marks import still_falling, undertrained
 from .recall import RecallResult, ResultsError
 
 __all__ = [

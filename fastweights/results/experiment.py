@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
-from .chance import Standing, compared_with_chance
+from .marks import Standing, compared_with_chance
 from .recall import RecallResult, ResultsError, read_object, result_from_record
 
 __all__ = [

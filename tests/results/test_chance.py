@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fastweights.results import summarize
-from fastweights.results.chance import compared_with_chance
+from fastweights.results.marks import compared_with_chance
 
 from .made_up import made_up
 

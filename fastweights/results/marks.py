@@ -1,7 +1,7 @@
-"""Was a run trained long enough? Judged from its loss curve.
+"""Marks of a result: was the run trained long enough, and is its accuracy better than guessing?
 
-The end of a training curve says little as it stands: the learning rate has decayed, and a loss that would keep falling at a
-higher rate looks flat. So the loss of the last fifth of training is fitted by a straight line not over the steps but over the
+The first is judged from the loss curve. Its end says little as it stands: the learning rate has decayed, and a loss that would
+keep falling at a higher rate looks flat. So the loss of the last fifth of training is fitted by a straight line not over the steps but over the
 sum of the learning rates so far, which undoes the flattening, and the line is prolonged by as much learning as a fifth of the
 whole training had. What it falls by then is known up to its standard error.
 
@@ -12,13 +12,17 @@ whole training had. What it falls by then is known up to its standard error.
 
 A learning rate that falls lowers the loss a little by itself, so the mark errs on the side of 'undertrained'. And it can only
 see what the curve shows: a model that sits on a plateau before it finds out how to recall is not marked.
+
+The second is judged by the noise of the test.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-__all__ = ["still_falling", "undertrained"]
+__all__ = ["Standing", "compared_with_chance", "still_falling", "undertrained"]
 
 PART = 0.2
 FEWEST_STEPS = 100
@@ -27,6 +31,8 @@ LEAST_FALL = 0.05  # nats: the right answer would get 5% more probability
 LARGEST_UNSEEN = 0.2  # nats: 22% more
 LEAST_ERRORS = 2.0
 CONVERGED = 0.05  # nats: the right answer has 95% probability
+CHANCE_ERRORS = 3.0  # standard errors: in a table of 24 mixers, a guesser passes for something else once in 15 tables
+Standing = Literal["below chance", "at chance", "above chance"]
 
 
 def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> bool:
@@ -72,3 +78,12 @@ def _extrapolated(
     error = noise / np.sqrt(np.sum((x - x.mean()) ** 2))
     more = PART * learning[-1]
     return float(level), float(-slope * more), float(error * more)
+
+
+def compared_with_chance(accuracy: float, chance: float, queries: int) -> Standing:
+    """Where an accuracy on `queries` test queries stands, if each is guessed right with probability `chance`: within
+    CHANCE_ERRORS standard errors of chance (binomial), or on one side of it."""
+    difference = accuracy - chance
+    if abs(difference) <= CHANCE_ERRORS * math.sqrt(chance * (1 - chance) / queries):
+        return "at chance"
+    return "above chance" if difference > 0 else "below chance"
