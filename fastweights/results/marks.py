@@ -1,9 +1,9 @@
 """Marks of a result: was the run trained long enough, and is its accuracy better than guessing?
 
 The first is judged from the loss curve. Its end says little as it stands: the learning rate has decayed, and a loss that would
-keep falling at a higher rate looks flat. So the loss of the last fifth of training is fitted by a straight line not over the steps but over the
-sum of the learning rates so far, which undoes the flattening, and the line is prolonged by as much learning as a fifth of the
-whole training had. What it falls by then is known up to its standard error.
+keep falling at a higher rate looks flat. So the loss of the last fifth of training is fitted by a straight line not over the
+steps but over the sum of the learning rates so far, which undoes the flattening, and the line is prolonged by as much learning
+as a fifth of the whole training had. What it falls by then is known up to its standard error.
 
 - The loss is still falling if that fall is LEAST_FALL or more and LEAST_ERRORS standard errors from zero.
 - The curve is too short to tell if it has fewer than FEWEST_STEPS steps or FEWEST_POINTS points in its last fifth, or if a fall
