@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 
-__all__ = ["RAMPS", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
+__all__ = ["RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
 # Powers of ten that the first dt goes through from the first head to the last, while A goes from 0.01 to 0.16. Palimpsa's
 # appendix has the first line, the authors' released code the second.
@@ -100,6 +100,19 @@ class KimiDecay(SoftplusDecay):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.log_decay(self.step_size(self.f_proj(x_BTD)))
+
+
+class FixedDecay(nn.Module):
+    """One decay per head that nothing changes (RetNet): g = log(1 - 2^(-5 - h)) for head h, [B, T, num_heads]."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        dtype = torch.promote_types(x_BTD.dtype, torch.float32)
+        head = torch.arange(self.num_heads, device=x_BTD.device, dtype=dtype)
+        return torch.log1p(-(2.0 ** (-5 - head))).expand(*x_BTD.shape[:2], -1)
 
 
 class RampedLinear(OwnInitialMatrices, nn.Linear):

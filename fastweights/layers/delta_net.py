@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_number
-from ..ops import delta_rule, precondition_keys, preconditioned_delta_rule
+from ..ops import delta_rule, preconditioned_delta_rule
 from .decay import HeadDecay, KimiDecay
-from .gates import PreconditionerGates, SigmoidGain
-from .initialization import OwnInitialValues
+from .feedback import ClosedLoop
+from .gates import SigmoidGain
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
-from .options import DecayOptions, MemoryOptions, one_of, option
+from .options import MemoryOptions, one_of, option
+from .preconditioner import KeyPreconditioner, PreconditionerOptions
 from .registry import DELTA, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
 
 __all__ = ["DeltaNet", "DeltaNetOptions"]
@@ -26,62 +27,41 @@ GAINS = {
     "fading": lambda beta, m, a: beta / (a + beta * m).clamp_min(1e-6),
     "unit": lambda beta, m, a: beta / m.clamp_min(1e-6),
     "damped": lambda beta, m, a: beta / (1 + m),
+    "exact": lambda beta, m, a: -torch.expm1(-beta * m.clamp_min(1e-6)) / m.clamp_min(1e-6),
+    "nlms": lambda beta, m, a: 1 / m.clamp_min(1e-6),
 }
-# The factors of a write key lie in [1/x, x], [1, x] or [1/x, 1]: powers of x^(1/2) times this power of x in the last two.
-INTERVALS = {"symmetric": 0.0, "amplify": 0.5, "dampen": -0.5}
-
-
-def check_bound(name: str, value: object) -> float:
-    """The check of the preconditioner's bound."""
-    if not 1 <= check_number(name, value) <= 2:
-        raise ValueError(f"{name} must be in [1, 2], beyond which the memory can grow without end, got {value}")
-    return float(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaNetOptions(DecayOptions, MemoryOptions):
+class DeltaNetOptions(PreconditionerOptions, MemoryOptions):
     """Options of `DeltaNet`, whose docstring explains them."""
 
     decay: str = option("none", one_of("none", "head", "channel"))
     gain: str = option("beta", one_of(*GAINS))
     negative_eigenvalues: bool = option(False, check_flag)
     preconditioner: str | None = option(None, one_of(None, "key"))
-    tie_preconditioner: bool = option(False, check_flag)
-    bound: float = option(1.5, check_bound)
-    interval: str = option("symmetric", one_of(*INTERVALS))
-    center: float = option(-0.2, check_number)
+    state_feedback: bool = option(False, check_flag)
+    output_correction: float | None = option(None, check_number)
 
     def check_together(self) -> None:
         super().check_together()
         if self.gain == "fading" and self.decay == "channel":
             raise ValueError("gain must not be 'fading' with decay 'channel': it takes one decay per head")
-        if self.tie_preconditioner and self.decay == "channel":
-            raise ValueError("tie_preconditioner must be False with decay 'channel': A has one decay per head")
-        if self.negative_eigenvalues and self.preconditioner and self.bound > 1 and self.interval != "dampen":
+        if self.gain == "nlms" and (self.negative_eigenvalues or self.tie_preconditioner):
+            raise ValueError(
+                "gain must not be 'nlms' with negative_eigenvalues or tie_preconditioner: it has no beta to enlarge or share"
+            )
+        if self.state_feedback and (self.decay == "channel" or self.preconditioner or self.gain != "beta"):
+            raise ValueError(
+                "state_feedback must be False with decay 'channel', a preconditioner or a gain other than 'beta': the key that "
+                "is read then takes the decay of the head"
+            )
+        bounded = self.bound > 1 and self.interval != "dampen" and self.squash != "none"
+        if self.negative_eigenvalues and self.preconditioner and bounded:
             raise ValueError(
                 f"negative_eigenvalues must be False with a preconditioner of bound {self.bound}: beta * bound would exceed "
                 "2 and the memory could grow without end; choose one of the two, or interval 'dampen'"
             )
-
-
-class KeyPreconditioner(OwnInitialValues):
-    """Gates, centre (one number per head, free in sign), bound and factor that turn keys into write keys."""
-
-    _no_weight_decay = ("center",)
-
-    def __init__(
-        self, hidden_size: int, num_heads: int, tied: bool, bound: float, interval: str, center: float
-    ) -> None:
-        super().__init__()
-        self.bound = bound if interval == "symmetric" else bound**0.5
-        self.factor = bound ** INTERVALS[interval]
-        self.first_center = center
-        self.gates = PreconditionerGates(hidden_size, num_heads, tied)
-        self.center = nn.Parameter(torch.empty(num_heads))
-        self.reset_parameters()
-
-    def initial_values(self) -> dict[str, Tensor]:
-        return {"center": torch.full_like(self.center, self.first_center)}
 
 
 @register_mixer(
@@ -98,23 +78,25 @@ class DeltaNet(MemoryLayer):
     $$S' = \mathrm{Diag}(a_t) S_{t-1}, \qquad S_t = S' + \beta_t w_t (v_t - S'^\top k_t)^\top, \qquad o_t = S_t^\top q_t$$
 
     DeltaNet, Gated DeltaNet, Kimi Delta Attention and, with the preconditioner, PDN, PGDN and PKDA (Preconditioned DeltaNet,
-    sections 3.5 and 4.2, appendix E); Longhorn by its gain. Without the preconditioner w = k.
+    sections 3.5 and 4.2, appendix E); Longhorn, EFLA and NLMS by their gains, Comba by its feedback: the online rows of that
+    paper's table 2. Without the preconditioner w = k.
 
     Args:
         decay: "none", "head" (one decay per head, Gated DeltaNet) or "channel" (one per key channel, Kimi Linear).
         gain: factor of the write: "beta" = sigmoid of a projection; or from it and m = k.w "longhorn" = beta/(1 + beta m)
             (Longhorn), "fading" = beta/(a + beta m) with the decay a of the head, "unit" = beta/m and "damped" =
-            beta/(1 + m): write keys normalised as in Preconditioned DeltaNet, table 7, which finds "beta" best.
+            beta/(1 + m): write keys normalised as in Preconditioned DeltaNet, table 7, which finds "beta" best. "exact" =
+            (1 - exp(-beta m))/m is the step of EFLA, which solves the delta rule's differential equation over a time beta, and
+            "nlms" = 1/m that of normalised least mean squares, without beta.
         negative_eigenvalues: whether beta reaches 2 instead of 1, so that a write can flip the sign of what it replaces.
         preconditioner: None, or "key": w = k times a power of the bound, see `fastweights.ops.precondition_keys`.
-        tie_preconditioner: whether its A decays and gains as the memory does; otherwise it has projections of its own.
-        bound: x in [1, 2]; 1 leaves the keys as they are.
-        interval: where the factors of the write key lie: "symmetric" [1/x, x], "amplify" [1, x] or "dampen" [1/x, 1], which the
-            paper's appendix E.3 finds worse.
-        center: first value of the learned centre of log A.
+        state_feedback: whether a write corrects a share b, one learned number per head, of what the memory answered before it
+            decayed: S = a S + beta k (v - b S^T k)^T (Comba).
+        output_correction: first value of d, one learned number per head, in queries q - d k (Comba); None for none.
         normalize_qk: whether queries and keys are divided by their length; unit keys keep gain "beta" stable.
 
-    The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
+    The other options are those of `fastweights.layers.preconditioner.PreconditionerOptions`, `DecayOptions` (long_memory) and
+    `MemoryOptions`.
     """
 
     Options = DeltaNetOptions
@@ -123,6 +105,7 @@ class DeltaNet(MemoryLayer):
         **MemoryLayer.probes,
         "g": "decay",
         "beta": "",
+        "read_key": "feedback.share",
         "write_key": "preconditioner",
         "precond_g": "preconditioner",
         "precond_beta": "preconditioner",
@@ -130,7 +113,11 @@ class DeltaNet(MemoryLayer):
 
     def build(self) -> None:
         options, heads, hidden_size = self.options, self.heads, self.hidden_size
-        self.gain = SigmoidGain(hidden_size, heads.value_heads, largest=2.0 if options.negative_eigenvalues else 1.0)
+        self.gain = None
+        if options.gain != "nlms":
+            self.gain = SigmoidGain(
+                hidden_size, heads.value_heads, largest=2.0 if options.negative_eigenvalues else 1.0
+            )
         self.decay: nn.Module | None = None
         if options.decay == "head":
             self.decay = HeadDecay(hidden_size, heads.value_heads, options.long_memory)
@@ -138,40 +125,48 @@ class DeltaNet(MemoryLayer):
             self.decay = KimiDecay(hidden_size, heads.value_heads, heads.key, options.long_memory)
         self.preconditioner = None
         if options.preconditioner:
-            self.preconditioner = KeyPreconditioner(
-                hidden_size, heads.value_heads, options.tie_preconditioner, options.bound, options.interval, options.center
-            )  # fmt: skip
+            self.preconditioner = KeyPreconditioner(hidden_size, heads.value_heads, options)
+        self.feedback = ClosedLoop(
+            heads.key_heads, heads.value_heads, options.state_feedback, options.output_correction
+        )
 
     def rule(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
-        beta_BTG = self.gain(x_BTD)
+        beta_BTG = torch.ones_like(v_BTGV[..., 0]) if self.gain is None else self.gain(x_BTD)
         g = None if self.decay is None else self.decay(x_BTD)
-        self.probe(g=g)
+        q_BTHK = self.feedback.queries(q_BTHK, k_BTHK)
+        self.probe(q=q_BTHK, g=g)
+        if self.feedback.share is not None:
+            return self._closed_loop(q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, run)
         if self.preconditioner is None:
             beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, k_BTHK, g)
             self.probe(beta=beta_BTG)
             return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, state=("S",))
 
-        center, bound, factor = self.preconditioner.center, self.preconditioner.bound, self.preconditioner.factor
-        precond_g, precond_beta = self.preconditioner.gates(x_BTD, g, beta_BTG)
+        made = self.preconditioner
+        precond_g, precond_beta = made.gates(x_BTD, g, beta_BTG)
         self.probe(precond_g=precond_g, precond_beta=precond_beta)
-
-        def write_keys() -> tuple[Tensor, dict[str, Tensor | None]]:
-            w_BTGK, memory = run(precondition_keys, k_BTHK, precond_g, precond_beta, center, bound=bound, state=("A",))
-            return factor * w_BTGK, memory
-
-        if self.options.gain == "beta":
-            self.probe(beta=beta_BTG, write_key=lambda: write_keys()[0])
+        if self.options.gain == "beta" and self.options.squash == "softsign":  # one op, with kernels
+            self.probe(beta=beta_BTG, write_key=lambda: made.write_keys(k_BTHK, precond_g, precond_beta, run)[0])
             return run(
-                preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, factor * beta_BTG, g, precond_g=precond_g,
-                precond_beta=precond_beta, center=center, bound=bound, state=("S", "A"),
+                preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, made.factor * beta_BTG, g, precond_g=precond_g,
+                precond_beta=precond_beta, center=made.center, bound=made.bound, state=("S", "A"),
             )  # fmt: skip
-        w_BTGK, energy = write_keys()  # the gain needs them first
+        w_BTGK, energy = made.write_keys(k_BTHK, precond_g, precond_beta, run)  # the gain may need them first
         beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, w_BTGK, g)
         self.probe(beta=beta_BTG, write_key=w_BTGK)
         o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK, state=("S",))
         return o_BTGV, {**memory, **energy}
+
+    def _closed_loop(
+        self, q: Tensor, k: Tensor, v_BTGV: Tensor, beta_BTG: Tensor, g_BTG: Tensor | None, run: RuleCall
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Writes along k that correct the share b of what the memory answers to k before its decay."""
+        q, k = (y.repeat_interleave(v_BTGV.shape[2] // y.shape[2], 2) for y in (q, k))  # b and a are of the value heads
+        read_BTGK, g_BTG = self.feedback.read_keys(k, g_BTG)
+        self.probe(beta=beta_BTG, read_key=read_BTGK)
+        return run(delta_rule, q, read_BTGK, v_BTGV, beta_BTG, g_BTG, write_key=k, state=("S",))
 
     def _gain_of_writes(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:
         """The factor of each write. w: write keys [B, T, H or G, K]."""
@@ -247,6 +242,36 @@ register_mixer(
     summary="Longhorn: the delta rule's implicit step, stable for keys of any length",
     equation="S = S + beta/(1 + beta |k|^2) k (v - S^T k)^T",
     source="Liu et al. 2024 (Longhorn), section 3",
+    state=MATRIX,
+    cost=f"H ({DELTA})",
+)
+register_mixer(
+    "efla",
+    layer=DeltaNet,
+    options={"gain": "exact", "normalize_qk": False},
+    summary="EFLA: the delta rule's differential equation solved over a time beta, stable for keys of any length",
+    equation="S = S + (1 - exp(-beta |k|^2))/|k|^2 k (v - S^T k)^T",
+    source=f"Lei et al. 2025 (EFLA), by {PDN}, table 2",
+    state=MATRIX,
+    cost=f"H ({DELTA})",
+)
+register_mixer(
+    "nlms",
+    layer=DeltaNet,
+    options={"gain": "nlms", "normalize_qk": False},
+    summary="normalised least mean squares: each write answers its key exactly",
+    equation="S = S + k/|k|^2 (v - S^T k)^T",
+    source=f"Wang et al. 2025 (test-time regression), by {PDN}, table 2",
+    state=MATRIX,
+    cost=f"H ({DELTA})",
+)
+register_mixer(
+    "comba",
+    layer=DeltaNet,
+    options={"decay": "head", "state_feedback": True, "output_correction": 0.02},
+    summary="Comba: writes correct a learned part of the answer, queries are moved away from the key",
+    equation="S = a S + beta k (v - b S^T k)^T, o = S^T (q - d k)",
+    source=f"Hu et al. 2025 (Comba), by {PDN}, table 2",
     state=MATRIX,
     cost=f"H ({DELTA})",
 )

@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_flag, check_positive
+from ..checks import check_flag
 from ..ops import linear_attention, precondition_queries
-from .decay import GLADecay, HeadDecay
+from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import PreconditionerGates, SigmoidGain
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
-from .options import DecayOptions, MemoryOptions, one_of, option
+from .options import MemoryOptions, one_of, option
+from .preconditioner import KeyPreconditioner, PreconditionerOptions
 from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
@@ -24,14 +25,12 @@ FEATURE_MAPS = {"identity": lambda x: x, "elu": lambda x: F.elu(x) + 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearAttentionOptions(DecayOptions, MemoryOptions):
+class LinearAttentionOptions(PreconditionerOptions, MemoryOptions):
     """Options of `LinearAttention`, whose docstring explains them."""
 
-    decay: str = option("none", one_of("none", "head", "channel"))
+    decay: str = option("none", one_of("none", "head", "channel", "fixed"))
     gain: str | None = option(None, one_of(None, "beta"))
-    preconditioner: str | None = option(None, one_of(None, "query"))
-    tie_preconditioner: bool = option(False, check_flag)
-    ridge: float = option(0.1, check_positive)
+    preconditioner: str | None = option(None, one_of(None, "query", "key"))
     feature_map: str = option("identity", one_of(*FEATURE_MAPS))
     normalizer: bool = option(False, check_flag)
 
@@ -42,8 +41,6 @@ class LinearAttentionOptions(DecayOptions, MemoryOptions):
                 "normalizer must be False unless feature_map is 'elu' and there is no preconditioner: it divides by z.q, which "
                 "must be positive"
             )
-        if self.tie_preconditioner and self.decay == "channel":
-            raise ValueError("tie_preconditioner must be False with decay 'channel': A has one decay per head")
 
 
 @register_mixer(
@@ -59,21 +56,22 @@ class LinearAttention(MemoryLayer):
 
     $$S_t = \mathrm{Diag}(a_t) S_{t-1} + \beta_t k_t v_t^\top, \qquad o_t = S_t^\top \tilde q_t$$
 
-    Linear attention, gated linear attention and, with the preconditioner, PLA, P-Mamba-2 and PGLA (Preconditioned DeltaNet,
-    sections 3.4 and 5, appendix E.3). Queries and keys pass a short convolution, SiLU, the feature map and the L2 norm. The
-    answer of each head is normalised by itself. This norm cancels every positive factor of a head, so the layer does not
-    divide by the sum of the weights unless `normalizer` asks for it.
+    Linear attention, RetNet (without its rotation of q and k), gated linear attention and, with the preconditioner, PLA,
+    P-Mamba-2 and PGLA (Preconditioned DeltaNet, sections 3.4 and 5, appendix E.3). Queries and keys pass a short
+    convolution, SiLU, the feature map and the L2 norm. The answer of each head is normalised by itself. This norm cancels
+    every positive factor of a head, so the layer does not divide by the sum of the weights unless `normalizer` asks for it.
 
     Args:
-        decay: "none", "head" (one decay per head, as in Mamba-2) or "channel" (one per key channel, as in GLA).
+        decay: "none", "head" (one decay per head, as in Mamba-2), "channel" (one per key channel, as in GLA) or "fixed" (RetNet's
+            1 - 2^(-5 - h) for head h).
         gain: None (beta 1) or "beta" (beta = sigmoid of a projection, one number per head).
-        preconditioner: None, or "query": q / (A + ridge) with A the running energy of the key channels.
-        tie_preconditioner: whether A decays and gains as the memory does; otherwise it has projections of its own.
-        ridge: number added to A, positive.
+        preconditioner: None, "query": q / (A + ridge) with A the running energy of the key channels, or "key": tokens are written
+            along the write keys w of `fastweights.ops.precondition_keys` in place of k.
         feature_map: function of queries and keys, "identity" or "elu" (ELU + 1).
         normalizer: whether the answer is divided by z.q, at least 1e-4, with z the decayed sum of beta k (Katharopoulos et al.).
 
-    The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
+    The other options are those of `fastweights.layers.preconditioner.PreconditionerOptions`, `DecayOptions` (long_memory) and
+    `MemoryOptions`.
     """
 
     Options = LinearAttentionOptions
@@ -82,6 +80,7 @@ class LinearAttention(MemoryLayer):
         **MemoryLayer.probes,
         "g": "decay",
         "beta": "gain",
+        "write_key": "key_preconditioner",
         "precond_g": "preconditioner",
         "precond_beta": "preconditioner",
     }
@@ -99,11 +98,19 @@ class LinearAttention(MemoryLayer):
             self.decay = HeadDecay(hidden_size, heads.value_heads, options.long_memory)
         elif options.decay == "channel":
             self.decay = GLADecay(hidden_size, heads.value_heads, heads.key, options.long_memory)
+        elif options.decay == "fixed":
+            self.decay = FixedDecay(heads.value_heads)
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
         self.ridge = options.ridge  # a plain attribute, which conversions make large
-        self.preconditioner = None
-        if options.preconditioner:
+        self.preconditioner: PreconditionerGates | KeyPreconditioner | None = None
+        if options.preconditioner == "query":
             self.preconditioner = PreconditionerGates(hidden_size, heads.value_heads, options.tie_preconditioner)
+        elif options.preconditioner == "key":
+            self.preconditioner = KeyPreconditioner(hidden_size, heads.value_heads, options)
+
+    @property
+    def key_preconditioner(self) -> KeyPreconditioner | None:
+        return self.preconditioner if isinstance(self.preconditioner, KeyPreconditioner) else None
 
     def rule(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
@@ -116,18 +123,25 @@ class LinearAttention(MemoryLayer):
         energy: dict[str, Tensor | None] = {}
         if beta_BTG is not None:
             v_BTGV = v_BTGV * beta_BTG[..., None].to(v_BTGV.dtype)
+        write_key = k_BTHK
         if self.preconditioner is not None:
+            by_key = self.key_preconditioner
+            gates = self.preconditioner if by_key is None else by_key.gates
             weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None else beta_BTG
-            precond_g, precond_beta = self.preconditioner(x_BTD, g, weight)
+            precond_g, precond_beta = gates(x_BTD, g, weight)
             self.probe(precond_g=precond_g, precond_beta=precond_beta)
-            q_BTHK, energy = run(
-                precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge, state=("A",)
-            )
-            k_BTHK = k_BTHK.repeat_interleave(q_BTHK.shape[2] // k_BTHK.shape[2], 2)
-        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG)
+            if by_key is None:
+                q_BTHK, energy = run(
+                    precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge, state=("A",)
+                )
+                k_BTHK = write_key = k_BTHK.repeat_interleave(q_BTHK.shape[2] // k_BTHK.shape[2], 2)
+            else:
+                write_key, energy = by_key.write_keys(k_BTHK, precond_g, precond_beta, run)
+                q_BTHK = q_BTHK.repeat_interleave(write_key.shape[2] // q_BTHK.shape[2], 2)
+        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG, write_key=write_key)
         if self.options.normalizer:
             return self._weighted_mean(q_BTHK, k_BTHK, v_BTGV, g, beta_BTG, run)
-        o_BTGV, memory = run(linear_attention, q_BTHK, k_BTHK, v_BTGV, g, state=("S",))
+        o_BTGV, memory = run(linear_attention, q_BTHK, write_key, v_BTGV, g, state=("S",))
         return o_BTGV, {**memory, **energy}
 
     def _weighted_mean(
@@ -183,4 +197,34 @@ register_mixer(
     source=f"{PDN}, appendix E.3 and F.2.2",
     state=MATRIX_AND_ENERGY,
     cost=f"H ({ADDITIVE} + {KEY_SCALES})",
+)
+register_mixer(
+    "pmamba2-tied",
+    layer=LinearAttention,
+    options={"decay": "head", "gain": "beta", "preconditioner": "query", "tie_preconditioner": True},
+    summary="P-Mamba-2 whose key energy decays and gains as the memory does",
+    equation="S = a S + beta k v^T, A = a A + beta k^2, q~ = q / (A + ridge)",
+    source=f"{PDN}, appendix E.3",
+    state=MATRIX_AND_ENERGY,
+    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
+)
+register_mixer(
+    "pmamba2-key",
+    layer=LinearAttention,
+    options={"decay": "head", "gain": "beta", "preconditioner": "key"},
+    summary="Mamba-2 rule with the key-side preconditioner of PDN",
+    equation=f"S = a S + beta w v^T, {KEY_ENERGY}, w as in pdn",
+    source=f"{PDN}, appendix B (key-side preconditioning of the offline solve)",
+    state=MATRIX_AND_ENERGY,
+    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
+)
+register_mixer(
+    "retnet",
+    layer=LinearAttention,
+    options={"decay": "fixed", "output_gate": "silu"},
+    summary="RetNet's retention: one decay per head that stays as it is",
+    equation="S = a S + k v^T, a = 1 - 2^(-5 - h) for head h",
+    source=f"Sun et al. 2023 (RetNet), by {PDN}, table 2",
+    state=MATRIX,
+    cost=f"H ({ADDITIVE})",
 )

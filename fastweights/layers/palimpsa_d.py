@@ -51,7 +51,7 @@ class PalimpsaD(MemoryLayer):
         output_gate: None, "sigmoid", "gelu" or, the default, "silu".
 
     The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, prior, b_scale,
-    beta_init, residual; D v takes v before s), of `DecayOptions` (long_memory) and of `MemoryOptions`.
+    beta_init, residual, skip_init; D v takes v before s), of `DecayOptions` (long_memory) and of `MemoryOptions`.
     """
 
     Options = PalimpsaDOptions
@@ -67,7 +67,7 @@ class PalimpsaD(MemoryLayer):
             self.importance = ImportanceGain(
                 hidden_size, heads.value_heads, heads.value, options.b_scale, options.beta_init
             )
-        self.skip = ValueSkip(heads.value_heads) if options.residual else None
+        self.skip = ValueSkip(heads.value_heads, options.skip_init) if options.residual else None
 
     def rule(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall

@@ -32,6 +32,7 @@ class PalimpsaMOptions(PosteriorOptions):
 
     expand_v: float = option(1.0, check_positive)
     num_groups: int | None = option(None, check_size)
+    skip_init: float = option(0.0, check_number)
     dt_min: float = option(0.0, at_least_zero)
     dt_max: float | None = option(None, check_number)
     conv_size: int = option(4, up_to(LONGEST_CONVOLUTION))
@@ -88,6 +89,7 @@ class PalimpsaM(ConfiguredMixer):
         expand_v: value channels V = expand_v * K (Mamba-2's head_dim); the paper takes 2.
         num_groups: heads of q and k, a divisor of num_heads: each serves num_heads / num_groups memories in a row. num_heads
             when None.
+        skip_init: first value of D; Mamba-2 has 1, which outweighs the memory's first answers (docs/rules.md).
         dt_min: lower limit of dt.
         dt_max: upper limit of dt; none when None.
         conv_size: width of the convolution.
@@ -128,7 +130,7 @@ class PalimpsaM(ConfiguredMixer):
             self.importance = ImportanceGain(
                 hidden_size, heads.value_heads, heads.value, settings.b_scale, settings.beta_init
             )
-        self.skip = ValueSkip(heads.value_heads) if settings.residual else None
+        self.skip = ValueSkip(heads.value_heads, settings.skip_init) if settings.residual else None
         self.norm = GroupedRMSNorm(inner, settings.norm_groups, eps=settings.norm_eps)
         self.out_proj = ResidualProjection(inner, hidden_size, bias=settings.bias)
 

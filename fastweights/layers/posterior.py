@@ -35,6 +35,7 @@ class PosteriorOptions(DecayOptions):
         beta_init: first values of the second matrix of beta's projection, "normal" as a model draws all matrices, or "uniform"
             in +-1/sqrt(rank) as in the authors' released code. A layer by itself has the latter.
         residual: whether D v, with one learned D per head, is added to the answer.
+        skip_init: first value of D.
     """
 
     metaplasticity: bool = option(True, check_flag)
@@ -42,6 +43,7 @@ class PosteriorOptions(DecayOptions):
     b_scale: float | Sequence[float] = option(1.0, number_or_interval)
     beta_init: str = option("normal", one_of("normal", "uniform"))
     residual: bool = option(True, check_flag)
+    skip_init: float = option(1.0, check_number)
 
 
 def read_posterior(

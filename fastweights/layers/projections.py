@@ -135,17 +135,18 @@ class SharedQKProjection(nn.Module):
 
 
 class ValueSkip(OwnInitialValues):
-    """o + D v with one number D per head, 1 at first: a token's own value reaches the output past the memory (Mamba-2)."""
+    """o + D v with one number D per head: a token's own value reaches the output past the memory (Mamba-2)."""
 
     _no_weight_decay = ("D",)
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, num_heads: int, first: float = 1.0) -> None:
         super().__init__()
+        self.first = first
         self.D = nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
 
     def initial_values(self) -> dict[str, Tensor]:
-        return {"D": torch.ones_like(self.D)}
+        return {"D": torch.full_like(self.D, self.first)}
 
     def forward(self, o_BTGV: Tensor, v_BTGV: Tensor) -> Tensor:
         return o_BTGV + self.D[:, None].to(v_BTGV.dtype) * v_BTGV

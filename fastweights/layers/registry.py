@@ -30,8 +30,8 @@ PDN = "Preconditioned DeltaNet"
 
 # The order in which lists show the library's own mixers; mixers of users follow in the order of registration.
 ORDER = (
-    *("softmax", "linear", "mamba2", "gla", "pla", "pgla", "pmamba2"),
-    *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn"),
+    *("softmax", "linear", "retnet", "mamba2", "gla", "pla", "pgla", "pmamba2", "pmamba2-tied", "pmamba2-key"),
+    *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn", "efla", "nlms", "comba"),
     *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt"),
     *("vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet", "rls"),
 )

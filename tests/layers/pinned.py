@@ -48,6 +48,12 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 LAYERS = {**VARIANTS, **MORE}
 
+FIRST_MIXERS = [  # what "every mixer" was when it was pinned
+    *("softmax", "linear", "mamba2", "gla", "pla", "pgla", "pmamba2"),
+    *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn"),
+    *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", "vla-conv", "rls"),
+]
+LATER_MIXERS = [name for name in MIXERS if name not in FIRST_MIXERS]
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8}
 SAVED_MIXERS = [
     "softmax",
@@ -64,7 +70,8 @@ SAVED_MIXERS = [
     "rls",
 ]
 MODELS: dict[str, dict[str, Any]] = {
-    "every mixer": {**SMALL, "num_hidden_layers": len(MIXERS), "mixer": list(MIXERS)},
+    "every mixer": {**SMALL, "num_hidden_layers": len(FIRST_MIXERS), "mixer": FIRST_MIXERS},
+    "later mixers": {**SMALL, "num_hidden_layers": len(LATER_MIXERS), "mixer": LATER_MIXERS},
     "hybrid": {
         **SMALL,
         "num_hidden_layers": 3,

@@ -7,6 +7,7 @@ import torch
 
 from fastweights.layers import build_mixer
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.training import RecallRun, train_run
 
 HIDDEN, HEADS = 64, 8
 # By hand: A rises evenly from 0.01 to 0.16, dt runs through the powers of ten from the first exponent to the last.
@@ -126,6 +127,28 @@ def test_first_beta_projection_as_released(name):
         set(build_mixer(name, hidden_size=32, num_heads=2, beta_init=how).state_dict()) for how in ("normal", "uniform")
     ]
     assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize(("name", "first"), [("mamba2", 0.0), ("palimpsa-m", 0.0), ("palimpsa-d", 1.0)])
+def test_first_skip(name, first):
+    assert model(name).model.layers[1].mixer.skip.D.tolist() == [first] * 4
+    assert model({"name": name, "skip_init": 0.5}).model.layers[1].mixer.skip.D.tolist() == [0.5] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "learning_rate"),
+    [
+        *(("mamba2", 0.005), ("palimpsa-m", 0.01), ("retnet", 0.01), ("pmamba2-tied", 0.01), ("pmamba2-key", 0.01)),
+        *(("efla", 0.01), ("nlms", 0.01), ("comba", 0.01)),
+    ],
+)
+def test_defaults_learn(name, learning_rate, tmp_path):
+    """Recall of 4 pairs with all defaults of `fastweights recall`, at one of its learning rates; chance is 1/32."""
+    torch.set_num_threads(1)
+    run = RecallRun(mixer=name, pairs=4, learning_rate=learning_rate)
+    result = train_run(run, tmp_path / "run.checkpoint")
+    assert result.accuracy > 1 / 32 + 0.2
 
 
 @pytest.mark.parametrize(("layers", "mlp", "branches"), [(2, 64, 4), (8, 64, 16), (2, 0, 2), (8, 0, 8)])

@@ -9,11 +9,14 @@ from fastweights.layers import MIXERS, DeltaNet, LinearAttention, SoftmaxAttenti
 
 MEMORIES = [
     "linear",
+    "retnet",
     "mamba2",
     "gla",
     "pla",
     "pgla",
     "pmamba2",
+    "pmamba2-tied",
+    "pmamba2-key",
     "deltanet",
     "gdn",
     "kda",
@@ -21,6 +24,9 @@ MEMORIES = [
     "pgdn",
     "pkda",
     "longhorn",
+    "efla",
+    "nlms",
+    "comba",
 ]
 VLA = ["vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet"]
 PAPERS = ["palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt", *VLA, "rls"]

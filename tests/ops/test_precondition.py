@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.ops import linear_attention, mesa, precondition_keys, precondition_queries
+from fastweights.ops import delta_rule, linear_attention, mesa, precondition_keys, precondition_queries
+from fastweights.ops.framework import call
+from fastweights.ops.framework.spec import spec_of
 from fastweights.testing import CASES
 
 backends = pytest.mark.parametrize("backend", ["reference", "torch"])
@@ -48,6 +50,84 @@ def test_keys_of_two_tokens_by_hand(backend: str) -> None:
         r = math.log(energy + 0.75) - 0.5
         wanted.append(2.0 ** (-r / (1 + abs(r))) * key)
     torch.testing.assert_close(w.flatten().tolist(), wanted)
+
+
+@backends
+def test_keys_squashed_by_tanh_by_hand(backend: str) -> None:
+    w, A = precondition_keys(
+        **TWO,
+        center=0.5,
+        bound=2.0,
+        eps=0.75,
+        squash="tanh",
+        initial_state=START,
+        output_final_state=True,
+        backend=backend,
+    )
+    torch.testing.assert_close(A, ENERGY[:, -1])
+    wanted = [
+        2.0 ** -math.tanh(math.log(energy + 0.75) - 0.5) * key
+        for key, energy in zip(TWO["k"].flatten().tolist(), ENERGY.flatten().tolist())
+    ]
+    torch.testing.assert_close(w.flatten().tolist(), wanted)
+
+
+@backends
+@pytest.mark.parametrize("edges", [None, [0, 1, 2]], ids=["one", "packed"])
+def test_unstable_keys_of_two_tokens_by_hand(backend: str, edges: list[int] | None) -> None:
+    """A of the token before, that of the initial state for the first token of a sequence, and no squash."""
+    start = START if edges is None else torch.cat([START, 3 * START])
+    before = numbers([4.0, 1.0], [4.0, 1.0] if edges is None else [12.0, 3.0])
+    if edges is None:
+        before[0, 1] = ENERGY[0, 0]
+    w, _ = precondition_keys(
+        **TWO, center=9.0, squash="none", ridge=0.5, initial_state=start, backend=backend,
+        cu_seqlens=None if edges is None else torch.tensor(edges),
+    )  # fmt: skip
+    for t in range(2):
+        k, A = TWO["k"][0, t, 0].tolist(), before[0, t, 0].tolist()
+        p = [k[i] / (A[i] + 0.5) for i in range(2)]
+        wanted = [p[i] / (1 + k[0] * p[0] + k[1] * p[1]) for i in range(2)]
+        torch.testing.assert_close(w[0, t, 0].tolist(), wanted)
+
+
+@backends
+def test_unstable_write_of_theorem_c2(backend: str) -> None:
+    """Two channels, ridge 1, k = v = (1, 1): the delta rule writes 1/3 everywhere, where the query side has 1/2."""
+    k, ones = numbers([1.0, 1.0]), numbers(1.0)
+    w, _ = precondition_keys(k, 0 * ones, ones, 0.0, squash="none", ridge=1.0, backend=backend)
+    _, S = delta_rule(k, k, k, ones, write_key=w, output_final_state=True, backend=backend)
+    torch.testing.assert_close(S, torch.full_like(S, 1 / 3))
+    q, _ = precondition_queries(k, k, 0 * ones, ones, ridge=1.0, backend=backend)
+    o, _ = linear_attention(q, k, k, scale=1.0, backend=backend)
+    torch.testing.assert_close(o, torch.full_like(o, 2 * 1 / 2))  # S q with S = 1/2 everywhere
+
+
+def test_the_step_of_unstable_keys_stays_a_contraction() -> None:
+    """k . w in [0, 1) for keys of any length and any A (the paper's appendix C.3)."""
+    x = draw(time=200)
+    w, _ = precondition_keys(**{**x, "k": 30 * x["k"]}, squash="none", ridge=1e-3)
+    overlap = (30 * x["k"] * w).sum(-1)
+    assert overlap.min() >= 0 and 0.9 < overlap.max() < 1
+
+
+def test_kernels_have_one_squash() -> None:
+    x = {name: y.float() for name, y in draw(time=3).items()}
+    for squash in ("tanh", "none"):
+        with pytest.raises(ValueError, match=f"squash must be 'softsign' with backend 'triton'.*got '{squash}'"):
+            precondition_keys(**x, squash=squash, backend="triton")
+    with pytest.raises(ValueError, match="squash must be one of softsign, tanh, none, got 'relu'"):
+        precondition_keys(**x, squash="relu")
+    with pytest.raises(ValueError, match="ridge must be"):
+        precondition_keys(**x, squash="none", ridge=0.0)
+
+
+def test_auto_takes_the_chunkwise_form_where_the_kernels_lack_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(precondition_keys)
+    monkeypatch.setattr(call, "takes_kernels", lambda backend, x: True)  # as on a GPU
+    options = {"bound": 1.5, "eps": 1e-6, "ridge": 0.1}
+    chosen = [call.choose_backend(spec, "auto", torch.ones(1), {**options, "squash": s}) for s in ("softsign", "tanh")]
+    assert chosen == ["triton", "torch"]
 
 
 @backends

@@ -118,32 +118,39 @@ def check_call(
     check_flag("output_final_state", final)
     count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T).count
     like = inputs[0]
-    implementation = spec.backends[choose_backend(spec, backend, like)]
+    implementation = spec.backends[choose_backend(spec, backend, like, values)]
     checks.check_states(spec, initial_state, sizes, count, like)
     return Checked(implementation, sizes, values, compute_dtype(like))
 
 
 def run(spec: OpSpec, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
     """The outputs and the final states for checked arguments."""
-    return spec.backends[choose_backend(spec, x.backend, first_input(x.inputs))].run(x)
+    return spec.backends[choose_backend(spec, x.backend, first_input(x.inputs), x.options)].run(x)
 
 
 def first_input(inputs: Mapping[str, Any]) -> Tensor:
     return next(iter(inputs.values()))
 
 
-def choose_backend(spec: OpSpec, backend: str, x: Tensor) -> str:
-    """An explicit backend, or for "auto" the kernels where they serve x, else the chunkwise form."""
+def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, Any]) -> str:
+    """An explicit backend, or for "auto" the kernels where they serve x and the options, else the chunkwise form."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     available = spec.backends
+    only = available["triton"].only if "triton" in available else {}
+    other = next((name for name, value in only.items() if options[name] != value), None)
     if backend == "auto":
-        return "triton" if "triton" in available and takes_kernels("auto", x) else "torch"
+        return "triton" if "triton" in available and other is None and takes_kernels("auto", x) else "torch"
     if backend not in available:
         raise ValueError(
             f"backend {backend!r} is missing for {spec.name}: it has {', '.join(available)}; use one of them or 'auto'"
         )
     if backend == "triton":
+        if other is not None:
+            raise ValueError(
+                f"{other} must be {only[other]!r} with backend 'triton', whose kernels of {spec.name} have no other, got "
+                f"{options[other]!r}; use backend 'torch' or 'auto'"
+            )
         takes_kernels("triton", x)
     return backend
 

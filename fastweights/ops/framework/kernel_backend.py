@@ -31,10 +31,12 @@ class KernelFamily(NamedTuple):
 
 
 class kernels:
-    """load() imports the family: nothing of triton is imported before the first launch."""
+    """load() imports the family: nothing of triton is imported before the first launch. only: the value of every option that
+    the kernels do not vary; for others "auto" takes the chunkwise form."""
 
-    def __init__(self, load: Callable[[], KernelFamily]) -> None:
+    def __init__(self, load: Callable[[], KernelFamily], only: Mapping[str, Any] | None = None) -> None:
         self.load = load
+        self.only = only or {}
 
     @cached_property
     def family(self) -> KernelFamily:

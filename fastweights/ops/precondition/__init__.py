@@ -12,7 +12,7 @@ from ..framework import roles
 from ..framework.call import Arguments, Results, call, chunkwise, composed, expand_heads, kernels, run, sequential
 from ..framework.checks import compute_dtype
 from ..framework.kernel_backend import KernelFamily
-from ..framework.spec import Case, Number, OpSpec, Output, State
+from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
 
@@ -20,33 +20,42 @@ __all__ = ["precondition_keys", "precondition_queries"]
 
 GATES = {"g": roles.LOG_DECAY, "beta": roles.GAIN}
 STATES = {"A": State("GK", by_column=True)}
-SQUASH = {"bound": Number(low=1, high=2), "eps": Number(above=0)}
+BOUNDED = {"bound": Number(low=1, high=2), "eps": Number(above=0)}
+# What squashes the distance of log A from its centre into (-1, 1); "none" is another form of the write key.
+SQUASHES = {"softsign": lambda r: r / (1 + r.abs()), "tanh": torch.tanh}
 KEY_GRAM = OpSpec(
     name="key_gram",
     inputs={"k": replace(roles.KEY, reaches="column"), **GATES},
     states=STATES,
     outputs={"gram": Output("GK")},
+    options={"before": Flag()},
     backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
 )
 
 
 def key_gram(
-    k: Tensor, g: Tensor, beta: Tensor, A: Tensor | None, final: bool, cu_seqlens: Tensor | None, backend: str
-) -> tuple[Tensor, Tensor]:
-    """A_t after every token [B, T, G, K] and the last A [N, G, K], both in the dtype of the computation."""
+    k: Tensor, g: Tensor, beta: Tensor, A: Tensor | None, final: bool, cu_seqlens: Tensor | None, backend: str,
+    before: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """A after every token, or before it, [B, T, G, K] and the last A [N, G, K], both in the dtype of the computation."""
     inputs = {"k": k.to(compute_dtype(k)), "g": g, "beta": beta}
-    (gram,), (A,) = run(KEY_GRAM, Arguments(inputs, {"A": A}, {}, cu_seqlens, final, backend))
+    (gram,), (A,) = run(KEY_GRAM, Arguments(inputs, {"A": A}, {"before": before}, cu_seqlens, final, backend))
     return gram, A
 
 
 def keys_by_gram(
-    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, *, bound: float, eps: float,
-    output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
+    k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, *, bound: float, eps: float, squash: str,
+    ridge: float, output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
 ) -> Results:  # fmt: skip
-    gram, A = key_gram(k, g, beta, A, output_final_state, cu_seqlens, backend)
-    distance = (gram + eps).log() - center[:, None]
-    factor = torch.exp(-math.log(bound) * distance / (1 + distance.abs()))
-    return (factor * expand_heads(k, gram.shape[2]).to(gram.dtype)).to(k.dtype), (A,)
+    gram, A = key_gram(k, g, beta, A, output_final_state, cu_seqlens, backend, before=squash == "none")
+    key = expand_heads(k, gram.shape[2]).to(gram.dtype)
+    if squash == "none":
+        direction = key / (gram + ridge)
+        write_key = direction / (1 + (direction * key).sum(-1, keepdim=True))
+    else:
+        distance = (gram + eps).log() - center[:, None]
+        write_key = torch.exp(-math.log(bound) * SQUASHES[squash](distance)) * key
+    return write_key.to(k.dtype), (A,)
 
 
 def queries_by_gram(
@@ -73,9 +82,17 @@ KEYS_SPEC = OpSpec(
     inputs={"k": roles.KEY, **GATES, "center": roles.CENTER},
     states=STATES,
     outputs={"write_key": Output("GK")},
-    options=SQUASH,
-    backends={"reference": composed(keys_by_gram), "torch": composed(keys_by_gram), "triton": kernels(by_kernels)},
-    cases={"": Case()},
+    options={**BOUNDED, "squash": Choice((*SQUASHES, "none")), "ridge": Number(above=0)},
+    backends={
+        "reference": composed(keys_by_gram),
+        "torch": composed(keys_by_gram),
+        "triton": kernels(by_kernels, only={"squash": "softsign"}),
+    },
+    cases={
+        "": Case(),
+        "tanh": Case(options={"squash": "tanh", "bound": 1.8}),
+        "unstable": Case(options={"squash": "none", "ridge": 0.5}),
+    },
     equation="A = a A + beta k^2; r = log(A + eps) - center; w = bound^(-r / (1 + |r|)) k",
     macs=gram_macs,
 )
@@ -99,6 +116,8 @@ def precondition_keys(
     *,
     bound: float = 1.5,
     eps: float = 1e-6,
+    squash: str = "softsign",
+    ridge: float = 0.1,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
@@ -112,6 +131,11 @@ def precondition_keys(
     elementwise over the K channels, so that every factor lies in [1/x, x], x = bound. Source: Preconditioned DeltaNet,
     sections 3 and 4 (with the free centre of the authors' released code in place of the text's positive one).
 
+    Two forms that the paper compares with it (appendix E.3): squash "tanh" has tanh(r) in place of r / (1 + |r|), and squash
+    "none", the "unstable" preconditioner of its theory (section 3.1), has no power at all but the A of the token before:
+
+    $$p_t = k_t / (A_{t-1} + \mathrm{ridge}), \qquad w_t = p_t / (1 + k_t \cdot p_t)$$
+
     Args:
         k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
         g: log decay of A (natural logarithm, at most 0), [B, T, H]. Any float dtype. g and beta may have a multiple of
@@ -120,19 +144,22 @@ def precondition_keys(
         center: c, a number or a tensor [H], free in sign.
         bound: x in [1, 2]; 1 leaves the keys as they are, at most 2 keeps the delta rule stable for beta <= 1 and unit keys.
         eps: positive number under the logarithm.
+        squash: "softsign", r / (1 + |r|), "tanh" or "none". "none" reads neither center, bound nor eps.
+        ridge: positive number added to A; read by squash "none" alone.
         initial_state: A before the first token, [N, H, K]; zeros when None. N is B, or the number of packed sequences.
         output_final_state: whether to return A after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; squash "softsign" alone, not in
+            float64) or "auto".
 
     Returns:
         write_key [B, T, H, K] in k's dtype, and A [N, H, K] in float32 (float64 for float64 inputs) or None.
 
     Raises:
-        ValueError: a shape, dtype, device, bound, eps, positive g, cu_seqlens or backend that does not fit.
+        ValueError: a shape, dtype, device, bound, eps, squash, ridge, positive g, cu_seqlens or backend that does not fit.
         TypeError: an argument of the wrong kind.
     """
-    options = {"bound": bound, "eps": eps}
+    options = {"bound": bound, "eps": eps, "squash": squash, "ridge": ridge}
     return call(KEYS_SPEC, (k, g, beta, center), options, initial_state, output_final_state, cu_seqlens, backend)
 
 

@@ -1,8 +1,9 @@
 """The decayed diagonal of the key Gram matrix for all tokens of a chunk at once:
-A_i = exp(G_i) A + sum_j exp(G_i - G_j) beta_j k_j^2, a masked matrix product."""
+A_i = exp(G_i) A + sum_j exp(G_i - G_j) beta_j k_j^2, a masked matrix product. A_(i-1) is the same, one token later."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..framework.sequences import Chunks, Sequences
@@ -11,7 +12,9 @@ from ..shared.decay import HeadDecay
 CHUNK = 64
 
 
-def chunked(k: Tensor, g: Tensor, beta: Tensor, A: Tensor, sequences: Sequences) -> tuple[Tensor, tuple[Tensor]]:
+def chunked(
+    k: Tensor, g: Tensor, beta: Tensor, A: Tensor, before: bool, sequences: Sequences
+) -> tuple[Tensor, tuple[Tensor]]:
     chunks = Chunks(sequences, CHUNK, k.device)
     decay = HeadDecay(chunks.split(g).exp()[..., None])
     inside = decay.between @ chunks.split(beta[..., None] * k.square())
@@ -21,4 +24,7 @@ def chunked(k: Tensor, g: Tensor, beta: Tensor, A: Tensor, sequences: Sequences)
         return (kept * states[0] + written,)
 
     (start,), (final,) = chunks.scan(step, (A[:, :, None],), decay.across(inside), inside[:, :, -1:])
-    return chunks.merge(decay.from_start(start) + inside), (final[:, :, 0],)
+    gram = decay.from_start(start) + inside
+    if before:
+        gram = torch.cat([start, gram[:, :, :-1]], 2)
+    return chunks.merge(gram), (final[:, :, 0],)

@@ -9,7 +9,7 @@ from ..delta_rule import delta_rule
 from ..framework import roles
 from ..framework.call import Results, call, composed, expand_heads, kernels
 from ..framework.spec import Case, OpSpec, Output, State
-from ..precondition import SQUASH, precondition_keys
+from ..precondition import BOUNDED, precondition_keys
 from ..shared.memory_kernels import memory_kernels
 
 __all__ = ["preconditioned_delta_rule"]
@@ -39,7 +39,7 @@ SPEC = OpSpec(
     },
     states={"S": State("GKV", by_column=True), "A": State("GK")},
     outputs={"o": Output("GV")},
-    options={**SQUASH, "scale": roles.SCALE},
+    options={**BOUNDED, "scale": roles.SCALE},
     backends={"reference": composed(by_two_ops), "torch": composed(by_two_ops), "triton": kernels(memory_kernels)},
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="w as precondition_keys; S' = a S; S = S' + beta w (v - S'^T k)^T; o = S^T q",
