@@ -16,7 +16,7 @@ IN_PLACE = "state, cu_seqlens=None, backend='auto'"
 MEMORIES = {
     "linear_attention": "q, k, v, g=None, *, scale=None",
     "delta_rule": "q, k, v, beta, g=None, *, write_key=None, scale=None",
-    "precondition_keys": "k, g, beta, center, *, bound=1.5, eps=1e-06",
+    "precondition_keys": "k, g, beta, center, *, bound=1.5, eps=1e-06, squash='softsign', ridge=0.1",
     "precondition_queries": "q, k, g, beta, *, ridge",
     "preconditioned_delta_rule": (
         "q, k, v, beta, g=None, *, precond_g, precond_beta, center, bound=1.5, eps=1e-06, scale=None"

@@ -137,8 +137,9 @@ class LinearAttention(MemoryLayer):
                 k_BTHK = write_key = k_BTHK.repeat_interleave(q_BTHK.shape[2] // k_BTHK.shape[2], 2)
             else:
                 write_key, energy = by_key.write_keys(k_BTHK, precond_g, precond_beta, run)
+                self.probe(write_key=write_key)
                 q_BTHK = q_BTHK.repeat_interleave(write_key.shape[2] // q_BTHK.shape[2], 2)
-        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG, write_key=write_key)
+        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG)
         if self.options.normalizer:
             return self._weighted_mean(q_BTHK, k_BTHK, v_BTGV, g, beta_BTG, run)
         o_BTGV, memory = run(linear_attention, q_BTHK, write_key, v_BTGV, g, state=("S",))

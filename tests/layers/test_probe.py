@@ -190,7 +190,7 @@ def test_nothing_is_left_behind():
 
 def test_nobody_listening_costs_no_tensor_work(monkeypatch):
     """Neither the write keys of the fused rule nor the output gate are formed for a probe that nobody opened."""
-    import fastweights.layers.delta_net as module
+    import fastweights.layers.preconditioner as module
 
     calls = []
     original = module.precondition_keys
