@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,11 +22,13 @@ from ..checks import (
 )
 from ..layers.mixer import ConfiguredMixer
 from ..layers.registry import MIXERS, mixer_spec
-from .adapters import tell_peft
 from .inputs import LARGEST_VOCABULARY, check_token
 
-__all__ = ["FastWeightsConfig"]
+__all__ = ["LORA_TARGETS", "FastWeightsConfig"]
 
+# The layers that an adapter of the peft library is for where it names none: the projections of a memory's input and output, by
+# the last part of their names. Every mixer of the library has some of them.
+LORA_TARGETS = ("q_proj", "k_proj", "qk_proj", "v_proj", "o_proj", "in_proj", "out_proj")
 # In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`.
 HOW_TO_LOAD = "import fastweights.models, then AutoModelForCausalLM.from_pretrained"
 # Far above every model there is, and small enough that a slip of the keyboard does not fill the memory.
@@ -173,7 +176,7 @@ class FastWeightsConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers. PEFT calls this before it looks up which layers an adapter is for."""
-        tell_peft()
+        _tell_peft()
         return super().to_dict()
 
     @classmethod
@@ -188,3 +191,10 @@ class FastWeightsConfig(PreTrainedConfig):
             return config, unused
         cls._refuse_unknown(unused)
         return config
+
+
+def _tell_peft() -> None:
+    """Put the targets of LoRA into PEFT's table of models, if PEFT has been imported."""
+    table = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", None)
+    if table is not None:
+        table.setdefault(FastWeightsConfig.model_type, list(LORA_TARGETS))

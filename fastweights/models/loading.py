@@ -16,7 +16,7 @@ from ..data.text.tokenizer import vocabulary_size
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
-from .weight_files import check_shapes, check_weights
+from .weight_files import check_names, check_shapes, check_weights
 
 __all__ = [
     "check_special_tokens",
@@ -112,6 +112,7 @@ def load_config(folder: Path) -> Any:
     with loading(f"the model in {folder}"), torch.device("meta"):  # built without memory for its weights
         model = FastWeightsForCausalLM(config)
     check_shapes(folder, shapes, model)
+    check_names(folder, shapes, model)
     return config
 
 
@@ -149,8 +150,8 @@ def load_weights(folder: Path, dtype: str | None = None) -> Any:
         )
     model, report = loaded
     for kind, keys in report.items():
-        if keys:
-            raise ValueError(f"the weights in {folder} are not those of its config.json, {kind}: {_some(keys)}")
+        if keys:  # whatever the headers did not show
+            raise ValueError(f"the weights in {folder} are not those of its config.json, {kind}: {one_line(keys)}")
     return model
 
 
@@ -188,8 +189,3 @@ def _check_device(device: str) -> None:
         torch.zeros(1, device=device).item()  # the device "meta" keeps no numbers
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device must be a torch device that this machine has, got {device!r}: {error}") from None
-
-
-def _some(keys: Any) -> str:
-    names = sorted(one_line(key) for key in keys)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..untrusted import one_line, read_json_object
 
-__all__ = ["check_shapes", "check_weights"]
+__all__ = ["check_names", "check_shapes", "check_weights"]
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -29,8 +30,13 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
 
     Raises:
         ValueError: no safetensors files, others than safetensors, files outside the folder, damaged headers, weights that are
-            no floating-point numbers, or another number of layers than the configuration says.
+            no floating-point numbers or quantised, or another number of layers than the configuration says.
     """
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(
+            f"{folder / 'config.json'} must be of a model that is not quantised, but has quantization_config; load it with "
+            "transformers, dequantize() it and save it"
+        )
     for pattern, what in OTHERS.items():
         for path in folder.glob(pattern):
             raise ValueError(
@@ -40,7 +46,7 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
     shapes, layers = {}, {-1}
     for path in _safetensors(folder):
         for name, kind, shape in _tensors(path):
-            if kind not in FLOATS and getattr(config, "quantization_config", None) is None:
+            if kind not in FLOATS:
                 raise ValueError(f"{path} must hold floating-point weights, but {one_line(name)} is {kind}")
             shapes[name] = shape
             layers.update(map(int, LAYER.findall(name)[:1]))
@@ -61,6 +67,22 @@ def check_shapes(folder: Path, shapes: Mapping[str, list[int]], model: nn.Module
             raise ValueError(
                 f"the weights in {folder} are not those of its config.json: {name} is {shape} and must be {wanted}"
             )
+
+
+def check_names(folder: Path, shapes: Mapping[str, list[int]], model: PreTrainedModel) -> None:
+    """ValueError unless the weights are all those of `model`, and no others."""
+    wanted = set(model.state_dict())
+    # the body of the model saves its weights without the prefix
+    found = {name if name in wanted else f"{model.base_model_prefix}.{name}" for name in shapes}
+    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    for verb, names in (("lack", wanted - found - tied), ("have too much:", found - wanted)):
+        if names:
+            raise ValueError(f"the weights in {folder} are not those of its config.json: they {verb} {_some(names)}")
+
+
+def _some(names: Iterable[str]) -> str:
+    names = sorted(map(one_line, names))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _safetensors(folder: Path) -> list[Path]:

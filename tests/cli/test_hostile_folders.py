@@ -18,15 +18,25 @@ from safetensors.torch import load_file, save_file
 
 from fastweights.cli import main
 
-from ..evaluation.small import save
+from ..conversion.small import mamba2
+from ..evaluation.small import TEXT, save
 
 SECONDS = 10  # no command may take longer
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n\n\nclass Evil:\n    pass\n"
 COMMANDS: dict[str, list[str]] = {
     "generate": ["The", "--max-new-tokens", "3"],
     "evaluate": ["--on", "copy", "--lengths", "40", "--pairs", "2", "--symbols", "16", "--recall-examples", "1"],
-    "convert": ["--to", "pgdn", "--output"],
+    "convert": ["--to", "pgdn", "--output", "new"],
+    "inspect": ["--output", "new"],
 }
+RUN_FILE = """
+output = "new"
+cache = "new-tokens"
+[model]
+path = "stranger"
+[corpus]
+paths = ["text.txt"]
+"""
 
 
 class RunsWhenLoaded:
@@ -166,6 +176,7 @@ MODEL: dict[str, Callable[[Path], None]] = {
     "config links to a secret": link("config.json", "/etc/passwd"),
     "another model": set_keys("config.json", model_type="gpt2"),
     "no model": set_keys("config.json", model_type=["fastweights"]),
+    "a billion layers": set_keys("config.json", num_hidden_layers=10**9),
     "ten thousand layers": set_keys("config.json", num_hidden_layers=10**4),
     "a billion heads": set_keys("config.json", num_heads=10**9),
     "a wide memory": set_keys("config.json", mixer={"name": "gdn", "head_dim": 10**9}),
@@ -281,6 +292,15 @@ def whole(tmp_path_factory) -> Path:
     return save(tmp_path_factory.mktemp("whole") / "model")
 
 
+@pytest.fixture
+def place(whole, tmp_path, monkeypatch) -> Path:
+    """The current folder, with the stranger's folder and a text."""
+    shutil.copytree(whole, tmp_path / "stranger")
+    (tmp_path / "text.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(autouse=True)
 def time_limit() -> Iterator[None]:
     def ended(*_: Any) -> None:
@@ -311,28 +331,78 @@ def cases(commands: str, *groups: dict[str, Any]) -> list[Any]:
     ("command", "harm"),
     [
         *cases("generate evaluate", TOKENIZER, MODEL),
-        *cases("convert", MODEL, {name: harm for name, harm in TOKENIZER.items() if "code" in name}),
+        *cases("convert train", MODEL, {name: harm for name, harm in TOKENIZER.items() if "code" in name}),
+        *cases("inspect", {name: harm for name, harm in {**MODEL, **TOKENIZER}.items() if "code" in name}),
         *cases("evaluate", RUN),
     ],
 )
-def test_one_line_and_nothing_else(whole, tmp_path, monkeypatch, capfd, command, harm):
-    folder = shutil.copytree(whole, tmp_path / "stranger")
-    harm(folder)
-    options = COMMANDS[command] + [str(tmp_path / "new")] * (command == "convert")
-    if harm in RUN.values():
-        options = ["--lengths", "40"]
+def test_one_line_and_nothing_else(place, capfd, command, harm):
+    harm(place / "stranger")
+    options = ["stranger", *COMMANDS.get(command, [])]
+    if command == "train":
+        (place / "run.toml").write_text(RUN_FILE)
+        options = ["run.toml"]
+    elif command == "evaluate" and harm not in RUN.values():
+        options += ["--text", "text.txt"]
     elif command == "evaluate":
-        (tmp_path / "text.txt").write_text("text")
-        options = [*options, "--text", str(tmp_path / "text.txt")]
-    monkeypatch.chdir(tmp_path)
-    before = listing(tmp_path)
+        options = ["stranger", "--lengths", "40"]
+    before = listing(place)
     capfd.readouterr()
-    code = main([command, str(folder), *options])
+    code = main([command, *options])
     printed = capfd.readouterr()
     assert code in (1, 2), printed
     assert printed.out == "" and printed.err.startswith("fastweights: error: ") and printed.err.count("\n") == 1, (
         printed
     )
     assert printed.err.rstrip("\n").isprintable() and len(printed.err) < 2000, printed.err
-    assert str(folder) in printed.err or "model" in printed.err or "token" in printed.err, printed.err
-    assert listing(tmp_path) == before
+    assert "stranger" in printed.err, printed.err  # which file it is
+    assert listing(place) == before
+
+
+def test_what_is_never_run_does_no_harm(place, capfd):
+    """A template is text that the commands do not render; files of code are not looked at."""
+    folder = place / "stranger"
+    (folder / "chat_template.jinja").write_text(
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}{% for i in range(10**9) %}"
+    )
+    (folder / "custom_generate").mkdir()
+    for path in (folder / "custom_generate" / "generate.py", folder / "modeling.py", folder / "sitecustomize.py"):
+        path.write_text(EVIL)
+    (folder / "generation_config.json").write_text(json.dumps({"num_beams": 10**9, "num_return_sequences": 10**9}))
+    before = listing(place)
+    assert main(["generate", "stranger", *COMMANDS["generate"], "--seed", "0"]) == 0
+    assert capfd.readouterr().err == "" and listing(place) == before
+
+
+def test_results_do_not_follow_links_out_of_the_folder(place, capfd):
+    (place / "mine").write_text("years of work")
+    for name in ("evaluation.json", "evaluation-perplexity.png"):
+        (place / "stranger" / name).symlink_to(place / "mine")
+    options = ["--lengths", "40", "--stretch", "8", "--texts", "1", "--text", "text.txt"]
+    assert main(["evaluate", "stranger", *options]) == 0
+    assert (place / "mine").read_text() == "years of work"
+    assert json.loads((place / "stranger" / "evaluation.json").read_text())["results"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (
+            set_keys("config.json", num_hidden_layers=10**9),
+            "num_hidden_layers must be a positive whole number of at most 10,000",
+        ),
+        (set_keys("config.json", auto_map={"AutoConfig": "evil.Evil"}), "asks for code to be run"),
+        (set_keys("config.json", vocab_size=10**9), "and must be [1000000000, 32]"),
+        (pickled("pytorch_model.bin", torch.save), "pickle"),
+        (index("../outside.safetensors"), "in its own folder"),
+        (weights(lambda found: found.update({"backbone.norm_f.weight": torch.zeros(3)})), "is [3] and must be [32]"),
+    ],
+)
+def test_a_mamba2_of_transformers(place, capfd, harm, message):
+    mamba2().save_pretrained(place / "other")
+    harm(place / "other")
+    capfd.readouterr()
+    assert main(["convert", "other", "--to", "mamba2", "--output", "new"]) == 2
+    printed = capfd.readouterr()
+    assert printed.err.count("\n") == 1 and "other" in printed.err and message in printed.err, printed
+    assert not (place / "new").exists() and not (place / "ran").exists()

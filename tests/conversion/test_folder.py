@@ -220,7 +220,7 @@ def test_missing_and_damaged_sources(source, tmp_path):
     LlamaConfig().save_pretrained(tmp_path / "llama")
     refused(str(tmp_path / "llama"), "'llama'", "'fastweights' or 'mamba2'")
     damage(source, lambda weights: [weights.pop(name) for name in list(weights) if "layers.1.mlp" in name])
-    refused(source, "not those of its config.json", "missing_keys", "model.layers.1", "and 1 more")
+    refused(source, "not those of its config.json", "they lack model.layers.1.mlp.", "model.layers.1.mlp.up_proj")
     damage(source, lambda weights: [weights.pop(name) for name in list(weights) if "layers.1" in name])
     refused(source, "not those of its config.json", "num_hidden_layers is 2, and the weights are of 1")
     damage(source, lambda weights: weights.update({"lm_head.weight": torch.zeros(VOCABULARY, 3)}))

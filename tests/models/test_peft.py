@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS
-from fastweights.models.adapters import LORA_TARGETS
+from fastweights.models.configuration import LORA_TARGETS
 
 from .small import HYBRID, model, tokens
 

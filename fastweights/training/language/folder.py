@@ -5,19 +5,28 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
+from ..._version import __version__
 from ...analysis.language_plots import PLOT_FILES
 from ...data.text import PreparedText
 from ..output_folder import OwnedFolder, as_stored
 from .run import LanguageRun
 
-__all__ = ["MEASURED", "LanguageFolder", "from_main_process", "is_main_process", "on_main_process", "world_size"]
+__all__ = [
+    "MEASURED",
+    "LanguageFolder",
+    "from_main_process",
+    "is_main_process",
+    "on_main_process",
+    "training_facts",
+    "world_size",
+]
 
 # A continued run may change these fields: the training does not depend on them. MEASURED are those of the last measurements.
 MEASURED = ("context_lengths", "context_texts", "prompt")
@@ -109,3 +118,35 @@ def _identity(run: LanguageRun) -> dict[str, Any]:
     fields["tokenizer"].pop("trust_remote_code")  # the hash of the tokenizer says what it does
     rows = fields.pop("batch_size") * fields.pop("accumulation") * world_size()
     return as_stored({**fields, "rows_a_step": rows})
+
+
+def training_facts(run: LanguageRun, curves: Mapping[str, Any], *, tokens: int) -> dict[str, str]:
+    """What the card of a trained model says about its training, by what a reader looks for. Paths of this machine are left out: a
+    card is published. curves: the points of the log, see `loss_curves`."""
+    facts = {
+        "Text": _text(run),
+        "Steps": f"{run.max_steps:,}",
+        "Tokens read": f"{tokens:,}, in rows of {run.length:,}",
+        "Optimizer": f"AdamW, weight decay {run.weight_decay:g}, beta {run.beta1:g} and {run.beta2:g}",
+        "Learning rate": f"{run.learning_rate:g} at its highest, warm-up over {run.warmup_fraction:g} of the steps, then cosine "
+        f"decay to {run.final_fraction:g} of it",
+        "Precision": {"no": "float32"}.get(run.precision, run.precision),
+        "Seed": f"{run.seed}",
+    }
+    if "path" in run.model:
+        facts["Continued from"] = Path(str(run.model["path"])).name
+    if curves["held_out_losses"]:
+        facts["Held-out loss"] = f"{curves['held_out_losses'][-1]:.4f} nats per token"
+    return facts | {"Trained with": f"fastweights {__version__}"}
+
+
+def _text(run: LanguageRun) -> str:
+    corpus = run.corpus
+    if corpus.dataset is not None:
+        return f"the dataset {corpus.dataset}"
+    names = [Path(path).name for path in corpus.paths]
+    return (
+        f"files of the trainer's own: {', '.join(names)}"
+        if names
+        else "source and documentation of a Python installation"
+    )

@@ -26,8 +26,15 @@ from ...stopping import StopSignals
 from ..output_folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .checkpoints import latest_whole
-from .facts import training_facts
-from .folder import MEASURED, LanguageFolder, from_main_process, is_main_process, on_main_process, world_size
+from .folder import (
+    MEASURED,
+    LanguageFolder,
+    from_main_process,
+    is_main_process,
+    on_main_process,
+    training_facts,
+    world_size,
+)
 from .launch import check_launch, step_size
 from .model import build_model, mixer_name, model_config, model_tokenizer
 from .progress import TrainingProgress
