@@ -21,6 +21,7 @@ from torch import Tensor
 
 __all__ = [
     "FLOATS",
+    "LARGEST_COUNT",
     "LARGEST_COUNTER",
     "LARGEST_DEPTH",
     "LARGEST_HEAD",
@@ -51,6 +52,7 @@ LARGEST_HEAD = 256  # channels per head
 LARGEST_WIDTH = 2**20  # channels of a layer's input; like the next two far above every model there is
 LARGEST_HEADS = 2**16
 LARGEST_DEPTH = 10_000  # layers of a model; the deepest that have been trained have about a thousand
+LARGEST_COUNT = 10**9  # steps, rows or examples of one command: more would not end
 LARGEST_COUNTER = 2**63 - 1  # a seed or an index is one 64-bit word of the random generator's key
 
 
@@ -76,6 +78,8 @@ def check_whole_number(name: str, x: object, *, low: int = 0, high: int = LARGES
     bounds = f"of at least {low}" if high == LARGEST_COUNTER else f"from {low} to {high}"
     number = _whole(name, x, f"a whole number {bounds}")
     if not low <= number <= high:
+        if number > high == LARGEST_COUNTER:
+            bounds = f"from {low} to 2^63 - 1"  # the largest that a random generator takes
         raise ValueError(f"{name} must be a whole number {bounds}, got {number}")
     return number
 

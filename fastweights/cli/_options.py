@@ -1,5 +1,6 @@
 """Helpers of the subcommands: options of several values, and errors as one line with an exit code."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,8 +33,9 @@ def import_mixers(modules: Sequence[str] | None) -> None:
 
 
 def fail(message: str, code: int) -> int:
-    """Print one line to stderr; returns the exit code."""
-    print(f"fastweights: error: {' '.join(message.split())}", file=sys.stderr)
+    """Print one line to stderr, without the system's numbers of errors; returns the exit code."""
+    line = re.sub(r"\[Errno -?\d+\] ", "", " ".join(message.split()))
+    print(f"fastweights: error: {line}", file=sys.stderr)
     return code
 
 
@@ -48,11 +50,18 @@ def one_line_errors(continues: str = "") -> Iterator[None]:
     except (ValueError, TypeError) as error:
         raise typer.Exit(fail(str(error), 2)) from None
     except OSError as error:
-        raise typer.Exit(fail(f"{error}{remedy}", 1)) from None
+        raise typer.Exit(fail(f"{_reason(error)}{remedy}", 1)) from None
     except Stopped as stopped:
         raise typer.Exit(fail(f"{stopped}{remedy}", stopped.exit_code)) from None
     except KeyboardInterrupt:
         raise typer.Exit(fail(f"stopped{remedy}", 130)) from None
+
+
+def _reason(error: OSError) -> str:
+    """Why, and the name of the file once."""
+    if error.strerror is None:
+        return str(error)
+    return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
 
 
 def values(option: str, texts: Sequence[str], kind: Callable[[str], Value]) -> tuple[Value, ...]:

@@ -35,7 +35,7 @@ def generate(
         from ..evaluation.reading import within_memory
         from ..models.loading import load_language_model
 
-        text = sys.stdin.read() if prompt == "-" else prompt
+        text = _standard_input() if prompt == "-" else prompt
         with within_memory("--dtype bfloat16"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             continue_text(
@@ -49,3 +49,10 @@ def generate(
                 seed=seed,
                 streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
             )
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input must be text in UTF-8, but {error.reason} at byte {error.start}") from None

@@ -49,7 +49,7 @@ def inspect(
         from ..inspection import inspect_model, save_inspection
         from ..models.loading import load_language_model
 
-        check_size("--tokens", tokens)
+        check_size("--tokens", tokens, high=2**30)
         names = values("--measures", measures, str) if measures else None
         folder = model / "inspection" if output is None else output
         if folder.exists() and not folder.is_dir():

@@ -86,7 +86,7 @@ def convert_folder(
     """
     _check_output(output)
     check_size("steps", steps)
-    check_size("tokens", tokens)
+    check_size("tokens", tokens, high=2**20)
     check_whole_number("seed", seed)
     if peak is not None:
         check_positive("peak", peak)

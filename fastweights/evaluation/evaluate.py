@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import check_choice, check_number, check_size, check_texts, check_whole_number, describe_value
+from ..checks import (
+    LARGEST_COUNT,
+    check_choice,
+    check_number,
+    check_size,
+    check_texts,
+    check_whole_number,
+    describe_value,
+)
 from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
 from .ruler import RULER_TASKS, check_ruler, ruler_recall
@@ -69,7 +77,7 @@ class EvaluationSettings:
             "ruler_examples",
             "block",
         ):
-            check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name), high=LARGEST_COUNT)
         check_whole_number("seed", self.seed)
         if len(set(self.measures)) < len(self.measures):
             raise ValueError(f"measures must be different from each other, got {', '.join(self.measures)}")

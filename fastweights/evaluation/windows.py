@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import check_size, describe_value
+from ..checks import LARGEST_COUNT, check_size, describe_value
 
 __all__ = ["check_lengths", "text_windows"]
 
@@ -18,7 +18,7 @@ def check_lengths(lengths: Sequence[int], at_least: int, *, name: str = "lengths
     if not lengths:
         raise ValueError(f"{name} must hold at least one length, got none")
     for length in lengths:
-        check_size(name, length)
+        check_size(name, length, high=LARGEST_COUNT)
         if length < at_least:
             raise ValueError(f"{name} must be at least {at_least} tokens, got {length}")
     return sorted(set(lengths))

@@ -44,8 +44,16 @@ def import_mixers(modules: Sequence[str]) -> None:
         ValueError: a module that is not there or fails.
     """
     for module in check_texts("modules", modules, what="modules or paths of .py files", empty=False):
+        if module.endswith(".py") and not Path(module).is_file():
+            raise ValueError(f"cannot import {module}: there is no such file")
         try:
             _import_file(Path(module)) if module.endswith(".py") else _import_name(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+                raise ValueError(f"cannot import {module}: {_one_line(error)}") from error
+            raise ValueError(
+                f"cannot import {module}: there is no such module; pass the name of one, or the path of a .py file"
+            ) from None
         except Exception as error:
             raise ValueError(f"cannot import {module}: {_one_line(error)}") from error
 

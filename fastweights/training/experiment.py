@@ -9,12 +9,34 @@ from typing import Any
 
 import torch
 
-from ..checks import check_number, check_positive, check_size, check_text, check_whole_number, describe_value
+from ..checks import (
+    LARGEST_COUNT,
+    LARGEST_DEPTH,
+    LARGEST_HEADS,
+    LARGEST_WIDTH,
+    check_number,
+    check_positive,
+    check_size,
+    check_text,
+    check_whole_number,
+    describe_value,
+)
 from ..data import Task, make_task
 from ..layers import MixerChoice
 from ..models import FastWeightsConfig
 
 __all__ = ["RecallExperiment", "RecallRun"]
+
+LARGEST = {
+    "vocab_size": 2**20,
+    "width": LARGEST_WIDTH,
+    "heads": LARGEST_HEADS,
+    "layers": LARGEST_DEPTH,
+    "steps": LARGEST_COUNT,
+    "batch_size": 2**20,
+    "test_examples": 2**24,
+    "evaluations": LARGEST_COUNT,
+}
 
 
 # Settings that came after the first result files were written, with the values that those files were made with.
@@ -67,8 +89,8 @@ class _Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task_options", _checked_options(self.task_options))
-        for name in ("vocab_size", "width", "heads", "layers", "steps", "batch_size", "test_examples", "evaluations"):
-            object.__setattr__(self, name, check_size(name, getattr(self, name)))
+        for name, largest in LARGEST.items():
+            object.__setattr__(self, name, check_size(name, getattr(self, name), high=largest))
         for name in ("warmup_fraction", "warmup_start", "final_fraction"):
             check_number(name, getattr(self, name), low=0, high=1)
         check_number("weight_decay", self.weight_decay, low=0)
@@ -228,5 +250,7 @@ def _check_device(device: str) -> None:
         kind = torch.device(device).type
     except RuntimeError:
         raise ValueError(f"device must be a torch device such as 'cpu' or 'cuda', got {device!r}") from None
+    if kind == "meta":
+        raise ValueError("device must be one that computes, such as 'cpu' or 'cuda', got 'meta'")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {device!r} is not available: this torch build sees no CUDA device; use 'cpu'")

@@ -65,6 +65,9 @@ class OwnedFolder:
     def _refuse_other_files(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"output must be a folder, but {self.path} is a file; choose another output folder")
+        for parent in self.path.absolute().parents:
+            if parent.exists() and not parent.is_dir():
+                raise ValueError(f"output must be a folder, but {parent} is a file; choose another output folder")
         if self.path.is_dir() and not self.marker.exists():
             names = (entry.name for entry in self.path.iterdir())
             others = sorted(name for name in names if not name.startswith(".") and name not in self._known)

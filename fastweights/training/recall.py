@@ -58,7 +58,7 @@ def run_recall(
     """
     if workers is None:
         workers = usable_cores() if experiment.device == "cpu" else 1
-    check_size("workers", workers)
+    check_size("workers", workers, high=1024)
     check_size("log_every", log_every)
     check_number("checkpoint_seconds", checkpoint_seconds, low=0)
     runs = experiment.runs()

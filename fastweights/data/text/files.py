@@ -167,7 +167,8 @@ def _parquet_rows(file: TextFile, text_field: str) -> Iterator[str]:
         for batch in table.iter_batches(columns=[text_field]):
             yield from (field_text(row, text_field) for row in batch.to_pylist())
     except (ArrowException, OSError, ValueError) as error:
-        raise ValueError(f"corpus file {file.path}: {error}") from None
+        reason = getattr(error, "strerror", None) or error  # an OSError names the file too
+        raise ValueError(f"corpus file {file.path}: {reason}") from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ...checks import (
-    LARGEST_COUNTER,
+    LARGEST_COUNT,
     check_choice,
     check_flag,
     check_number,
@@ -110,8 +110,8 @@ class LanguageRun:
 
     def __post_init__(self) -> None:
         for name in SIZES:
-            object.__setattr__(self, name, check_size(name, getattr(self, name)))
-        for name, largest in (("evaluate_every", LARGEST_COUNTER), ("seed", 2**32 - 1)):
+            object.__setattr__(self, name, check_size(name, getattr(self, name), high=LARGEST_COUNT))
+        for name, largest in (("evaluate_every", LARGEST_COUNT), ("seed", 2**32 - 1)):
             object.__setattr__(self, name, check_whole_number(name, getattr(self, name), high=largest))
         if self.length < 2:
             raise ValueError(
@@ -183,5 +183,5 @@ def from_mapping(kind: type[Made], values: Mapping[str, Any], what: str) -> Made
     made = dict(values)
     for key, inner in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
         if kind is LanguageRun and isinstance(made.get(key), Mapping):
-            made[key] = from_mapping(inner, made[key], f"[{key}] of {what}")
+            made[key] = from_mapping(inner, made[key], f"[{key}]")
     return kind(**made)

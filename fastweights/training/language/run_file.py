@@ -30,7 +30,7 @@ def load_run(path: str | Path, **changes: Any) -> LanguageRun:
     file = Path(path)
     if file.suffix not in (".toml", ".py"):
         raise ValueError(f"run file must be a .toml or .py file, got {file}")
-    if not file.is_file():
+    if len(file.name) > 255 or not file.is_file():
         raise ValueError(f"run file {file} does not exist; give the path of a .toml or .py file")
     run = _from_toml(file) if file.suffix == ".toml" else _from_python(file)
     return dataclasses.replace(run, **changes)
@@ -38,7 +38,9 @@ def load_run(path: str | Path, **changes: Any) -> LanguageRun:
 
 def _from_toml(file: Path) -> LanguageRun:
     try:
-        return from_mapping(LanguageRun, tomllib.loads(file.read_text("utf-8")), str(file))
+        return from_mapping(LanguageRun, tomllib.loads(file.read_text("utf-8")), "it")
+    except OSError as error:
+        raise ValueError(f"run file {file} cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"run file {file} is not valid TOML: {error}") from None
     except (ValueError, TypeError) as error:
