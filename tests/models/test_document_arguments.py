@@ -54,7 +54,7 @@ def test_collated_documents_equal_separate_ones(mixer, form):
     alone = torch.cat([lm(ids).logits for ids in documents()], 1)
     torch.testing.assert_close(packed.logits, alone, **CLOSE)
     together = lm(batch["input_ids"]).logits
-    assert (together - alone).abs().max() > 1e-3  # documents that see each other give other logits
+    assert (together - alone).abs().max() > 1e-4  # documents that see each other give other logits
 
 
 @pytest.mark.parametrize("form", FORMS)
