@@ -42,7 +42,7 @@ def total_loss(lm, lengths=LENGTHS):
 @pytest.mark.parametrize("mixer", [*MIXERS, MIXED])
 @pytest.mark.parametrize("form", ["positions", "both"])
 def test_collated_documents_equal_separate_ones(mixer, form):
-    lm, batch = model(mixer), collated(form)
+    lm, batch = model(mixer, initializer_range=0.2).double(), collated(form)
     packed = lm(**batch, num_items_in_batch=1)
     packed.loss.backward()
     got = gradients(lm)
@@ -54,7 +54,7 @@ def test_collated_documents_equal_separate_ones(mixer, form):
     alone = torch.cat([lm(ids).logits for ids in documents()], 1)
     torch.testing.assert_close(packed.logits, alone, **CLOSE)
     together = lm(batch["input_ids"]).logits
-    assert (together - alone).abs().max() > 1e-4  # documents that see each other give other logits
+    assert (together - alone).abs().max() > 1e-3  # documents that see each other give other logits
 
 
 @pytest.mark.parametrize("form", FORMS)
