@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "pgdn": "#FEAB70",
         "pkda": "#DD6F04",
         "longhorn": "#B35802",
+        "longhorn-elementwise": "#B30000",
         "vla-deltanet": "#FF8696",
     },
     "palimpsa": {"palimpsa-d": "#5339BD", "palimpsa-m": "#D868EF"},

@@ -6,6 +6,7 @@ from .delta_net import DeltaNet
 from .gated_kalmanet import GatedKalmaNet
 from .lattice import Lattice
 from .linear_attention import LinearAttention
+from .longhorn import ElementwiseLonghorn
 from .memory_layer import MemoryLayer, RuleCall
 from .mesa import MesaNet
 from .mixer import Mixer
@@ -25,6 +26,7 @@ __all__ = [
     "MIXERS",
     "DecayOptions",
     "DeltaNet",
+    "ElementwiseLonghorn",
     "GatedKalmaNet",
     "Lattice",
     "LayerCache",

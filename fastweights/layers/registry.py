@@ -31,7 +31,7 @@ PDN = "Preconditioned DeltaNet"
 # The order in which lists show the library's own mixers; mixers of users follow in the order of registration.
 ORDER = (
     *("softmax", "linear", "retnet", "mamba2", "gla", "pla", "pgla", "pmamba2", "pmamba2-tied", "pmamba2-key"),
-    *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn", "efla", "nlms", "comba"),
+    *("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda", "longhorn", "longhorn-elementwise", "efla", "nlms", "comba"),
     *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt"),
     *("vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet", "rls"),
 )

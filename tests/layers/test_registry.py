@@ -24,6 +24,7 @@ MEMORIES = [
     "pgdn",
     "pkda",
     "longhorn",
+    "longhorn-elementwise",
     "efla",
     "nlms",
     "comba",

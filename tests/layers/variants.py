@@ -57,6 +57,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba2",
         {"residual": False, "output_gate": None, "conv_size": 1, "conv_bias": False, "prior": 3.0},
     ),
+    "longhorn-elementwise grouped": ("longhorn-elementwise", {"num_v_heads": 4, "expand_v": 0.5, "normalize_qk": True}),
     "palimpsa-m grouped": ("palimpsa-m", {"num_groups": 1, "expand_v": 2.0, "prior": 0.3, "b_scale": 0.1}),
     "palimpsa-d long": ("palimpsa-d", {"long_memory": True, "prior": 0.3, "expand_v": 2.0}),
     "palimpsa-d grouped": ("palimpsa-d", {"num_v_heads": 4, "gain": None, "residual": False}),

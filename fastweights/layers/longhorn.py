@@ -1,0 +1,85 @@
+"""Longhorn as in table 1 of Palimpsa: one gain per value channel, every element of the memory corrected by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import check_flag
+from ..ops import linear_attention
+from .memory_layer import MemoryLayer, RuleCall
+from .norms import at_least_float32
+from .options import MemoryOptions, option
+from .registry import MATRIX, register_mixer
+
+__all__ = ["ElementwiseLonghorn", "ElementwiseLonghornOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementwiseLonghornOptions(MemoryOptions):
+    """Options of `ElementwiseLonghorn`: those of `MemoryOptions`, with keys of any length."""
+
+    normalize_qk: bool = option(False, check_flag)
+
+
+@register_mixer(
+    "longhorn-elementwise",
+    summary="Longhorn's diagonal form: every element of the memory corrects itself, one gain per value channel",
+    equation="S_kv = S_kv + e_v k_k (v_v - k_k S_kv), e = beta / (1 + beta |k|^2)",
+    source="Liu et al. 2024 (Longhorn); Palimpsa, table 1",
+    state=MATRIX,
+    cost="H V (2 K + C (K + 1) / 2)",
+)
+class ElementwiseLonghorn(MemoryLayer):
+    r"""A sequence mixer whose memory elements each forget by how much of a key they have seen.
+
+    $$S_t = \Big(1 - k_t^2 \epsilon_t^\top\Big) \odot S_{t-1} + k_t (\epsilon_t \odot v_t)^\top, \qquad
+      \epsilon_t = \frac{\beta_t}{1 + \beta_t |k_t|^2}, \qquad o_t = S_t^\top q_t$$
+
+    with beta the sigmoid of a projection of rank hidden_size / 16, one number per value channel. Longhorn (Liu et al. 2024) with
+    its diagonal approximation, as Palimpsa's table 1 compares it; the mixer `longhorn` has the full rule with one beta per head.
+    The decay has a number per element of the memory: it is computed as gated linear attention of every value channel by
+    itself, and takes memory for T K V numbers per head.
+
+    Args:
+        normalize_qk: whether queries and keys are divided by their length; not by default.
+
+    The other options are those of `MemoryOptions`.
+    """
+
+    Options = ElementwiseLonghornOptions
+    options: ElementwiseLonghornOptions
+    probes = {**MemoryLayer.probes, "beta": ""}
+
+    def build(self) -> None:
+        rank, channels = max(1, self.hidden_size // 16), self.heads.value_heads * self.heads.value
+        self.beta_proj = nn.Sequential(
+            nn.Linear(self.hidden_size, rank, bias=False), nn.Linear(rank, channels, bias=False)
+        )
+
+    def rule(
+        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+        heads, channels = self.heads.value_heads, self.heads.value
+        beta_BTGV = torch.sigmoid(at_least_float32(self.beta_proj(x_BTD))).unflatten(2, (heads, channels))
+        square_BTG1K = at_least_float32(k_BTHK).square().repeat_interleave(heads // k_BTHK.shape[2], 2)[:, :, :, None]
+        length_BTG11 = square_BTG1K.sum(-1, keepdim=True)
+        step_BTGV = beta_BTGV / (1 + beta_BTGV * length_BTG11[..., 0])
+        self.probe(beta=step_BTGV)
+        # log(1 - k_k^2 e_v) without the cancellation: 1 - k_k^2 e_v = (1 + beta_v (|k|^2 - k_k^2)) / (1 + beta_v |k|^2).
+        beta = beta_BTGV[..., None]
+        others = (length_BTG11 - square_BTG1K).clamp_min(0)
+        g_BTGVK = ((beta * others).log1p() - (beta * length_BTG11).log1p()).clamp_max(0)
+        if "S" in run.memory:  # as the memories of single channels
+            run.memory = {"S": run.memory["S"].mT.flatten(1, 2)[..., None]}
+        values = (step_BTGV * v_BTGV).to(v_BTGV.dtype).flatten(2, 3)[..., None]
+        o, memory = run(linear_attention, q_BTHK, k_BTHK, values, g_BTGVK.flatten(2, 3), state=("S",))
+        S = memory["S"]
+        return o.unflatten(2, (heads, channels))[..., 0], {
+            "S": None if S is None else S[..., 0].unflatten(1, (heads, channels)).mT
+        }
+
+    def state_size(self, length: int = 1) -> int:
+        return self.heads.value_heads * self.heads.key * self.heads.value
