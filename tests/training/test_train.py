@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fastweights.evaluation import recall_accuracy, regression_errors
+from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsForCausalLM, VectorModel
 from fastweights.training import CheckpointError, learning_rate_factor, train_run
 from fastweights.training.optimization import weight_decay_groups
@@ -166,6 +167,33 @@ def test_a_regression_run_takes_the_steps_that_are_written_out_here(tmp_path):
     assert result.losses == pytest.approx(losses, rel=1e-4)
     errors = regression_errors(model, task, seed=0, examples=8)
     assert result.by_token["error"] == pytest.approx(errors.model, rel=1e-4)
+
+
+def parity(tmp_path, **options):
+    """Accuracy by token, up to twice the length of training."""
+    run = small_run(
+        task="parity",
+        task_options={"test_length": 24},
+        mixer=MixerChoice(name="gdn", options=options),
+        pairs=12,
+        vocab_size=2,
+        width=16,
+        steps=150,
+        batch_size=32,
+        test_examples=64,
+        evaluations=1,
+    )
+    return train_run(run, tmp_path / "run.checkpoint").by_token["accuracy"]
+
+
+def test_parity_is_learnt_with_negative_eigenvalues(tmp_path):
+    assert min(parity(tmp_path, negative_eigenvalues=True)) > 0.9
+
+
+@pytest.mark.slow
+def test_parity_is_not_learnt_without_them(tmp_path):
+    accuracies = parity(tmp_path)
+    assert accuracies[0] > 0.9 and max(accuracies[12:]) < 0.75
 
 
 def test_accuracy_of_state_tracking_by_token(tmp_path):
