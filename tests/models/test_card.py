@@ -44,13 +44,25 @@ def test_the_code_in_it_runs(tmp_path, capsys, monkeypatch, kind):
         assert run(tmp_path, capsys, monkeypatch).startswith("tensor(")
 
 
-def test_without_the_import_transformers_leads_to_it(tmp_path):
+WITHOUT_IMPORT = """
+from transformers import AutoModelForCausalLM
+try:
+    AutoModelForCausalLM.from_pretrained(".")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_transformers_leads_to_the_import_and_the_card_has_it(tmp_path):
     """In a process of its own, as `fastweights.models` is imported here."""
     model().save_pretrained(tmp_path)
-    script = f"from transformers import AutoModelForCausalLM\nAutoModelForCausalLM.from_pretrained({str(tmp_path)!r})"
-    path = str(Path(fastweights.__file__).parents[1])
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": path})
-    assert ended.returncode == 1 and "has model type `fastweights`" in ended.stderr
+    script = WITHOUT_IMPORT + code(tmp_path)
+    environment = {"PYTHONPATH": str(Path(fastweights.__file__).parents[1])}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "has model type `fastweights`" in ended.stdout and "tensor(" in ended.stdout
     assert json.loads((tmp_path / "config.json").read_text())["how_to_load"].startswith("import fastweights.models")
     assert "auto_map" not in (tmp_path / "config.json").read_text()
     card = (tmp_path / "README.md").read_text()
