@@ -94,6 +94,7 @@ ROWS = {  # what the papers train at each size, by the mixer of the preset; the 
     "Gated KalmaNet, table 3": ("{mixer}-{size}", ("440m", "1b", "2.8b"), ("gka",)),
     "Preconditioned DeltaNet, table 1": ("{mixer}-{size}", ("340m",), ("deltanet", "gdn", "kda", "pdn", "pgdn", "pkda")),
     "Preconditioned DeltaNet, table 1, 1B": ("{mixer}-{size}", ("1b",), ("gdn", "kda", "pgdn", "pkda")),
+    "Preconditioned DeltaNet, table 6": ("{mixer}-{size}", ("340m",), ("pmamba2",)),
     "Preconditioned DeltaNet, appendix E.5": ("{mixer}-{size}", ("340m",), ("mesa", "softmax")),
     "Lattice, tables 2 and 3": (
         "{mixer}-{size}-lattice", ("110m", "340m"), ("softmax", "linear", "mamba2", "deltanet", "gdn", "ttt"),
@@ -112,6 +113,18 @@ def test_every_row_of_the_size_tables_has_a_preset(table):
             found = entry if isinstance(entry, str) else entry["name"]
             assert found == (f"vla-{mixer}" if size == "2l" else mixer)
             assert PRESETS[name].source.startswith(table.split(", ")[0])
+
+
+def test_the_ablations_of_preconditioned_deltanet_differ_by_their_option_alone():
+    """Its tables 4 to 7."""
+    changes = {f"{mixer}-negative": (mixer, {"negative_eigenvalues": True}) for mixer in ("deltanet", "gdn", "kda")}
+    changes |= {f"pgdn-{gain}": ("pgdn", {"gain": gain}) for gain in ("unit", "damped", "fading")}
+    changes |= {"pgdn-tied": ("pgdn", {"tie_preconditioner": True}), "pgdn-unstable": ("pgdn", {"squash": "none"})}
+    for name, (mixer, options) in changes.items():
+        base = preset(f"{mixer}-340m")
+        assert (
+            preset(f"{name}-340m").to_dict() == {**base.to_dict(), "mixer": {**base.mixer, **options}} != base.to_dict()
+        )
 
 
 @pytest.mark.parametrize("size", ["110m", "340m"])
