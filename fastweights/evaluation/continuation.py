@@ -7,8 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import LARGEST_COUNT, check_number, check_positive, check_size, check_whole_number
-from .reading import evaluating, prompt_tokens
+from ..checks import (
+    LARGEST_COUNT,
+    check_flag,
+    check_number,
+    check_positive,
+    check_size,
+    check_unicode,
+    check_whole_number,
+)
+from .reading import check_model, evaluating, prompt_tokens
 
 __all__ = ["continue_text"]
 
@@ -41,6 +49,9 @@ def continue_text(
         ValueError: a number out of its range, an empty prompt and a tokenizer without a token that starts or ends texts, or a
             model whose logits are not finite.
     """
+    check_model(model)
+    check_unicode("prompt", prompt)
+    check_flag("greedy", greedy)
     check_size("max_new_tokens", max_new_tokens, high=LARGEST_COUNT)
     sampling = {} if greedy else _sampling(temperature, top_p, seed)
     end = tokenizer.eos_token_id

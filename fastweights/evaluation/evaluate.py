@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checks import (
-    LARGEST_COUNT,
     check_choice,
     check_number,
     check_size,
@@ -18,6 +17,7 @@ from ..checks import (
 )
 from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
+from .reading import MOST_EXAMPLES
 from .ruler import RULER_TASKS, check_ruler, ruler_recall
 from .windows import check_lengths
 from .word_recall import WORD_TASKS, task_in_words, word_recall
@@ -77,7 +77,7 @@ class EvaluationSettings:
             "ruler_examples",
             "block",
         ):
-            check_size(name, getattr(self, name), high=LARGEST_COUNT)
+            check_size(name, getattr(self, name), high=MOST_EXAMPLES)
         check_whole_number("seed", self.seed)
         if len(set(self.measures)) < len(self.measures):
             raise ValueError(f"measures must be different from each other, got {', '.join(self.measures)}")

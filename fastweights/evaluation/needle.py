@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checks import check_number, check_size, check_whole_number
+from ..checks import check_number, check_size, check_unicode, check_whole_number
 from ..results import NeedleRecall
 from .answers import answer_prompt, token_counter
 from .needle_text import NEEDLE_TASKS, documentation, needle_of, needle_prompt
+from .reading import MOST_EXAMPLES, check_model
 
 __all__ = ["DEPTHS", "NEEDLE_TASKS", "NeedleRecall", "check_needles", "needle_recall"]
 
@@ -47,11 +48,12 @@ def needle_recall(
             whose losses are not finite.
     """
     check_size("length", length)
-    check_size("examples", examples)
+    check_model(model)
+    check_size("examples", examples, high=MOST_EXAMPLES)
     check_size("block", block)
     check_whole_number("seed", seed)
     check_number("depth", depth, low=0, high=1)
-    words = (documentation() if text is None else text).split()
+    words = (documentation() if text is None else check_unicode("text", text)).split()
     if not words:
         raise ValueError("text must hold at least one word, got none; pass text to hide the needle in")
 

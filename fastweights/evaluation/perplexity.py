@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import check_size
+from ..checks import check_size, check_whole_number
 from ..layers.norms import at_least_float32
 from ..results import LengthPerplexity
-from .reading import evaluating, hidden_blocks
+from .reading import check_model, evaluating, hidden_blocks
 from .windows import check_lengths, text_windows
 
 __all__ = ["LengthPerplexity", "perplexity_by_length"]
@@ -58,6 +58,9 @@ def perplexity_by_length(
     """
     for name, value in (("texts", texts), ("stretch", stretch), ("block", block), ("batch_size", batch_size)):
         check_size(name, value)
+    check_model(model)
+    if separator is not None:
+        check_whole_number("separator", separator, high=model.config.vocab_size - 1)
     lengths = check_lengths(lengths, 2)
     windows, joined = text_windows(documents, lengths[-1], count=texts, separator=separator)
     if windows.min() < 0 or windows.max() >= model.config.vocab_size:

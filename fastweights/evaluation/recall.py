@@ -5,8 +5,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ..checks import check_size, check_whole_number, describe_value
 from ..data import IGNORE_INDEX, Batch
-from .reading import evaluating, hidden_blocks
+from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks
 
 __all__ = ["labelled_logits", "recall_accuracy", "right_and_asked"]
 
@@ -63,6 +64,12 @@ def right_and_asked(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """How many of `examples` test sequences have a right answer, and how many a label, at each token: int64 [T] twice.
     Arguments as for `recall_accuracy`."""
+    check_model(model)
+    if not callable(getattr(task, "batch", None)):
+        raise TypeError(f"task must be a RecallTask, got {describe_value(task)}; make_task makes one of a name")
+    check_size("examples", examples, high=MOST_EXAMPLES)
+    check_whole_number("seed", seed)
+    check_size("block", block)
     right_T = asked_T = torch.zeros((), dtype=torch.int64)
     with evaluating(model):
         for index, start in enumerate(range(0, examples, _TEST_BATCH)):

@@ -7,7 +7,7 @@ from typing import Any
 from ..checks import check_choice, check_size
 from ..data import RecallTask, make_task
 from ..results import WordRecall
-from .reading import prompt_tokens
+from .reading import MOST_EXAMPLES, check_model, prompt_tokens
 from .recall import recall_accuracy
 from .symbols import TaskInWords, word_tokens
 
@@ -50,7 +50,8 @@ def word_recall(
         ValueError: an unknown task, numbers that the task refuses, a tokenizer with fewer words, a model whose logits are not
             finite.
     """
-    check_size("examples", examples)
+    check_model(model)
+    check_size("examples", examples, high=MOST_EXAMPLES)
     check_size("block", block)
     in_words = task_in_words(tokenizer, task, length=length, pairs=pairs, symbols=symbols)
     accuracy = recall_accuracy(

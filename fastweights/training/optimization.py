@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_number
+from ..checks import check_number, check_size, check_whole_number
 
 __all__ = ["learning_rate_factor", "weight_decay_groups"]
 
@@ -19,6 +19,8 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
     Raises:
         ValueError: a negative weight_decay.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     check_number("weight_decay", weight_decay, low=0)
     exempt = {
         id(parameter)
@@ -39,7 +41,15 @@ def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, final: flo
     It rises linearly and reaches 1 at step `warmup_steps`, then follows half a cosine that would reach `final` at step
     `steps`. The first step has `start`, or where that is 0 the first of `warmup_steps` + 1 equal parts, as a step with
     factor 0 would do nothing. It depends on the step alone, so a resumed run needs no scheduler state.
+
+    Raises:
+        ValueError, TypeError: a number that does not fit.
     """
+    check_whole_number("step", step)
+    check_size("steps", steps)
+    check_whole_number("warmup_steps", warmup_steps)
+    check_number("final", final, low=0)
+    check_number("start", start, low=0)
     if step < warmup_steps:
         return start + (1 - start) * step / warmup_steps if start else (step + 1) / (warmup_steps + 1)
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)

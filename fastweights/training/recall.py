@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from ..checks import check_number, check_size, error_prefix
+from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
 from ..environment import usable_cores
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
@@ -56,6 +56,11 @@ def run_recall(
         KeyboardInterrupt: Ctrl-C, or a signal where the caller has entered `StopSignals`. Every worker has then finished its
             step and saved its run; the same call continues.
     """
+    if not isinstance(experiment, RecallExperiment):
+        raise TypeError(f"experiment must be a RecallExperiment, got {describe_value(experiment)}")
+    output = check_path("output", output, "the path of a folder")
+    check_flag("overwrite", overwrite)
+    imports = check_texts("imports", imports, what="modules or paths of .py files", empty=False)
     if workers is None:
         workers = usable_cores() if experiment.device == "cpu" else 1
     check_size("workers", workers, high=1024)
@@ -63,7 +68,7 @@ def run_recall(
     check_number("checkpoint_seconds", checkpoint_seconds, low=0)
     runs = experiment.runs()
     _check_models(runs)
-    folder = ExperimentFolder(Path(output))
+    folder = ExperimentFolder(output)
     reporter = reporter or Silent()
     with folder.opened(experiment, overwrite=overwrite, report=reporter.note):
         pending = [run for run in runs if not folder.result(run).exists()]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..checks import check_number, check_path, describe_value
 from ..data import stream
 from ..environment import machine, versions
 from ..results import RecallResult, undertrained
@@ -47,6 +48,10 @@ def train_run(
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another run.
     """
+    if not isinstance(run, RecallRun):
+        raise TypeError(f"run must be a RecallRun, got {describe_value(run)}")
+    checkpoint = check_path("checkpoint", checkpoint, "the path of a file")
+    check_number("checkpoint_seconds", checkpoint_seconds, low=0)
     training = _Training(run)
     config = run.record()
     if checkpoint.exists():

@@ -15,6 +15,7 @@ from ...checks import (
     check_size,
     check_text,
     check_texts,
+    check_unicode,
     check_whole_number,
     closest,
     describe_value,
@@ -27,6 +28,8 @@ SIZES = (
     *("length", "batch_size", "accumulation", "max_steps"),
     *("log_every", "evaluation_rows", "checkpoint_every", "keep_checkpoints", "context_texts"),
 )
+# Beyond these the rows of a step would fill the memory, or a training would never end.
+LARGEST = {"length": 2**24, "batch_size": 2**20, "accumulation": 2**20, "max_steps": 10**9}
 Made = TypeVar("Made")
 
 
@@ -110,7 +113,7 @@ class LanguageRun:
 
     def __post_init__(self) -> None:
         for name in SIZES:
-            object.__setattr__(self, name, check_size(name, getattr(self, name), high=LARGEST_COUNT))
+            object.__setattr__(self, name, check_size(name, getattr(self, name), high=LARGEST.get(name, LARGEST_COUNT)))
         for name, largest in (("evaluate_every", LARGEST_COUNT), ("seed", 2**32 - 1)):
             object.__setattr__(self, name, check_whole_number(name, getattr(self, name), high=largest))
         if self.length < 2:
@@ -129,7 +132,7 @@ class LanguageRun:
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
         for name in ("output", "cache"):
             check_text(name, getattr(self, name), what="the path of a folder", empty=False)
-        check_text("prompt", self.prompt)
+        check_unicode("prompt", self.prompt)
         self._check_model()
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if not isinstance(getattr(self, name), made):

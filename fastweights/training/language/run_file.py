@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ...checks import check_choice, check_path
 from .run import LanguageRun, from_mapping
 
 if sys.version_info >= (3, 11):
@@ -27,7 +28,10 @@ def load_run(path: str | Path, **changes: Any) -> LanguageRun:
     Raises:
         ValueError: no such file, a file of another kind, bad syntax, an unknown key, a value that does not fit.
     """
-    file = Path(path)
+    file = check_path("run file", path, "the path of a .toml or .py file")
+    known = [field.name for field in dataclasses.fields(LanguageRun)]
+    for name in changes:
+        check_choice("a change", name, known)
     if file.suffix not in (".toml", ".py"):
         raise ValueError(f"run file must be a .toml or .py file, got {file}")
     if len(file.name) > 255 or not file.is_file():
@@ -39,6 +43,8 @@ def load_run(path: str | Path, **changes: Any) -> LanguageRun:
 def _from_toml(file: Path) -> LanguageRun:
     try:
         return from_mapping(LanguageRun, tomllib.loads(file.read_text("utf-8")), "it")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"run file {file} must be text in UTF-8: {error}; save it as UTF-8") from None
     except OSError as error:
         raise ValueError(f"run file {file} cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:

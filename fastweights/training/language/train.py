@@ -14,7 +14,7 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
-from ...checks import check_size
+from ...checks import check_flag, check_size, describe_value
 from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
@@ -79,6 +79,9 @@ def train_language(
         WriteError: another file could not be written.
         Stopped: a signal arrived. The same call continues.
     """
+    if not isinstance(run, LanguageRun):
+        raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
+    check_flag("overwrite", overwrite)
     if stop_at is not None:
         check_size("stop_at", stop_at)
     check_launch()
@@ -99,6 +102,12 @@ def train_language(
     text = _prepared(corpus, model_tokenizer(singles[0]), run.cache, report)
     for shards in (text.train, text.held_out):
         PackedRows(shards, run.length)  # raises where there are not enough tokens
+    rows = len(PackedRows(text.train, run.length))
+    if run.batch_size > rows:
+        raise ValueError(
+            f"batch_size must be at most {rows}, the rows of length {run.length} that the train text has, got {run.batch_size}; "
+            "pass more text, or a smaller batch"
+        )
     configs = [_checked_config(single, text.tokenizer) for single in singles]
     folder = LanguageFolder(Path(run.output))
     with folder.opened(run, text, overwrite=overwrite) if run.mixers else nullcontext():
