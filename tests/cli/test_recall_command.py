@@ -227,7 +227,8 @@ def test_another_configuration_is_refused_and_nothing_overwritten(killed_and_con
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_a_damaged_checkpoint_is_then_reported(tmp_path, capsys):
     output = tmp_path / "output"
-    process = start(command(output, steps=400))
+    arguments = command(output, steps=400, mixers=("linear",), learning_rates=(0.01,))
+    process = start(arguments)
     wait_until(lambda: list(output.glob("runs/*.checkpoint")), process)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -237,7 +238,7 @@ def test_ctrl_c_stops_cleanly_and_a_damaged_checkpoint_is_then_reported(tmp_path
 
     (saved,) = output.glob("runs/*.checkpoint")
     saved.write_bytes(saved.read_bytes()[:-10])
-    assert main(command(output, steps=400)) == 0
+    assert main(arguments) == 0
     assert f"its checkpoint {saved} is damaged, so this run begins again" in capsys.readouterr().err
 
 
