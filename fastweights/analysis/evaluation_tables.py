@@ -40,17 +40,17 @@ def perplexity_table(rows: Sequence[LengthPerplexity]) -> Table:
 
 
 def retrieval_tables(results: Mapping[str, Sequence[Any]]) -> Iterator[Table]:
-    """Recall and needle tasks: one row per task, one column per length, a few lengths per table.
+    """Recall, needle and RULER tasks: one row per task, one column per length, a few lengths per table.
 
-    results: `WordRecall` or `NeedleRecall` rows by the name of the measure.
+    results: `WordRecall`, `NeedleRecall` or `RulerRecall` rows by the name of the measure.
     """
     every = sorted({row.length for rows in results.values() for row in rows})
     for start in range(0, len(every), LENGTHS_PER_TABLE):
         lengths = every[start : start + LENGTHS_PER_TABLE]
         table = plain_table(
             "Recall and retrieval by context length",
-            "Recall tasks: part of the queries answered right. Needles: part found over all depths and, in brackets, the "
-            "loss of the right answer in nats per token.",
+            "Recall tasks: part of the queries answered right. RULER tasks: part of the answers found, of needles over all "
+            "depths, and in brackets the loss of the right answer in nats per token.",
             text=("task",),
             numbers=[f"{length:,} tokens" for length in lengths],
         )

@@ -64,6 +64,25 @@ def test_extreme_weights_do_not_overflow() -> None:
     assert Draws(0, 0, 0).successive(np.array([-1e6, 0.0, 1e6]), 5, 3).tolist() == [[2, 1, 0]] * 5
 
 
+def test_normal_numbers_are_normal_and_independent() -> None:
+    x = Draws(0, 0, 0).normal((400, 500))
+    assert x.shape == (400, 500) and x.dtype == np.float64 and np.isfinite(x).all()
+    moments = [(x**power).mean() for power in range(1, 5)]
+    np.testing.assert_allclose(moments, [0, 1, 0, 3], atol=0.05)
+    for level, share in ((-1.0, 0.158655), (0.5, 0.691462), (2.0, 0.977250)):
+        assert (x < level).mean() == pytest.approx(share, abs=0.004)
+    assert abs(np.corrcoef(x.ravel()[::2], x.ravel()[1::2])[0, 1]) < 0.012  # the two of one point of the disc
+    assert Draws(0, 0, 0).normal((0, 3)).shape == (0, 3)
+
+
+def test_normal_numbers_are_pinned_to_the_bit() -> None:
+    assert [number.hex() for number in Draws(1, 2, 3).normal((3,)).tolist()] == [
+        "-0x1.26308a05b9fa5p-1",
+        "0x1.3206e220d010cp+0",
+        "-0x1.fd4f1b95bbb7ap-1",
+    ]
+
+
 def test_streams_do_not_overlap() -> None:
     words = [Draws(seed, stream, index).below(2**62, 1000) for seed in (0, 1) for stream in (0, 1) for index in (0, 1)]
     assert len(set(np.concatenate(words).tolist())) == 8000
