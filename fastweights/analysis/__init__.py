@@ -3,7 +3,7 @@
 from ..results import RecallResult, RecallSummary, ResultsError, load_results, still_falling, summarize
 from .mixer_tables import mixers_table
 from .plots import save_plots
-from .tables import recall_table
+from .tables import recall_table, stage_table
 
 __all__ = [
     "RecallResult",
@@ -13,6 +13,7 @@ __all__ = [
     "mixers_table",
     "recall_table",
     "save_plots",
+    "stage_table",
     "still_falling",
     "summarize",
 ]

@@ -1,16 +1,17 @@
 """Tables of trainings for the terminal."""
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
 from ..results import LanguageResult, RecallResult, RecallSummary, summarize
-from ..results.experiment import describe_experiment
+from ..results.experiment import best_results, describe_experiment
 from .naming import short_unit, task_of
 from .table_style import LENGTHS_PER_TABLE, add_row, plain_table
 
-__all__ = ["language_tables", "recall_table"]
+__all__ = ["language_tables", "recall_table", "stage_table"]
 
 
 def recall_table(results: Sequence[RecallResult]) -> Table:
@@ -31,6 +32,27 @@ def recall_table(results: Sequence[RecallResult]) -> Table:
         for row in own:
             rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
             add_row(table, row.mixer, _value(row), rate, f"{row.state_size:,}", f"{row.parameters:,}", _notes(row))
+    return table
+
+
+def stage_table(results: Sequence[RecallResult]) -> Table:
+    """The accuracy (or error) of each mixer at the end of every stage of a curriculum, on that stage's task."""
+    measure, unit = results[0].measure, short_unit(results)
+    stages = [
+        f"{stage['pairs']:,} {unit}" + ("" if stage["length"] is None else f", {stage['length']:,} tokens")
+        for stage in results[0].run["curriculum"]
+    ]
+    table = plain_table(
+        f"{measure.capitalize()} by stage",
+        f"At the end of each stage of the curriculum, at the best learning rate of the last stage, mean over the seeds that got "
+        f"there. {measure.capitalize()} on the task of the stage.",
+        text=("mixer",),
+        numbers=stages,
+    )
+    for mixer in dict.fromkeys(result.mixer for result in results):
+        best = best_results([result for result in results if result.mixer == mixer])
+        columns = [[run.stage_values[n] for run in best if n < len(run.stage_values)] for n in range(len(stages))]
+        add_row(table, mixer, *(f"{statistics.fmean(column):.3f}" if column else "-" for column in columns))
     return table
 
 

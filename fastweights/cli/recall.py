@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,15 @@ LEARNING_RATES, SEEDS = ["0.005,0.01"], ["0"]
 
 
 def recall(
+    context: typer.Context,
+    run_file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN.toml]",
+            help="File with the settings; options that are given replace what it says. See examples/recall.",
+            show_default=False,
+        ),
+    ] = None,
     mixers: Annotated[
         list[str],
         typer.Option(
@@ -47,7 +56,7 @@ def recall(
     device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for results, plots and checkpoints.")] = Path("runs/recall"),
     workers: Annotated[
-        int | None, typer.Option(help="Processes, each on one core; by default one per core, or one on a GPU.")
+        int | None, typer.Option(help="Processes, each on one core; by default one per core, or one per GPU.")
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between two saves of a run.")] = 10.0,
     log_every: Annotated[
@@ -69,51 +78,72 @@ def recall(
     continues = f"the same command{' without --overwrite' * overwrite} continues where it stopped"
     with one_line_errors(continues), StopSignals():
         import_mixers(imports)
-        from ..analysis import mixers_table, recall_table, save_plots
+        from ..analysis import mixers_table, recall_table, save_plots, stage_table
         from ..layers import parse_mixers
-        from ..training import RecallExperiment, WorkerError, run_recall
+        from ..training import RecallExperiment, RecallFile, WorkerError, load_recall_file, run_recall
         from ..training.progress import reporter_for
+        from ..training.recall import check_models
 
         if list_mixers:
             Console().print(mixers_table())
             return
-        experiment = RecallExperiment(
-            mixers=tuple(choice for text in mixers for choice in parse_mixers(text)),
-            task=task,
-            pairs=values("--pairs", pairs, int),
-            length=length,
-            vocab_size=vocab_size,
-            width=width,
-            heads=heads,
-            layers=layers,
-            steps=steps,
-            batch_size=batch_size,
-            learning_rates=values("--learning-rates", learning_rates, float),
-            seeds=values("--seeds", seeds, int),
-            test_examples=test_examples,
-            device=device,
-        )
-        try:
-            results = run_recall(
-                experiment,
-                output,
-                workers=workers,
-                overwrite=overwrite,
-                checkpoint_seconds=checkpoint_seconds,
-                reporter=reporter_for(Console(stderr=True), log_every),
-                log_every=log_every,
-                imports=imports or (),
-            )
-        except WorkerError as error:
-            print(error.details, file=sys.stderr, end="")
-            raise typer.Exit(fail(f"{error}; {continues}", 1)) from None
-    Console().print(recall_table(results))
-    print(f"Results: {output / 'results.json'}")
-    with one_line_errors():
-        try:
-            print("Plots: " + ", ".join(str(path) for path in save_plots(results, output)))
-        except ImportError:
-            print(
-                "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-                file=sys.stderr,
-            )
+        settings: dict[str, Any] = {
+            "mixers": tuple(choice for text in mixers for choice in parse_mixers(text)),
+            "task": task,
+            "pairs": values("--pairs", pairs, int),
+            "length": length,
+            "vocab_size": vocab_size,
+            "width": width,
+            "heads": heads,
+            "layers": layers,
+            "steps": steps,
+            "batch_size": batch_size,
+            "learning_rates": values("--learning-rates", learning_rates, float),
+            "seeds": values("--seeds", seeds, int),
+            "test_examples": test_examples,
+            "device": device,
+        }
+        if run_file is None:
+            study = RecallFile(output=str(output), parts={"": RecallExperiment(**settings)}, workers=workers)
+        else:
+            options = {**settings, "output": str(output), "workers": workers}
+            given = {name: value for name, value in options.items() if _is_given(context, name)}
+            study = load_recall_file(run_file, **given)
+        for experiment in study.parts.values():
+            check_models(experiment.runs())
+        for name, experiment in study.parts.items():
+            folder = study.folders()[name]
+            try:
+                results = run_recall(
+                    experiment,
+                    folder,
+                    workers=study.workers,
+                    overwrite=overwrite,
+                    checkpoint_seconds=checkpoint_seconds,
+                    reporter=reporter_for(Console(stderr=True), log_every),
+                    log_every=log_every,
+                    imports=imports or (),
+                )
+            except WorkerError as error:
+                print(error.details, file=sys.stderr, end="")
+                raise typer.Exit(fail(f"{error}; {continues}", 1)) from None
+            if name:
+                print(f"Part {name}")
+            Console().print(recall_table(results))
+            if experiment.curriculum:
+                Console().print(stage_table(results))
+            print(f"Results: {folder / 'results.json'}")
+            with one_line_errors():
+                try:
+                    print("Plots: " + ", ".join(str(path) for path in save_plots(results, folder)))
+                except ImportError:
+                    print(
+                        "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
+                        file=sys.stderr,
+                    )
+
+
+def _is_given(context: typer.Context, option: str) -> bool:
+    """Whether a person gave the option; otherwise it has its default."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"

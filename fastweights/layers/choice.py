@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..checks import check_text, describe_value
@@ -21,7 +21,7 @@ class MixerChoice:
 
     Attributes:
         name: a key of `fastweights.layers.MIXERS`.
-        options: options of the layer, over those that belong to the name.
+        options: options of the layer, over those that belong to the name; "none" is None where the option may be None.
         label: what tables, plots and result files show; NAME:OPTION=VALUE,... when "".
 
     Raises:
@@ -40,11 +40,12 @@ class MixerChoice:
             )
         mixer_spec(self.name, self.options)
         try:
-            object.__setattr__(self, "options", json.loads(json.dumps(dict(self.options), allow_nan=False)))
+            options = json.loads(json.dumps(dict(self.options), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"options of mixer {self.name!r} must be values that JSON can hold, but {error}; replace that value"
             ) from None
+        object.__setattr__(self, "options", _with_none(self.name, options))
         label = check_text("label", self.label) or self._text()
         if label != label.strip() or not label.isprintable() or len(label) > LONGEST_LABEL:
             raise ValueError(
@@ -96,6 +97,15 @@ def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
     return tuple(_choice(",".join(parts)) for parts in choices)
 
 
+def _with_none(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with None for "none" where an option may be None. TOML has no null."""
+    kind = getattr(mixer_spec(name, {}).layer, "Options", None)
+    if kind is None:
+        return options
+    optional = {field.name for field in fields(kind) if "None" in str(field.type)}
+    return {key: None if value == "none" and key in optional else value for key, value in options.items()}
+
+
 def option_value(text: str) -> Any:
     """The value of an option as it is typed: JSON, or else a string."""
     try:
@@ -123,4 +133,4 @@ def _choice(text: str) -> MixerChoice:
 
 def written_value(value: object) -> str:
     """An option's value as it is typed: the inverse of `option_value`, as far as there is one."""
-    return value if isinstance(value, str) else json.dumps(value, default=repr)
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value, default=repr)

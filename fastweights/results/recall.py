@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,13 @@ class RecallResult:
         """The label of the run's mixer."""
         mixer = self.run["mixer"]
         return mixer if isinstance(mixer, str) else mixer["label"]
+
+    @property
+    def stage_values(self) -> list[float]:
+        """The measure at the end of every stage of a curriculum that the run has ended, on that stage's task."""
+        ends = accumulate(stage["steps"] for stage in self.run.get("curriculum", ()))
+        values = dict(zip(self.accuracy_steps, self.errors if self.measure == "error" else self.accuracies))
+        return [values[end] for end in ends if end in values]
 
     @property
     def diverged(self) -> bool:

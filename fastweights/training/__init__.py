@@ -2,20 +2,24 @@
 
 from ..stopping import Stopped, StopSignals
 from .checkpoint import CheckpointError
-from .experiment import RecallExperiment, RecallRun
+from .experiment import RecallExperiment, RecallRun, Stage
 from .optimization import learning_rate_factor, weight_decay_groups
 from .recall import run_recall
+from .recall_file import RecallFile, load_recall_file
 from .train import train_run
 from .workers import WorkerError
 
 __all__ = [
     "CheckpointError",
     "RecallExperiment",
+    "RecallFile",
     "RecallRun",
+    "Stage",
     "StopSignals",
     "Stopped",
     "WorkerError",
     "learning_rate_factor",
+    "load_recall_file",
     "run_recall",
     "train_run",
     "weight_decay_groups",

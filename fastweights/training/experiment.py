@@ -14,6 +14,8 @@ from ..checks import (
     LARGEST_DEPTH,
     LARGEST_HEADS,
     LARGEST_WIDTH,
+    check_choice,
+    check_flag,
     check_number,
     check_positive,
     check_size,
@@ -24,8 +26,10 @@ from ..checks import (
 from ..data import Task, make_task
 from ..layers import MixerChoice
 from ..models import FastWeightsConfig
+from .optimization import SCHEDULES
 
-__all__ = ["RecallExperiment", "RecallRun"]
+__all__ = ["RecallExperiment", "RecallRun", "Stage"]
+
 
 LARGEST = {
     "vocab_size": 2**20,
@@ -35,12 +39,40 @@ LARGEST = {
     "steps": LARGEST_COUNT,
     "batch_size": 2**20,
     "test_examples": 2**24,
+    "train_examples": 2**24,
     "evaluations": LARGEST_COUNT,
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a curriculum.
+
+    Attributes:
+        pairs: key-value pairs in a sequence.
+        steps: optimizer steps.
+        length: tokens in a sequence; None takes the task's own length for the number of pairs.
+        batch_size: sequences in a step; None takes that of the run.
+    """
+
+    pairs: int
+    steps: int
+    length: int | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("pairs", "steps", "length", "batch_size"):
+            if getattr(self, name) is not None or name in ("pairs", "steps"):
+                size = check_size(f"{name} of a stage", getattr(self, name), high=LARGEST.get(name, LARGEST_COUNT))
+                object.__setattr__(self, name, size)
+
+
 # Settings that came after the first result files were written, with the values that those files were made with.
-_LATER: dict[str, Any] = {"task_options": {}, "warmup_start": 0.0, "initializer_range": 0.02}
+_LATER: dict[str, Any] = {
+    "task_options": {}, "warmup_start": 0.0, "initializer_range": 0.02, "intermediate_size": None, "tie_word_embeddings": False,
+    "scale_residuals": True, "softmax_layers": [], "train_examples": None, "curriculum": [], "beta1": 0.9, "beta2": 0.999,
+    "schedule": "cosine",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,9 +87,19 @@ class _Settings:
         width: size of the residual stream (hidden_size of the model).
         heads: heads of every mixer; must divide `width`.
         layers: number of blocks (mixer and MLP).
+        intermediate_size: width of the MLP; 8/3 of `width` rounded up to a multiple of 64 when None, 0 for no MLP.
+        tie_word_embeddings: whether the output layer shares the embedding's weights.
+        scale_residuals: whether the first weights of what writes to the residual stream shrink with the depth.
+        softmax_layers: blocks, counted from 0, whose mixer is softmax attention in every model (hybrids).
         steps: optimizer steps.
         batch_size: sequences in a step.
+        train_examples: size of a fixed training set that is read again and again, in a new order each time; None for fresh
+            sequences in every step.
+        curriculum: stages of rising difficulty, trained one after the other by one optimizer. pairs, length and steps are then
+            those of the stages (the last one's, and the sum).
+        beta1, beta2: AdamW's.
         weight_decay: AdamW's decoupled weight decay, on matrices only.
+        schedule: of the learning rate after the warm-up, "cosine" or "constant".
         warmup_fraction: part of `steps` over which the learning rate rises linearly to its peak.
         warmup_start: the learning rate at the first step, as a part of the peak; 0 for the first of equal parts.
         final_fraction: the learning rate at the last step, as a part of the peak (cosine decay in between).
@@ -75,9 +117,18 @@ class _Settings:
     width: int = 32
     heads: int = 4
     layers: int = 1
+    intermediate_size: int | None = None
+    tie_word_embeddings: bool = False
+    scale_residuals: bool = True
+    softmax_layers: tuple[int, ...] = ()
     steps: int = 800
     batch_size: int = 32
+    train_examples: int | None = None
+    curriculum: tuple[Stage, ...] = ()
+    beta1: float = 0.9
+    beta2: float = 0.999
     weight_decay: float = 0.1
+    schedule: str = "cosine"
     warmup_fraction: float = 0.1
     warmup_start: float = 0.0
     final_fraction: float = 0.1
@@ -90,9 +141,22 @@ class _Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "task_options", _checked_options(self.task_options))
         for name, largest in LARGEST.items():
-            object.__setattr__(self, name, check_size(name, getattr(self, name), high=largest))
+            if name != "train_examples" or self.train_examples is not None:
+                object.__setattr__(self, name, check_size(name, getattr(self, name), high=largest))
         for name in ("warmup_fraction", "warmup_start", "final_fraction"):
             check_number(name, getattr(self, name), low=0, high=1)
+        self._check_layers_and_stages()
+        largest = max([self.batch_size, *(stage.batch_size or 0 for stage in self.curriculum)])
+        if self.train_examples is not None and self.train_examples < largest:
+            raise ValueError(
+                f"train_examples must be at least batch_size, {largest}, got {self.train_examples}; raise it, or leave it out "
+                "for fresh sequences in every step"
+            )
+        for name in ("tie_word_embeddings", "scale_residuals"):
+            check_flag(name, getattr(self, name))
+        check_choice("schedule", self.schedule, SCHEDULES)
+        for name in ("beta1", "beta2"):
+            check_number(name, getattr(self, name), low=0, below=1)
         check_number("weight_decay", self.weight_decay, low=0)
         for name in ("max_gradient_norm", "initializer_range"):
             check_positive(name, getattr(self, name))
@@ -102,10 +166,34 @@ class _Settings:
             )
         _check_device(self.device)
 
+    def _check_layers_and_stages(self) -> None:
+        for name, kind in (("softmax_layers", int), ("curriculum", Stage)):
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
+                raise TypeError(
+                    f"{name} must be a tuple of {'layer numbers' if kind is int else 'Stage'}, got {describe_value(values)}"
+                )
+        for layer in self.softmax_layers:
+            check_whole_number("softmax_layers", layer, high=self.layers - 1)
+        if self.curriculum:
+            last, total = self.curriculum[-1], sum(stage.steps for stage in self.curriculum)
+            for name, value in (("length", last.length), ("steps", total)):
+                self._from_stages(name, value)
+
+    def _from_stages(self, name: str, value: Any) -> None:
+        """Set a setting that the curriculum decides."""
+        default = next(field.default for field in dataclasses.fields(self) if field.name == name)
+        if getattr(self, name) not in (default, value):
+            raise ValueError(
+                f"{name} must be left out with a curriculum, whose stages say {value}, got {getattr(self, name)}"
+            )
+        object.__setattr__(self, name, value)
+
     def record(self) -> dict[str, Any]:
         """The settings as plain values, as files hold them. Settings of _LATER are left out at their defaults, so that
         files from before there were any describe the same run."""
-        return {name: x for name, x in dataclasses.asdict(self).items() if name not in _LATER or x != _LATER[name]}
+        values = {name: list(x) if isinstance(x, tuple) else x for name, x in dataclasses.asdict(self).items()}
+        return {name: x for name, x in values.items() if name not in _LATER or x != _LATER[name]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +217,11 @@ class RecallRun(_Settings):
         _ = self.choice
         check_positive("learning_rate", self.learning_rate)
         object.__setattr__(self, "seed", check_whole_number("seed", self.seed))
-        self.make_task()
+        if self.curriculum and self.pairs != self.curriculum[-1].pairs:
+            raise ValueError(
+                f"pairs must be that of the curriculum's last stage, {self.curriculum[-1].pairs}, got {self.pairs}"
+            )
+        self.stages()
         self.model_config()
 
     @property
@@ -150,13 +242,25 @@ class RecallRun(_Settings):
     @property
     def tokens(self) -> int:
         """Tokens that the run trains on: a measure of its cost."""
-        return self.steps * self.batch_size * self.make_task().length
+        return sum(stage.steps * (stage.batch_size or 0) * task.length for stage, task in self.stages())
 
     def make_task(self) -> Task:
         """The task that the run trains and tests on."""
-        return make_task(
-            self.task, length=self.length, pairs=self.pairs, vocab_size=self.vocab_size, **self.task_options
-        )
+        return self._task(self.pairs, self.length)
+
+    def stages(self) -> list[tuple[Stage, Task]]:
+        """The stages of the training with their tasks: those of the curriculum, or the one that there is."""
+        stages = self.curriculum or (Stage(pairs=self.pairs, steps=self.steps, length=self.length),)
+        return [
+            (
+                dataclasses.replace(stage, batch_size=stage.batch_size or self.batch_size),
+                self._task(stage.pairs, stage.length),
+            )
+            for stage in stages
+        ]
+
+    def _task(self, pairs: int, length: int | None) -> Task:
+        return make_task(self.task, length=length, pairs=pairs, vocab_size=self.vocab_size, **self.task_options)
 
     def model_config(self) -> FastWeightsConfig:
         """The configuration of the model that the run trains."""
@@ -165,9 +269,17 @@ class RecallRun(_Settings):
             hidden_size=self.width,
             num_hidden_layers=self.layers,
             num_heads=self.heads,
-            mixer=self.choice.entry,
+            mixer=self._mixers(),
+            intermediate_size=self.intermediate_size,
+            tie_word_embeddings=self.tie_word_embeddings,
+            scale_residuals=self.scale_residuals,
             initializer_range=self.initializer_range,
         )
+
+    def _mixers(self) -> Any:
+        if not self.softmax_layers:
+            return self.choice.entry
+        return ["softmax" if layer in self.softmax_layers else self.choice.entry for layer in range(self.layers)]
 
     def record(self) -> dict[str, Any]:
         """The run in results and checkpoints."""
@@ -192,6 +304,8 @@ class RecallExperiment(_Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.curriculum:
+            self._from_stages("pairs", (self.curriculum[-1].pairs,))
         for name in ("mixers", "pairs", "learning_rates", "seeds"):
             values = getattr(self, name)
             if not isinstance(values, tuple):

@@ -7,9 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_number, check_size, check_whole_number
+from ..checks import check_choice, check_number, check_size, check_whole_number
 
-__all__ = ["learning_rate_factor", "weight_decay_groups"]
+__all__ = ["SCHEDULES", "learning_rate_factor", "weight_decay_groups"]
+
+SCHEDULES = ("cosine", "constant")  # of the learning rate after the warm-up
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -35,12 +37,15 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
     ]
 
 
-def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, final: float, start: float = 0.0) -> float:
+def learning_rate_factor(
+    step: int, *, steps: int, warmup_steps: int, final: float, start: float = 0.0, schedule: str = "cosine"
+) -> float:
     """The factor on the peak learning rate at optimizer step `step`, counted from 0.
 
     It rises linearly and reaches 1 at step `warmup_steps`, then follows half a cosine that would reach `final` at step
-    `steps`. The first step has `start`, or where that is 0 the first of `warmup_steps` + 1 equal parts, as a step with
-    factor 0 would do nothing. It depends on the step alone, so a resumed run needs no scheduler state.
+    `steps`, or stays at 1 with schedule "constant". The first step has `start`, or where that is 0 the first of
+    `warmup_steps` + 1 equal parts, as a step with factor 0 would do nothing. It depends on the step alone, so a resumed run
+    needs no scheduler state.
 
     Raises:
         ValueError, TypeError: a number that does not fit.
@@ -50,7 +55,10 @@ def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, final: flo
     check_whole_number("warmup_steps", warmup_steps)
     check_number("final", final, low=0)
     check_number("start", start, low=0)
+    check_choice("schedule", schedule, SCHEDULES)
     if step < warmup_steps:
         return start + (1 - start) * step / warmup_steps if start else (step + 1) / (warmup_steps + 1)
+    if schedule == "constant":
+        return 1.0
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))

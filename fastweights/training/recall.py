@@ -13,9 +13,9 @@ from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
 from .objectives import objective_of
 from .progress import LOG_EVERY, Reporter, Silent
-from .workers import train_runs
+from .workers import WorkerError, train_runs
 
-__all__ = ["run_recall"]
+__all__ = ["check_models", "run_recall"]
 
 
 def run_recall(
@@ -39,7 +39,8 @@ def run_recall(
     Args:
         experiment: the grid of runs.
         output: folder for results.json, single results and checkpoints; made if it does not exist.
-        workers: processes; None takes one for each usable core on the CPU, one elsewhere.
+        workers: processes; None takes one for each usable core on the CPU, else one per GPU. The device "cuda" stands for all
+            GPUs of the machine, over which the workers are spread; "cuda:1" for that one.
         overwrite: delete the results of an earlier experiment in `output` and start again.
         checkpoint_seconds: time between two saves of a run.
         reporter: receives the progress, a few times per second and after every `log_every` steps of a run.
@@ -52,7 +53,8 @@ def run_recall(
 
     Raises:
         ValueError: `output` cannot be used (see `ExperimentFolder.opened`), or an argument is wrong. Nothing has changed.
-        WorkerError: a worker died or failed; the same call continues.
+        WorkerError: runs failed, or their workers died; the same call trains them again. The others have been trained, and
+            results.json holds them.
         KeyboardInterrupt: Ctrl-C, or a signal where the caller has entered `StopSignals`. Every worker has then finished its
             step and saved its run; the same call continues.
     """
@@ -62,34 +64,43 @@ def run_recall(
     check_flag("overwrite", overwrite)
     imports = check_texts("imports", imports, what="modules or paths of .py files", empty=False)
     if workers is None:
-        workers = usable_cores() if experiment.device == "cpu" else 1
+        gpus = torch.cuda.device_count() if experiment.device == "cuda" else 1
+        workers = usable_cores() if experiment.device == "cpu" else gpus
     check_size("workers", workers, high=1024)
     check_size("log_every", log_every)
     check_number("checkpoint_seconds", checkpoint_seconds, low=0)
     runs = experiment.runs()
-    _check_models(runs)
+    check_models(runs)
     folder = ExperimentFolder(output)
     reporter = reporter or Silent()
     with folder.opened(experiment, overwrite=overwrite, report=reporter.note):
         pending = [run for run in runs if not folder.result(run).exists()]
+        failure = None
         if pending:
             with reporter:
                 reporter.begin(pending, total=len(runs))
-                train_runs(
-                    sorted(pending, key=lambda run: -run.tokens),  # the longest first, to end together
-                    folder,
-                    workers=workers,
-                    checkpoint_seconds=checkpoint_seconds,
-                    reporter=reporter,
-                    log_every=log_every,
-                    imports=imports,
-                )
-        results = [load_result(folder.result(run), run=run.record()) for run in runs]
-        save_results(folder.results, experiment=experiment.record(), results=results)
+                try:
+                    train_runs(
+                        sorted(pending, key=lambda run: -run.tokens),  # the longest first, to end together
+                        folder,
+                        workers=workers,
+                        checkpoint_seconds=checkpoint_seconds,
+                        reporter=reporter,
+                        log_every=log_every,
+                        imports=imports,
+                    )
+                except WorkerError as error:
+                    failure = error
+        ended = [run for run in runs if folder.result(run).exists()]
+        results = [load_result(folder.result(run), run=run.record()) for run in ended]
+        if results and not (failure and failure.ends_all):
+            save_results(folder.results, experiment=experiment.record(), results=results)
+        if failure:
+            raise failure
     return results
 
 
-def _check_models(runs: Sequence[RecallRun]) -> None:
+def check_models(runs: Sequence[RecallRun]) -> None:
     """Raises the ValueError of a mixer that cannot be built in this size, before any is trained."""
     one_of_each = {run.choice.label: run for run in runs}.values()
     with torch.device("meta"):  # shapes only

@@ -1,5 +1,6 @@
 """Trains one recall run: from its checkpoint, if there is one, to its result."""
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 
 from ..checks import check_number, check_path, describe_value
-from ..data import stream
 from ..environment import machine, versions
 from ..results import RecallResult, undertrained
+from .batches import training_batches
 from .checkpoint import load_checkpoint, save_checkpoint
 from .experiment import RecallRun
 from .objectives import Measured, objective_of
@@ -58,10 +59,7 @@ def train_run(
         training.restore(load_checkpoint(checkpoint, run=config))
     history = training.history
     saved = time.monotonic()
-    batches = stream(
-        training.task, "train", seed=run.seed, batch_size=run.batch_size, start=history.step, stop=run.steps
-    )
-    for batch in batches:
+    for batch in training_batches(run, history.step):
         stop = should_stop is not None and should_stop()
         if stop or (history.step and time.monotonic() - saved >= checkpoint_seconds):
             save_checkpoint(checkpoint, run=config, state=training.state())
@@ -101,11 +99,12 @@ class _Training:
         self.run = run
         self.task = run.make_task()
         torch.manual_seed(run.seed)
-        self.objective = objective_of(self.task)
-        self.model = self.objective.build(run.model_config()).train()
+        self.ends = list(itertools.accumulate(stage.steps for stage, _ in run.stages()))
+        self.objectives = [objective_of(task) for _, task in run.stages()]
+        self.model = self.objectives[-1].build(run.model_config()).train()
         self.model.to(run.device)
         groups = weight_decay_groups(self.model, run.weight_decay)
-        self.optimizer = torch.optim.AdamW(groups, lr=run.learning_rate, fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=run.learning_rate, betas=(run.beta1, run.beta2), fused=True)
         self.history = _History()
         self._window_loss = torch.zeros((), dtype=torch.float64, device=run.device)  # sum since the last curve point
         self._clock = time.perf_counter(), time.process_time()
@@ -115,7 +114,8 @@ class _Training:
         run, history = self.run, self.history
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate(history.step)
-        loss = self.objective.loss(self.model, batch, run.device)
+        objective = self.objectives[bisect.bisect_right(self.ends, history.step)]  # of this step's stage
+        loss = objective.loss(self.model, batch, run.device)
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.max_gradient_norm)
@@ -125,9 +125,7 @@ class _Training:
         if history.step % math.ceil(run.steps / _CURVE_POINTS) == 0 or history.step == run.steps:
             self._record_loss()
         if not history.diverged and history.step in self._evaluation_steps():
-            self._record(
-                self.objective.measure(self.model, seed=run.seed, examples=run.test_examples, device=run.device)
-            )
+            self._record(objective.measure(self.model, seed=run.seed, examples=run.test_examples, device=run.device))
 
     def _record(self, measured: Measured) -> None:
         history = self.history
@@ -143,8 +141,9 @@ class _Training:
         run = self.run
         warmup_steps = round(run.warmup_fraction * run.steps)
         return run.learning_rate * learning_rate_factor(
-            step, steps=run.steps, warmup_steps=warmup_steps, final=run.final_fraction, start=run.warmup_start
-        )
+            step, steps=run.steps, warmup_steps=warmup_steps, final=run.final_fraction, start=run.warmup_start,
+            schedule=run.schedule,
+        )  # fmt: skip
 
     def _record_loss(self) -> None:
         history = self.history
@@ -158,7 +157,9 @@ class _Training:
 
     def _evaluation_steps(self) -> set[int]:
         run = self.run
-        return {math.ceil(run.steps * part / run.evaluations) for part in range(1, run.evaluations + 1)}
+        return {math.ceil(run.steps * part / run.evaluations) for part in range(1, run.evaluations + 1)} | set(
+            self.ends
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on."""

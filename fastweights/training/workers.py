@@ -28,18 +28,19 @@ from .folder import ExperimentFolder
 from .progress import Reporter
 from .train import train_run
 
-__all__ = ["WorkerError", "train_runs"]
+__all__ = ["WorkerError", "gpus_of_workers", "train_runs"]
 
 _REPORT_SECONDS = 0.2
 _STOP_SECONDS = 30.0  # a worker may still be importing torch
 
 
 class WorkerError(RuntimeError):
-    """A worker died or failed. `details` is the worker's traceback, if it could send one."""
+    """A worker died or failed. `details` is the worker's traceback, if it could send one. ends_all: whether other runs would
+    fail likewise."""
 
-    def __init__(self, message: str, details: str = "") -> None:
+    def __init__(self, message: str, details: str = "", ends_all: bool = False) -> None:
         super().__init__(message)
-        self.details = details
+        self.details, self.ends_all = details, ends_all
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class _Step:
 class _Failure:
     error: str
     details: str
+    ends_all: bool = False
 
 
 def train_runs(
@@ -66,22 +68,43 @@ def train_runs(
     imports: Sequence[str] = (),
 ) -> None:
     """Train `runs` in their order, on `workers` processes; each result is written to `folder` by its worker. The workers first
-    import the modules `imports`, which register mixers.
+    import the modules `imports`, which register mixers. Those of runs on "cuda" are spread over the GPUs of the machine.
+
+    A run that fails, or whose worker dies, is lost alone: a new worker trains the next run.
 
     Raises:
-        WorkerError: a worker died or failed. The others have saved their runs.
+        WorkerError: at the end, if runs failed; at once where no file can be written. The others have saved their runs.
     """
     waiting = list(reversed(runs))
-    pool = [_Worker(index, folder, checkpoint_seconds, log_every, imports) for index in range(min(workers, len(runs)))]
+    gpus = gpus_of_workers(runs[0].device, min(workers, len(runs)))
+    pool = {
+        index: _Worker(index, gpu, folder, checkpoint_seconds, log_every, imports) for index, gpu in enumerate(gpus)
+    }
+    failures: list[WorkerError] = []
     try:
-        for worker in pool:
+        for worker in pool.values():
             worker.start()
             worker.begin(waiting.pop())
-        busy = {worker.connection: worker for worker in pool}
+        busy = {worker.connection: worker for worker in pool.values()}
         while busy:
             for connection in wait(list(busy)):
                 worker = busy[connection]  # type: ignore[index]  # wait() gives back what it was given
-                message = worker.receive()
+                try:
+                    message = worker.receive()
+                except WorkerError as error:
+                    if error.ends_all:
+                        raise
+                    reporter.note(str(error))
+                    failures.append(error)
+                    del busy[worker.connection]
+                    worker.connection.close()
+                    if waiting:
+                        worker.end()
+                        worker = pool[worker.index] = worker.successor()
+                        worker.start()
+                        worker.begin(waiting.pop())
+                        busy[worker.connection] = worker
+                    continue
                 if isinstance(message, _Step):
                     reporter.step(worker.index, worker.run, message.step, message.loss, message.speed)
                 else:
@@ -91,10 +114,21 @@ def train_runs(
                     else:
                         del busy[worker.connection]
     finally:
-        for worker in pool:
+        for worker in pool.values():
             worker.connection.close()
-        for worker in pool:
+        for worker in pool.values():
             worker.end()
+    if failures:
+        more = f" (and {len(failures) - 1} more of {len(runs)} runs)" if len(failures) > 1 else ""
+        raise WorkerError(f"{failures[0]}{more}", "".join(failure.details for failure in failures))
+
+
+def gpus_of_workers(device: str, workers: int) -> list[int | None]:
+    """The GPU of each worker: with "cuda" all those that the machine has, one after the other; else None, which leaves `device`
+    as it is."""
+    if device != "cuda":
+        return [None] * workers
+    return [index % torch.cuda.device_count() for index in range(workers)]
 
 
 class _Worker:
@@ -105,6 +139,7 @@ class _Worker:
     def __init__(
         self,
         index: int,
+        gpu: int | None,
         folder: ExperimentFolder,
         checkpoint_seconds: float,
         log_every: int,
@@ -113,8 +148,12 @@ class _Worker:
         context = multiprocessing.get_context("spawn")  # a forked torch may hang, a forked CUDA does not work
         self.index = index
         self.connection, self._theirs = context.Pipe()
-        arguments = (self._theirs, folder, checkpoint_seconds, log_every, imports)
-        self.process = context.Process(target=_work, args=arguments, daemon=True)
+        self._arguments = (gpu, folder, checkpoint_seconds, log_every, imports)
+        self.process = context.Process(target=_work, args=(self._theirs, *self._arguments), daemon=True)
+
+    def successor(self) -> "_Worker":
+        """A worker in the place of this one, not started."""
+        return _Worker(self.index, *self._arguments)
 
     def start(self) -> None:
         with _signals_held_back():
@@ -141,7 +180,7 @@ class _Worker:
         except (EOFError, OSError):
             self._raise_dead()
         if isinstance(message, _Failure):
-            raise WorkerError(f"run {self.run.name} failed: {message.error}", message.details)
+            raise WorkerError(f"run {self.run.name} failed: {message.error}", message.details, message.ends_all)
         return message
 
     def _raise_dead(self) -> None:
@@ -167,14 +206,22 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _work(
-    connection: Any, folder: ExperimentFolder, checkpoint_seconds: float, log_every: int, imports: Sequence[str]
+    connection: Any,
+    gpu: int | None,
+    folder: ExperimentFolder,
+    checkpoint_seconds: float,
+    log_every: int,
+    imports: Sequence[str],
 ) -> None:
-    """A worker's life: receive a run, train it, write its result, tell the parent; until the pipe is closed."""
+    """A worker's life: receive a run, train it, write its result, tell the parent; until the pipe is closed. gpu: the one that
+    "cuda" means here."""
     torch.set_num_threads(
         1
     )  # the numbers must not depend on the number of workers; small models gain nothing from more threads
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
     try:
         while True:
             run = connection.recv()
@@ -182,7 +229,7 @@ def _work(
                 import_mixers(imports)
                 result = _train(run, connection, folder, checkpoint_seconds, log_every)
             except WriteError as error:  # a full disk needs no traceback
-                connection.send(_Failure(str(error), ""))
+                connection.send(_Failure(str(error), "", ends_all=True))
                 return
             except Exception as error:
                 connection.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))

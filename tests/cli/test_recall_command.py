@@ -278,3 +278,34 @@ def test_variants_of_a_mixer_are_compared_under_their_labels(tmp_path, capsys, m
         assert f"{label}, 2 pairs" in printed.err and label in printed.out
     assert main(arguments) == 0  # continues: nothing is trained again
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_file_with_parts_and_a_curriculum(tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f"output = '{tmp_path / 'out'}'\nvocab_size = 16\nwidth = 8\nheads = 2\nbatch_size = 4\ntest_examples = 8\n"
+        "learning_rates = [0.01]\nworkers = 1\nmixers = ['linear', {name = 'gdn', options = {conv_size = 2}, label = 'small'}]\n"
+        "[parts.plain]\npairs = [2]\nsteps = 9\n"
+        "[[parts.stages.curriculum]]\npairs = 2\nsteps = 3\n[[parts.stages.curriculum]]\npairs = 3\nsteps = 4\n"
+    )
+    assert main(["recall", str(file), "--test-examples", "6"]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "Part plain" in printed and "Part stages" in printed and "Accuracy by stage" in printed and "small" in printed
+    )
+    for part, steps in (("plain", 9), ("stages", 7)):
+        runs = json.loads((tmp_path / "out" / part / "results.json").read_text())["runs"]
+        assert {(run["run"]["steps"], run["run"]["test_examples"], run["stopped_at"]) for run in runs} == {
+            (steps, 6, steps)
+        }
+    assert main(["recall", str(file), "--test-examples", "6", "--steps", "8"]) == 2
+    assert "part stages: steps must be left out with a curriculum" in capsys.readouterr().err
+
+
+def test_a_bad_run_file_is_one_line(tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text("pears = 3")
+    assert main(["recall", str(file)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "no key 'pears'" in lines[0] and "did you mean 'pairs'" in lines[0]
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,5 +1,6 @@
 """The grid on worker processes: the same numbers as one run after the other, and a clear end when a worker dies."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ from fastweights.stopping import Stopped, StopSignals
 from fastweights.training import WorkerError, run_recall, train_run
 from fastweights.training.checkpoint import load_checkpoint, save_checkpoint
 from fastweights.training.progress import Silent
+from fastweights.training.workers import gpus_of_workers
 
 from .small import numbers, small_experiment
 
@@ -125,6 +127,37 @@ def test_a_damaged_checkpoint_is_reported_and_deleted(tmp_path):
         run_recall(experiment, tmp_path / "output", reporter=Notes())
     assert notes == [f"{run.title}: its checkpoint {damaged} is damaged, so this run begins again"]
     assert whole.read_bytes() == before and not damaged.exists()
+
+
+def test_a_crash_of_one_run_loses_one(tmp_path):
+    """A worker is killed in its first run of three: another takes over, and the same call trains what is missing."""
+
+    class Killer(Silent):
+        def __init__(self):
+            self.killed, self.notes = False, []
+
+        def note(self, line):
+            self.notes.append(line)
+
+        def step(self, worker, run, step, loss, speed):
+            if not self.killed:
+                self.killed = True
+                (process,) = multiprocessing.active_children()
+                os.kill(process.pid, signal.SIGKILL)
+
+    killer, experiment = Killer(), small_experiment(steps=100, seeds=(0, 1, 2))
+    with pytest.raises(WorkerError, match=r"linear-pairs2-lr0.01-seed0 was killed by signal 9") as error:
+        run_recall(experiment, tmp_path / "output", workers=1, reporter=killer)
+    assert killer.notes == [str(error.value)] and not multiprocessing.active_children()
+    held = json.loads((tmp_path / "output" / "results.json").read_text())["runs"]
+    assert [run["run"]["seed"] for run in held] == [1, 2]
+    assert [result.run["seed"] for result in run_recall(experiment, tmp_path / "output", workers=1)] == [0, 1, 2]
+
+
+def test_workers_are_spread_over_the_gpus(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    assert gpus_of_workers("cuda", 7) == [0, 1, 2, 0, 1, 2, 0]
+    assert gpus_of_workers("cuda:1", 2) == gpus_of_workers("cpu", 2) == [None, None]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from ...checks import (
     LARGEST_COUNT,
@@ -17,12 +17,11 @@ from ...checks import (
     check_texts,
     check_unicode,
     check_whole_number,
-    closest,
     describe_value,
 )
 from ...data.text import TextCorpus, TextTokenizer
 
-__all__ = ["LanguageRun", "from_mapping"]
+__all__ = ["LanguageRun"]
 
 SIZES = (
     *("length", "batch_size", "accumulation", "max_steps"),
@@ -30,7 +29,6 @@ SIZES = (
 )
 # Beyond these the rows of a step would fill the memory, or a training would never end.
 LARGEST = {"length": 2**24, "batch_size": 2**20, "accumulation": 2**20, "max_steps": 10**9}
-Made = TypeVar("Made")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,20 +169,3 @@ class LanguageRun:
             )
             for mixer in self.mixers
         ]
-
-
-def from_mapping(kind: type[Made], values: Mapping[str, Any], what: str) -> Made:
-    """The dataclass `kind` with `values`, tables inside becoming the dataclasses that their fields are.
-
-    Raises:
-        ValueError: an unknown key (the message names the nearest), or a value that does not fit.
-    """
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for key in values:
-        if key not in known:
-            raise ValueError(f"{what} has no key {key!r}{closest(key, known)}; it has {', '.join(sorted(known))}")
-    made = dict(values)
-    for key, inner in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
-        if kind is LanguageRun and isinstance(made.get(key), Mapping):
-            made[key] = from_mapping(inner, made[key], f"[{key}]")
-    return kind(**made)

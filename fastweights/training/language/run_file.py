@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 from ...checks import check_choice, check_path
-from .run import LanguageRun, from_mapping
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # the `train` extra brings it
-    import tomli as tomllib
+from ...data.text import TextCorpus, TextTokenizer
+from ..toml_file import from_mapping, read_toml
+from .run import LanguageRun
 
 __all__ = ["load_run"]
 
@@ -41,14 +37,12 @@ def load_run(path: str | Path, **changes: Any) -> LanguageRun:
 
 
 def _from_toml(file: Path) -> LanguageRun:
+    values = read_toml(file)
     try:
-        return from_mapping(LanguageRun, tomllib.loads(file.read_text("utf-8")), "it")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"run file {file} must be text in UTF-8: {error}; save it as UTF-8") from None
-    except OSError as error:
-        raise ValueError(f"run file {file} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"run file {file} is not valid TOML: {error}") from None
+        for key, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
+            if isinstance(values.get(key), dict):
+                values[key] = from_mapping(made, values[key], f"[{key}]")
+        return from_mapping(LanguageRun, values, "it")
     except (ValueError, TypeError) as error:
         raise ValueError(f"run file {file}: {error}") from None
 

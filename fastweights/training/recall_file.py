@@ -1,0 +1,95 @@
+"""Recall experiments from a TOML file: settings, and parts that change some of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..checks import check_path, check_size, check_text, describe_value
+from ..layers import MixerChoice
+from .experiment import RecallExperiment, Stage
+from .toml_file import from_mapping, read_toml
+
+__all__ = ["RecallFile", "load_recall_file"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecallFile:
+    """What a run file of recall says.
+
+    Attributes:
+        output: folder for the results; each part has a folder of its name in it.
+        parts: the experiments by name; a file without parts has one, named "".
+        workers: processes; see `run_recall`.
+    """
+
+    output: str = "runs/recall"
+    parts: Mapping[str, RecallExperiment] = dataclasses.field(default_factory=lambda: {"": RecallExperiment()})
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_text("output", self.output, what="the path of a folder", empty=False)
+        if self.workers is not None:
+            check_size("workers", self.workers)
+        for name in self.parts:
+            if name in (".", "..") or Path(name).name != name:
+                raise ValueError(f"parts must have names that can be folders, got {name!r}; leave out / and ..")
+
+    def folders(self) -> dict[str, Path]:
+        """The output folder of each part."""
+        return {name: Path(self.output, name) for name in self.parts}
+
+
+def load_recall_file(path: str | Path, **changes: Any) -> RecallFile:
+    """The experiments that a .toml file describes.
+
+    Its keys are the fields of `RecallExperiment`, and output and workers. mixers holds names or tables with name, options and
+    label; [task_options] the task's own options; [[curriculum]] one table per stage with pairs, steps and length.
+    [parts.NAME] holds keys that replace those above, for one experiment per part.
+
+    Args:
+        changes: fields of `RecallExperiment`, output or workers, over those of the file and of each part.
+
+    Raises:
+        ValueError: no such file, bad syntax, an unknown key, or a value that does not fit; the message names the part.
+    """
+    file = check_path("run file", path, "the path of a .toml file")
+    if file.suffix != ".toml":
+        raise ValueError(f"run file must be a .toml file, got {file}")
+    if len(file.name) > 255 or not file.is_file():
+        raise ValueError(f"run file {file} does not exist; give the path of a .toml file")
+    values = read_toml(file)
+    try:
+        return _made(values, changes)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"run file {file}: {error}") from None
+
+
+def _made(values: dict[str, Any], changes: dict[str, Any]) -> RecallFile:
+    whole = {name: values.pop(name) for name in ("output", "workers") if name in values}
+    whole.update({name: changes.pop(name) for name in ("output", "workers") if name in changes})
+    parts = values.pop("parts", {"": {}})
+    if not isinstance(parts, dict) or not parts or not all(isinstance(own, dict) for own in parts.values()):
+        raise TypeError(f"parts must be tables [parts.NAME], got {describe_value(parts)}")
+    made = {}
+    for name, own in parts.items():
+        where = f"part {name}: " if name else ""
+        try:
+            made[name] = from_mapping(RecallExperiment, _read({**values, **own, **changes}), "it")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{where}{error}") from None
+    return RecallFile(parts=made, **whole)
+
+
+def _read(values: dict[str, Any]) -> dict[str, Any]:
+    """Lists as tuples, tables as what they describe."""
+    read = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    for name, kind in (("mixers", MixerChoice), ("curriculum", Stage)):
+        if isinstance(read.get(name), tuple):
+            read[name] = tuple(
+                from_mapping(kind, entry, f"a table of {name}") if isinstance(entry, dict) else entry
+                for entry in read[name]
+            )
+    return read

@@ -1,0 +1,49 @@
+"""Run files in TOML: their tables, and dataclasses made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..checks import closest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["from_mapping", "read_toml"]
+
+Made = TypeVar("Made")
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        ValueError: the file cannot be read or is not valid TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"run file {file} must be text in UTF-8: {error}; save it as UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"run file {file} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"run file {file} is not valid TOML: {error}") from None
+
+
+def from_mapping(kind: type[Made], values: Mapping[str, Any], what: str) -> Made:
+    """The dataclass `kind` with `values`. what: where they stand, for messages.
+
+    Raises:
+        ValueError: an unknown key (the message names the nearest), or a value that does not fit.
+    """
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{what} has no key {key!r}{closest(key, known)}; it has {', '.join(sorted(known))}")
+    return kind(**values)

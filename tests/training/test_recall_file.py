@@ -1,0 +1,128 @@
+"""Run files of recall: what they say is what runs; what they say wrong is one message."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fastweights.layers import MixerChoice
+from fastweights.training import RecallExperiment, Stage, load_recall_file
+
+FILE = """
+output = "runs/x"
+workers = 3
+task = "mqar"
+vocab_size = 128
+layers = 2
+softmax_layers = [1]
+intermediate_size = 0
+tie_word_embeddings = true
+beta2 = 0.95
+schedule = "constant"
+train_examples = 64
+seeds = [1, 2]
+mixers = ["gdn", { name = "gdn", options = { conv_size = 2 }, label = "small" }]
+
+[task_options]
+random_non_queries = false
+"""
+
+
+def write(folder, text):
+    file = folder / "run.toml"
+    file.write_text(text)
+    return file
+
+
+def test_every_key_reaches_the_experiment(tmp_path):
+    read = load_recall_file(write(tmp_path, FILE))
+    assert (read.output, read.workers) == ("runs/x", 3)
+    assert read.parts == {
+        "": RecallExperiment(
+            task="mqar", vocab_size=128, layers=2, softmax_layers=(1,), intermediate_size=0, tie_word_embeddings=True,
+            beta2=0.95, schedule="constant", train_examples=64, seeds=(1, 2),
+            mixers=("gdn", MixerChoice("gdn", {"conv_size": 2}, "small")), task_options={"random_non_queries": False},
+        )
+    }  # fmt: skip
+
+
+def test_parts_change_what_stands_above(tmp_path):
+    text = FILE + "[parts.short]\npairs = [2]\n[parts.long]\nlength = 64\ntask_options = {}\n"
+    read = load_recall_file(write(tmp_path, text))
+    assert [(name, str(folder)) for name, folder in read.folders().items()] == [
+        ("short", "runs/x/short"),
+        ("long", "runs/x/long"),
+    ]
+    short, long = read.parts["short"], read.parts["long"]
+    assert (short.pairs, short.length, short.task_options) == ((2,), None, {"random_non_queries": False})
+    assert (long.pairs, long.length, long.task_options) == ((4, 16), 64, {})
+    assert short.mixers == long.mixers
+
+
+def test_a_curriculum_decides_pairs_length_and_steps(tmp_path):
+    text = "[[curriculum]]\npairs = 2\nsteps = 3\n[[curriculum]]\npairs = 4\nsteps = 5\nlength = 40\n"
+    (experiment,) = load_recall_file(write(tmp_path, text)).parts.values()
+    assert experiment.curriculum == (Stage(pairs=2, steps=3), Stage(pairs=4, steps=5, length=40))
+    assert (experiment.pairs, experiment.length, experiment.steps) == ((4,), 40, 8)
+
+
+def test_changes_go_over_file_and_parts(tmp_path):
+    text = FILE + "[parts.a]\nsteps = 5\n[parts.b]\n"
+    read = load_recall_file(write(tmp_path, text), steps=7, output="y", workers=1)
+    assert [part.steps for part in read.parts.values()] == [7, 7] and (read.output, read.workers) == ("y", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("step = 3", "run.toml: it has no key 'step' .did you mean 'steps'"),
+        ("a = ", "not valid TOML"),
+        ("steps = 'ten'", "run.toml: steps must be a positive whole number"),
+        ("steps = 0", "run.toml: steps must be a positive whole number"),
+        ("mixers = 'gdn'", "mixers must be a tuple"),
+        ("mixers = ['gnd']", "did you mean 'gdn'"),
+        ("mixers = [{name = 'gdn', conv_size = 2}]", "a table of mixers has no key 'conv_size'"),
+        ("mixers = [{name = 'gdn', options = {convsize = 2}}]", "did you mean 'conv_size'"),
+        ("curriculum = [3]", "curriculum must be a tuple of Stage"),
+        ("[[curriculum]]\npairs = 2", "steps"),
+        ("[[curriculum]]\npairs = 2\nsteps = 0", "steps of a stage must be a positive whole number"),
+        ("pairs = [8]\n[[curriculum]]\npairs = 2\nsteps = 3", "pairs must be left out with a curriculum"),
+        (
+            "steps = 9\n[[curriculum]]\npairs = 2\nsteps = 3",
+            "steps must be left out with a curriculum, whose stages say 3",
+        ),
+        ("softmax_layers = [1]", "softmax_layers must be a whole number from 0 to 0"),
+        ("softmax_layers = 1", "softmax_layers must be a tuple of layer numbers"),
+        ("train_examples = 8", "train_examples must be at least batch_size, 32"),
+        ("schedule = 'linear'", "schedule must be one of 'cosine', 'constant'"),
+        ("beta1 = 1.0", "beta1 must be"),
+        ("tie_word_embeddings = 1", "tie_word_embeddings must be True or False"),
+        ("intermediate_size = -1", "intermediate_size"),
+        ("[task_options]\ngap = 1", "option of task"),
+        ("[parts.'a/b']\nsteps = 3", "names that can be folders, got 'a/b'"),
+        ("[parts.'..']\nsteps = 3", "names that can be folders, got '..'"),
+        ("parts = 3", "parts must be tables"),
+        ("[parts.one]\nsteps = 0", "run.toml: part one: steps must be"),
+        ("workers = 0", "workers must be"),
+        ("output = ''", "output must be"),
+    ],
+)
+def test_what_is_wrong_is_one_message(tmp_path, text, words):
+    with pytest.raises(ValueError, match=words):
+        load_recall_file(write(tmp_path, text))
+
+
+def test_the_example_of_the_documentation(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    (text,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.S) if "curriculum" in block]
+    read = load_recall_file(write(tmp_path, text))
+    assert [part.width for part in read.parts.values()] == [32, 64]
+
+
+def test_the_file_itself(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        load_recall_file(tmp_path / "none.toml")
+    with pytest.raises(ValueError, match="must be a .toml file"):
+        load_recall_file(tmp_path / "run.yaml")
