@@ -27,9 +27,9 @@ def test_decay_is_a_cosine_to_the_final_fraction():
 
 def test_warm_up_may_start_from_a_part_of_the_peak():
     """Preconditioned DeltaNet's warm-up, from 4e-5 to 4e-4: the first step has a tenth of the peak."""
-    values = [learning_rate_factor(step, steps=100, warmup_steps=9, final=0.1, start=0.1) for step in range(100)]
-    assert values[:10] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
-    assert values[9:] == factors(100, 9, 0.1)[9:]
+    values = [learning_rate_factor(step, steps=100, warmup_steps=4, final=0.1, start=0.1) for step in range(100)]
+    assert values[:5] == pytest.approx([0.1, 0.325, 0.55, 0.775, 1.0])
+    assert values[4:] == factors(100, 4, 0.1)[4:]
 
 
 @pytest.mark.parametrize(("steps", "warmup_steps"), [(1, 0), (1, 1), (3, 3), (2, 1)])
