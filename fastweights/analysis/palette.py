@@ -20,6 +20,9 @@ FAMILIES: dict[str, dict[str, str]] = {
         "pgla": "#024C9D",
         "pmamba2": "#58C4FE",
         "vla-linear": "#81A2FE",
+        "retnet": "#045EA3",
+        "pmamba2-tied": "#130EA1",
+        "pmamba2-key": "#769AC9",
     },
     "delta rule": {
         "deltanet": "#F51F60",
@@ -34,6 +37,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     },
     "palimpsa": {"palimpsa-d": "#5339BD", "palimpsa-m": "#D868EF"},
     "regression": {"gka": "#2B4E00", "mesa": "#4F8900", "rls": "#7AC224", "vla": "#006D4F", "vla-conv": "#0EA67B"},
+    "delta rule, other gains": {"comba": "#665828", "efla": "#A59445", "nlms": "#CFB138"},
     "directions": {"lattice": "#AE0279", "ttt": "#FE6EAC"},
 }
 # For mixers of users and variants of a mixer.

@@ -42,7 +42,7 @@ def test_lab_of_known_colours():
 def test_all_mixers_at_once_differ_in_colour_and_in_line_style_or_marker():
     own = [name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights.")]
     styles = mixer_styles(own).values()
-    assert len(styles) == len(own) >= 22
+    assert len(styles) == len(own) >= 22 and set(own) == set(COLOURS)
     assert len({style.colour for style in styles}) == len({in_grey(style) for style in styles}) == len(own)
 
 
@@ -76,7 +76,9 @@ def test_families_differ_in_grey_too():
         assert in_grey(first) != in_grey(second)
 
 
-@pytest.mark.parametrize("family", ["linear attention", "delta rule", "palimpsa", "regression"])
+@pytest.mark.parametrize(
+    "family", ["linear attention", "delta rule", "delta rule, other gains", "palimpsa", "regression"]
+)
 def test_a_family_shares_a_hue(family):
     hues = [np.degrees(np.arctan2(*lab(colour)[:0:-1])) for colour in FAMILIES[family].values()]
     turned = (np.array(hues) - hues[0] + 180) % 360 - 180
