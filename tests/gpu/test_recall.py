@@ -11,7 +11,10 @@ from fastweights.training import run_recall
 from fastweights.training.progress import Silent
 from tests.training.small import small_experiment
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 
 
 def losses(folder: Path, workers: int, device: str) -> list[list[float]]:
