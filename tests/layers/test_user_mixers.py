@@ -293,13 +293,16 @@ def documented(text):
     )
 
 
+SHARED = [f"fastweights.layers.{module}" for module in ("options", "posterior", "preconditioner")]
+
+
 @pytest.mark.parametrize("layer", sorted({spec.layer for spec in MIXERS.values()}, key=lambda layer: layer.__name__))
 def test_every_option_is_documented(layer):
     """A layer's own options and the defaults that it replaces in its docstring, common ones in that of the shared class."""
     own, shared = documented(inspect.getdoc(layer)), set()
     defaults = {}
     for options in reversed(layer.Options.__mro__):
-        if options.__module__ in ("fastweights.layers.options", "fastweights.layers.posterior"):
+        if options.__module__ in SHARED:
             shared |= documented(inspect.getdoc(options))
             defaults |= {name: p.default for name, p in inspect.signature(options).parameters.items()}
             assert set(inspect.signature(options).parameters) <= shared
