@@ -76,7 +76,7 @@ def test_a_model_saved_when_vla_had_convolutions_loads_under_the_other_name(tmp_
     model.save_pretrained(tmp_path)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"vla-conv"', '"vla"'))  # as such a model was saved
-    with pytest.raises(ValueError, match="not those of its config.json, unexpected_keys: .*conv"):
+    with pytest.raises(ValueError, match="not those of its config.json.*conv"):
         load_weights(tmp_path)
     tokens = torch.arange(11)[None]
     loaded = FastWeightsForCausalLM.from_pretrained(tmp_path, mixer="vla-conv")
