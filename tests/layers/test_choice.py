@@ -26,10 +26,11 @@ def test_names_options_and_labels():
 
 
 def test_values_are_json_or_text():
-    text = "gdn:output_gate=null,negative_eigenvalues=true,expand_v=0.5,backend=torch"
+    text = "gdn:output_gate=none,negative_eigenvalues=true,expand_v=0.5,backend=torch"
     options = {"output_gate": None, "negative_eigenvalues": True, "expand_v": 0.5, "backend": "torch"}
     ((_, found, label),) = parsed(text)
     assert found == options and label == text
+    assert parsed(text.replace("none", "null"))[0][1] == options
     assert MixerChoice("gdn", options).label == text
 
 
