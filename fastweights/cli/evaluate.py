@@ -62,7 +62,9 @@ def evaluate(
     include_path: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder with lm-evaluation-harness tasks of your own.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Examples of each --lm-eval task, at most.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Examples of each --lm-eval task, at most; of RULER, at each length.")
+    ] = None,
     num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question of --lm-eval.")] = None,
     ruler_lengths: Annotated[
         list[str] | None,

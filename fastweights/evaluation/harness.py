@@ -51,7 +51,7 @@ def evaluate_with_harness(
         tasks: names of tasks, groups or tags.
         include_path: folder of task files (YAML) of your own. If all tasks are found there, the harness's own are not looked
             through, and with local data nothing needs the network.
-        limit: examples of each task at most, from its first on: those of RULER come length by length.
+        limit: examples of each task at most, of RULER at each length.
         num_fewshot: examples before each question; the task's own number when None.
         ruler_lengths: context lengths of the harness's RULER tasks (niah_single_1 ... ruler_fwe), in tokens of the model's
             tokenizer; 4096 when None. A score's metric is its length.
@@ -66,41 +66,36 @@ def evaluate_with_harness(
         check_whole_number("num_fewshot", num_fewshot)
     if not all(tasks):
         raise ValueError("tasks must be names of tasks, got an empty one")
-    manager = _task_manager(tasks, include_path, _metadata(tokenizer, ruler_lengths))
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are already loaded
-    results = simple_evaluate(
-        FastWeightsLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
-        tasks=list(tasks),
-        task_manager=manager,
-        limit=limit,
-        num_fewshot=num_fewshot,
-        log_samples=False,
-        bootstrap_iters=1000,
-        random_seed=seed,
-        numpy_random_seed=seed,
-        torch_random_seed=seed,
-        fewshot_random_seed=seed,
-    )
-    assert results is not None  # it is None in the other processes of a distributed run only
-    scores = [
-        HarnessScore(task=task, metric=metric.removesuffix(",none"), value=float(value))
-        for task, scores in results["results"].items()
-        for metric, value in scores.items()
-        if isinstance(value, float)  # the others are names and counts
-        and not (value == -1 and metric.split(",")[0].isdigit())  # a length of the RULER tasks that no example has
-    ]
-    for score in scores:
-        if not math.isfinite(score.value):
-            raise ValueError(f"model must give finite scores, got {score.value} for {score.metric} of {score.task}")
-    return scores
-
-
-def _metadata(tokenizer: Any, ruler_lengths: Sequence[int] | None) -> dict[str, Any]:
-    """What the harness's RULER tasks are generated from: lengths, and the folder or name of the tokenizer."""
-    lengths = (
-        {} if ruler_lengths is None else {"max_seq_lengths": check_lengths(ruler_lengths, 1, name="ruler_lengths")}
-    )
-    return {"tokenizer": tokenizer.name_or_path, **lengths}
+    lengths = None if ruler_lengths is None else check_lengths(ruler_lengths, 1, name="ruler_lengths")
+    found: dict[tuple[str, str], float] = {}
+    # One length after another, so that `limit` is the number at each: the harness would count over all of them.
+    for options in [{}] if lengths is None else [{"max_seq_lengths": [length]} for length in lengths]:
+        manager = _task_manager(tasks, include_path, {"tokenizer": tokenizer.name_or_path, **options})
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of models that are already loaded
+        results = simple_evaluate(
+            FastWeightsLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
+            tasks=list(tasks),
+            task_manager=manager,
+            limit=limit,
+            num_fewshot=num_fewshot,
+            log_samples=False,
+            bootstrap_iters=1000,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
+        assert results is not None  # it is None in the other processes of a distributed run only
+        for task, scores in results["results"].items():
+            for metric, value in scores.items():
+                name = metric.removesuffix(",none")
+                is_other_length = value == -1 and name.isdigit()  # RULER's mark of a length that no example has
+                if isinstance(value, float) and not is_other_length:  # what is no float are names and counts
+                    found.setdefault((task, name), value)
+    for (task, name), score in found.items():
+        if not math.isfinite(score):
+            raise ValueError(f"model must give finite scores, got {score} for {name} of {task}")
+    return [HarnessScore(task=task, metric=name, value=float(score)) for (task, name), score in found.items()]
 
 
 def _task_manager(tasks: Sequence[str], include_path: str | Path | None, metadata: dict[str, Any]) -> TaskManager:

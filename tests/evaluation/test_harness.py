@@ -127,7 +127,7 @@ from transformers import AutoTokenizer
 
 def documents(max_seq_lengths=(4096,), tokenizer=None, **others):
     size = len(AutoTokenizer.from_pretrained(tokenizer))
-    rows = [{"input": "The import", "length": length, "size": size} for length in max_seq_lengths]
+    rows = [{"input": "The import", "length": length, "size": size} for length in max_seq_lengths for _ in range(5)]
     return {"test": datasets.Dataset.from_list(rows)}
 
 def score(doc, results):
@@ -145,11 +145,11 @@ def test_lengths_and_tokenizer_reach_tasks_that_are_generated_as_those_of_ruler(
     (tmp_path / "tasks" / "lengths.yaml").write_text(LENGTHS_TASK)
     (tmp_path / "tasks" / "lengths.py").write_text(LENGTHS_CODE)
     lm, words = load_language_model(save(tmp_path / "model"))
-    scores = evaluate_with_harness(lm, words, ["lengths"], include_path=tmp_path / "tasks", ruler_lengths=lengths)
+    scores = evaluate_with_harness(
+        lm, words, ["lengths"], include_path=tmp_path / "tasks", ruler_lengths=lengths, limit=2
+    )
     found = {score.metric: score.value for score in scores if "stderr" not in score.metric}
-    assert sorted(found) == wanted
-    if lengths is None:
-        assert found == {"4096": 400.0}
+    assert found == dict.fromkeys(wanted, 400.0)  # the size of the tokenizer; with 2 of 5 examples at every length
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [4096.0], "4096"], ids=str)
