@@ -1,4 +1,4 @@
-"""Recall trainings side by side: several workers per GPU, over all GPUs of the machine."""
+"""Recall trainings at the same time: several workers per GPU, over all GPUs of the machine."""
 
 from __future__ import annotations
 
