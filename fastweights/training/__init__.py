@@ -2,10 +2,11 @@
 
 from ..stopping import Stopped, StopSignals
 from .checkpoint import CheckpointError
-from .experiment import RecallExperiment, RecallRun, Stage
+from .experiment import RecallExperiment, RecallRun
 from .optimization import learning_rate_factor, weight_decay_groups
 from .recall import run_recall
 from .recall_file import RecallFile, load_recall_file
+from .settings import Stage
 from .train import train_run
 from .workers import WorkerError
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..checks import check_path, check_size, check_text, describe_value
 from ..layers import MixerChoice
-from .experiment import RecallExperiment, Stage
+from .experiment import RecallExperiment
+from .settings import Stage
 from .toml_file import from_mapping, read_toml
 
 __all__ = ["RecallFile", "load_recall_file"]

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -57,6 +57,17 @@ class _Failure:
     ends_all: bool = False
 
 
+@dataclass(frozen=True)
+class _Orders:
+    """What a worker does with every run. gpu: the one that "cuda" means to it."""
+
+    folder: ExperimentFolder
+    checkpoint_seconds: float
+    log_every: int
+    imports: Sequence[str]
+    gpu: int | None = None
+
+
 def train_runs(
     runs: Sequence[RecallRun],
     folder: ExperimentFolder,
@@ -76,10 +87,9 @@ def train_runs(
         WorkerError: at the end, if runs failed; at once where no file can be written. The others have saved their runs.
     """
     waiting = list(reversed(runs))
+    orders = _Orders(folder, checkpoint_seconds, log_every, imports)
     gpus = gpus_of_workers(runs[0].device, min(workers, len(runs)))
-    pool = {
-        index: _Worker(index, gpu, folder, checkpoint_seconds, log_every, imports) for index, gpu in enumerate(gpus)
-    }
+    pool = {index: _Worker(index, replace(orders, gpu=gpu)) for index, gpu in enumerate(gpus)}
     failures: list[WorkerError] = []
     try:
         for worker in pool.values():
@@ -98,8 +108,8 @@ def train_runs(
                     failures.append(error)
                     del busy[worker.connection]
                     worker.connection.close()
+                    worker.end()
                     if waiting:
-                        worker.end()
                         worker = pool[worker.index] = worker.successor()
                         worker.start()
                         worker.begin(waiting.pop())
@@ -136,24 +146,16 @@ class _Worker:
 
     run: RecallRun  # the run that it trains
 
-    def __init__(
-        self,
-        index: int,
-        gpu: int | None,
-        folder: ExperimentFolder,
-        checkpoint_seconds: float,
-        log_every: int,
-        imports: Sequence[str],
-    ) -> None:
+    def __init__(self, index: int, orders: _Orders) -> None:
         context = multiprocessing.get_context("spawn")  # a forked torch may hang, a forked CUDA does not work
         self.index = index
         self.connection, self._theirs = context.Pipe()
-        self._arguments = (gpu, folder, checkpoint_seconds, log_every, imports)
-        self.process = context.Process(target=_work, args=(self._theirs, *self._arguments), daemon=True)
+        self._orders = orders
+        self.process = context.Process(target=_work, args=(self._theirs, orders), daemon=True)
 
     def successor(self) -> "_Worker":
         """A worker in the place of this one, not started."""
-        return _Worker(self.index, *self._arguments)
+        return _Worker(self.index, self._orders)
 
     def start(self) -> None:
         with _signals_held_back():
@@ -205,29 +207,20 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(
-    connection: Any,
-    gpu: int | None,
-    folder: ExperimentFolder,
-    checkpoint_seconds: float,
-    log_every: int,
-    imports: Sequence[str],
-) -> None:
-    """A worker's life: receive a run, train it, write its result, tell the parent; until the pipe is closed. gpu: the one that
-    "cuda" means here."""
-    torch.set_num_threads(
-        1
-    )  # the numbers must not depend on the number of workers; small models gain nothing from more threads
+def _work(connection: Any, orders: _Orders) -> None:
+    """A worker's life: receive a run, train it, write its result, tell the parent; until the pipe is closed."""
+    # The numbers must not depend on the number of workers; small models gain nothing from more threads.
+    torch.set_num_threads(1)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    if gpu is not None:
-        torch.cuda.set_device(gpu)
+    if orders.gpu is not None:
+        torch.cuda.set_device(orders.gpu)
     try:
         while True:
             run = connection.recv()
             try:
-                import_mixers(imports)
-                result = _train(run, connection, folder, checkpoint_seconds, log_every)
+                import_mixers(orders.imports)
+                result = _train(run, connection, orders)
             except WriteError as error:  # a full disk needs no traceback
                 connection.send(_Failure(str(error), "", ends_all=True))
                 return
@@ -241,9 +234,7 @@ def _work(
         return
 
 
-def _train(
-    run: RecallRun, connection: Connection, folder: ExperimentFolder, checkpoint_seconds: float, log_every: int
-) -> RecallResult | None:
+def _train(run: RecallRun, connection: Connection, orders: _Orders) -> RecallResult | None:
     last_time, last_step = time.monotonic(), None
 
     def report(step: int, loss: float | None) -> None:
@@ -251,19 +242,19 @@ def _train(
         now = time.monotonic()
         if last_step is None:
             last_time, last_step = now, step
-        elif now - last_time >= _REPORT_SECONDS or step % log_every == 0:
+        elif now - last_time >= _REPORT_SECONDS or step % orders.log_every == 0:
             with suppress(ConnectionError):  # the parent is gone: the next look at `should_stop` tells
                 connection.send(_Step(step, loss, (step - last_step) / max(now - last_time, 1e-9)))
             last_time, last_step = now, step
 
     result = train_run(
         run,
-        folder.checkpoint(run),
-        checkpoint_seconds=checkpoint_seconds,
+        orders.folder.checkpoint(run),
+        checkpoint_seconds=orders.checkpoint_seconds,
         on_step=report,
         should_stop=connection.poll,
     )
     if result is not None:
-        save_result(folder.result(run), result)
-        folder.checkpoint(run).unlink(missing_ok=True)
+        save_result(orders.folder.result(run), result)
+        orders.folder.checkpoint(run).unlink(missing_ok=True)
     return result
