@@ -57,7 +57,7 @@ def test_a_page_has_equation_source_state_cost_and_options(capsys, name):
 
 def test_defaults_are_those_of_the_name():
     defaults = {option.name: option.default for option in described_options(MIXERS["gla"])}
-    assert (defaults["decay"], defaults["output_gate"], defaults["preconditioner"]) == ("channel", "silu", "null")
+    assert (defaults["decay"], defaults["output_gate"], defaults["preconditioner"]) == ("channel", "silu", "none")
 
 
 @pytest.mark.parametrize("name", MIXERS)
