@@ -80,9 +80,8 @@ def recall(
         import_mixers(imports)
         from ..analysis import mixers_table, recall_table, save_plots, stage_table
         from ..layers import parse_mixers
-        from ..training import RecallExperiment, RecallFile, WorkerError, load_recall_file, run_recall
+        from ..training import RecallExperiment, RecallFile, WorkerError, load_recall_file, run_recall_parts
         from ..training.progress import reporter_for
-        from ..training.recall import check_models
 
         if list_mixers:
             Console().print(mixers_table())
@@ -109,38 +108,36 @@ def recall(
             options = {**settings, "output": str(output), "workers": workers}
             given = {name: value for name, value in options.items() if _is_given(context, name)}
             study = load_recall_file(run_file, **given)
-        for experiment in study.parts.values():
-            check_models(experiment.runs())
-        for name, experiment in study.parts.items():
-            folder = study.folders()[name]
+        folders = study.folders()
+        try:
+            found = run_recall_parts(
+                study.parts,
+                folders,
+                workers=study.workers,
+                overwrite=overwrite,
+                checkpoint_seconds=checkpoint_seconds,
+                reporter=reporter_for(Console(stderr=True), log_every),
+                log_every=log_every,
+                imports=imports or (),
+            )
+        except WorkerError as error:
+            print(error.details, file=sys.stderr, end="")
+            raise typer.Exit(fail(f"{error}; {continues}", 1)) from None
+    for name, results in found.items():
+        if name:
+            print(f"Part {name}")
+        Console().print(recall_table(results))
+        if study.parts[name].curriculum:
+            Console().print(stage_table(results))
+        print(f"Results: {folders[name] / 'results.json'}")
+        with one_line_errors():
             try:
-                results = run_recall(
-                    experiment,
-                    folder,
-                    workers=study.workers,
-                    overwrite=overwrite,
-                    checkpoint_seconds=checkpoint_seconds,
-                    reporter=reporter_for(Console(stderr=True), log_every),
-                    log_every=log_every,
-                    imports=imports or (),
+                print("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
+            except ImportError:
+                print(
+                    "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
+                    file=sys.stderr,
                 )
-            except WorkerError as error:
-                print(error.details, file=sys.stderr, end="")
-                raise typer.Exit(fail(f"{error}; {continues}", 1)) from None
-            if name:
-                print(f"Part {name}")
-            Console().print(recall_table(results))
-            if experiment.curriculum:
-                Console().print(stage_table(results))
-            print(f"Results: {folder / 'results.json'}")
-            with one_line_errors():
-                try:
-                    print("Plots: " + ", ".join(str(path) for path in save_plots(results, folder)))
-                except ImportError:
-                    print(
-                        "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-                        file=sys.stderr,
-                    )
 
 
 def _is_given(context: typer.Context, option: str) -> bool:

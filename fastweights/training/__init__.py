@@ -4,7 +4,7 @@ from ..stopping import Stopped, StopSignals
 from .checkpoint import CheckpointError
 from .experiment import RecallExperiment, RecallRun
 from .optimization import learning_rate_factor, weight_decay_groups
-from .recall import run_recall
+from .recall import run_recall, run_recall_parts
 from .recall_file import RecallFile, load_recall_file
 from .settings import Stage
 from .train import train_run
@@ -22,6 +22,7 @@ __all__ = [
     "learning_rate_factor",
     "load_recall_file",
     "run_recall",
+    "run_recall_parts",
     "train_run",
     "weight_decay_groups",
 ]

@@ -1,6 +1,7 @@
 """The recall experiment as a function: train the grid, gather the results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import torch
@@ -13,9 +14,9 @@ from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
 from .objectives import objective_of
 from .progress import LOG_EVERY, Reporter, Silent
-from .workers import WorkerError, train_runs
+from .workers import Job, WorkerError, train_runs
 
-__all__ = ["check_models", "run_recall"]
+__all__ = ["check_models", "run_recall", "run_recall_parts"]
 
 
 def run_recall(
@@ -58,31 +59,52 @@ def run_recall(
         KeyboardInterrupt: Ctrl-C, or a signal where the caller has entered `StopSignals`. Every worker has then finished its
             step and saved its run; the same call continues.
     """
-    if not isinstance(experiment, RecallExperiment):
-        raise TypeError(f"experiment must be a RecallExperiment, got {describe_value(experiment)}")
-    output = check_path("output", output, "the path of a folder")
+    together = run_recall_parts(
+        {"": experiment}, {"": output}, workers=workers, overwrite=overwrite, checkpoint_seconds=checkpoint_seconds,
+        reporter=reporter, log_every=log_every, imports=imports,
+    )  # fmt: skip
+    return together[""]
+
+
+def run_recall_parts(
+    parts: Mapping[str, RecallExperiment],
+    outputs: Mapping[str, str | Path],
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    checkpoint_seconds: float = 10.0,
+    reporter: Reporter | None = None,
+    log_every: int = LOG_EVERY,
+    imports: Sequence[str] = (),
+) -> dict[str, list[RecallResult]]:
+    """`run_recall` for several experiments by name, each with a folder of its own: all their runs wait in one queue."""
+    for experiment in parts.values():
+        if not isinstance(experiment, RecallExperiment):
+            raise TypeError(f"experiment must be a RecallExperiment, got {describe_value(experiment)}")
+    folders = {name: ExperimentFolder(check_path("output", outputs[name], "the path of a folder")) for name in parts}
     check_flag("overwrite", overwrite)
     imports = check_texts("imports", imports, what="modules or paths of .py files", empty=False)
     if workers is None:
-        gpus = torch.cuda.device_count() if experiment.device == "cuda" else 1
-        workers = usable_cores() if experiment.device == "cpu" else gpus
+        workers = _usual_workers({experiment.device for experiment in parts.values()})
     check_size("workers", workers, high=1024)
     check_size("log_every", log_every)
     check_number("checkpoint_seconds", checkpoint_seconds, low=0)
-    runs = experiment.runs()
-    check_models(runs)
-    folder = ExperimentFolder(output)
+    jobs = [Job(run, folders[name], name) for name, experiment in parts.items() for run in experiment.runs()]
+    for name, experiment in parts.items():
+        with error_prefix(f"part {name}") if name else nullcontext():
+            check_models(experiment.runs())
     reporter = reporter or Silent()
-    with folder.opened(experiment, overwrite=overwrite, report=reporter.note):
-        pending = [run for run in runs if not folder.result(run).exists()]
+    with ExitStack() as opened:
+        for name, experiment in parts.items():
+            opened.enter_context(folders[name].opened(experiment, overwrite=overwrite, report=reporter.note))
+        pending = [job for job in jobs if not job.folder.result(job.run).exists()]
         failure = None
         if pending:
             with reporter:
-                reporter.begin(pending, total=len(runs))
+                reporter.begin([job.run for job in pending], total=len(jobs))
                 try:
                     train_runs(
-                        sorted(pending, key=lambda run: -run.tokens),  # the longest first, to end together
-                        folder,
+                        sorted(pending, key=lambda job: -job.run.tokens),  # the longest first, to end together
                         workers=workers,
                         checkpoint_seconds=checkpoint_seconds,
                         reporter=reporter,
@@ -90,13 +112,28 @@ def run_recall(
                         imports=imports,
                     )
                 except WorkerError as error:
+                    if error.ends_all:
+                        raise
                     failure = error
-        ended = [run for run in runs if folder.result(run).exists()]
-        results = [load_result(folder.result(run), run=run.record()) for run in ended]
-        if results and not (failure and failure.ends_all):
-            save_results(folder.results, experiment=experiment.record(), results=results)
+        results = {name: _gathered(experiment, folders[name]) for name, experiment in parts.items()}
         if failure:
             raise failure
+    return results
+
+
+def _usual_workers(devices: set[str]) -> int:
+    """One for each usable core on the CPU, else one per GPU."""
+    if devices == {"cpu"}:
+        return usable_cores()
+    return torch.cuda.device_count() if "cuda" in devices else 1
+
+
+def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[RecallResult]:
+    """The results of the runs that have ended, also in results.json."""
+    ended = [run for run in experiment.runs() if folder.result(run).exists()]
+    results = [load_result(folder.result(run), run=run.record()) for run in ended]
+    if results:
+        save_results(folder.results, experiment=experiment.record(), results=results)
     return results
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
@@ -28,7 +28,7 @@ from .folder import ExperimentFolder
 from .progress import Reporter
 from .train import train_run
 
-__all__ = ["WorkerError", "gpus_of_workers", "train_runs"]
+__all__ = ["Job", "WorkerError", "gpus_of_workers", "train_runs"]
 
 _REPORT_SECONDS = 0.2
 _STOP_SECONDS = 30.0  # a worker may still be importing torch
@@ -58,10 +58,23 @@ class _Failure:
 
 
 @dataclass(frozen=True)
+class Job:
+    """A run, and the folder of its experiment. part: the experiment's name where there are several."""
+
+    run: RecallRun
+    folder: ExperimentFolder
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """What messages call the run."""
+        return f"{self.part}/{self.run.name}" if self.part else self.run.name
+
+
+@dataclass(frozen=True)
 class _Orders:
     """What a worker does with every run. gpu: the one that "cuda" means to it."""
 
-    folder: ExperimentFolder
     checkpoint_seconds: float
     log_every: int
     imports: Sequence[str]
@@ -69,8 +82,7 @@ class _Orders:
 
 
 def train_runs(
-    runs: Sequence[RecallRun],
-    folder: ExperimentFolder,
+    jobs: Sequence[Job],
     *,
     workers: int,
     checkpoint_seconds: float,
@@ -78,7 +90,7 @@ def train_runs(
     log_every: int,
     imports: Sequence[str] = (),
 ) -> None:
-    """Train `runs` in their order, on `workers` processes; each result is written to `folder` by its worker. The workers first
+    """Train the runs of `jobs` in their order, on `workers` processes; a worker writes the results of its runs. The workers first
     import the modules `imports`, which register mixers. Those of runs on "cuda" are spread over the GPUs of the machine.
 
     A run that fails, or whose worker dies, is lost alone: a new worker trains the next run.
@@ -86,9 +98,9 @@ def train_runs(
     Raises:
         WorkerError: at the end, if runs failed; at once where no file can be written. The others have saved their runs.
     """
-    waiting = list(reversed(runs))
-    orders = _Orders(folder, checkpoint_seconds, log_every, imports)
-    gpus = gpus_of_workers(runs[0].device, min(workers, len(runs)))
+    waiting = list(reversed(jobs))
+    orders = _Orders(checkpoint_seconds, log_every, imports)
+    gpus = gpus_of_workers({job.run.device for job in jobs}, min(workers, len(jobs)))
     pool = {index: _Worker(index, replace(orders, gpu=gpu)) for index, gpu in enumerate(gpus)}
     failures: list[WorkerError] = []
     try:
@@ -116,9 +128,9 @@ def train_runs(
                         busy[worker.connection] = worker
                     continue
                 if isinstance(message, _Step):
-                    reporter.step(worker.index, worker.run, message.step, message.loss, message.speed)
+                    reporter.step(worker.index, worker.job.run, message.step, message.loss, message.speed)
                 else:
-                    reporter.end(worker.index, worker.run, message)
+                    reporter.end(worker.index, worker.job.run, message)
                     if waiting:
                         worker.begin(waiting.pop())
                     else:
@@ -129,14 +141,14 @@ def train_runs(
         for worker in pool.values():
             worker.end()
     if failures:
-        more = f" (and {len(failures) - 1} more of {len(runs)} runs)" if len(failures) > 1 else ""
+        more = f" (and {len(failures) - 1} more of {len(jobs)} runs)" if len(failures) > 1 else ""
         raise WorkerError(f"{failures[0]}{more}", "".join(failure.details for failure in failures))
 
 
-def gpus_of_workers(device: str, workers: int) -> list[int | None]:
-    """The GPU of each worker: with "cuda" all those that the machine has, one after the other; else None, which leaves `device`
-    as it is."""
-    if device != "cuda":
+def gpus_of_workers(devices: Collection[str], workers: int) -> list[int | None]:
+    """The GPU of each worker: where "cuda" is among the devices of the runs all those that the machine has, one after the other;
+    else None, which leaves the devices as they are."""
+    if "cuda" not in devices:
         return [None] * workers
     return [index % torch.cuda.device_count() for index in range(workers)]
 
@@ -144,7 +156,7 @@ def gpus_of_workers(device: str, workers: int) -> list[int | None]:
 class _Worker:
     """The parent's view of one worker process."""
 
-    run: RecallRun  # the run that it trains
+    job: Job  # what it trains
 
     def __init__(self, index: int, orders: _Orders) -> None:
         context = multiprocessing.get_context("spawn")  # a forked torch may hang, a forked CUDA does not work
@@ -169,10 +181,10 @@ class _Worker:
             if self.process.is_alive():
                 self.process.kill()
 
-    def begin(self, run: RecallRun) -> None:
-        self.run = run
+    def begin(self, job: Job) -> None:
+        self.job = job
         try:
-            self.connection.send(run)
+            self.connection.send(job)
         except OSError:  # the worker is gone
             self._raise_dead()
 
@@ -182,7 +194,7 @@ class _Worker:
         except (EOFError, OSError):
             self._raise_dead()
         if isinstance(message, _Failure):
-            raise WorkerError(f"run {self.run.name} failed: {message.error}", message.details, message.ends_all)
+            raise WorkerError(f"run {self.job.name} failed: {message.error}", message.details, message.ends_all)
         return message
 
     def _raise_dead(self) -> None:
@@ -190,7 +202,7 @@ class _Worker:
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         hint = " (memory may have run out: use fewer workers)" if code == -signal.SIGKILL else ""
-        raise WorkerError(f"the worker on run {self.run.name} {how}{hint}")
+        raise WorkerError(f"the worker on run {self.job.name} {how}{hint}")
 
 
 @contextmanager
@@ -217,10 +229,10 @@ def _work(connection: Any, orders: _Orders) -> None:
         torch.cuda.set_device(orders.gpu)
     try:
         while True:
-            run = connection.recv()
+            job = connection.recv()
             try:
                 import_mixers(orders.imports)
-                result = _train(run, connection, orders)
+                result = _train(job, connection, orders)
             except WriteError as error:  # a full disk needs no traceback
                 connection.send(_Failure(str(error), "", ends_all=True))
                 return
@@ -234,7 +246,8 @@ def _work(connection: Any, orders: _Orders) -> None:
         return
 
 
-def _train(run: RecallRun, connection: Connection, orders: _Orders) -> RecallResult | None:
+def _train(job: Job, connection: Connection, orders: _Orders) -> RecallResult | None:
+    run, checkpoint = job.run, job.folder.checkpoint(job.run)
     last_time, last_step = time.monotonic(), None
 
     def report(step: int, loss: float | None) -> None:
@@ -249,12 +262,12 @@ def _train(run: RecallRun, connection: Connection, orders: _Orders) -> RecallRes
 
     result = train_run(
         run,
-        orders.folder.checkpoint(run),
+        checkpoint,
         checkpoint_seconds=orders.checkpoint_seconds,
         on_step=report,
         should_stop=connection.poll,
     )
     if result is not None:
-        save_result(orders.folder.result(run), result)
-        orders.folder.checkpoint(run).unlink(missing_ok=True)
+        save_result(job.folder.result(run), result)
+        checkpoint.unlink(missing_ok=True)
     return result

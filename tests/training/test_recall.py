@@ -9,7 +9,7 @@ import pytest
 
 from fastweights.analysis import load_results
 from fastweights.stopping import Stopped, StopSignals
-from fastweights.training import WorkerError, run_recall, train_run
+from fastweights.training import WorkerError, run_recall, run_recall_parts, train_run
 from fastweights.training.checkpoint import load_checkpoint, save_checkpoint
 from fastweights.training.progress import Silent
 from fastweights.training.workers import gpus_of_workers
@@ -154,10 +154,23 @@ def test_a_crash_of_one_run_loses_one(tmp_path):
     assert [result.run["seed"] for result in run_recall(experiment, tmp_path / "output", workers=1)] == [0, 1, 2]
 
 
+def test_runs_of_several_parts_wait_in_one_queue(tmp_path):
+    short, long = small_experiment(), small_experiment(steps=24, pairs=(2, 3))
+    recorder = Recorder()
+    outputs = {"short": tmp_path / "short", "long": tmp_path / "long"}
+    results = run_recall_parts({"short": short, "long": long}, outputs, workers=1, reporter=recorder)
+    assert recorder.begun == [(3, 3)]
+    order = [*reversed(long.runs()), *short.runs()]  # the longest of all parts first
+    assert [name for _, name, _ in recorder.ended] == [run.name for run in order]
+    for name, experiment in (("short", short), ("long", long)):
+        assert [result.run for result in results[name]] == [run.record() for run in experiment.runs()]
+        assert load_results(outputs[name] / "results.json") == results[name]
+
+
 def test_workers_are_spread_over_the_gpus(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    assert gpus_of_workers("cuda", 7) == [0, 1, 2, 0, 1, 2, 0]
-    assert gpus_of_workers("cuda:1", 2) == gpus_of_workers("cpu", 2) == [None, None]
+    assert gpus_of_workers({"cuda"}, 7) == [0, 1, 2, 0, 1, 2, 0]
+    assert gpus_of_workers({"cuda:1"}, 2) == gpus_of_workers({"cpu"}, 2) == [None, None]
 
 
 @pytest.mark.slow
