@@ -113,7 +113,7 @@ COMMANDS = [
     ("recall --mixers gdn@", "label"),
     ("recall --mixers=", "unknown mixer ''"),
     ("recall --pairs=", "--pairs"),
-    ("recall --pairs 0", "pairs of a stage must be"),
+    ("recall --pairs 0", "pairs must be"),
     ("recall --pairs 10000000000", "pairs"),
     ("recall --pairs 99999999999999999999999999", "pairs"),
     ("recall --task mqr", "'mqar'"),

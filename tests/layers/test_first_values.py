@@ -144,11 +144,11 @@ def test_first_skip(name, first):
     ],
 )
 def test_defaults_learn(name, learning_rate, tmp_path):
-    """Recall of 4 pairs with all defaults of `fastweights recall`, at one of its learning rates; chance is 1/32."""
+    """Recall of 4 pairs with all defaults of `fastweights recall`, at one of its learning rates; guessing gives 1/4."""
     torch.set_num_threads(1)
     run = RecallRun(mixer=name, pairs=4, learning_rate=learning_rate)
     result = train_run(run, tmp_path / "run.checkpoint")
-    assert result.accuracy > 1 / 32 + 0.2
+    assert result.accuracy > 1 / 4 + 0.2
 
 
 @pytest.mark.parametrize(("layers", "mlp", "branches"), [(2, 64, 4), (8, 64, 16), (2, 0, 2), (8, 0, 8)])
