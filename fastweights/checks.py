@@ -190,6 +190,8 @@ def check_path(name: str, x: object, what: str = "a path") -> Path:
         raise TypeError(f"{name} must be {what}, got {describe_value(x)}; pass a string or pathlib.Path")
     if not str(x):
         raise ValueError(f"{name} must be {what}, got ''")
+    if "\0" in str(x):
+        raise ValueError(f"{name} must be {what}, got {str(x)!r}; leave out the character 0")
     return Path(x)
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "PARTIAL_FILES",
     "TENSOR_ERRORS",
     "WriteError",
+    "check_place",
     "disk_is_full",
     "publish_folder",
     "staged_folder",
@@ -31,6 +32,17 @@ TENSOR_ERRORS = (RuntimeError, SafetensorError)  # of torch and safetensors, whe
 
 class WriteError(OSError):
     """A file could not be written. The message says which, where and why."""
+
+
+def check_place(name: str, folder: Path) -> None:
+    """ValueError unless `folder`, the argument `name`, is a folder that can be written to or can be made."""
+    above = folder.absolute()
+    while not os.path.lexists(above):
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{name} {folder} must be in a folder that can be written to, and {above} is none; name another place"
+        )
 
 
 def disk_is_full(error: OSError) -> bool:

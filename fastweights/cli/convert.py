@@ -1,6 +1,5 @@
 """`fastweights convert`: continue a trained model with another memory."""
 
-import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -88,15 +87,14 @@ def convert(
 
 def _named_values(texts: Sequence[str]) -> dict[str, Any]:
     """Values in JSON; a value that is not JSON is taken as a string."""
+    from ..layers.choice import option_value
+
     named = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise ValueError(f"--option takes NAME=VALUE, such as b_scale=0.5, got {text!r}")
-        try:
-            named[name] = json.loads(value)
-        except json.JSONDecodeError:
-            named[name] = value
+        named[name] = option_value(value)
     return named
 
 

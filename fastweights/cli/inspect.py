@@ -46,6 +46,7 @@ def inspect(
         from ..checks import check_size
         from ..evaluation.reading import within_memory
         from ..evaluation.text import HeldOutText
+        from ..files import check_place
         from ..inspection import inspect_model, save_inspection
         from ..models.loading import load_language_model
 
@@ -54,10 +55,15 @@ def inspect(
         folder = model / "inspection" if output is None else output
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--output must be a folder, but {folder} is a file; choose another name")
+        check_place("--output", folder)
         with within_memory("a smaller --tokens, or a larger --every,"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             held_out = HeldOutText(text or (), model)
             ids = list(islice(chain.from_iterable(held_out.documents(tokenizer)), tokens))
+            if len(ids) < 2:
+                raise ValueError(
+                    f"the text must have at least 2 tokens to read, {held_out.name} has {len(ids)}; pass a longer one"
+                )
             found = inspect_model(language_model, ids, every=every, measures=names)
         facts = {"model": str(model), "text": held_out.name, "tokens": len(ids), "every": every}
         try:

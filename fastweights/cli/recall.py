@@ -29,9 +29,9 @@ def recall(
     mixers: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME[:OPTION=VALUE,...][@LABEL],...",
-            help="Memory layers to compare, with options of their own, as in gdn,gdn:conv_size=2,expand_v=2@small; "
-            "`fastweights mixers` lists them and their options.",
+            metavar="MIXER,...",
+            help="Memory layers to compare: NAME, NAME:OPTION=VALUE,... with options, or NAME:OPTION=VALUE,...@LABEL, as in "
+            "gdn,gdn:conv_size=2,expand_v=2@small; `fastweights mixers` lists them and their options.",
         ),
     ] = MIXERS,
     task: Annotated[str, typer.Option(help=f"Recall task: {TASKS}.")] = "mqar-shuffled",
@@ -72,7 +72,7 @@ def recall(
 ) -> None:
     """Train models with different memory layers on associative recall and compare them.
 
-    Results go to the output folder: results.json, plots, one file a run. An interrupted command continues when it is given
+    Results go to the output folder: results.json, plots, one file per run. An interrupted command continues when it is given
     again, with the same numbers in the end.
     """
     continues = f"the same command{' without --overwrite' * overwrite} continues where it stopped"

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..checks import check_tensor, shape_of
 from ..models import FastWeightsForCausalLM
-from .convert import own_config, set_value
+from .convert import check_source, own_config, set_value
 from .plan import conversions_between
 from .table import Conversion
 
@@ -55,7 +56,25 @@ class LogitsCheck:
 @torch.no_grad()
 def check_logits(source: PreTrainedModel, converted: FastWeightsForCausalLM, tokens_BT: Tensor) -> LogitsCheck:
     """Run both models on tokens_BT, int64 [B, T]; the converted one at the neutral setting too, if there is one. Both are
-    left as they are."""
+    left as they are.
+
+    Raises:
+        TypeError: `source` or `converted` is no model of the kind.
+        ValueError: models of different layers, or tokens that are none of the vocabulary.
+    """
+    if not isinstance(converted, FastWeightsForCausalLM):
+        raise TypeError(f"converted must be a FastWeightsForCausalLM, got {type(converted).__name__}")
+    check_source("source", source)
+    check_tensor("tokens_BT", tokens_BT, integer=True)
+    if tokens_BT.ndim != 2 or tokens_BT.numel() == 0:
+        raise ValueError(f"tokens_BT must be [batch, time] with at least one token, got {shape_of(tokens_BT)}")
+    if tokens_BT.min() < 0 or tokens_BT.max() >= converted.config.vocab_size:
+        raise ValueError(f"tokens_BT must be ids from 0 to {converted.config.vocab_size - 1}, the models' vocabulary")
+    if source.config.num_hidden_layers != converted.config.num_hidden_layers:
+        raise ValueError(
+            f"converted must have the layers of source, {source.config.num_hidden_layers}, "
+            f"got {converted.config.num_hidden_layers}"
+        )
     conversions = conversions_between(own_config(source.config), own_config(converted.config))
     expected = _logits(source, tokens_BT)
     neutral = None

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ..checks import check_whole_number
+from ..checks import check_text, check_whole_number, describe_value
 from ..models import FastWeightsConfig, FastWeightsForCausalLM
 from .mamba2 import mamba2_config, mamba2_weights
 from .plan import conversions_between, converted_config
 
-__all__ = ["convert", "fitting_config", "own_config", "set_value"]
+__all__ = ["check_source", "convert", "fitting_config", "own_config", "set_value"]
 
 
 def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -> FastWeightsForCausalLM:
@@ -35,13 +35,10 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
         ValueError: no layer continues as `to`, or an option cannot be carried over or does not fit.
         TypeError: a model of another kind.
     """
-    if not isinstance(model, (FastWeightsForCausalLM, Mamba2ForCausalLM)):
-        raise TypeError(
-            f"model must be a FastWeightsForCausalLM or transformers' Mamba2ForCausalLM, got {type(model).__name__}"
-        )
+    check_source("model", model)
+    check_whole_number("seed", seed)
     before = own_config(model.config)
     after = fitting_config(before, to, options)
-    check_whole_number("seed", seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # and not the generators of other devices
         converted = FastWeightsForCausalLM(after)
@@ -61,19 +58,31 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
     return converted.train(model.training)
 
 
+def check_source(name: str, model: object) -> None:
+    """TypeError unless conversions start from models of its kind."""
+    if not isinstance(model, (FastWeightsForCausalLM, Mamba2ForCausalLM)):
+        raise TypeError(
+            f"{name} must be a FastWeightsForCausalLM or transformers' Mamba2ForCausalLM, got {type(model).__name__}"
+        )
+
+
 def fitting_config(before: FastWeightsConfig, to: str, options: Mapping[str, Any]) -> FastWeightsConfig:
     """`converted_config`, known to take the weights that it shares with the source.
 
     Raises:
         ValueError: an option that is wrong by itself, or that needs weights of another shape.
     """
+    check_text("to", to, what="the name of a mixer")
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise TypeError(f"options must be a dict of values by their names, got {describe_value(options)}")
     after = converted_config(before, to, options)
     with torch.device("meta"):  # shapes only
         there, here = (FastWeightsForCausalLM(config).state_dict() for config in (before, after))
     for name, weight in there.items():
         if name in here and weight.shape != here[name].shape:
             raise ValueError(
-                f"the weights of the source do not fit {', '.join(f'{option}={value}' for option, value in options.items())}: "
+                "options must keep the sizes of the source's weights, which do not fit "
+                f"{', '.join(f'{option}={value}' for option, value in options.items())}: "
                 f"{name} is {list(weight.shape)} and would be {list(here[name].shape)}; leave out options that change sizes"
             )
     return after

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,9 +11,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..checks import check_positive, check_size, check_whole_number
+from ..checks import (
+    LARGEST_COUNT,
+    check_path,
+    check_positive,
+    check_size,
+    check_text,
+    check_unicode,
+    check_whole_number,
+)
 from ..data.text.tokenizer import load_tokenizer
-from ..files import TENSOR_ERRORS, staged_folder, write_bytes, write_json, writing
+from ..files import TENSOR_ERRORS, check_place, staged_folder, write_bytes, write_json, writing
 from ..models.card import write_card
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
@@ -53,8 +60,8 @@ class ConversionReport:
 
 
 def convert_folder(
-    source: str,
-    output: Path,
+    source: str | Path,
+    output: str | Path,
     *,
     to: str,
     prompt: str | None = None,
@@ -84,12 +91,16 @@ def convert_folder(
             not empty or cannot be made; logits that differ where they must be equal, or are not finite.
         WriteError: the output could not be written, as where the disk is full. There is none then.
     """
+    source = str(check_path("source", source, "a folder or a name on the Hugging Face hub"))
+    output = check_path("output", output, "the path of a folder")
     _check_output(output)
-    check_size("steps", steps)
+    check_size("steps", steps, high=LARGEST_COUNT)
     check_size("tokens", tokens, high=2**20)
     check_whole_number("seed", seed)
     if peak is not None:
         check_positive("peak", peak)
+    if prompt is not None:
+        check_text("prompt", check_unicode("prompt", prompt), what="text to compare the logits on", empty=False)
     folder_of_source = model_folder(source)
     training = recorded_training(folder_of_source, output)
     before = own_config(load_config(folder_of_source))
@@ -131,13 +142,7 @@ def _check_output(output: Path) -> None:
     """Refused before the work, which may take long, and not after it."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"output must not exist or be an empty folder, and {output} is neither; name another one")
-    above = output.absolute().parent
-    while not os.path.lexists(above):
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(
-            f"output {output} must be in a folder that can be written to, and {above} is none; name another place"
-        )
+    check_place("output", output)
     try:
         str(output.resolve()).encode()
     except UnicodeEncodeError:

@@ -112,7 +112,11 @@ def _no_conversion(names: list[str], to: str) -> str:
     targets = [target for _, target in CONVERSIONS]
     hint = "" if to in targets else closest(to, targets)
     pairs = ", ".join(_pair(conversion) for conversion in CONVERSIONS.values())
-    return f"there is no conversion from {', '.join(dict.fromkeys(names))} to {to!r}{hint}; there are {pairs}"
+    have = ", ".join(dict.fromkeys(names))
+    return (
+        f"to must be a mixer that {have} continues as, and there is no conversion from {have} to {to!r}{hint}; "
+        f"there are {pairs}"
+    )
 
 
 def _pair(conversion: Conversion) -> str:

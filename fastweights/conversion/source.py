@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config, PreTrai
 
 from ..checks import LARGEST_DEPTH, check_size
 from ..models import FastWeightsConfig
-from ..models.loading import check_special_tokens, has_tokenizer, load_weights, loading, saved_in
+from ..models.loading import check_special_tokens, has_tokenizer, load_weights, loading, models_inside, saved_in
 from ..models.loading import load_config as load_own_config
 from ..models.weight_files import check_shapes, check_weights
 from ..untrusted import check_folder, read_json_object
@@ -54,6 +54,7 @@ def model_folder(source: str) -> Path:
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"{source} must hold a model in transformers' format, and there is no config.json in it nor in its folder model/"
+            f"{models_inside(folder)}"
         )
     found = read_json_object(folder / "config.json").get("model_type")
     if found not in ARCHITECTURES:

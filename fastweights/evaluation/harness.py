@@ -15,9 +15,10 @@ from lm_eval import simple_evaluate
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from transformers import PreTrainedTokenizerBase
 
-from .. import models  # noqa: F401  # makes transformers' Auto classes, which the harness loads by, know our models
-from ..checks import check_size, check_whole_number
+from ..checks import check_path, check_size, check_texts, check_whole_number
+from ..models import FastWeightsForCausalLM  # its import makes transformers' Auto classes know our models
 from ..results import HarnessScore
 from .windows import check_lengths
 
@@ -59,13 +60,18 @@ def evaluate_with_harness(
     Raises:
         ValueError: an unknown task, a folder that does not exist, a number out of its range, a score that is not finite.
     """
-    for name, value in (("limit", limit), ("batch_size", batch_size)):
-        if value is not None:
-            check_size(name, value)
+    if limit is not None:
+        check_size("limit", limit)
+    check_size("batch_size", batch_size)
     if num_fewshot is not None:
         check_whole_number("num_fewshot", num_fewshot)
-    if not all(tasks):
-        raise ValueError("tasks must be names of tasks, got an empty one")
+    check_whole_number("seed", seed)
+    if not check_texts("tasks", tasks, what="names of tasks", empty=False):
+        raise ValueError("tasks must hold at least one name of a task, got none")
+    if not isinstance(model, FastWeightsForCausalLM):
+        raise TypeError(f"model must be a FastWeightsForCausalLM, got {type(model).__name__}")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TypeError(f"tokenizer must be one of transformers' tokenizers, got {type(tokenizer).__name__}")
     lengths = None if ruler_lengths is None else check_lengths(ruler_lengths, 1, name="ruler_lengths")
     found: dict[tuple[str, str], float] = {}
     # One length after another, so that `limit` is the number at each: the harness would count over all of them.
@@ -101,7 +107,7 @@ def evaluate_with_harness(
 def _task_manager(tasks: Sequence[str], include_path: str | Path | None, metadata: dict[str, Any]) -> TaskManager:
     """A manager that knows all tasks."""
     if include_path is not None:
-        if not Path(include_path).is_dir():
+        if not check_path("include_path", include_path, "a folder with task files").is_dir():
             raise ValueError(f"include_path must be a folder with task files, {include_path} is none")
         own = TaskManager(include_path=str(include_path), include_defaults=False, metadata=metadata)
         if all(task in own.all_tasks for task in tasks):

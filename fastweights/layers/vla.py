@@ -79,15 +79,15 @@ class VariationalLinearAttention(MemoryLayer):
     4); a ridge of at least 1/2 keeps `normalize_writes` False alone within bounds.
 
     Args:
-        conv_size: width of short convolutions; None, the default, for none.
-        activation: function of q, k and v before ELU + 1, "silu" or, the default, "none".
+        conv_size: width of short convolutions; None for none.
+        activation: function of q, k and v before ELU + 1, "silu" or "none".
         adaptive: whether A changes; otherwise it stays I / ridge, which is the delta rule with gain 1.
         ridge: penalty before the first token, positive.
         refresh_every: number of tokens between additions of `refresh` to A's diagonal, or None.
         refresh: number added then, at least 0.
         normalize_keys: whether khat has length 1; otherwise it is k.
         normalize_writes: whether alpha has length 1; otherwise it is A khat.
-        norm_eps: number added in the LayerNorm, positive; 1e-5 by default.
+        norm_eps: number added in the LayerNorm, positive.
 
     The other options are those of `ProjectionOptions`.
     """

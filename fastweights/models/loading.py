@@ -27,6 +27,7 @@ __all__ = [
     "load_weights",
     "loading",
     "model_folder",
+    "models_inside",
     "saved_in",
 ]
 
@@ -81,7 +82,9 @@ def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code
     folder = saved_in(path)
     check_folder(folder, trust_remote_code=trust_remote_code)
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{path} holds no model: there is no config.json in it nor in its folder model/")
+        raise ValueError(
+            f"{path} holds no model: there is no config.json in it nor in its folder model/{models_inside(path)}"
+        )
     model_type = read_json_object(folder / "config.json").get("model_type")
     if model_type != "fastweights":
         raise ValueError(
@@ -96,6 +99,12 @@ def saved_in(path: Path) -> Path:
     inside = path / "model"
     is_run = not (path / "config.json").is_file() and (inside / "config.json").is_file()
     return inside if is_run else path
+
+
+def models_inside(path: Path) -> str:
+    """For a message: the models in `path`, the output of a training of several; or nothing where there are none."""
+    found = sorted(str(config.parent.parent) for config in path.glob("*/model/config.json"))[:4]
+    return f"; it holds trained models, name one of them: {', '.join(found)}" if found else ""
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -31,12 +31,14 @@ class RecallFile:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        check_text("output", self.output, what="the path of a folder", empty=False)
+        check_path("output", check_text("output", self.output, what="the path of a folder", empty=False))
         if self.workers is not None:
             check_size("workers", self.workers)
         for name in self.parts:
-            if name in (".", "..") or Path(name).name != name:
-                raise ValueError(f"parts must have names that can be folders, got {name!r}; leave out / and ..")
+            if name in (".", "..") or Path(name).name != name or "\0" in name or (not name and len(self.parts) > 1):
+                raise ValueError(
+                    f"parts must have names that can be folders, got {name!r}; leave out /, .. and the character 0"
+                )
 
     def folders(self) -> dict[str, Path]:
         """The output folder of each part."""
@@ -74,6 +76,8 @@ def _made(values: dict[str, Any], changes: dict[str, Any]) -> RecallFile:
     parts = values.pop("parts", {"": {}})
     if not isinstance(parts, dict) or not parts or not all(isinstance(own, dict) for own in parts.values()):
         raise TypeError(f"parts must be tables [parts.NAME], got {describe_value(parts)}")
+    if "" in parts and parts != {"": {}}:
+        raise ValueError("parts must have names that can be folders, got ''; write [parts.NAME]")
     made = {}
     for name, own in parts.items():
         where = f"part {name}: " if name else ""

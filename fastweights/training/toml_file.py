@@ -32,8 +32,10 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise ValueError(f"run file {file} must be text in UTF-8: {error}; save it as UTF-8") from None
     except OSError as error:
         raise ValueError(f"run file {file} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError is one; so is Python's for a number of thousands of digits
         raise ValueError(f"run file {file} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"run file {file} must not nest tables or lists hundreds of levels deep") from None
 
 
 def from_mapping(kind: type[Made], values: Mapping[str, Any], what: str) -> Made:

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -29,6 +30,22 @@ vocab_size = 300
 [corpus]
 paths = ["text.txt"]
 """
+# Run files of recall by name: what they hold.
+RECALL_FILES = {
+    "unknown-key": ("step = 3", "'steps'"),
+    "unknown-mixer": ('mixers = ["gnd"]', "'gdn'"),
+    "misspelt-table": ('mixers = [{nam = "gdn"}]', "'name'"),
+    "unknown-option": ('mixers = [{name = "gdn", options = {conv_siz = 2}}]', "'conv_size'"),
+    "text-for-number": ('steps = "many"', "steps must be"),
+    "many-digits": (f"steps = {'9' * 5000}", "not valid TOML"),
+    "deep": (f"steps = {'[' * 5000}", "levels deep"),
+    "part-above": ('[parts."../up"]', "'../up'"),
+    "part-without-name": ('[parts.""]\nwidth = 16', "parts must"),
+    "part-with-a-zero": ('[parts."a\\u0000"]\nwidth = 16', "parts must"),
+    "part-with-a-bad-value": ("[parts.a]\n[parts.b]\nwidth = -1", "part b: width must be"),
+    "output-with-a-zero": ('output = "a\\u0000"', "output must be"),
+    "bad-stage": ("[[curriculum]]\npairs = -4\nlength = 32\nsteps = 3", "pairs of a stage"),
+}
 # Run files by name: what stands in RUN in place of what.
 RUN_FILES = {
     "unknown-key": ("max_steps", "max_step", "max_steps"),
@@ -199,6 +216,14 @@ COMMANDS = [
     ("convert model --to pgdn --output new --peak nan", "peak must be"),
     ("convert model --to pgdn --output new --steps 0", "steps must be"),
     ("convert model --to pgdn", "--output"),
+    ("convert model --to pgdn --output new --option bound=" + "9" * 5000, "bound must be"),
+    ("convert model --to pgdn --output new --option bound=" + "[" * 5000, "bound must be"),
+    ("convert trainings --to pgdn --output new", "trainings/gdn"),
+    ("generate trainings Once", "trainings/gdn"),
+    ("inspect model --text empty.txt", "at least 2 tokens"),
+    ("inspect model --output text.txt/new", "must be in a folder"),
+    *[(f"recall recall-{name}.toml", word) for name, (_, word) in RECALL_FILES.items()],
+    ("train deep.toml", "levels deep"),
     ("inspect nowhere", "nowhere"),
     ("inspect model --measures widow", "'window'"),
     ("inspect model --tokens 0", "tokens must be"),
@@ -228,6 +253,10 @@ def place(tmp_path_factory):
         "empty.py": b"",
     }.items():
         (folder / name).write_bytes(content)
+    for name, (text, _) in RECALL_FILES.items():
+        (folder / f"recall-{name}.toml").write_text(text)
+    (folder / "deep.toml").write_text("length = " + "[" * 5000)
+    shutil.copytree(folder / "model", folder / "trainings" / "gdn" / "model")
     for name, (before, after, _) in RUN_FILES.items():
         assert before in RUN
         text = RUN.replace(before, after)
@@ -280,6 +309,14 @@ def test_a_bad_command_is_one_line(refused, command, word):
     assert "9223372036854775807" not in line and "[Errno" not in line
     for name in {word for word in re.split(r"[ =,]", command) if "." in word and word[0].isalpha()}:
         assert line.count(name) <= 1, "the file is named twice"
+
+
+@pytest.mark.parametrize("command", ["recall", "train", "convert", "evaluate", "inspect", "generate", "mixers"])
+def test_help_at_80_columns_cuts_nothing(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    main([command, "--help"])
+    printed = capsys.readouterr().out
+    assert "Usage: fastweights " in printed and "…" not in printed
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ..bad_calls import check_refused
 from .small import model, save, tokenizer
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is missing: pip install 'fastweights[eval]'")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "lm_eval"
 WORDS = tokenizer()
+HARNESS_MODEL = model()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,7 +91,7 @@ def test_the_model_is_registered(tmp_path):
     [
         (["facts_choice", "fatcs"], EXAMPLES, "knows no task 'fatcs'; .* need include_path"),
         (["facts_choice"], EXAMPLES / "none", "include_path must be a folder with task files"),
-        (["facts_choice", ""], EXAMPLES, "tasks must be names of tasks, got an empty one"),
+        (["facts_choice", ""], EXAMPLES, "tasks must be a list of names of tasks, none of them empty"),
     ],
 )
 def test_bad_input(tasks, folder, message):
@@ -158,3 +160,26 @@ def test_bad_ruler_lengths_are_refused(lengths):
 
     with pytest.raises((ValueError, TypeError), match="^ruler_lengths must"):
         evaluate_with_harness(model(), WORDS, ["facts_choice"], include_path=EXAMPLES, ruler_lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *(("tasks", value) for value in ("facts_text", [], [""], [3], None, 3)),
+        *(("model", value) for value in ("gdn", torch.nn.Linear(2, 2))),
+        *(("tokenizer", value) for value in ("words", b"words")),
+        *(("include_path", value) for value in ("", "nowhere", 3, b"tasks", "a\0b")),
+        *(("limit", value) for value in (0, -1, 0.5, "1")),
+        *(("num_fewshot", value) for value in (-1, 0.5, "1")),
+        *(("batch_size", value) for value in (0, -1, 1.5, "auto", None)),
+        *(("ruler_lengths", value) for value in ("4096", 4096, [], [0], [0.5], ["4096"])),
+        *(("seed", value) for value in (-1, 0.5, "0", None)),
+    ],
+)
+def test_bad_arguments(argument, value, tmp_path, monkeypatch):
+    from fastweights.evaluation.harness import evaluate_with_harness
+
+    monkeypatch.chdir(tmp_path)
+    given = {"model": HARNESS_MODEL, "tokenizer": WORDS, "tasks": ["facts_text"], "include_path": EXAMPLES}
+    given[argument] = value
+    check_refused(argument, lambda: evaluate_with_harness(**given), tmp_path)
