@@ -79,7 +79,7 @@ def test_how_recall_goes_on(capsys, monkeypatch):
         def fails(*_, **__):
             raise error
 
-        monkeypatch.setattr("fastweights.training.run_recall", fails)
+        monkeypatch.setattr("fastweights.training.run_recall_parts", fails)
         return main(["recall", *options]), capsys.readouterr().err
 
     goes_on = "the same command continues where it stopped\n"
