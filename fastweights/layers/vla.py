@@ -158,7 +158,7 @@ register_mixer(
     layer=VariationalLinearAttention,
     options={"conv_size": 4, "activation": "silu"},
     summary="vla behind short convolutions with SiLU, as the other layers here have",
-    equation="as vla",
+    equation="A = (A^-1 + u u^T)^-1, S = S + unit(A k) (v - S^T k)^T, o = S^T q / (z.q)",
     source="Variational Linear Attention, section 3; the convolutions are this library's",
     state="H K (V + K + 1)",
     cost=f"H ({EXACT} + 2 K + C (K + 1) / 2)",
