@@ -283,6 +283,7 @@ def refused(place, monkeypatch, capsys):
 
     def run(command: str) -> tuple[int, str]:
         monkeypatch.chdir(place)
+        monkeypatch.setattr("sys.dont_write_bytecode", True)  # of modules that --import names
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Once \xff\xfe"), encoding="utf-8"))
         before = contents(place)
         old = signal.signal(signal.SIGALRM, too_slow)
