@@ -61,6 +61,7 @@ def train(
             )
         except NonFiniteLoss as error:
             raise typer.Exit(fail(str(error), 1)) from None
+    PartialState().wait_for_everyone()  # gloo may abort where one process still talks to another that has left
     PartialState().destroy_process_group()
     if results is None:
         return
