@@ -6,14 +6,14 @@ from typing import ClassVar
 import numpy as np
 
 from ._draws import Draws
-from .separated import FIRST_CONTENT, PADDING, SEPARATOR
-from .task import IGNORE_INDEX, RecallTask
+from .separated import PADDING, SEPARATOR, RepeatedTokens
+from .task import IGNORE_INDEX
 
 __all__ = ["SelectiveCopy"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectiveCopy(RecallTask):
+class SelectiveCopy(RepeatedTokens):
     """n tokens at random places among padding, then n separators, each to be answered by the next of the tokens.
 
         PAD x1 PAD PAD x2 ... xn PAD | SEP SEP ... SEP        label at the i-th SEP: x_i
@@ -29,17 +29,6 @@ class SelectiveCopy(RecallTask):
 
     name: ClassVar[str] = "selective-copy"
     summary: ClassVar[str] = "tokens at random places among padding, to be repeated (Mamba)"
-    unit: ClassVar[str] = "tokens"
-
-    def _shortest_length(self) -> int:
-        return 2 * self.pairs
-
-    def _check(self) -> None:
-        self._require_vocabulary(FIRST_CONTENT + 1)
-
-    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
-        tokens = FIRST_CONTENT + draws.below(self.vocab_size - FIRST_CONTENT, (rows, self.pairs))
-        return np.stack([np.broadcast_to(np.arange(self.pairs), tokens.shape), tokens], axis=1)
 
     def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         tokens, context = associations[:, 1], self.length - self.pairs

@@ -9,7 +9,7 @@ from ..checks import check_choice, check_flag
 from ._draws import Draws
 from .task import IGNORE_INDEX, RecallTask
 
-__all__ = ["Copy", "OutOfDistributionShuffledMQAR", "Palindrome", "ShuffledMQAR"]
+__all__ = ["Copy", "OutOfDistributionShuffledMQAR", "Palindrome", "RepeatedTokens", "ShuffledMQAR"]
 
 PADDING = 0
 SEPARATOR = 1
@@ -104,7 +104,24 @@ class OutOfDistributionShuffledMQAR(ShuffledMQAR):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy(RecallTask):
+class RepeatedTokens(RecallTask):
+    """Base of the tasks to repeat `pairs` independent tokens: the associations are (position, token)."""
+
+    unit: ClassVar[str] = "tokens"
+
+    def _shortest_length(self) -> int:
+        return 2 * self.pairs
+
+    def _check(self) -> None:
+        self._require_vocabulary(FIRST_CONTENT + 1)
+
+    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
+        tokens = FIRST_CONTENT + draws.below(self.vocab_size - FIRST_CONTENT, (rows, self.pairs))
+        return np.stack([np.broadcast_to(np.arange(self.pairs), tokens.shape), tokens], axis=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy(RepeatedTokens):
     """n tokens, a separator, then the same tokens again: a check that training is stable.
 
         x1 x2 ... xn | PAD ... PAD | SEP x1 x2 ... x(n-1)        label at SEP: x1, at the second x_i: x_(i+1)
@@ -119,17 +136,6 @@ class Copy(RecallTask):
 
     name: ClassVar[str] = "copy"
     summary: ClassVar[str] = "a sequence, separator, the sequence again (VLA)"
-    unit: ClassVar[str] = "tokens"
-
-    def _shortest_length(self) -> int:
-        return 2 * self.pairs
-
-    def _check(self) -> None:
-        self._require_vocabulary(FIRST_CONTENT + 1)
-
-    def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
-        tokens = FIRST_CONTENT + draws.below(self.vocab_size - FIRST_CONTENT, (rows, self.pairs))
-        return np.stack([np.broadcast_to(np.arange(self.pairs), tokens.shape), tokens], axis=1)
 
     def _lay_out(self, draws: Draws, associations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         tokens = associations[:, 1]

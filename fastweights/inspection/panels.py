@@ -41,8 +41,8 @@ def over_time(name: str, ends: Sequence[int], y: Tensor, y_label: str, *, log_y:
 
 
 def distribution(name: str, values: Tensor, x_label: str, *, log_x: bool = False) -> Panel:
-    """Share of the values [..., heads, channels or nothing] of each head in equal bins (equal ratios with log_x, which leaves
-    out values that are not positive). values: [tokens, heads, channels]."""
+    """Share of each head's values [tokens, heads, channels] in equal bins. With log_x the bins are equal on a logarithmic
+    axis, and values that are not positive are left out."""
     values = values.double()
     if log_x:
         values = torch.where(values > 0, values, torch.nan).log10()

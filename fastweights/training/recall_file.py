@@ -11,7 +11,7 @@ from ..checks import check_path, check_size, check_text, describe_value
 from ..layers import MixerChoice
 from .experiment import RecallExperiment
 from .settings import Stage
-from .toml_file import from_mapping, read_toml
+from .toml_file import check_run_file, from_mapping, read_toml
 
 __all__ = ["RecallFile", "load_recall_file"]
 
@@ -58,11 +58,7 @@ def load_recall_file(path: str | Path, **changes: Any) -> RecallFile:
     Raises:
         ValueError: no such file, bad syntax, an unknown key, or a value that does not fit; the message names the part.
     """
-    file = check_path("run file", path, "the path of a .toml file")
-    if file.suffix != ".toml":
-        raise ValueError(f"run file must be a .toml file, got {file}")
-    if len(file.name) > 255 or not file.is_file():
-        raise ValueError(f"run file {file} does not exist; give the path of a .toml file")
+    file = check_run_file(path, ".toml")
     values = read_toml(file)
     try:
         return _made(values, changes)

@@ -8,16 +8,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..checks import closest
+from ..checks import check_path, closest
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["from_mapping", "read_toml"]
+__all__ = ["check_run_file", "from_mapping", "read_toml"]
 
 Made = TypeVar("Made")
+
+
+def check_run_file(path: object, *suffixes: str) -> Path:
+    """The path of a run file that exists and has one of these suffixes.
+
+    Raises:
+        ValueError: it does not.
+        TypeError: no path.
+    """
+    kind = f"a {' or '.join(suffixes)} file"
+    file = check_path("run file", path, f"the path of {kind}")
+    if file.suffix not in suffixes:
+        raise ValueError(f"run file must be {kind}, got {file}")
+    if len(file.name) > 255 or not file.is_file():
+        raise ValueError(f"run file {file} does not exist; give the path of {kind}")
+    return file
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -105,8 +105,7 @@ def train_runs(
     failures: list[WorkerError] = []
     try:
         for worker in pool.values():
-            worker.start()
-            worker.begin(waiting.pop())
+            worker.start(waiting.pop())
         busy = {worker.connection: worker for worker in pool.values()}
         while busy:
             for connection in wait(list(busy)):
@@ -123,8 +122,7 @@ def train_runs(
                     worker.end()
                     if waiting:
                         worker = pool[worker.index] = worker.successor()
-                        worker.start()
-                        worker.begin(waiting.pop())
+                        worker.start(waiting.pop())
                         busy[worker.connection] = worker
                     continue
                 if isinstance(message, _Step):
@@ -169,10 +167,11 @@ class _Worker:
         """A worker in the place of this one, not started."""
         return _Worker(self.index, self._orders)
 
-    def start(self) -> None:
+    def start(self, job: Job) -> None:
         with _signals_held_back():
             self.process.start()
         self._theirs.close()
+        self.begin(job)
 
     def end(self) -> None:
         """Wait until the process, whose pipe is closed, has saved its run."""

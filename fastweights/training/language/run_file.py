@@ -7,9 +7,9 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-from ...checks import check_choice, check_path
+from ...checks import check_choice
 from ...data.text import TextCorpus, TextTokenizer
-from ..toml_file import from_mapping, read_toml
+from ..toml_file import check_run_file, from_mapping, read_toml
 from .run import LanguageRun
 
 __all__ = ["load_run"]
@@ -24,14 +24,10 @@ def load_run(path: str | Path, **changes: Any) -> LanguageRun:
     Raises:
         ValueError: no such file, a file of another kind, bad syntax, an unknown key, a value that does not fit.
     """
-    file = check_path("run file", path, "the path of a .toml or .py file")
     known = [field.name for field in dataclasses.fields(LanguageRun)]
     for name in changes:
         check_choice("a change", name, known)
-    if file.suffix not in (".toml", ".py"):
-        raise ValueError(f"run file must be a .toml or .py file, got {file}")
-    if len(file.name) > 255 or not file.is_file():
-        raise ValueError(f"run file {file} does not exist; give the path of a .toml or .py file")
+    file = check_run_file(path, ".toml", ".py")
     run = _from_toml(file) if file.suffix == ".toml" else _from_python(file)
     return dataclasses.replace(run, **changes)
 
