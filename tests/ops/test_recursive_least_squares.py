@@ -120,6 +120,32 @@ def test_strong_forgetting_is_still_the_sequential_rule(factor: float) -> None:
         assert relative(got, wanted) < 1e-6
 
 
+WOUND_UP = [(seed, time) for seed in range(4) for time in (65, 67, 69, 72, 75, 76)]  # P up to 5e9
+
+
+@pytest.mark.parametrize(("seed", "time"), WOUND_UP)
+def test_a_memory_that_winds_up_is_the_sequential_rule_in_float32(seed: int, time: int) -> None:
+    inputs = fast_decay(CASE.draw(time=time, seed=seed, dtype=torch.float32), 100)
+    wanted, (wanted_S, _) = CASE(inputs.map(Tensor.double), backend="reference")
+    o, (S, _) = CASE(inputs, backend="torch")
+    assert relative(o, wanted) < 1e-5 and relative(S, wanted_S) < 1e-5
+
+
+@BACKENDS
+@pytest.mark.parametrize(("seed", "time"), WOUND_UP[::5])
+def test_P_in_float32_counts_no_weight_that_float32_cannot_tell_from_none(seed: int, time: int, backend: str) -> None:
+    """With s = 1e-11 ridge + eps / 16 of the trace of G = P^-1, a weight w of G gives (w + 2 s) / (w + s)^2 in P and not 1 / w,
+    at most 2 / s. Beside larger entries float32 could not keep the smallest, and a P read back would not be definite."""
+    inputs = fast_decay(CASE.draw(time=time, seed=seed, dtype=torch.float32), 100)
+    _, (_, exact) = CASE(inputs.map(Tensor.double), backend="reference")
+    _, (_, P) = CASE(inputs, backend=backend)
+    weights, directions = torch.linalg.eigh(torch.linalg.inv(exact))
+    s = (1e-11 + torch.finfo(torch.float32).eps / 16 * weights.sum(-1))[..., None]
+    kept = (weights + 2 * s) / (weights + s).square()
+    assert relative(P, (directions * kept[..., None, :]) @ directions.mT) < 2e-2
+    assert (P.diagonal(dim1=-2, dim2=-1) < 2 / s).all()
+
+
 def test_wind_up_is_bounded() -> None:
     """One key for 2,000 tokens with decays near 0.8: P would reach 1e190 in the other directions."""
     inputs = fast_decay(CASE.draw(batch=1, time=2000, heads=1, dtype=torch.float32))
