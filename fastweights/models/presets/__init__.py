@@ -20,12 +20,14 @@ class Preset:
     Attributes:
         source: paper and section.
         size: number of parameters as the paper states it, None where it does not.
+        difference: why the count of parameters differs from `size` by more than 2%, "" where it does not.
         note: settings that the paper leaves open or contradicts, and our choice.
         config: arguments of `FastWeightsConfig`.
     """
 
     source: str
     size: str | None
+    difference: str = ""
     note: str
     config: dict[str, Any]
 
