@@ -25,7 +25,7 @@ Options = tuple[float, ...]  # scale of q, bound and eps of the preconditioner
 
 
 def shapes(
-    x: KernelInputs, device: torch.device, final: bool
+    x: KernelInputs, device: torch.device, options: Options, final: bool
 ) -> tuple[tuple[TensorSpec | None, ...], SavedForBackward]:
     """o and the final S and A (None unless `final`), and what a backward needs."""
     sizes = ChunkSizes(x, device)
@@ -38,7 +38,7 @@ def forward(
     scale, bound, eps = options
     sizes = ChunkSizes(x, device)
     HV, K, V = sizes.HV, sizes.K, sizes.V
-    (o, S_end, A_end), saved = shapes(x, device, final)
+    (o, S_end, A_end), saved = shapes(x, device, options, final)
     sizes.record_tables(recorder, x, saved)
     if sizes.precond:
         record_key_energy(recorder, x, sizes, saved, A_end)

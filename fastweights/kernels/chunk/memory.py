@@ -44,7 +44,7 @@ class WriteKeyInputs(NamedTuple):
 
 
 def _shapes(
-    x: WriteKeyInputs, device: torch.device, final: bool
+    x: WriteKeyInputs, device: torch.device, options: tuple[float, ...], final: bool
 ) -> tuple[Sequence[TensorSpec | None], SavedForBackward]:
     """The write keys and the final A; of what is saved only A at the chunks' starts and the table of chunks are filled."""
     sizes = ChunkSizes(x.as_memory(), device)
@@ -59,7 +59,7 @@ def _forward(
     bound, eps = options
     memory = x.as_memory()
     sizes = ChunkSizes(memory, device)
-    (keys, end), saved = _shapes(x, device, final)
+    (keys, end), saved = _shapes(x, device, options, final)
     filled = sizes.saved()._replace(write_keys=keys, key_energy=saved.key_energy, chunk_table=saved.chunk_table)
     if sizes.packed:  # nothing here reads the place of a segment
         sizes.record_tables(recorder, memory, filled)

@@ -116,10 +116,11 @@ class LaunchPlan:
 
 
 class Rule(NamedTuple):
-    """The launch code of one memory rule. `inputs` is a named tuple of placeholders or None, `options` are numbers.
+    """The launch code of one memory rule. `inputs` is a named tuple of placeholders or None, `options` numbers
+    or words.
 
-    shapes(inputs, device, final): placeholders of the outputs (the final states None unless `final`), and of what backward
-        needs. Fake kernels call it too, on fake tensors.
+    shapes(inputs, device, options, final): placeholders of the outputs (the final states None unless `final`), and of what a
+        backward needs. Fake kernels call it too, on fake tensors.
     forward(recorder, inputs, device, options, final): records the launches; returns what `shapes` returns.
     backward(recorder, inputs, device, options, saved, output_grads, state_grads): records the launches; returns a gradient
         for every input or None. state_grads: whether the initial states need one.

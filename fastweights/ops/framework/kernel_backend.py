@@ -21,12 +21,12 @@ MAX_RECURRENT_TOKENS = 16  # per sequence, where no gradient is needed
 
 class KernelFamily(NamedTuple):
     """Launch code of one family of kernels. rule: a Rule of kernels.runtime.launch_plan; inputs: its named tuple, whose fields
-    are named like the inputs and states of the op; options: its numbers in order, each with the value where the op has none;
+    are named like the inputs and states of the op; options: its options in order, each with the value where the op has none;
     recurrent: the one kernel for a few tokens, of (inputs, states, new states, options, cu_seqlens), which returns o."""
 
     rule: Any
     inputs: Any
-    options: Mapping[str, float]
+    options: Mapping[str, Any]
     recurrent: Callable[..., Tensor] | None = None
 
 
@@ -97,9 +97,12 @@ class kernels:
     def _plans(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Any, Any]:
         family, given = self.family, [*map(aligned, tensors), None]
         inputs = family.inputs._make([given[place] for place in self.places])
+        return inputs, plans_for(family.rule, inputs, self._of_family(options), final=options[-1], keep_saved=save)
+
+    def _of_family(self, options: Sequence[Any]) -> tuple[Any, ...]:
+        """The options of the node as the family takes them."""
         named = dict(zip(self.spec.options, options))
-        numbers = tuple([named.get(name, default) for name, default in family.options.items()])
-        return inputs, plans_for(family.rule, inputs, numbers, final=options[-1], keep_saved=save)
+        return tuple([named.get(name, default) for name, default in self.family.options.items()])
 
     def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
         inputs, plans = self._plans(tensors, options, save)
@@ -111,7 +114,7 @@ class kernels:
         like = tensors[0]
         assert like is not None
         inputs = self.family.inputs._make(map((*tensors, None).__getitem__, self.places))
-        outputs, saved = self.family.rule.shapes(inputs, like.device, options[-1])
+        outputs, saved = self.family.rule.shapes(inputs, like.device, self._of_family(options), options[-1])
         made = [[x if x is None else x.allocate(like.device) for x in specs] for specs in (outputs, saved)]
         return made[0][: self.outputs], made[1]
 
