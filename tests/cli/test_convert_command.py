@@ -47,6 +47,18 @@ def test_mamba2_to_palimpsa(tmp_path, capsys):
     assert number_after("as saved:", printed) == pytest.approx(difference, rel=0.01)
 
 
+def test_palimpsa_draws_the_scale_of_every_head(tmp_path):
+    """In (0.1, 1) as released, by default and after saving and loading; an interval of one's own is taken too."""
+    mamba2(n_groups=2).save_pretrained(tmp_path / "source")
+    for folder, options, low, high in (("new", (), 0.1, 1.0), ("own", ("--option", "b_scale=[2.0, 3.0]"), 2.0, 3.0)):
+        assert convert(tmp_path / "source", "palimpsa-m", tmp_path / folder, "--tokens", "8", *options) == 0
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        scales = torch.cat([layer.mixer.importance.b_scale.detach() for layer in loaded.model.layers])
+        assert len(scales) > 4 and len(scales.unique()) == len(scales)
+        assert low < scales.min() and scales.max() < high
+        assert scales.max() - scales.min() > 0.3 * (high - low)
+
+
 def test_a_full_disk_is_one_line(source, tmp_path, capsys):
     with largest_file(4000):
         assert convert(source, "gka", tmp_path / "new", "--option", "solver=exact") == 1

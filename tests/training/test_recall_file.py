@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastweights.layers import MixerChoice
+from fastweights.models import FastWeightsForCausalLM
 from fastweights.training import RecallExperiment, Stage, load_recall_file
 
 FILE = """
@@ -46,6 +48,39 @@ def test_every_key_reaches_the_experiment(tmp_path):
             mixers=("gdn", MixerChoice("gdn", {"conv_size": 2}, "small")), task_options={"random_non_queries": False},
         )
     }  # fmt: skip
+
+
+FIRST_VALUES = """
+width = 128
+heads = 4
+initializer_range = 0.3
+scale_residuals = false
+warmup_start = 0.1
+learning_rates = [0.01]
+seeds = [0]
+pairs = [2]
+
+[[mixers]]
+name = "palimpsa-d"
+options = { beta_init = "uniform", conv_init = "normal", long_memory = "release", b_scale = [0.1, 1.0] }
+"""
+
+
+def test_first_values_of_a_file_are_those_of_the_model(tmp_path):
+    (run,) = load_recall_file(write(tmp_path, FIRST_VALUES)).parts[""].runs()
+    assert run.warmup_start == 0.1
+    torch.manual_seed(0)
+    layer = FastWeightsForCausalLM(run.model_config()).model.layers[0].mixer.requires_grad_(False)
+    for weight in (layer.qkv.q_proj.weight, layer.output.o_proj.weight, layer.qkv.k_conv.weight):
+        assert weight.std().item() == pytest.approx(0.3, rel=0.1)
+    second = layer.importance.beta_proj[1].weight  # of rank 128 / 16
+    assert 0.3 < second.abs().max() <= 8**-0.5
+    assert len(layer.importance.b_scale.unique()) == 4
+    assert (0.1 <= layer.importance.b_scale).all() and (layer.importance.b_scale <= 1).all()
+    rates = torch.tensor([0.01 + 0.05 * head for head in range(4)])
+    steps = torch.tensor([10 ** (-1 - 2 * head / 3) for head in range(4)])
+    torch.testing.assert_close(layer.decay.A_log.exp(), rates)
+    torch.testing.assert_close((1 + layer.decay.dt_bias.exp()).log(), steps, rtol=1e-4, atol=0)
 
 
 def test_parts_change_what_stands_above(tmp_path):

@@ -56,14 +56,33 @@ def test_python(tmp_path, form):
     assert load_run(str(file)) == RUN
 
 
+FIRST_VALUES = """
+warmup_start = 0.1
+[model]
+vocab_size = 500
+hidden_size = 128
+num_hidden_layers = 2
+num_heads = 4
+initializer_range = 0.3
+scale_residuals = false
+[model.mixer]
+name = "palimpsa-m"
+beta_init = "uniform"
+conv_init = "normal"
+skip_init = 0.5
+"""
+
+
 def test_first_values_and_schedule_of_a_run_file(tmp_path):
-    """initializer_range reaches the model's weights; the schedule is that of the file."""
-    toml = "warmup_start = 0.1\n[model]\nvocab_size = 500\nhidden_size = 64\nnum_hidden_layers = 1\ninitializer_range = 0.3\n"
-    run = load_run(write(tmp_path, "run.toml", toml))
+    """They reach the model's weights; the schedule is that of the file."""
+    run = load_run(write(tmp_path, "run.toml", FIRST_VALUES))
     assert run.warmup_start == 0.1
-    lm = build_model(run, model_config(run))
-    assert lm.model.embed_tokens.weight.std().item() == pytest.approx(0.3, rel=0.05)
-    assert lm.model.layers[0].mixer.qkv.q_proj.weight.std().item() == pytest.approx(0.3, rel=0.1)
+    lm = build_model(run, model_config(run)).requires_grad_(False)
+    layer = lm.model.layers[1].mixer
+    for weight in (lm.model.embed_tokens.weight, layer.in_proj.weight, layer.out_proj.weight, layer.conv.weight):
+        assert weight.std().item() == pytest.approx(0.3, rel=0.1)
+    assert 0.3 < layer.importance.beta_proj[1].weight.abs().max() <= 8**-0.5  # of rank 128 / 16
+    assert layer.skip.D.tolist() == [0.5] * 4
 
 
 def test_one_run_a_mixer():
