@@ -21,6 +21,7 @@ MEMORIES = {
     "preconditioned_delta_rule": (
         "q, k, v, beta, g=None, *, precond_g, precond_beta, center, bound=1.5, eps=1e-06, scale=None"
     ),
+    "elementwise_longhorn": "q, k, v, beta, *, scale=None",
     "palimpsa": PALIMPSA,
     "palimpsa_posterior": PALIMPSA,
     "gated_kalmanet": "q, k, v, g, *, mix=None, ridge=0.02, iterations=30, solver='chebyshev', adaptive_ridge=True, scale=None",

@@ -2,6 +2,7 @@
 
 from .decoding import delta_rule_, linear_attention_, preconditioned_delta_rule_
 from .delta_rule import delta_rule
+from .elementwise_longhorn import elementwise_longhorn
 from .gated_kalmanet import gated_kalmanet
 from .gated_norm import gated_rms_norm as gated_rms_norm
 from .lattice import lattice
@@ -18,6 +19,7 @@ from .variational_linear_attention import variational_linear_attention
 __all__ = [
     "delta_rule",
     "delta_rule_",
+    "elementwise_longhorn",
     "gated_kalmanet",
     "lattice",
     "linear_attention",
