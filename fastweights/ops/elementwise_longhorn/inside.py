@@ -18,7 +18,7 @@ from torch import Tensor
 # Numbers of the states that are held at a time, forward and backward. On a CPU the former should fit a core's own cache; where
 # there are many cores they want more work at a time.
 STATES = {"cpu": 2**17, "other": 2**25}
-HISTORY = {"cpu": 2**22, "other": 2**27}
+HISTORY = {"cpu": 2**22, "other": 2**29}
 
 
 class Tokens(NamedTuple):
