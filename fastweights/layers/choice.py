@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -13,6 +14,7 @@ from .registry import mixer_spec
 __all__ = ["MixerChoice", "option_value", "parse_mixers", "written_value"]
 
 LONGEST_LABEL = 100
+COMMA = re.compile(r",(?![^\[]*\])")  # one that separates: not between brackets
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,15 @@ def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
     """The choices that a text names: NAME[:OPTION=VALUE[,OPTION=VALUE...]][@LABEL], separated by commas.
 
     After a colon every OPTION=VALUE belongs to that mixer, until a part without "=" or with a colon before it begins the
-    next. Values are JSON, or else strings, and hold no comma. Without a label the text itself is the label.
+    next. Values are JSON, or else strings, with commas between brackets alone. Without a label the text itself is the label.
 
-        gdn,gdn:conv_size=2,expand_v=2@small,pgdn
+        gdn,gdn:conv_size=2,expand_v=2@small,palimpsa-d:b_scale=[0.1,1.0]
 
     Raises:
         ValueError: a text that does not follow this grammar, an unknown mixer or an unknown option.
     """
     choices: list[list[str]] = []
-    for part in (part.strip() for part in text.split(",")):
+    for part in (part.strip() for part in COMMA.split(text)):
         before, equals, _ = part.partition("=")
         if not equals or ":" in before or "@" in before:
             choices.append([part])
@@ -121,7 +123,7 @@ def _choice(text: str) -> MixerChoice:
     name, colon, rest = body.partition(":")
     mixer_spec(name, {})
     options: dict[str, Any] = {}
-    for part in rest.split(",") if colon else ():
+    for part in COMMA.split(rest) if colon else ():
         option, equals, value = (piece.strip() for piece in part.partition("="))
         if not (option and equals and value):
             raise ValueError(f"options of a mixer must be NAME=VALUE, such as {name}:conv_size=2, got {part!r}")

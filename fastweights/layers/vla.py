@@ -15,7 +15,7 @@ from .cache import check_memory
 from .initialization import OwnInitialValues, ResidualProjection
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import LayerNorm, l2_normalize
-from .options import ProjectionOptions, at_least_zero, one_of, option
+from .options import LONGEST_CONVOLUTION, ProjectionOptions, at_least_zero, one_of, option, up_to
 from .probe import states_over_time
 from .projections import ACTIVATIONS
 from .registry import EXACT, register_mixer
@@ -27,7 +27,7 @@ __all__ = ["VLAOptions", "VariationalLinearAttention"]
 class VLAOptions(ProjectionOptions):
     """Options of `VariationalLinearAttention`, whose docstring explains them."""
 
-    conv_size: int | None = option(None, check_size)
+    conv_size: int | None = option(None, up_to(LONGEST_CONVOLUTION))
     activation: str = option("none", one_of(*ACTIVATIONS))
     adaptive: bool = option(True, check_flag)
     ridge: float = option(0.1, check_positive)

@@ -8,12 +8,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_flag, check_size
+from ..checks import check_flag
 from ..ops import delta_rule
 from .linear_attention import LinearAttention
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
-from .options import MemoryOptions, one_of, option
+from .options import LONGEST_CONVOLUTION, MemoryOptions, one_of, option, up_to
 from .projections import ACTIVATIONS
 from .registry import ADDITIVE, DELTA, MATRIX, register_mixer
 from .softmax_attention import SoftmaxAttention
@@ -28,7 +28,7 @@ BARE: dict[str, Any] = {"conv_size": None, "activation": "none", "normalize_qk":
 class PrintedDeltaNetOptions(MemoryOptions):
     """Options of `PrintedDeltaNet`: those of `MemoryOptions`, with the defaults of the paper's block."""
 
-    conv_size: int | None = option(None, check_size)
+    conv_size: int | None = option(None, up_to(LONGEST_CONVOLUTION))
     activation: str = option("none", one_of(*ACTIVATIONS))
     normalize_qk: bool = option(False, check_flag)
     output_norm: bool = option(False, check_flag)

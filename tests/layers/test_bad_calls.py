@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,13 @@ def test_forward_of_every_layer(mixer: str, tmp_path: Path) -> None:
         check_refused(argument, lambda given=given: made(*given), tmp_path)  # type: ignore[misc]
     for length in (-1, 1.5, "4", None):
         check_refused("length", lambda length=length: made.state_size(length), tmp_path)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "mixer", [name for name in MIXERS if "conv_size" in inspect.signature(MIXERS[name].layer).parameters]
+)
+def test_convolutions_of_every_layer_are_short(mixer: str, tmp_path: Path) -> None:
+    check_refused("conv_size", lambda: layer(mixer, conv_size=10**9), tmp_path)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

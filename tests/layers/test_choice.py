@@ -34,6 +34,13 @@ def test_values_are_json_or_text():
     assert MixerChoice("gdn", options).label == text
 
 
+def test_a_value_may_be_a_list():
+    text = "palimpsa-d:b_scale=[0.1, 1.0],conv_size=2@drawn,gdn"
+    assert parsed(text) == [("palimpsa-d", {"b_scale": [0.1, 1.0], "conv_size": 2}, "drawn"), ("gdn", {}, "gdn")]
+    choice = MixerChoice("palimpsa-d", {"b_scale": [0.1, 1.0]})
+    assert parse_mixers(f"gdn,{choice.label}") == (MixerChoice("gdn"), choice)
+
+
 def test_a_choice_is_the_mixer_of_a_model():
     (choice,) = parse_mixers("gdn:conv_size=2@small")
     config = FastWeightsConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_heads=2, mixer=choice.entry)
@@ -56,6 +63,7 @@ def test_a_choice_is_the_mixer_of_a_model():
         ("conv_size=2", "option 'conv_size=2' belongs to no mixer"),
         ("gdn:conv_size=2@a,expand_v=2", "option 'expand_v=2' belongs to no mixer.*before the label"),
         ("gdn:conv_size=2,conv_size=3", "option 'conv_size' is there twice"),
+        ("palimpsa-d:b_scale=[0.1,1.0", "unknown mixer '1.0'|belongs to no mixer"),
         ("gdn@", "the label after @ must not be empty"),
         (f"gdn@{'x' * 101}", "label of a mixer must be one line of at most 100 characters"),
         ("gdn:expand_v=NaN", "options of mixer 'gdn' must be values that JSON can hold"),
