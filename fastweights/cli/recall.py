@@ -13,7 +13,7 @@ from ._options import Imports, fail, import_mixers, one_line_errors, values
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
 TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
 MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,16"]
-LEARNING_RATES, SEEDS = ["0.005,0.01"], ["0"]
+LEARNING_RATES, SEEDS = ["0.003,0.01"], ["0"]
 
 
 def recall(
@@ -41,9 +41,10 @@ def recall(
     length: Annotated[int | None, typer.Option(help="Tokens in a sequence; the task's shortest if not given.")] = None,
     vocab_size: Annotated[int, typer.Option(help="Number of different tokens.")] = 64,
     width: Annotated[int, typer.Option(help="Width of the model.")] = 32,
-    heads: Annotated[int, typer.Option(help="Heads of a mixer; a head has width / heads channels.")] = 4,
-    layers: Annotated[int, typer.Option(help="Number of blocks.")] = 1,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of a run.")] = 800,
+    heads: Annotated[int, typer.Option(help="Heads of a mixer; a head has width / heads channels.")] = 2,
+    layers: Annotated[int, typer.Option(help="Number of blocks.")] = 2,
+    initializer_range: Annotated[float, typer.Option(help="Standard deviation of the first weights.")] = 0.05,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of a run.")] = 600,
     batch_size: Annotated[int, typer.Option(help="Sequences in a step.")] = 32,
     learning_rates: Annotated[
         list[str],
@@ -95,6 +96,7 @@ def recall(
             "width": width,
             "heads": heads,
             "layers": layers,
+            "initializer_range": initializer_range,
             "steps": steps,
             "batch_size": batch_size,
             "learning_rates": values("--learning-rates", learning_rates, float),

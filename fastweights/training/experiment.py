@@ -119,7 +119,7 @@ class RecallExperiment(Settings):
 
     mixers: tuple[str | MixerChoice, ...] = ("linear", "gla", "deltanet", "gdn")
     pairs: tuple[int, ...] = (4, 16)
-    learning_rates: tuple[float, ...] = (5e-3, 1e-2)
+    learning_rates: tuple[float, ...] = (3e-3, 1e-2)
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:

@@ -101,7 +101,7 @@ class OwnedFolder:
         try:
             there = json.loads(self.marker.read_bytes())
             differences = [
-                f"{name} is {json.dumps(there.get(name))} there and {json.dumps(wanted.get(name))} here"
+                f"{name} is {_shown(there, name)} there and {_shown(wanted, name)} here"
                 for name in ({**wanted, **there} if compared is None else compared)
                 if there.get(name) != wanted.get(name)
             ]
@@ -109,6 +109,10 @@ class OwnedFolder:
             raise ValueError(f"{self.marker} is damaged; {remedy}") from None
         if differences:
             raise ValueError(f"output {self.path} holds another {self._work}: {', '.join(differences)}; {remedy}")
+
+
+def _shown(record: Mapping[str, Any], name: str) -> str:
+    return json.dumps(record[name]) if name in record else "not set"
 
 
 def as_stored(value: Any) -> Any:

@@ -108,13 +108,13 @@ class Settings:
     length: int | None = None
     vocab_size: int = 64
     width: int = 32
-    heads: int = 4
-    layers: int = 1
+    heads: int = 2
+    layers: int = 2
     intermediate_size: int | None = None
     tie_word_embeddings: bool = False
     scale_residuals: bool = True
     softmax_layers: tuple[int, ...] = ()
-    steps: int = 800
+    steps: int = 600
     batch_size: int = 32
     train_examples: int | None = None
     curriculum: tuple[Stage, ...] = ()
@@ -126,7 +126,7 @@ class Settings:
     warmup_start: float = 0.0
     final_fraction: float = 0.1
     max_gradient_norm: float = 1.0
-    initializer_range: float = 0.02
+    initializer_range: float = 0.05
     test_examples: int = 1024
     evaluations: int = 4
     device: str = "cpu"
@@ -183,7 +183,7 @@ class Settings:
         object.__setattr__(self, name, value)
 
     def record(self) -> dict[str, Any]:
-        """The settings as plain values, as files hold them. Settings of _LATER are left out at their defaults, so that
+        """The settings as plain values, as files hold them. Settings of _LATER are left out at the values there, so that
         files from before there were any describe the same run."""
         values = {name: list(x) if isinstance(x, tuple) else x for name, x in dataclasses.asdict(self).items()}
         return {name: x for name, x in values.items() if name not in _LATER or x != _LATER[name]}

@@ -7,7 +7,7 @@ import torch
 
 from fastweights.layers import build_mixer
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
-from fastweights.training import RecallRun, train_run
+from fastweights.training import RecallExperiment, train_run
 
 HIDDEN, HEADS = 64, 8
 # By hand: A rises evenly from 0.01 to 0.16, dt runs through the powers of ten from the first exponent to the last.
@@ -139,14 +139,23 @@ def test_first_skip(name, first):
 @pytest.mark.parametrize(
     ("name", "learning_rate"),
     [
-        *(("mamba2", 0.005), ("palimpsa-m", 0.01), ("retnet", 0.01), ("pmamba2-tied", 0.01), ("pmamba2-key", 0.01)),
-        *(("efla", 0.01), ("nlms", 0.01), ("comba", 0.01)),
+        *(("softmax", 0.003), ("vla-softmax", 0.003), ("gdn", 0.003), ("mamba2", 0.01), ("palimpsa-m", 0.003)),
+        *(
+            ("retnet", 0.003),
+            ("palimpsa-d", 0.01),
+            ("pmamba2-tied", 0.01),
+            ("pmamba2-key", 0.01),
+            ("efla", 0.01),
+            ("nlms", 0.01),
+        ),
+        ("comba", 0.01),
     ],
 )
 def test_defaults_learn(name, learning_rate, tmp_path):
     """Recall of 4 pairs with all defaults of `fastweights recall`, at one of its learning rates; guessing gives 1/4."""
     torch.set_num_threads(1)
-    run = RecallRun(mixer=name, pairs=4, learning_rate=learning_rate)
+    runs = RecallExperiment(mixers=(name,), pairs=(4,)).runs()
+    run = next(run for run in runs if run.learning_rate == learning_rate)
     result = train_run(run, tmp_path / "run.checkpoint")
     assert result.accuracy > 1 / 4 + 0.2
 

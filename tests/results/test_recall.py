@@ -9,6 +9,7 @@ import pytest
 from fastweights.results import ResultsError, load_results, summarize
 from fastweights.results.experiment import save_results
 from fastweights.results.recall import load_result, save_result
+from fastweights.training import RecallExperiment
 
 from .made_up import made_up
 
@@ -57,6 +58,16 @@ def test_results_of_before_there_were_labels_are_read():
     """recall_readme.json was written when a mixer was a name and nothing else."""
     results = load_results(Path(__file__).parents[2] / "benchmarks" / "results" / "recall_readme.json")
     assert {result.mixer for result in results} == {result.run["mixer"] for result in results} >= {"linear", "gdn"}
+
+
+def test_settings_of_before_describe_the_same_experiment():
+    """recall_readme.json was written with one layer, 4 heads, 800 steps and smaller first weights, the defaults then."""
+    file = Path(__file__).parents[2] / "benchmarks" / "results" / "recall_readme.json"
+    old = RecallExperiment(
+        mixers=("linear", "gla", "deltanet", "gdn", "pgdn", "rls"), pairs=(4, 8, 16), learning_rates=(0.005,),
+        layers=1, heads=4, steps=800, initializer_range=0.02,
+    )  # fmt: skip
+    assert json.loads(json.dumps(old.record())) == json.loads(file.read_text())["experiment"]
 
 
 def test_results_are_named_and_summarized_by_label():

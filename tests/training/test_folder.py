@@ -96,8 +96,11 @@ def test_a_folder_from_before_task_options_is_continued(tmp_path):
     (tmp_path / "runs" / "linear-pairs2-lr0.01-seed0.json").write_text(
         json.dumps({**dataclasses.asdict(result), "run": run})
     )
-    enter(tmp_path, small_experiment())
-    refused(tmp_path, small_experiment(task_options={"query_order": "ordered"}), "task_options is null there")
+    old = {"initializer_range": 0.02}  # the default then
+    enter(tmp_path, small_experiment(**old))
+    other = small_experiment(task_options={"query_order": "ordered"}, **old)
+    refused(tmp_path, other, "task_options is not set there")
+    refused(tmp_path, small_experiment(), "initializer_range is not set there and 0.05 here")
 
 
 def test_another_version_is_refused(used, monkeypatch):

@@ -128,7 +128,7 @@ def test_changes_go_over_file_and_parts(tmp_path):
             "steps = 9\n[[curriculum]]\npairs = 2\nsteps = 3",
             "steps must be left out with a curriculum, whose stages say 3",
         ),
-        ("softmax_layers = [1]", "softmax_layers must be a whole number from 0 to 0"),
+        ("softmax_layers = [2]", "softmax_layers must be a whole number from 0 to 1"),
         ("softmax_layers = 1", "softmax_layers must be a tuple of layer numbers"),
         ("train_examples = 8", "train_examples must be at least batch_size, 32"),
         ("schedule = 'linear'", "schedule must be one of 'cosine', 'constant'"),

@@ -182,6 +182,7 @@ def parity(tmp_path, **options):
         batch_size=32,
         test_examples=64,
         evaluations=1,
+        initializer_range=0.02,
     )
     return train_run(run, tmp_path / "run.checkpoint").by_token["accuracy"]
 
