@@ -29,6 +29,7 @@ __all__ = [
     "LARGEST_WIDTH",
     "check_choice",
     "check_flag",
+    "check_list",
     "check_number",
     "check_path",
     "check_positive",
@@ -53,6 +54,7 @@ LARGEST_WIDTH = 2**20  # channels of a layer's input; like the next two far abov
 LARGEST_HEADS = 2**16
 LARGEST_DEPTH = 10_000  # layers of a model; the deepest that have been trained have about a thousand
 LARGEST_COUNT = 10**9  # steps, rows or examples of one command: more would not end
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes of a file's name and of a path that Linux takes; others take no more
 LARGEST_COUNTER = 2**63 - 1  # a seed or an index is one 64-bit word of the random generator's key
 
 
@@ -192,16 +194,32 @@ def check_path(name: str, x: object, what: str = "a path") -> Path:
         raise ValueError(f"{name} must be {what}, got ''")
     if "\0" in str(x):
         raise ValueError(f"{name} must be {what}, got {str(x)!r}; leave out the character 0")
-    return Path(x)
+    path = Path(x)
+    if _bytes(str(path)) > LONGEST_PATH or any(_bytes(part) > LONGEST_NAME for part in path.parts):
+        raise ValueError(
+            f"{name} must be {what} of at most {LONGEST_PATH:,} bytes, and {LONGEST_NAME} between two slashes, got "
+            f"'{str(x)[:40]}...'; choose a shorter one"
+        )
+    return path
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))
+
+
+def check_list(name: str, x: object, what: str, kind: type = object) -> tuple[Any, ...]:
+    """A list or tuple of entries of `kind`, as a tuple; `what` describes the entries in the message."""
+    if not isinstance(x, (list, tuple)) or not all(isinstance(entry, kind) for entry in x):
+        raise TypeError(f"{name} must be a list of {what}, got {describe_value(x)}")
+    return tuple(x)
 
 
 def check_texts(name: str, x: object, *, what: str = "strings", empty: bool = True) -> tuple[str, ...]:
     """A list or tuple of strings, as a tuple; `empty` says whether one of them may be ''."""
-    if not isinstance(x, (list, tuple)) or not all(isinstance(entry, str) for entry in x):
-        raise TypeError(f"{name} must be a list of {what}, got {describe_value(x)}")
-    if not empty and not all(x):
+    texts: tuple[str, ...] = check_list(name, x, what, str)
+    if not empty and not all(texts):
         raise ValueError(f"{name} must be a list of {what}, none of them empty, got {describe_value(x)}")
-    return tuple(x)
+    return texts
 
 
 def values_can_be_read(x: Tensor) -> bool:

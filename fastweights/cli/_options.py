@@ -1,5 +1,6 @@
 """Helpers of the subcommands: options of several values, and errors as one line with an exit code."""
 
+import errno
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +51,8 @@ def one_line_errors(continues: str = "") -> Iterator[None]:
     except (ValueError, TypeError) as error:
         raise typer.Exit(fail(str(error), 2)) from None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # bad input: no file or folder can have it
+            raise typer.Exit(fail(f"{_reason(error)}; choose a shorter name", 2)) from None
         raise typer.Exit(fail(f"{_reason(error)}{remedy}", 1)) from None
     except Stopped as stopped:
         raise typer.Exit(fail(f"{stopped}{remedy}", stopped.exit_code)) from None

@@ -1,21 +1,39 @@
-"""A text model's answer to a prompt: how likely the right one is, and what the model says itself."""
+"""A text model's answers to prompts: how likely the right ones are, and what the model says itself."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
 
-from .reading import evaluating, hidden_blocks, prompt_tokens, read
+from ..checks import check_size, check_whole_number
+from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks, prompt_tokens, read
 
-__all__ = ["Answer", "answer_prompt", "token_counter"]
+__all__ = ["Answer", "Question", "Scores", "answer_prompt", "check_questions", "score_answers", "token_counter"]
 
 _MORE_TOKENS = 16  # tokens generated beyond the answer's own number
+
+
+class Question(NamedTuple):
+    """A prompt, the text that answers it, and the strings that an answer in other words must hold."""
+
+    prompt: str
+    answer: str
+    wanted: Sequence[str]
+
+
+class Scores(TypedDict):
+    """`found`, `exact` and `answer_loss` of `fastweights.results.NeedleRecall` and `RulerRecall`, over `examples`."""
+
+    examples: int
+    found: float
+    exact: float
+    answer_loss: float
 
 
 def token_counter(tokenizer: Any) -> Callable[[str], int]:
@@ -66,3 +84,26 @@ def answer_prompt(model: Any, tokenizer: Any, prompt: str, value: str, block: in
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         )
     return Answer(losses, False, tokenizer.decode(generated[0, start:], skip_special_tokens=True))
+
+
+def score_answers(model: Any, tokenizer: Any, questions: Iterable[Question], block: int) -> Scores:
+    """The scores of a model's answers to one question or more, which are asked as they come."""
+    examples = exact = tokens = 0
+    found = loss = 0.0
+    for question in questions:
+        answer = answer_prompt(model, tokenizer, question.prompt, question.answer, block)
+        examples += 1
+        exact += answer.exact
+        found += answer.part_found(question.wanted)
+        tokens += len(answer.losses)
+        loss += sum(answer.losses)
+    return {"examples": examples, "found": found / examples, "exact": exact / examples, "answer_loss": loss / tokens}
+
+
+def check_questions(model: object, *, length: object, examples: object, seed: object, block: object) -> None:
+    """Refuses arguments of a measure that asks questions about texts."""
+    check_model(model)
+    check_size("length", length)
+    check_size("examples", examples, high=MOST_EXAMPLES)
+    check_whole_number("seed", seed)
+    check_size("block", block)

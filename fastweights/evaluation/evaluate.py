@@ -7,14 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import (
-    check_choice,
-    check_number,
-    check_size,
-    check_texts,
-    check_whole_number,
-    describe_value,
-)
+from ..checks import check_choice, check_list, check_number, check_size, check_texts, check_whole_number
 from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
 from .reading import MOST_EXAMPLES
@@ -81,9 +74,7 @@ class EvaluationSettings:
         check_whole_number("seed", self.seed)
         if len(set(self.measures)) < len(self.measures):
             raise ValueError(f"measures must be different from each other, got {', '.join(self.measures)}")
-        if isinstance(self.depths, str) or not isinstance(self.depths, Sequence):
-            raise TypeError(f"depths must be a list of numbers, got {describe_value(self.depths)}")
-        for depth in self.depths:
+        for depth in check_list("depths", self.depths, "numbers"):
             check_number("depths", depth, low=0, high=1)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checks import check_number, check_size, check_unicode, check_whole_number
+from ..checks import check_number
 from ..results import NeedleRecall
-from .answers import answer_prompt, token_counter
-from .needle_text import NEEDLE_TASKS, documentation, needle_of, needle_prompt
-from .reading import MOST_EXAMPLES, check_model
+from .answers import Question, check_questions, score_answers, token_counter
+from .needle_text import NEEDLE_TASKS, haystack_words, needle_of, needle_prompt
 
 __all__ = ["DEPTHS", "NEEDLE_TASKS", "NeedleRecall", "check_needles", "needle_recall"]
 
@@ -47,42 +46,18 @@ def needle_recall(
         ValueError: an argument out of its range, a text without a word, a length that does not hold the question, a model
             whose losses are not finite.
     """
-    check_size("length", length)
-    check_model(model)
-    check_size("examples", examples, high=MOST_EXAMPLES)
-    check_size("block", block)
-    check_whole_number("seed", seed)
+    check_questions(model, length=length, examples=examples, seed=seed, block=block)
     check_number("depth", depth, low=0, high=1)
-    words = (documentation() if text is None else check_unicode("text", text)).split()
-    if not words:
-        raise ValueError("text must hold at least one word, got none; pass text to hide the needle in")
+    words, count_tokens = haystack_words(text), token_counter(tokenizer)
 
-    exact = tokens = 0
-    found = loss = 0.0
-    for index in range(examples):
+    def question(index: int) -> Question:
         prompt, needle = needle_prompt(
-            task,
-            length=length,
-            depth=depth,
-            seed=seed,
-            index=index,
-            words=words,
-            count_tokens=token_counter(tokenizer),
+            task, length=length, depth=depth, seed=seed, index=index, words=words, count_tokens=count_tokens
         )
-        answer = answer_prompt(model, tokenizer, prompt, needle.value, block)
-        exact += answer.exact
-        found += answer.part_found([needle.value])
-        tokens += len(answer.losses)
-        loss += sum(answer.losses)
-    return NeedleRecall(
-        task=task,
-        length=length,
-        depth=depth,
-        examples=examples,
-        found=found / examples,
-        exact=exact / examples,
-        answer_loss=loss / tokens,
-    )
+        return Question(prompt, needle.value, [needle.value])
+
+    scores = score_answers(model, tokenizer, map(question, range(examples)), block)
+    return NeedleRecall(task=task, length=length, depth=depth, **scores)
 
 
 def check_needles(tokenizer: Any, task: str, *, length: int, examples: int, seed: int) -> None:

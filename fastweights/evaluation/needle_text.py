@@ -7,10 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from ..checks import check_choice
+from ..checks import check_choice, check_unicode
 from ..data._draws import Draws
 
-__all__ = ["NEEDLE_TASKS", "NOISE", "Needle", "documentation", "needle_of", "needle_prompt", "sentence_end"]
+__all__ = [
+    "NEEDLE_TASKS",
+    "NOISE",
+    "Needle",
+    "documentation",
+    "haystack_words",
+    "needle_of",
+    "needle_prompt",
+    "sentence_end",
+]
 
 NOISE = "Rain falls on the roof. A road leads to the sea. The clock is slow. We sit and wait. Soon it is night again."
 _ADJECTIVES = (
@@ -131,6 +140,14 @@ def sentence_end(text: Sequence[str], depth: float) -> int:
     while 0 < place < len(text) and not text[place - 1].endswith((".", "!", "?")):
         place -= 1
     return place
+
+
+def haystack_words(text: str | None) -> list[str]:
+    """The words of the text that needles are hidden in: `documentation` when None."""
+    words = (documentation() if text is None else check_unicode("text", text)).split()
+    if not words:
+        raise ValueError("text must hold at least one word, got none; pass text to hide needles in")
+    return words
 
 
 def documentation() -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from ..checks import check_size, check_whole_number
 from ..results import RulerRecall
-from .answers import answer_prompt, token_counter
-from .needle_text import documentation
+from .answers import Question, check_questions, score_answers, token_counter
+from .needle_text import haystack_words
 from .ruler_text import RULER_TASKS, ruler_draft, ruler_prompt
 
 __all__ = ["RULER_TASKS", "RulerRecall", "check_ruler", "ruler_recall"]
@@ -52,42 +50,21 @@ def ruler_recall(
         ValueError: an argument out of its range, a text or length that does not hold the task, a model whose losses are not
             finite.
     """
-    check_size("length", length)
-    check_size("examples", examples)
-    check_size("block", block)
-    check_whole_number("seed", seed)
-    words = _words(text)
-    count_tokens = token_counter(tokenizer)
-    exact = tokens = 0
-    found = loss = 0.0
-    for index in range(examples):
+    check_questions(model, length=length, examples=examples, seed=seed, block=block)
+    words, count_tokens = haystack_words(text), token_counter(tokenizer)
+
+    def question(index: int) -> Question:
         prompt, draft = ruler_prompt(
             task, length=length, seed=seed, index=index, words=words, count_tokens=count_tokens
         )
-        answer = answer_prompt(model, tokenizer, prompt, draft.answer, block)
-        exact += answer.exact
-        found += answer.part_found(draft.answers)
-        tokens += len(answer.losses)
-        loss += sum(answer.losses)
-    return RulerRecall(
-        task=task,
-        length=length,
-        examples=examples,
-        found=found / examples,
-        exact=exact / examples,
-        answer_loss=loss / tokens,
-    )
+        return Question(prompt, draft.answer, draft.answers)
+
+    scores = score_answers(model, tokenizer, map(question, range(examples)), block)
+    return RulerRecall(task=task, length=length, **scores)
 
 
 def check_ruler(tokenizer: Any, task: str, *, length: int, examples: int, seed: int, text: str | None) -> None:
     """ValueError unless each of these examples fits into `length` tokens."""
-    words, count_tokens = _words(text), token_counter(tokenizer)
+    words, count_tokens = haystack_words(text), token_counter(tokenizer)
     for index in range(examples):
         ruler_draft(task, length=length, seed=seed, index=index, words=words, count_tokens=count_tokens)
-
-
-def _words(text: str | None) -> Sequence[str]:
-    words = (documentation() if text is None else text).split()
-    if not words:
-        raise ValueError("text must hold at least one word, got none; pass text to hide needles in")
-    return words

@@ -4,9 +4,10 @@ import dataclasses
 import itertools
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
-from ..checks import check_positive, check_whole_number, describe_value
+from ..checks import check_list, check_positive, check_size, check_whole_number
 from ..data import Task, make_task
 from ..layers import MixerChoice
 from ..models import FastWeightsConfig
@@ -124,20 +125,18 @@ class RecallExperiment(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.curriculum:
-            self._from_stages("pairs", (self.curriculum[-1].pairs,))
-        for name in ("mixers", "pairs", "learning_rates", "seeds"):
-            values = getattr(self, name)
-            if not isinstance(values, tuple):
-                raise TypeError(f"{name} must be a tuple of at least one value, got {describe_value(values)}")
+        for name, check in _GRID.items():
+            values = check_list(name, getattr(self, name), "at least one value")
             if not values:
-                raise ValueError(f"{name} must be a tuple of at least one value, got ()")
-            if name == "mixers":
-                values = tuple(_choice(value).label for value in values)
-            repeated = sorted({value for value in values if values.count(value) > 1})
+                raise ValueError(f"{name} must be a list of at least one value, got []")
+            object.__setattr__(self, name, values)
+            checked = [check(name, value) for value in values]
+            repeated = sorted({value for value in checked if checked.count(value) > 1})
             if repeated:
                 remedy = "give one of them another label, NAME@LABEL in a command" if name == "mixers" else "drop one"
                 raise ValueError(f"{name} must differ from each other, but {repeated[0]!r} is there twice; {remedy}")
+        if self.curriculum:
+            self._from_stages("pairs", (self.curriculum[-1].pairs,))
         self.runs()  # each run checks itself
 
     def runs(self) -> tuple[RecallRun, ...]:
@@ -152,6 +151,15 @@ class RecallExperiment(Settings):
     def record(self) -> dict[str, Any]:
         """The experiment in its files."""
         return {**super().record(), "mixers": [_choice(mixer).record() for mixer in self.mixers]}
+
+
+# What each value of the grid must be.
+_GRID: dict[str, Callable[[str, Any], Any]] = {
+    "mixers": lambda name, value: _choice(value).label,
+    "pairs": check_size,
+    "learning_rates": check_positive,
+    "seeds": check_whole_number,
+}
 
 
 def _choice(mixer: str | MixerChoice) -> MixerChoice:

@@ -7,11 +7,21 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_choice, check_number, check_size, check_whole_number
+from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number
 
-__all__ = ["SCHEDULES", "learning_rate_factor", "weight_decay_groups"]
+__all__ = ["SCHEDULES", "check_optimization", "learning_rate_factor", "weight_decay_groups"]
 
 SCHEDULES = ("cosine", "constant")  # of the learning rate after the warm-up
+
+
+def check_optimization(settings: Any) -> None:
+    """Refuses values of the optimizer's settings that recall and text training share."""
+    for name in ("warmup_fraction", "warmup_start", "final_fraction"):
+        check_number(name, getattr(settings, name), low=0, high=1)
+    for name in ("beta1", "beta2"):
+        check_number(name, getattr(settings, name), low=0, below=1)
+    check_number("weight_decay", settings.weight_decay, low=0)
+    check_positive("max_gradient_norm", settings.max_gradient_norm)
 
 
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

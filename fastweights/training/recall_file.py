@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_path, check_size, check_text, describe_value
+from ..checks import check_path, check_size, check_text, describe_value, error_prefix
 from ..layers import MixerChoice
 from .experiment import RecallExperiment
 from .settings import Stage
 from .toml_file import check_run_file, from_mapping, read_toml
 
 __all__ = ["RecallFile", "load_recall_file"]
+
+OF_THE_FILE = ("output", "workers")  # keys that are no fields of an experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,7 @@ class RecallFile:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        check_path("output", check_text("output", self.output, what="the path of a folder", empty=False))
+        check_text("output", self.output, what="the path of a folder", empty=False)
         if self.workers is not None:
             check_size("workers", self.workers)
         for name in self.parts:
@@ -39,6 +42,8 @@ class RecallFile:
                 raise ValueError(
                     f"parts must have names that can be folders, got {name!r}; leave out /, .. and the character 0"
                 )
+        for folder in self.folders().values():
+            check_path("output", folder, "the path of a folder")
 
     def folders(self) -> dict[str, Path]:
         """The output folder of each part."""
@@ -67,8 +72,8 @@ def load_recall_file(path: str | Path, **changes: Any) -> RecallFile:
 
 
 def _made(values: dict[str, Any], changes: dict[str, Any]) -> RecallFile:
-    whole = {name: values.pop(name) for name in ("output", "workers") if name in values}
-    whole.update({name: changes.pop(name) for name in ("output", "workers") if name in changes})
+    whole = {name: values.pop(name) for name in OF_THE_FILE if name in values}
+    whole.update({name: changes.pop(name) for name in OF_THE_FILE if name in changes})
     parts = values.pop("parts", {"": {}})
     if not isinstance(parts, dict) or not parts or not all(isinstance(own, dict) for own in parts.values()):
         raise TypeError(f"parts must be tables [parts.NAME], got {describe_value(parts)}")
@@ -76,21 +81,20 @@ def _made(values: dict[str, Any], changes: dict[str, Any]) -> RecallFile:
         raise ValueError("parts must have names that can be folders, got ''; write [parts.NAME]")
     made = {}
     for name, own in parts.items():
-        where = f"part {name}: " if name else ""
-        try:
-            made[name] = from_mapping(RecallExperiment, _read({**values, **own, **changes}), "it")
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{where}{error}") from None
+        with error_prefix(f"part {name}") if name else nullcontext():
+            made[name] = from_mapping(
+                RecallExperiment, _read({**values, **own, **changes}), "the file", (*OF_THE_FILE, "parts")
+            )
     return RecallFile(parts=made, **whole)
 
 
 def _read(values: dict[str, Any]) -> dict[str, Any]:
-    """Lists as tuples, tables as what they describe."""
-    read = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    """The values with tables as what they describe."""
+    read = dict(values)
     for name, kind in (("mixers", MixerChoice), ("curriculum", Stage)):
-        if isinstance(read.get(name), tuple):
-            read[name] = tuple(
+        if isinstance(values.get(name), list):
+            read[name] = [
                 from_mapping(kind, entry, f"a table of {name}") if isinstance(entry, dict) else entry
-                for entry in read[name]
-            )
+                for entry in values[name]
+            ]
     return read

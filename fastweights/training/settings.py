@@ -13,14 +13,15 @@ from ..checks import (
     LARGEST_WIDTH,
     check_choice,
     check_flag,
-    check_number,
+    check_list,
     check_positive,
     check_size,
     check_text,
     check_whole_number,
     describe_value,
 )
-from .optimization import SCHEDULES
+from ..data import TASKS
+from .optimization import SCHEDULES, check_optimization
 
 __all__ = ["Settings", "Stage"]
 
@@ -132,12 +133,12 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        check_choice("task", self.task, TASKS)
         object.__setattr__(self, "task_options", _checked_options(self.task_options))
         for name, largest in LARGEST.items():
             if name != "train_examples" or self.train_examples is not None:
                 object.__setattr__(self, name, check_size(name, getattr(self, name), high=largest))
-        for name in ("warmup_fraction", "warmup_start", "final_fraction"):
-            check_number(name, getattr(self, name), low=0, high=1)
+        check_optimization(self)
         self._check_layers_and_stages()
         largest = max([self.batch_size, *(stage.batch_size or 0 for stage in self.curriculum)])
         if self.train_examples is not None and self.train_examples < largest:
@@ -148,11 +149,7 @@ class Settings:
         for name in ("tie_word_embeddings", "scale_residuals"):
             check_flag(name, getattr(self, name))
         check_choice("schedule", self.schedule, SCHEDULES)
-        for name in ("beta1", "beta2"):
-            check_number(name, getattr(self, name), low=0, below=1)
-        check_number("weight_decay", self.weight_decay, low=0)
-        for name in ("max_gradient_norm", "initializer_range"):
-            check_positive(name, getattr(self, name))
+        check_positive("initializer_range", self.initializer_range)
         if self.width % self.heads:
             raise ValueError(
                 f"width must be a multiple of heads, got width {self.width} and {self.heads} heads; change one of them"
@@ -160,12 +157,11 @@ class Settings:
         _check_device(self.device)
 
     def _check_layers_and_stages(self) -> None:
-        for name, kind in (("softmax_layers", int), ("curriculum", Stage)):
-            values = getattr(self, name)
-            if not isinstance(values, tuple) or not all(isinstance(value, kind) for value in values):
-                raise TypeError(
-                    f"{name} must be a tuple of {'layer numbers' if kind is int else 'Stage'}, got {describe_value(values)}"
-                )
+        for name, kind, what in (
+            ("softmax_layers", int, "layer numbers"),
+            ("curriculum", Stage, "Stage (tables [[curriculum]] in a run file)"),
+        ):
+            object.__setattr__(self, name, check_list(name, getattr(self, name), what, kind))
         for layer in self.softmax_layers:
             check_whole_number("softmax_layers", layer, high=self.layers - 1)
         if self.curriculum:
@@ -193,12 +189,12 @@ def _checked_options(options: object) -> dict[str, Any]:
     """A copy of a task's options. The task checks their names and values."""
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise TypeError(
-            f"task_options must be a dict of options by name, got {describe_value(options)}; pass {{}} for none"
+            f"task_options must be a table (in Python a dict) of options by name, got {describe_value(options)}; leave it out for none"
         )
     for name in ("pairs", "length", "vocab_size"):
         if name in options:
             raise ValueError(
-                f"task_options must leave out {name}, which is a setting of its own; pass {name}=... instead"
+                f"task_options must leave out {name}, which is a setting of its own; set {name} instead"
             )
     return dict(options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ def check_run_file(path: object, *suffixes: str) -> Path:
     file = check_path("run file", path, f"the path of {kind}")
     if file.suffix not in suffixes:
         raise ValueError(f"run file must be {kind}, got {file}")
-    if len(file.name) > 255 or not file.is_file():
+    if not file.is_file():
         raise ValueError(f"run file {file} does not exist; give the path of {kind}")
     return file
 
@@ -54,14 +54,18 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise ValueError(f"run file {file} must not nest tables or lists hundreds of levels deep") from None
 
 
-def from_mapping(kind: type[Made], values: Mapping[str, Any], what: str) -> Made:
-    """The dataclass `kind` with `values`. what: where they stand, for messages.
+def from_mapping(kind: type[Made], values: Mapping[str, Any], what: str, others: Collection[str] = ()) -> Made:
+    """The dataclass `kind` with `values`. what: where they stand, for messages; others: further keys that may stand there.
 
     Raises:
-        ValueError: an unknown key (the message names the nearest), or a value that does not fit.
+        ValueError: an unknown key (the message names the nearest) or a missing one, or a value that does not fit.
     """
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    known = {*others, *(field.name for field in fields)}
     for key in values:
         if key not in known:
             raise ValueError(f"{what} has no key {key!r}{closest(key, known)}; it has {', '.join(sorted(known))}")
+    for field in fields:
+        if field.default is field.default_factory is dataclasses.MISSING and field.name not in values:
+            raise ValueError(f"{what} must have the key {field.name!r}; add it")
     return kind(**values)

@@ -101,42 +101,35 @@ def train_runs(
     waiting = list(reversed(jobs))
     orders = _Orders(checkpoint_seconds, log_every, imports)
     gpus = gpus_of_workers({job.run.device for job in jobs}, min(workers, len(jobs)))
-    pool = {index: _Worker(index, replace(orders, gpu=gpu)) for index, gpu in enumerate(gpus)}
+    free = [_Worker(index, replace(orders, gpu=gpu)) for index, gpu in enumerate(gpus)]
+    busy: dict[Any, _Worker] = {}
     failures: list[WorkerError] = []
     try:
-        for worker in pool.values():
-            worker.start(waiting.pop())
-        busy = {worker.connection: worker for worker in pool.values()}
-        while busy:
+        while busy or waiting:
+            while free and waiting:
+                worker = free.pop(0)
+                busy[worker.connection] = worker
+                worker.begin(waiting.pop())
             for connection in wait(list(busy)):
-                worker = busy[connection]  # type: ignore[index]  # wait() gives back what it was given
-                try:
-                    message = worker.receive()
-                except WorkerError as error:
-                    if error.ends_all:
-                        raise
-                    reporter.note(str(error))
-                    failures.append(error)
-                    del busy[worker.connection]
-                    worker.connection.close()
-                    worker.end()
-                    if waiting:
-                        worker = pool[worker.index] = worker.successor()
-                        worker.start(waiting.pop())
-                        busy[worker.connection] = worker
-                    continue
+                worker, message = busy[connection], busy[connection].receive()
                 if isinstance(message, _Step):
                     reporter.step(worker.index, worker.job.run, message.step, message.loss, message.speed)
-                else:
+                    continue
+                free.append(busy.pop(connection))
+                if not isinstance(message, WorkerError):
                     reporter.end(worker.index, worker.job.run, message)
-                    if waiting:
-                        worker.begin(waiting.pop())
-                    else:
-                        del busy[worker.connection]
+                    continue
+                if message.ends_all:
+                    raise message
+                reporter.note(str(message))
+                failures.append(message)
+                free[-1] = worker.successor()
+                worker.end()
     finally:
-        for worker in pool.values():
+        together = [*free, *busy.values()]
+        for worker in together:
             worker.connection.close()
-        for worker in pool.values():
+        for worker in together:
             worker.end()
     if failures:
         more = f" (and {len(failures) - 1} more of {len(jobs)} runs)" if len(failures) > 1 else ""
@@ -167,41 +160,40 @@ class _Worker:
         """A worker in the place of this one, not started."""
         return _Worker(self.index, self._orders)
 
-    def start(self, job: Job) -> None:
-        with _signals_held_back():
-            self.process.start()
-        self._theirs.close()
-        self.begin(job)
-
-    def end(self) -> None:
-        """Wait until the process, whose pipe is closed, has saved its run."""
-        if self.process.pid is not None:
-            self.process.join(_STOP_SECONDS)
-            if self.process.is_alive():
-                self.process.kill()
-
     def begin(self, job: Job) -> None:
+        """Train `job`. The first one starts the process."""
         self.job = job
-        try:
+        if self.process.pid is None:
+            with _signals_held_back():
+                self.process.start()
+            self._theirs.close()
+        with suppress(OSError):  # the worker is gone: `receive` says so
             self.connection.send(job)
-        except OSError:  # the worker is gone
-            self._raise_dead()
 
-    def receive(self) -> _Step | RecallResult:
+    def receive(self) -> _Step | RecallResult | WorkerError:
+        """The next message; an error where the run is lost, and the worker with it."""
         try:
             message = self.connection.recv()
         except (EOFError, OSError):
-            self._raise_dead()
+            return self._death()
         if isinstance(message, _Failure):
-            raise WorkerError(f"run {self.job.name} failed: {message.error}", message.details, message.ends_all)
+            return WorkerError(f"run {self.job.name} failed: {message.error}", message.details, message.ends_all)
         return message
 
-    def _raise_dead(self) -> None:
+    def _death(self) -> WorkerError:
         self.process.join(_STOP_SECONDS)
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         hint = " (memory may have run out: use fewer workers)" if code == -signal.SIGKILL else ""
-        raise WorkerError(f"the worker on run {self.job.name} {how}{hint}")
+        return WorkerError(f"the worker on run {self.job.name} {how}{hint}")
+
+    def end(self) -> None:
+        """Close the pipe, and wait until the process has saved its run."""
+        self.connection.close()
+        if self.process.pid is not None:
+            self.process.join(_STOP_SECONDS)
+            if self.process.is_alive():
+                self.process.kill()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from fastweights.cli import main
 from tests.evaluation.small import TEXT, save
 
 SECONDS = 10
+LONG = "n" * 300  # a name that no file can have
 RUN = """
 length = 32
 batch_size = 2
@@ -44,6 +45,7 @@ RECALL_FILES = {
     "part-with-a-zero": ('[parts."a\\u0000"]\nwidth = 16', "parts must"),
     "part-with-a-bad-value": ("[parts.a]\n[parts.b]\nwidth = -1", "part b: width must be"),
     "output-with-a-zero": ('output = "a\\u0000"', "output must be"),
+    "output-with-a-long-name": (f'output = "{LONG}"', "output must be the path of a folder of at most"),
     "bad-stage": ("[[curriculum]]\npairs = -4\nlength = 32\nsteps = 3", "pairs of a stage"),
 }
 # Run files by name: what stands in RUN in place of what.
@@ -90,6 +92,7 @@ RUN_FILES = {
     "mixers-and-mixer": ("[model]", 'mixers = ["gdn"]\n[model]\nmixer = "gdn"', "mixer"),
     "path-and-size": ("[model]", '[model]\npath = "model"', "model must have nothing beside path"),
     "no-tokenizer": ("vocab_size = 300", 'path = "folder"', "folder"),
+    "output-with-a-long-name": ('output = "trained"', f'output = "{LONG}"', "output must be the path of a folder of at most"),
     "output-is-a-file": ('output = "trained"', 'output = "text.txt"', "output must be a folder"),
     "output-in-a-file": ('output = "trained"', 'output = "text.txt/x"', "output must be a folder"),
     "output-is-in-use": ('output = "trained"', 'output = "folder"', "cat.jpg"),
@@ -158,6 +161,11 @@ COMMANDS = [
     ("recall --output folder", "cat.jpg"),
     ("recall --output folder --overwrite", "cat.jpg"),
     ("recall --output text.txt", "text.txt is a file"),
+    (f"recall --output {LONG}", "output must be the path of a folder of at most"),
+    (f"recall {LONG}.toml", "run file must be"),
+    (f"evaluate model --output {LONG}", "choose a shorter name"),
+    (f"inspect model --text text.txt --output {LONG}", "choose a shorter name"),
+    (f"inspect {LONG}", "choose a shorter name"),
     ("recall --output text.txt/below", "text.txt"),
     ("recall surplus", "surplus"),
     ("mixers gnd", "'gdn'"),

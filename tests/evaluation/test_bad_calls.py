@@ -15,6 +15,7 @@ from fastweights.evaluation import (
     needle_recall,
     perplexity_by_length,
     recall_accuracy,
+    ruler_recall,
     word_recall,
 )
 
@@ -36,6 +37,7 @@ FIELDS: dict[str, list[Any]] = {
     "symbols": SIZES,
     "recall_examples": [*SIZES, 10**10],
     "needle_examples": [*SIZES, 10**10],
+    "ruler_examples": [*SIZES, 10**10],
     "depths": ["0.5", 0.5, (-0.1,), (1.1,), (NAN,), ("0",)],
     "seed": [-1, 0.5, "0", None],
     "block": SIZES,
@@ -61,6 +63,11 @@ def text(**options: Any) -> Any:
 def needle(**options: Any) -> Any:
     given = {"task": "s-niah-1", "length": 200, "examples": 1, **options}
     return needle_recall(MODEL, given.pop("tokenizer", TOKENIZER), given.pop("task"), **given)
+
+
+def ruler(**options: Any) -> Any:
+    given = {"task": "vt", "length": 400, "examples": 1, **options}
+    return ruler_recall(given.pop("model", MODEL), TOKENIZER, given.pop("task"), **given)
 
 
 def words(**options: Any) -> Any:
@@ -104,6 +111,14 @@ CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     "text of spaces": ("text", lambda: needle(task="s-niah-2", text="  ")),
     "text by number": ("text", lambda: needle(task="s-niah-2", text=3)),
     "text that is not UTF-8": ("text", lambda: needle(task="s-niah-2", text="a\udcff")),
+    "an unknown RULER task": ("the name of a RULER task", lambda: ruler(task="vtt")),
+    "RULER of a model by name": ("model", lambda: ruler(model="gdn")),
+    "RULER without room": ("lengths", lambda: ruler(length=3)),
+    "RULER on 10^10 texts": ("examples", lambda: ruler(examples=10**10)),
+    "RULER in blocks of 0": ("block", lambda: ruler(block=0)),
+    "RULER from a negative seed": ("seed", lambda: ruler(seed=-1)),
+    "RULER on text by number": ("text", lambda: ruler(task="cwe", text=3)),
+    "RULER on text that is not UTF-8": ("text", lambda: ruler(task="mv-niah", text="a\udcff")),
     "an unknown word task": ("the name of a recall task in words", lambda: words(task="mqra")),
     "10^10 sequences of words": ("examples", lambda: words(examples=10**10)),
     "symbols that the tokenizer lacks": ("symbols", lambda: words(symbols=10**6)),

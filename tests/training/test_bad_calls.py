@@ -46,7 +46,7 @@ SHARED: dict[str, list[Any]] = {
     "device": ["gpu", "", 3, None, "meta"],
 }
 GRID: dict[str, list[Any]] = {
-    "mixers": [(), "gdn", ["gdn"], ("gnd",), (3,), (["gdn"],), ("gdn", "gdn")],
+    "mixers": [(), "gdn", {"gdn": 1}, ("gnd",), (3,), (["gdn"],), ("gdn", "gdn")],
     "pairs": [(), 4, (0,), (-1,), (1.5,), ("4",), (4, 4), (10**12,), ([4],), (None,)],
     "learning_rates": [(), 0.1, (0,), (NAN,), (INFINITY,), ("1e-3",), (-1,), ([1e-3],), (None,)],
     "seeds": [(), 0, (-1,), (0.5,), ("0",), (2**64,), ([0],), (None,)],
@@ -90,7 +90,6 @@ LANGUAGE: dict[str, list[Any]] = {
     "tensorboard": [1, "yes", None],
 }
 
-ONE = {"mixers": "mixer", "pairs": "pairs", "learning_rates": "learning_rate", "seeds": "seed"}  # what a run calls it
 NAMED = {"task_options": "option"}
 
 
@@ -119,8 +118,9 @@ def of(fields: dict[str, list[Any]]) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize(("field", "value"), of(SHARED | GRID))
 def test_recall_experiment(field: str, value: Any, tmp_path: Path) -> None:
-    grid_of_one = field in GRID and isinstance(value, tuple) and len(value) == 1
-    check_refused(ONE[field] if grid_of_one else NAMED.get(field, field), lambda: recall(**{field: value}), tmp_path)
+    one_mixer = field == "mixers" and isinstance(value, tuple) and len(value) == 1
+    named = "mixer" if one_mixer else NAMED.get(field, field)
+    check_refused(named, lambda: recall(**{field: value}), tmp_path)
 
 
 @pytest.mark.parametrize(("field", "value"), of(SINGLE))

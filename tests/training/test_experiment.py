@@ -56,9 +56,9 @@ def test_later_settings_at_the_values_of_old_files_are_not_in_records():
 @pytest.mark.parametrize(
     ("error", "options", "message"),
     [
-        (TypeError, [("power_a", 1)], "task_options must be a dict of options by name"),
-        (TypeError, {1: 2}, "task_options must be a dict of options by name"),
-        (ValueError, {"pairs": 3}, "task_options must leave out pairs.*pass pairs=... instead"),
+        (TypeError, [("power_a", 1)], "task_options must be a table"),
+        (TypeError, {1: 2}, "task_options must be a table"),
+        (ValueError, {"pairs": 3}, "task_options must leave out pairs.*set pairs instead"),
         (ValueError, {"power": 1.0}, "an option of task 'mqar'.*did you mean 'power_a'"),
         (ValueError, {"power_a": -1.0}, "power_a"),
         (TypeError, {"random_non_queries": "no"}, "random_non_queries must be True or False"),
@@ -108,7 +108,7 @@ def test_bad_settings_are_refused(error, changes, message):
 
 @pytest.mark.parametrize("name", ["mixers", "pairs", "learning_rates", "seeds"])
 def test_grids_must_be_neither_empty_nor_repeat_themselves(name):
-    with pytest.raises(ValueError, match=f"{name} must be a tuple of at least one value"):
+    with pytest.raises(ValueError, match=f"{name} must be a list of at least one value"):
         small_experiment(**{name: ()})
     values = getattr(small_experiment(), name)
     with pytest.raises(ValueError, match=f"{name} must differ"):

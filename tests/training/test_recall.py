@@ -154,6 +154,25 @@ def test_a_crash_of_one_run_loses_one(tmp_path):
     assert [result.run["seed"] for result in run_recall(experiment, tmp_path / "output", workers=1)] == [0, 1, 2]
 
 
+def test_a_worker_that_dies_between_two_runs_loses_one(tmp_path):
+    class Killer(Silent):
+        def __init__(self):
+            self.ended = 0
+
+        def end(self, worker, run, result):
+            self.ended += 1
+            if self.ended == 1:
+                (process,) = multiprocessing.active_children()
+                os.kill(process.pid, signal.SIGKILL)
+                process.join()
+
+    killer, experiment = Killer(), small_experiment(seeds=(0, 1, 2))
+    with pytest.raises(WorkerError, match=r"linear-pairs2-lr0.01-seed1 was killed by signal 9"):
+        run_recall(experiment, tmp_path / "output", workers=1, reporter=killer)
+    held = json.loads((tmp_path / "output" / "results.json").read_text())["runs"]
+    assert [run["run"]["seed"] for run in held] == [0, 2]
+
+
 def test_runs_of_several_parts_wait_in_one_queue(tmp_path):
     short, long = small_experiment(), small_experiment(steps=24, pairs=(2, 3))
     recorder = Recorder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.training import RecallExperiment, Stage, load_recall_file
+from fastweights.training.toml_file import tomllib
 
 FILE = """
 output = "runs/x"
@@ -83,6 +85,35 @@ def test_first_values_of_a_file_are_those_of_the_model(tmp_path):
     torch.testing.assert_close((1 + layer.decay.dt_bias.exp()).log(), steps, rtol=1e-4, atol=0)
 
 
+# Every field of an experiment, as TOML writes it.
+WRITTEN: dict[str, str] = {
+    "task": '"mqar"', "task_options": "{ power_a = 0.5, random_non_queries = false }", "length": "64", "vocab_size": "128",
+    "width": "64", "heads": "2", "layers": "3", "intermediate_size": "0", "tie_word_embeddings": "true",
+    "scale_residuals": "false", "softmax_layers": "[1]", "steps": "90", "batch_size": "8", "train_examples": "64",
+    "curriculum": "[{ pairs = 2, steps = 3 }, { pairs = 4, steps = 5, length = 40, batch_size = 2 }]", "beta1": "0.8",
+    "beta2": "0.95", "weight_decay": "0.0", "schedule": '"constant"', "warmup_fraction": "0.2", "warmup_start": "0.1",
+    "final_fraction": "0.0", "max_gradient_norm": "2.0", "initializer_range": "0.1", "test_examples": "32",
+    "evaluations": "3", "device": '"cpu:0"', "mixers": '["gdn", { name = "gdn", options = { conv_size = 2 }, label = "small" }]',
+    "pairs": "[2, 8]", "learning_rates": "[0.1, 0.01]", "seeds": "[3, 4]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(RecallExperiment)])
+def test_a_file_says_what_python_says(name, tmp_path):
+    """Every setting can be written in a file, and the same in Python; none is without effect on what is recorded."""
+    needed = {"task_options": 'task = "mqar"\n', "softmax_layers": "layers = 3\n"}.get(name, "")
+    value = tomllib.loads(f"value = {WRITTEN[name]}")["value"]
+    if name == "curriculum":
+        value = [Stage(**stage) for stage in value]
+    if name == "mixers":
+        value = [MixerChoice(**entry) if isinstance(entry, dict) else entry for entry in value]
+    (read,) = load_recall_file(write(tmp_path, f"{needed}{name} = {WRITTEN[name]}\n")).parts.values()
+    assert read == RecallExperiment(**{**tomllib.loads(needed), name: value})
+    (default,) = load_recall_file(write(tmp_path, needed)).parts.values()
+    records = [[run.record() for run in experiment.runs()] for experiment in (read, default)]
+    assert records[0] != records[1]
+
+
 def test_parts_change_what_stands_above(tmp_path):
     text = FILE + "[parts.short]\npairs = [2]\n[parts.long]\nlength = 64\ntask_options = {}\n"
     read = load_recall_file(write(tmp_path, text))
@@ -112,16 +143,16 @@ def test_changes_go_over_file_and_parts(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("step = 3", "run.toml: it has no key 'step' .did you mean 'steps'"),
+        ("step = 3", "run.toml: the file has no key 'step' .did you mean 'steps'"),
         ("a = ", "not valid TOML"),
         ("steps = 'ten'", "run.toml: steps must be a positive whole number"),
         ("steps = 0", "run.toml: steps must be a positive whole number"),
-        ("mixers = 'gdn'", "mixers must be a tuple"),
+        ("mixers = 'gdn'", "mixers must be a list of at least one value, got 'gdn'"),
         ("mixers = ['gnd']", "did you mean 'gdn'"),
         ("mixers = [{name = 'gdn', conv_size = 2}]", "a table of mixers has no key 'conv_size'"),
         ("mixers = [{name = 'gdn', options = {convsize = 2}}]", "did you mean 'conv_size'"),
-        ("curriculum = [3]", "curriculum must be a tuple of Stage"),
-        ("[[curriculum]]\npairs = 2", "steps"),
+        ("curriculum = [3]", "curriculum must be a list of Stage .tables ..curriculum.. in a run file., got .3."),
+        ("[[curriculum]]\npairs = 2", "a table of curriculum must have the key 'steps'; add it"),
         ("[[curriculum]]\npairs = 2\nsteps = 0", "steps of a stage must be a positive whole number"),
         ("pairs = [8]\n[[curriculum]]\npairs = 2\nsteps = 3", "pairs must be left out with a curriculum"),
         (
@@ -129,7 +160,7 @@ def test_changes_go_over_file_and_parts(tmp_path):
             "steps must be left out with a curriculum, whose stages say 3",
         ),
         ("softmax_layers = [2]", "softmax_layers must be a whole number from 0 to 1"),
-        ("softmax_layers = 1", "softmax_layers must be a tuple of layer numbers"),
+        ("softmax_layers = 1", "softmax_layers must be a list of layer numbers, got 1"),
         ("train_examples = 8", "train_examples must be at least batch_size, 32"),
         ("schedule = 'linear'", "schedule must be one of 'cosine', 'constant'"),
         ("beta1 = 1.0", "beta1 must be"),
@@ -142,6 +173,17 @@ def test_changes_go_over_file_and_parts(tmp_path):
         ("[parts.one]\nsteps = 0", "run.toml: part one: steps must be"),
         ("workers = 0", "workers must be"),
         ("output = ''", "output must be"),
+        (f"output = '{'a' * 300}'", "output must be the path of a folder of at most 4,095 bytes, and 255 between"),
+        (f"[parts.{'a' * 300}]", "output must be the path of a folder of at most 4,095 bytes, and 255 between"),
+        ("ouput = 'x'", "the file has no key 'ouput' .did you mean 'output'"),
+        ("[[curriculum]]\nsteps = 2", "a table of curriculum must have the key 'pairs'"),
+        ("[[mixers]]\nlabel = 'x'", "a table of mixers must have the key 'name'"),
+        ("mixers = [{name = 'gdn', options = 3}]", "options of mixer 'gdn' must be a table"),
+        ("task_options = 3", "task_options must be a table .in Python a dict. of options by name, got 3"),
+        ("task = 'mqra'", "run.toml: task must be one of 'mqar', "),
+        ("pairs = []", "pairs must be a list of at least one value, got ..$"),
+        ("seeds = [-1]", "seeds must be a whole number of at least 0, got -1"),
+        ("learning_rates = [0]", "learning_rates must be positive, got 0"),
     ],
 )
 def test_what_is_wrong_is_one_message(tmp_path, text, words):

@@ -10,7 +10,8 @@ from ...checks import (
     LARGEST_COUNT,
     check_choice,
     check_flag,
-    check_number,
+    check_list,
+    check_path,
     check_positive,
     check_size,
     check_text,
@@ -20,6 +21,7 @@ from ...checks import (
     describe_value,
 )
 from ...data.text import TextCorpus, TextTokenizer
+from ..optimization import check_optimization
 
 __all__ = ["LanguageRun"]
 
@@ -118,18 +120,13 @@ class LanguageRun:
             raise ValueError(
                 f"length must be at least 2 tokens, of which the first predicts the next, got {self.length}"
             )
-        for name in ("learning_rate", "max_gradient_norm"):
-            check_positive(name, getattr(self, name))
-        for name in ("warmup_fraction", "warmup_start", "final_fraction"):
-            check_number(name, getattr(self, name), low=0, high=1)
-        for name in ("beta1", "beta2"):
-            check_number(name, getattr(self, name), low=0, below=1)
-        check_number("weight_decay", self.weight_decay, low=0)
+        check_positive("learning_rate", self.learning_rate)
+        check_optimization(self)
         for name in ("gradient_checkpointing", "fsdp", "tensorboard"):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
         for name in ("output", "cache"):
-            check_text(name, getattr(self, name), what="the path of a folder", empty=False)
+            check_path(name, check_text(name, getattr(self, name), what="the path of a folder"), "the path of a folder")
         check_unicode("prompt", self.prompt)
         self._check_model()
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
@@ -137,11 +134,8 @@ class LanguageRun:
                 got = getattr(self, name)
                 raise TypeError(f"{name} must be a {made.__name__}, a table in a run file, got {describe_value(got)}")
         object.__setattr__(self, "mixers", check_texts("mixers", self.mixers, what="names of mixers"))
-        if not isinstance(self.context_lengths, (list, tuple)):
-            raise TypeError(
-                f"context_lengths must be a list of whole numbers, got {describe_value(self.context_lengths)}"
-            )
-        lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in self.context_lengths)
+        lengths = check_list("context_lengths", self.context_lengths, "whole numbers")
+        lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in lengths)
         object.__setattr__(self, "context_lengths", lengths)
         if len(set(self.mixers)) < len(self.mixers):
             raise ValueError(f"mixers must be different from each other, got {', '.join(self.mixers)}")

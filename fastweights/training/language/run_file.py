@@ -38,7 +38,7 @@ def _from_toml(file: Path) -> LanguageRun:
         for key, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if isinstance(values.get(key), dict):
                 values[key] = from_mapping(made, values[key], f"[{key}]")
-        return from_mapping(LanguageRun, values, "it")
+        return from_mapping(LanguageRun, values, "the file")
     except (ValueError, TypeError) as error:
         raise ValueError(f"run file {file}: {error}") from None
 
