@@ -38,7 +38,8 @@ class MixerChoice:
     def __post_init__(self) -> None:
         if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):
             raise TypeError(
-                f"options of mixer {self.name!r} must be a table (in Python a dict) of values by their names, got {describe_value(self.options)}"
+                f"options of mixer {self.name!r} must be a table (in Python a dict) of values by their names, got "
+                f"{describe_value(self.options)}"
             )
         mixer_spec(self.name, self.options)
         try:

@@ -41,8 +41,7 @@ class RecallRun(Settings):
             raise ValueError(
                 f"pairs must be that of the curriculum's last stage, {self.curriculum[-1].pairs}, got {self.pairs}"
             )
-        self.make_task()
-        self.stages()
+        self.stages()  # the tasks check themselves
         self.model_config()
 
     @property

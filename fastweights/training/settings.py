@@ -189,13 +189,12 @@ def _checked_options(options: object) -> dict[str, Any]:
     """A copy of a task's options. The task checks their names and values."""
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise TypeError(
-            f"task_options must be a table (in Python a dict) of options by name, got {describe_value(options)}; leave it out for none"
+            f"task_options must be a table (in Python a dict) of options by name, got {describe_value(options)}; leave it out "
+            "for none"
         )
     for name in ("pairs", "length", "vocab_size"):
         if name in options:
-            raise ValueError(
-                f"task_options must leave out {name}, which is a setting of its own; set {name} instead"
-            )
+            raise ValueError(f"task_options must leave out {name}, which is a setting of its own; set {name} instead")
     return dict(options)
 
 

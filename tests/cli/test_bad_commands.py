@@ -92,7 +92,11 @@ RUN_FILES = {
     "mixers-and-mixer": ("[model]", 'mixers = ["gdn"]\n[model]\nmixer = "gdn"', "mixer"),
     "path-and-size": ("[model]", '[model]\npath = "model"', "model must have nothing beside path"),
     "no-tokenizer": ("vocab_size = 300", 'path = "folder"', "folder"),
-    "output-with-a-long-name": ('output = "trained"', f'output = "{LONG}"', "output must be the path of a folder of at most"),
+    "output-with-a-long-name": (
+        'output = "trained"',
+        f'output = "{LONG}"',
+        "output must be the path of a folder of at most",
+    ),
     "output-is-a-file": ('output = "trained"', 'output = "text.txt"', "output must be a folder"),
     "output-in-a-file": ('output = "trained"', 'output = "text.txt/x"', "output must be a folder"),
     "output-is-in-use": ('output = "trained"', 'output = "folder"', "cat.jpg"),

@@ -5,8 +5,10 @@ from itertools import combinations, permutations, product
 import numpy as np
 import pytest
 
-from fastweights.data import MQAR, Copy, RecallTask, SelectiveCopy, ShuffledMQAR, StateTracking
+from fastweights.data import MQAR, TASKS, Copy, RecallTask, SelectiveCopy, ShuffledMQAR, StateTracking, make_task
 from fastweights.data._splits import is_test
+from fastweights.training import RecallRun
+from fastweights.training.batches import training_batches
 
 Example = frozenset[tuple[int, int]]
 
@@ -35,19 +37,66 @@ def every_example(keys: range, values: range, pairs: int) -> set[Example]:
     }
 
 
-def test_tiny_mqar_splits_all_possible_examples() -> None:
-    task = MQAR(pairs=2, vocab_size=12)
+def every_sequence(tokens: range, length: int) -> set[Example]:
+    return {frozenset(enumerate(sequence)) for sequence in product(tokens, repeat=length)}
+
+
+# Sizes at which two thousand draws hold all possible examples, so that two splits without a rule would share most of them.
+TINY: dict[str, tuple[dict[str, int], set[Example]]] = {
+    "mqar": ({"pairs": 2, "vocab_size": 12}, every_example(range(1, 6), range(6, 12), 2)),
+    "mqar-shuffled": ({"pairs": 2, "vocab_size": 12}, every_example(range(2, 6), range(6, 12), 2)),
+    "copy": ({"pairs": 3, "vocab_size": 6}, every_sequence(range(2, 6), 3)),
+    "palindrome": ({"pairs": 3, "vocab_size": 6}, every_sequence(range(2, 6), 3)),
+    "selective-copy": ({"pairs": 3, "vocab_size": 6, "length": 9}, every_sequence(range(2, 6), 3)),
+    "parity": ({"pairs": 8, "vocab_size": 2}, every_sequence(range(2), 8)),
+    "s3": ({"pairs": 3, "vocab_size": 6}, every_sequence(range(6), 3)),
+    "s5": ({"pairs": 1, "vocab_size": 120}, every_sequence(range(120), 1)),
+}
+
+
+def test_every_task_of_tokens_has_a_tiny_form() -> None:
+    token_tasks = {name for name, kind in TASKS.items() if issubclass(kind, RecallTask)}
+    assert token_tasks == TINY.keys() | {
+        "mqar-ood",
+        "mqar-shuffled-ood",
+    }  # these two have keys that differ by themselves
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_tiny_task_splits_all_possible_examples(name: str) -> None:
+    options, possible = TINY[name]
+    task = make_task(name, **options)
+    assert isinstance(task, RecallTask)
     train, test = examples(task, "train", range(20)), examples(task, "test", range(20))
     assert not train & test
-    assert train | test == every_example(range(1, 6), range(6, 12), 2)
-    assert 0.15 < len(test) / len(train | test) < 0.35
+    assert train | test == possible
+    assert 0.15 < len(test) / len(possible) < 0.35
 
 
-def test_tiny_copy_splits_all_possible_examples() -> None:
-    task = Copy(pairs=3, vocab_size=6)
-    train, test = examples(task, "train", range(10)), examples(task, "test", range(10))
-    assert not train & test
-    assert train | test == {frozenset(enumerate(tokens)) for tokens in product(range(2, 6), repeat=3)}
+@pytest.mark.parametrize("name", ["mqar-ood", "mqar-shuffled-ood"])
+def test_keys_out_of_distribution_are_in_one_split(name: str) -> None:
+    task = make_task(name, pairs=2, vocab_size=12)
+    assert isinstance(task, RecallTask)
+    keys = [{key for row in examples(task, split, range(20)) for key, _ in row} for split in ("train", "test")]
+    assert not keys[0] & keys[1]
+
+
+def test_a_fixed_training_set_and_fresh_batches_hold_no_test_example() -> None:
+    """What a run trains on, of a task with 256 examples in all."""
+    for train_examples in (None, 64):
+        run = RecallRun(
+            task="parity",
+            mixer="gdn",
+            pairs=8,
+            vocab_size=2,
+            learning_rate=0.1,
+            steps=40,
+            train_examples=train_examples,
+        )
+        task = run.make_task()
+        assert isinstance(task, RecallTask)
+        trained = {pairs_of(row, task) for batch in training_batches(run, 0) for row in batch.input_ids.tolist()}
+        assert len(trained) > 40 and not trained & examples(task, "test", range(20))
 
 
 def test_splits_are_disjoint_whatever_the_length_the_vocabulary_and_the_task() -> None:
