@@ -21,6 +21,7 @@ from .reading import LayerReading
 __all__ = ["condition", "gradient_error", "ridge_of", "solver_residuals"]
 
 ITERATIONS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60)
+GRADIENT_ITERATIONS = (1, 3, 10, 30)  # each is a pass through the whole model
 
 
 def ridge_of(layer: LayerReading) -> tuple[Tensor, Tensor] | None:
@@ -80,46 +81,55 @@ def solver_residuals(layer: LayerReading) -> list[Panel]:
 
 
 def gradient_error(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) -> dict[int, list[Panel]]:
-    """How far gradients by the layers' own solver are from those by the exact one: |d - d exact| / |d exact|, by layer.
+    """How far gradients by the solvers are from those by the exact one, by iteration: |d - d exact| / |d exact|, by layer.
 
     "one_layer": of q and k of the layer alone, through its op in the dtype of the model (in all dimensions where the layer has a
     sketch). "stack": of all weights of the layer, from the loss of the whole model, in which every solver is exchanged.
-    Gated KalmaNet, figures 1b to 1e.
+    The solvers are Chebyshev's, conjugate gradients and those of the layers. Gated KalmaNet, figures 1b to 1e.
     """
     solved = [layer for layer in layers if isinstance(layer.mixer, GatedKalmaNet)]
     if not solved:
         return {}
-    own = _loss_gradients(model, solved, ids_T)
-    with _exact(solved):
-        exact = _loss_gradients(model, solved, ids_T)
-    one = torch.ones(1, dtype=torch.float64)
-    found = {}
-    for layer, a, b in zip(solved, own, exact):
-        alone = _alone(layer, model.dtype, layer.mixer.options.solver), _alone(layer, model.dtype, "exact")
-        names = {
-            "one_layer": (_distance(*alone)[None], "gradient error of q and k, this layer alone"),
-            "stack": (_distance(a, b)[None, None], "gradient error of the weights, whole model"),
-        }
-        found[layer.index] = [
-            Panel(
-                name=name, x=one, y=y, x_label=f"{layer.mixer.options.iterations} iterations", y_label=label, log_y=True
-            )
-            for name, (y, label) in names.items()
-        ]
+    with _solving(solved, "exact"):
+        exact = _gradients(model, solved, ids_T)
+    x = torch.tensor(GRADIENT_ITERATIONS, dtype=torch.float64)
+    found: dict[int, list[Panel]] = {layer.index: [] for layer in solved}
+    own_solvers = (layer.mixer.options.solver for layer in solved)
+    for solver in dict.fromkeys(("chebyshev", "conjugate_gradient", *own_solvers)):
+        if solver == "exact":
+            continue
+        errors = []  # by iteration, layer, and one layer or stack
+        for iterations in GRADIENT_ITERATIONS:
+            with _solving(solved, solver, iterations):
+                own = _gradients(model, solved, ids_T)
+            errors.append([list(map(_distance, *both)) for both in zip(own, exact)])
+        for place, layer in enumerate(solved):
+            for which, (name, what) in enumerate((("one_layer", "q and k, this layer alone"), ("stack", "weights, whole model"))):
+                panel = Panel(
+                    name=f"{name}_{solver}", x=x, y=torch.stack([row[place][which] for row in errors]), x_label="iterations",
+                    y_label=f"gradient error, {what}, {solver.replace('_', ' ')}", log_x=True, log_y=True,
+                )  # fmt: skip
+                found[layer.index].append(panel)
     return found
 
 
 @contextmanager
-def _exact(layers: Sequence[LayerReading]) -> Iterator[None]:
-    """In the body the layers solve exactly."""
+def _solving(layers: Sequence[LayerReading], solver: str, iterations: int | None = None) -> Iterator[None]:
+    """In the body the layers solve in this way."""
     before = [layer.mixer.options for layer in layers]
     try:
-        for layer in layers:
-            layer.mixer.options = dataclasses.replace(layer.mixer.options, solver="exact")
+        for layer, options in zip(layers, before):
+            count = options.iterations if iterations is None else iterations
+            layer.mixer.options = dataclasses.replace(options, solver=solver, iterations=count)
         yield
     finally:
         for layer, options in zip(layers, before):
             layer.mixer.options = options
+
+
+def _gradients(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Of each layer: those in its q and k, and those in its weights."""
+    return [(_alone(layer, model.dtype), own) for layer, own in zip(layers, _loss_gradients(model, layers, ids_T))]
 
 
 def _loss_gradients(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) -> list[list[Tensor]]:
@@ -131,8 +141,8 @@ def _loss_gradients(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) -
     return [[next(flat).double().cpu() for _ in own] for own in weights]
 
 
-def _alone(layer: LayerReading, dtype: torch.dtype, solver: str) -> list[Tensor]:
-    """Gradients in q and k [T, heads, K] of random sums of the answers."""
+def _alone(layer: LayerReading, dtype: torch.dtype) -> list[Tensor]:
+    """Gradients in q and k [T, heads, K] of random sums of the answers, by the layer's solver."""
     values, options = layer.values, layer.mixer.options
     q, k = (values[name].to(dtype)[None].requires_grad_() for name in ("q", "k"))
     v, mix = values["v"].to(dtype)[None], values["mix"][None] if "mix" in values else None
@@ -140,16 +150,15 @@ def _alone(layer: LayerReading, dtype: torch.dtype, solver: str) -> list[Tensor]
     with torch.enable_grad():
         o, _ = gated_kalmanet(
             q, k, v, g, mix=mix, ridge=options.ridge, adaptive_ridge=options.adaptive_ridge, iterations=options.iterations,
-            solver=solver,
+            solver=options.solver,
         )  # fmt: skip
         weights = torch.randn(o.shape, generator=torch.Generator().manual_seed(0)).to(o.dtype)
         return [d[0].double() for d in torch.autograd.grad((o * weights).sum(), (q, k))]
 
 
 def _distance(own: Sequence[Tensor], exact: Sequence[Tensor]) -> Tensor:
-    """Of tensors [T, heads, K] one number per head, of weights one in all."""
+    """Of tensors [T, heads, K] one number per head, of weights one in all: [heads] or [1]."""
     heads = own[0].ndim == 3
     a, b = ([x.transpose(0, 1).flatten(1) if heads else x.reshape(1, -1) for x in part] for part in (own, exact))
     difference = torch.cat([x - y for x, y in zip(a, b)], 1)
-    distance = difference.norm(dim=1) / torch.cat(b, 1).norm(dim=1).clamp_min(1e-300)
-    return distance if heads else distance[0]
+    return difference.norm(dim=1) / torch.cat(b, 1).norm(dim=1).clamp_min(1e-300)

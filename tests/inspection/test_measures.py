@@ -192,22 +192,70 @@ def test_condition_of_mesa():
     assert panels("mesa", "residuals")["chebyshev"].y[-1].max() < 1e-3
 
 
-def test_gradient_error():
-    stack = [{"name": "gka", "iterations": 3}, {"name": "gka", "iterations": 3}]
-    model = small_model(stack).double()
-    rough = inspect_model(model, IDS, measures=["gradients"]).panels["gradients"]
-    assert all(mixer.mixer.options.solver == "chebyshev" for mixer in model.model.layers)
-    fine = inspect_model(
-        small_model([{**one, "iterations": 60} for one in stack]).double(), IDS, measures=["gradients"]
-    ).panels["gradients"]
-    exact = inspect_model(
-        small_model([{**one, "solver": "exact"} for one in stack]).double(), IDS, measures=["gradients"]
-    ).panels["gradients"]
-    for index in (0, 1):
-        for place in (0, 1):
-            assert rough[index][place].y.min() > 1e-2
-            assert fine[index][place].y.max() < 1e-5
-            assert exact[index][place].y.max() == 0
+def exact_ridge(q, k, g, mix, v):
+    """A Gated KalmaNet layer's answers [T, heads, V] by `torch.linalg.solve`, token by token."""
+    answers = []
+    H = U = 0
+    for t in range(len(q)):
+        a = g[t].exp()[:, None, None]
+        H = a * H + k[t][:, :, None] * k[t][:, None, :]
+        U = a * U + k[t][:, :, None] * v[t][:, None, :]
+        ridge = 0.02 * H.square().sum((1, 2), keepdim=True).sqrt() * torch.eye(H.shape[-1])
+        x = torch.linalg.solve(H + ridge, q[t])
+        answers.append(torch.einsum("hk,hkv->hv", mix[t][:, None] * x + (1 - mix[t][:, None]) * q[t], U))
+    return torch.stack(answers)
+
+
+def test_gradient_error_of_one_layer():
+    """Against autograd through `torch.linalg.solve`."""
+    layer, found = reading("gka"), panels("gka", "gradients")
+    values = [layer.values[name] for name in ("q", "k", "g", "mix", "v")]
+    values[:2] = [x.clone().requires_grad_() for x in values[:2]]
+    weights = torch.randn((1, *layer.values["v"].shape), generator=torch.Generator().manual_seed(0))[0].double()
+    exact = torch.autograd.grad((exact_ridge(*values) * weights).sum(), values[:2])
+    q, k = (layer.values[name][None].clone().requires_grad_() for name in ("q", "k"))
+    g, mix, v = (layer.values[name][None] for name in ("g", "mix", "v"))
+    for solver in ("chebyshev", "conjugate_gradient"):
+        o, _ = gated_kalmanet(q, k, v, g, mix=mix, ridge=0.02, adaptive_ridge=True, iterations=3, solver=solver, scale=1.0)
+        own = torch.autograd.grad((o[0] * weights).sum(), (q, k))
+        for head in range(2):
+            difference = torch.cat([a[0, :, head] - b[:, head] for a, b in zip(own, exact)])
+            expected = difference.norm() / torch.cat([b[:, head] for b in exact]).norm()
+            assert torch.allclose(found[f"one_layer_{solver}"].y[1, head], expected, rtol=1e-4), (solver, head)
+
+
+def test_gradient_error_of_five_layers():
+    """By iteration, for both solvers: Chebyshev's goes to nothing, and the layers solve as before afterwards."""
+    model = small_model(["gka"] * 5).double()
+    found = inspect_model(model, IDS, measures=["gradients"]).panels["gradients"]
+    assert list(found) == [0, 1, 2, 3, 4]
+    assert all(block.mixer.options == model.model.layers[0].mixer.options for block in model.model.layers)
+    assert model.model.layers[0].mixer.options.solver == "chebyshev"
+    for own in found.values():
+        assert [panel.name for panel in own] == [
+            f"{name}_{solver}" for solver in ("chebyshev", "conjugate_gradient") for name in ("one_layer", "stack")
+        ]
+        for panel in own[:2]:
+            assert panel.x.tolist() == [1, 3, 10, 30] and panel.y.shape == (4, 2 if panel.name[0] == "o" else 1)
+            assert panel.y[0].min() > 1e-1 and panel.y[-1].max() < 1e-2
+            assert (panel.y[-1] < panel.y[:-1]).all()
+
+    def gradients(solver, iterations):
+        other = small_model([{"name": "gka", "solver": solver, "iterations": iterations}] * 5).double()
+        other(IDS[None], labels=IDS[None]).loss.backward()
+        return torch.cat([x.grad.flatten() for x in other.model.layers[2].mixer.parameters()])
+
+    exact = gradients("exact", 30)
+    expected = (gradients("conjugate_gradient", 3) - exact).norm() / exact.norm()
+    assert torch.allclose(found[2][3].y[1, 0], expected)
+
+
+def test_gradient_error_of_the_layers_own_solver():
+    found = panels({"name": "gka", "solver": "gradient_descent"}, "gradients")
+    assert {"one_layer_gradient_descent", "stack_gradient_descent"} < found.keys()
+    assert set(panels({"name": "gka", "solver": "exact"}, "gradients")) == {
+        f"{name}_{solver}" for name in ("one_layer", "stack") for solver in ("chebyshev", "conjugate_gradient")
+    }
 
 
 def test_slots():
