@@ -104,7 +104,9 @@ def gradient_error(model: Any, layers: Sequence[LayerReading], ids_T: Tensor) ->
                 own = _gradients(model, solved, ids_T)
             errors.append([list(map(_distance, *both)) for both in zip(own, exact)])
         for place, layer in enumerate(solved):
-            for which, (name, what) in enumerate((("one_layer", "q and k, this layer alone"), ("stack", "weights, whole model"))):
+            for which, (name, what) in enumerate(
+                (("one_layer", "q and k, this layer alone"), ("stack", "weights, whole model"))
+            ):
                 panel = Panel(
                     name=f"{name}_{solver}", x=x, y=torch.stack([row[place][which] for row in errors]), x_label="iterations",
                     y_label=f"gradient error, {what}, {solver.replace('_', ' ')}", log_x=True, log_y=True,

@@ -216,7 +216,9 @@ def test_gradient_error_of_one_layer():
     q, k = (layer.values[name][None].clone().requires_grad_() for name in ("q", "k"))
     g, mix, v = (layer.values[name][None] for name in ("g", "mix", "v"))
     for solver in ("chebyshev", "conjugate_gradient"):
-        o, _ = gated_kalmanet(q, k, v, g, mix=mix, ridge=0.02, adaptive_ridge=True, iterations=3, solver=solver, scale=1.0)
+        o, _ = gated_kalmanet(
+            q, k, v, g, mix=mix, ridge=0.02, adaptive_ridge=True, iterations=3, solver=solver, scale=1.0
+        )
         own = torch.autograd.grad((o[0] * weights).sum(), (q, k))
         for head in range(2):
             difference = torch.cat([a[0, :, head] - b[:, head] for a, b in zip(own, exact)])
