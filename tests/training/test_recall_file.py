@@ -88,7 +88,7 @@ def test_first_values_of_a_file_are_those_of_the_model(tmp_path):
 # Every field of an experiment, as TOML writes it.
 WRITTEN: dict[str, str] = {
     "task": '"mqar"', "task_options": "{ power_a = 0.5, random_non_queries = false }", "length": "64", "vocab_size": "128",
-    "width": "64", "heads": "2", "layers": "3", "intermediate_size": "0", "tie_word_embeddings": "true",
+    "width": "64", "heads": "8", "layers": "3", "intermediate_size": "0", "tie_word_embeddings": "true",
     "scale_residuals": "false", "softmax_layers": "[1]", "steps": "90", "batch_size": "8", "train_examples": "64",
     "curriculum": "[{ pairs = 2, steps = 3 }, { pairs = 4, steps = 5, length = 40, batch_size = 2 }]", "beta1": "0.8",
     "beta2": "0.95", "weight_decay": "0.0", "schedule": '"constant"', "warmup_fraction": "0.2", "warmup_start": "0.1",
