@@ -11,7 +11,7 @@ from fastweights import ops
 
 PALIMPSA = "q, k, v, beta, g, *, prior=1.0, scale=None"
 TRAILING = "initial_state=None, output_final_state=False, cu_seqlens=None, backend='auto'"
-IN_PLACE = "state, cu_seqlens=None, backend='auto'"
+IN_PLACE = "state, state_indices=None, cu_seqlens=None, backend='auto'"
 
 MEMORIES = {
     "linear_attention": "q, k, v, g=None, *, scale=None",
@@ -31,7 +31,13 @@ MEMORIES = {
     "lattice": "q, k, v, gamma, *, objective='decode', decay=None, normalize=True, l1=0.0",
     "output_normalized_ttt": "q, k, v, gamma, *",
 }
-DECODING = {name: MEMORIES[name[:-1]] for name in ("linear_attention_", "delta_rule_", "preconditioned_delta_rule_")}
+DECODING = {
+    f"{name}_": MEMORIES[name]
+    for name in (
+        "linear_attention", "delta_rule", "preconditioned_delta_rule", "palimpsa", "palimpsa_posterior", "lattice",
+        "output_normalized_ttt",
+    )
+}  # fmt: skip
 AROUND = {
     "short_convolution": f"x, weight, bias=None, *, activation=None, normalize=None, eps=1e-06, {TRAILING}",
     "gated_rms_norm": "x, weight, gate=None, *, activation='silu', eps=1e-06, gate_first=False, backend='auto'",

@@ -43,11 +43,11 @@ class Sizes(NamedTuple):
 @dataclass(frozen=True)
 class Case:
     """One op in one form. inputs: kind of every tensor by argument name; states: shape of every state after [N, heads];
-    constants: other arguments; macs: multiply-adds a token and head."""
+    constants: other arguments; macs: multiply-adds a token and head, None where only decoding is judged."""
 
     op: Callable[..., tuple[Tensor, Any]]
     inputs: Mapping[str, str]
-    macs: Callable[[int, int], float]
+    macs: Callable[[int, int], float] | None
     states: Mapping[str, str] = field(default_factory=lambda: {"S": "KV"})
     constants: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class Case:
         states = {}
         for name, shape in self.states.items():
             x = torch.randn(count, sizes.heads, *(getattr(sizes, d) for d in shape), device=device, generator=generator)
-            if shape == "K":
+            if shape == "K" or name == "J":
                 x = x.square() * 4 / sizes.K
             elif shape == "KK":
                 x = x @ x.mT / sizes.K
@@ -81,6 +81,7 @@ class Case:
         return 3 * read + 2 * o if backward else read + o
 
     def operations(self, sizes: Sizes, backward: bool) -> float:
+        assert self.macs is not None
         forward = 2 * self.macs(sizes.K, sizes.V) * sizes.B * sizes.T * sizes.heads
         return 3 * forward if backward else forward
 
@@ -108,6 +109,12 @@ class Draw(NamedTuple):
     def value(self) -> Tensor:
         return self.normal(self.sizes.heads, self.sizes.V).to(self.dtype)
 
+    def joint_value(self) -> Tensor:
+        return F.normalize(self.normal(self.sizes.heads, self.sizes.V), dim=-1).to(self.dtype)
+
+    def value_gain(self) -> Tensor:
+        return self.normal(self.sizes.heads, self.sizes.V).sigmoid()
+
     def gain(self) -> Tensor:
         return self.normal(self.sizes.heads).sigmoid()
 
@@ -117,6 +124,12 @@ class Draw(NamedTuple):
 
     def channel_decay(self) -> Tensor:
         return F.logsigmoid(self.normal(self.sizes.heads, self.sizes.K) + 2) / 8
+
+    def kept(self) -> Tensor:
+        return self.decay().exp()
+
+    def prior(self) -> Tensor:
+        return torch.ones(self.sizes.heads, device=self.device)
 
     def center(self) -> Tensor:
         return torch.full((self.sizes.heads,), -0.2, device=self.device)
@@ -129,6 +142,7 @@ class Draw(NamedTuple):
 KINDS: dict[str, Callable[[Draw], Tensor]] = {
     "query": Draw.key, "key": Draw.key, "write key": Draw.write_key, "value": Draw.value, "gate": Draw.gain,
     "decay": Draw.decay, "channel decay": Draw.channel_decay, "center": Draw.center, "ridge": Draw.ridge,
+    "value gate": Draw.value_gain, "joint value": Draw.joint_value, "kept": Draw.kept, "prior": Draw.prior,
 }  # fmt: skip
 
 
@@ -142,7 +156,6 @@ def declared(op: Callable[..., Any], form: str, **constants: Any) -> Case:
         if name in given or not getattr(role, "optional", False)
     }
     states = {name: state.dims.removeprefix("G") for name, state in spec.states.items()}
-    assert spec.macs is not None
     return Case(op, inputs, spec.macs, states, constants)
 
 
@@ -157,4 +170,14 @@ CASES: dict[str, Case] = {
     "pgdn": declared(ops.preconditioned_delta_rule, "head"),
     "pkda": declared(ops.preconditioned_delta_rule, "channel"),
     "mesa": declared(ops.mesa, "", iterations=30, scale=1.0),
+}
+
+# Ops whose only kernel is that of a few tokens.
+DECODE_ONLY: dict[str, Case] = {
+    "palimpsa": declared(ops.palimpsa, ""),
+    **{
+        f"lattice-{objective}": declared(ops.lattice, f"{objective}-decay", objective=objective)
+        for objective in ("decode", "encode", "similarity")
+    },
+    "ttt": declared(ops.output_normalized_ttt, ""),
 }

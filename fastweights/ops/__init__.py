@@ -1,6 +1,14 @@
 """The memory rules as functions on tensors. See docs/rules.md for what each one computes and costs."""
 
-from .decoding import delta_rule_, linear_attention_, preconditioned_delta_rule_
+from .decoding import (
+    delta_rule_,
+    lattice_,
+    linear_attention_,
+    output_normalized_ttt_,
+    palimpsa_,
+    palimpsa_posterior_,
+    preconditioned_delta_rule_,
+)
 from .delta_rule import delta_rule
 from .elementwise_longhorn import elementwise_longhorn
 from .gated_kalmanet import gated_kalmanet
@@ -22,12 +30,16 @@ __all__ = [
     "elementwise_longhorn",
     "gated_kalmanet",
     "lattice",
+    "lattice_",
     "linear_attention",
     "linear_attention_",
     "mesa",
     "output_normalized_ttt",
+    "output_normalized_ttt_",
     "palimpsa",
+    "palimpsa_",
     "palimpsa_posterior",
+    "palimpsa_posterior_",
     "precondition_keys",
     "precondition_queries",
     "preconditioned_delta_rule",

@@ -1,4 +1,4 @@
-"""The decoding kernel on a CUDA device at the sizes of a model: the same numbers as the reference, the same bits twice."""
+"""The decoding kernels on a CUDA device at the sizes of a model: the same numbers as the reference, the same bits twice."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastweights.layers import LayerCache, build_mixer
 from fastweights.testing import CASES, OpCase, OpInputs
 from tests.ops.decoding import DECODING, IN_PLACE, draw_states, exact, in_place, largest_error
 
@@ -26,7 +27,7 @@ def walk(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], tokens: int
     """o and the states after the whole sequence, `tokens` at a time."""
     held = tuple(s.cuda().float() for s in states)
     outputs = [
-        IN_PLACE[case.op](
+        IN_PLACE[case.spec.name](
             **inputs.at((slice(None), slice(t, t + tokens))).arguments(),
             state=case.initial_state(held),
             backend="triton",
@@ -52,7 +53,9 @@ def test_many_steps(name: str, record_property: Callable[[str, object], None]) -
         errors = [float(((got - w).abs() / (1 + w.abs())).max()) for got, w in zip(results, (wanted, *final))]
         record_property("errors of o and the states", errors)
         assert errors[0] < 1e-2
-        assert max(errors[1:]) < 1e-5
+        assert max(errors[1:]) < (
+            1e-5 if case.case.options.get("normalize", True) else 1e-4
+        )  # free slots drift in float32
 
 
 @pytest.mark.parametrize("sizes", [(64, 64), (100, 72), (256, 256)], ids=str)
@@ -82,6 +85,49 @@ def test_in_a_cuda_graph(name: str) -> None:
     kept = tuple(s.cuda().float() for s in states)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = IN_PLACE[case.op](**inputs.arguments(), state=case.initial_state(kept), cu_seqlens=edges)
+        captured = IN_PLACE[case.spec.name](**inputs.arguments(), state=case.initial_state(kept), cu_seqlens=edges)
     graph.replay()
     assert torch.equal(captured, o) and all(torch.equal(a, b) for a, b in zip(kept, held))
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_pool_in_a_cuda_graph(name: str) -> None:
+    """Indices are read on the device: other numbers in the same tensor choose other states at the next replay."""
+    case = CASES[name]
+    inputs = on_gpu(case, batch=3, time=1, heads=2, key=64, value=64)
+    pool = tuple(s.cuda().float() for s in draw_states(case, inputs, 9))
+    before = tuple(s.clone() for s in pool)
+    indices = torch.tensor([-1, -1, -1], device="cuda")
+    call = {"state": case.initial_state(pool), "state_indices": indices}
+    graph = torch.cuda.CUDAGraph()
+    IN_PLACE[case.spec.name](**inputs.arguments(), **call)
+    with torch.cuda.graph(graph):
+        captured = IN_PLACE[case.spec.name](**inputs.arguments(), **call)
+    indices.copy_(torch.tensor([7, -1, 2]))
+    graph.replay()
+    o, held = in_place(case, inputs, tuple(s[[7, 0, 2]] for s in before))
+    assert torch.equal(captured[[0, 2]], o[[0, 2]]) and not captured[1].any()
+    for new, old, h in zip(pool, before, held):
+        assert torch.equal(new[[7, 2]], h[[0, 2]])
+        others = [0, 1, 3, 4, 5, 6, 8]
+        assert torch.equal(new[others], old[others])
+
+
+@pytest.mark.parametrize("mixer", ["palimpsa-d", "palimpsa-m", "lattice", "ttt", "gdn"])
+def test_layers_decode_by_the_kernel(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token after token with a cache, each in one recurrent kernel: the numbers of the whole sequence."""
+    from fastweights.ops.framework.few_tokens import recurrent
+
+    ran: list[object] = []
+    plain = recurrent.run
+    monkeypatch.setattr(recurrent, "run", lambda *arguments: ran.append(plain) or plain(*arguments))
+    torch.manual_seed(0)
+    layer = build_mixer(mixer, hidden_size=64, num_heads=2, head_dim=32).cuda()
+    x = torch.randn(3, 24, 64, device="cuda")
+    cache = LayerCache()
+    with torch.no_grad():
+        whole = layer(x)
+        assert not ran
+        parts = [layer(x[:, :17], cache), *(layer(x[:, t : t + 1], cache) for t in range(17, 24))]
+    assert len(ran) == 7
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)

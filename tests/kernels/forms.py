@@ -9,14 +9,21 @@ import torch
 
 from tests.ops.decoding import DECODING, call_decode, draw_states
 
+WHOLE_STATES = ("lattice-encode", "lattice-decode-decay", "output_normalized_ttt")
+
 
 def decoding() -> Iterator[Callable[[], object]]:
-    """The kernel in bfloat16, decaying a channel, for one token and several, with a preconditioner and without."""
-    for name in ("linear_attention-channel", "delta_rule-channel-write", "preconditioned_delta_rule-channel"):
-        for time, size in ((1, 64), (4, 128), (1, 256)):
+    """The kernels in bfloat16: decaying a channel, with a preconditioner and without, with a variance and without, for one token
+    and several."""
+    by_columns = (
+        "linear_attention-channel", "delta_rule-channel-write", "preconditioned_delta_rule-channel", "palimpsa_posterior"
+    )  # fmt: skip
+    for name in (*by_columns, *WHOLE_STATES):
+        # A whole state of 256 channels does not fit the registers, nor quite one of 128 for several tokens.
+        for time, size in ((4, 64), (1, 128)) if name in WHOLE_STATES else ((1, 64), (4, 128), (1, 256)):
             inputs = DECODING[name].draw(batch=2, time=time, key=size, value=size, dtype=torch.bfloat16)
             states = tuple(s.float() for s in draw_states(DECODING[name], inputs, 2))
-            yield partial(call_decode, inputs, states, (None, None), 1.0)
+            yield partial(call_decode, DECODING[name], inputs, states, None)
 
 
 def convolution_of_rows() -> Iterator[Callable[[], object]]:

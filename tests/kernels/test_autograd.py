@@ -141,11 +141,11 @@ def test_compiled_without_gradients() -> None:
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Tensor]]:
     """Calls of the decoding kernel."""
-    from fastweights.kernels.recurrent import decode
+    from fastweights.ops.framework.few_tokens import recurrent
 
     calls: list[Callable[..., Tensor]] = []
-    plain = decode.decode
-    monkeypatch.setattr(decode, "decode", lambda *args, **kwargs: calls.append(plain) or plain(*args, **kwargs))
+    plain = recurrent.run
+    monkeypatch.setattr(recurrent, "run", lambda *args: calls.append(plain) or plain(*args))
     return calls
 
 

@@ -11,20 +11,32 @@ from torch import Tensor
 from fastweights import ops
 from fastweights.testing import CASES, OpCase, OpInputs
 
-IN_PLACE: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    ops.linear_attention: ops.linear_attention_,
-    ops.delta_rule: ops.delta_rule_,
-    ops.preconditioned_delta_rule: ops.preconditioned_delta_rule_,
+
+def _mean_and_deviation(*arguments: Any, **keywords: Any) -> Tensor:
+    """As the case of the op does: the posterior's two results as one."""
+    o, variance = ops.palimpsa_posterior_(*arguments, **keywords)
+    return torch.cat([o, variance.sqrt()], -1)
+
+
+IN_PLACE: dict[str, Callable[..., Tensor]] = {
+    **{name[:-1]: getattr(ops, name) for name in ops.__all__ if name.endswith("_")},
+    "palimpsa_posterior": _mean_and_deviation,
 }
-DECODING = {name: case for name, case in CASES.items() if case.op in IN_PLACE}
+DECODING = {name: case for name, case in CASES.items() if case.spec.name in IN_PLACE}
+POSITIVE = ("A", "J")
 
 
 def draw_states(case: OpCase, inputs: OpInputs, count: int, seed: int = 5) -> tuple[Tensor, ...]:
-    """States in float64: S of any numbers, A of positive ones."""
+    """States in float64, of any numbers or of positive ones."""
     generator = torch.Generator().manual_seed(seed)
     heads, value = inputs.tokens["v"].shape[2:]
-    S = torch.randn(count, heads, inputs.tokens["k"].shape[3], value, generator=generator, dtype=torch.float64)
-    return (S, S[..., 0].abs())[: len(case.states)]
+    sizes = {"G": heads, "K": inputs.tokens["k"].shape[3], "V": value}
+    states = []
+    for name, declared in case.spec.states.items():
+        shape = [sizes[d] for d in declared.dims]
+        x = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+        states.append(x.abs() if name in POSITIVE else x)
+    return tuple(states)
 
 
 def in_place(
@@ -33,7 +45,7 @@ def in_place(
     """o and the states after the call, in copies of these in the dtype of the computation."""
     dtype = torch.float64 if inputs.tokens["v"].dtype == torch.float64 else torch.float32
     held = tuple(s.to(inputs.tokens["v"].device, dtype, copy=True) for s in states)
-    o = IN_PLACE[case.op](**inputs.arguments(), state=case.initial_state(held), **keywords)
+    o = IN_PLACE[case.spec.name](**inputs.arguments(), state=case.initial_state(held), **keywords)
     return o, held
 
 
@@ -49,13 +61,13 @@ def largest_error(got: tuple[Tensor, tuple[Tensor, ...]], wanted: tuple[Tensor, 
     return max(float(((g.cpu() - w).abs() / (1 + w.abs())).max()) for g, w in pairs if w.numel())
 
 
-def call_decode(inputs: OpInputs, states: tuple[Tensor, ...], new: tuple[Tensor | None, ...], scale: float) -> Tensor:
+def call_decode(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], new: tuple[Tensor, ...] | None) -> Any:
     """The kernel's own function on the inputs of a case."""
-    from fastweights.kernels.recurrent.decode import Preconditioner, decode
+    from fastweights.kernels.recurrent import RecurrentCall
 
-    tokens = dict(inputs.tokens)
-    preconditioner = None
-    if "precond_g" in tokens:
-        gates = tokens.pop("precond_g"), tokens.pop("precond_beta")
-        preconditioner = Preconditioner(states[1], new[1], *gates, inputs.parameters["center"], 1.5, 1e-6)
-    return decode(**tokens, state=states[0], new_state=new[0], preconditioner=preconditioner, scale=scale)
+    options = {"scale": 8**-0.5, "bound": 1.5, "eps": 1e-6, "objective": "decode", "normalize": True, "l1": 0.0}
+    call = RecurrentCall(
+        {**inputs.tokens, **inputs.parameters}, dict(zip(case.states, states)), {**options, **inputs.options},
+        None if new is None else dict(zip(case.states, new)),
+    )  # fmt: skip
+    return case.spec.recurrent.decode(call)

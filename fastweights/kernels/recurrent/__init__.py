@@ -1,1 +1,32 @@
-"""A few tokens without gradients: the state is read once, updated in registers token by token, and written once."""
+"""A few tokens without gradients: a state is read once, updated in registers token by token, and written once.
+
+One file per rule, whose `decode` takes a `RecurrentCall`, checks nothing and returns the outputs, one tensor or a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+__all__ = ["RecurrentCall"]
+
+
+class RecurrentCall(NamedTuple):
+    """inputs: tensors by name, of any layout. states: float32 [N, HV, ...] by name, or pools [P, HV, ...]. options: by name.
+    new_states: where the states after the last token go, by name; into the states themselves when None. cu_seqlens: on the
+    device of the inputs. state_indices: on the same device, the row of the pool that each sequence has; a negative index is
+    none, and the outputs of its sequence are zeros."""
+
+    inputs: Mapping[str, Any]
+    states: Mapping[str, Tensor]
+    options: Mapping[str, Any]
+    new_states: Mapping[str, Tensor] | None = None
+    cu_seqlens: Tensor | None = None
+    state_indices: Tensor | None = None
+
+    @property
+    def sequences(self) -> int:
+        """The number of sequences."""
+        return len(next(iter(self.states.values())) if self.state_indices is None else self.state_indices)

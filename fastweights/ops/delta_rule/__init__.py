@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, sequential
+from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
-from ..shared.memory_kernels import memory_kernels
+from ..shared.memory_kernels import memory_kernels, recurrent_kernel
 from .chunked import chunked
 from .reference import reference
 
@@ -28,6 +28,7 @@ SPEC = OpSpec(
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
     backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(memory_kernels)},
+    recurrent=recurrent(recurrent_kernel),
     cases={
         f"{name}{suffix}": Case(given={**g, **write})
         for name, g in roles.DECAY_FORMS.items()

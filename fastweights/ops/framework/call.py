@@ -12,7 +12,8 @@ from torch import Tensor
 from ...checks import check_flag
 from ...kernels.availability import takes_kernels
 from . import checks
-from .checks import Sizes, as_tuple, check_limits, compute_dtype
+from .checks import Sizes, as_tuple, check_limits, compute_dtype, first_state, is_short
+from .few_tokens import needs_gradient, recurrent
 from .kernel_backend import kernels
 from .node import Node, Tensors
 from .nonfinite import Quarantine, quarantine_is_needed, zero_nonfinite
@@ -20,8 +21,8 @@ from .sequences import Sequences, check_cu_seqlens
 from .spec import BACKENDS, OpSpec, Parameter, Role, Scale
 
 __all__ = [
-    "Arguments", "Results", "call", "choose_backend", "chunkwise", "composed", "expand_heads", "kernels", "run",
-    "sequential", "stack_time",
+    "Arguments", "Results", "call", "choose_backend", "chunkwise", "composed", "expand_heads", "kernels",
+    "recurrent", "run", "sequential", "stack_time",
 ]  # fmt: skip
 
 Results = tuple[Any, Sequence[Any]]  # the outputs, one or a tuple, and the final states
@@ -44,6 +45,7 @@ class Checked(NamedTuple):
     """What the checks of a call find out, which depends on shapes, dtypes, devices and options alone."""
 
     implementation: Any
+    recurrent: bool  # whether the recurrent kernel runs in its place if no gradient is needed
     sizes: Sizes
     options: Mapping[str, Any]
     dtype: torch.dtype
@@ -68,7 +70,8 @@ def call(
     checked = None if key is None else _passed.get(key)
     if checked is None:
         checked = check_call(spec, *given)
-        if key is not None and isinstance(checked.implementation, kernels) and not checks.values_can_be_read(inputs[0]):
+        by_kernels = checked.recurrent or isinstance(checked.implementation, kernels)
+        if key is not None and by_kernels and not checks.values_can_be_read(inputs[0]):
             if len(_passed) >= MAX_REMEMBERED:
                 _passed.clear()
             _passed[key] = checked
@@ -84,9 +87,11 @@ def call(
             name: x if spec.states[name].counts else x.to(checked.dtype)
             for name, x in zip(spec.states, as_tuple(initial_state))
         }
-    outputs, final = checked.implementation.run(
-        Arguments(named, states, checked.options, cu_seqlens, output_final_state, backend)
-    )
+    arguments = Arguments(named, states, checked.options, cu_seqlens, output_final_state, backend)
+    if checked.recurrent and not needs_gradient(named, states):
+        outputs, final = spec.recurrent.run(arguments, checked.sizes)
+    else:
+        outputs, final = checked.implementation.run(arguments)
     return alone(outputs), alone(final) if output_final_state else None
 
 
@@ -119,8 +124,9 @@ def check_call(
     count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T).count
     like = inputs[0]
     implementation = spec.backends[choose_backend(spec, backend, like, values)]
+    recurs = spec.recurrent is not None and is_short(like, cu_seqlens) and spec.recurrent.serves(backend, like)
     checks.check_states(spec, initial_state, sizes, count, like)
-    return Checked(implementation, sizes, values, compute_dtype(like))
+    return Checked(implementation, recurs, sizes, values, compute_dtype(like))
 
 
 def run(spec: OpSpec, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -332,13 +338,6 @@ def sizes_of(spec: OpSpec, inputs: Mapping[str, Any], states: Mapping[str, Any])
         if role.dims == ("HK",):
             sizes["H"] = x.shape[2]
     return Sizes(**{"H": 0, "V": sizes["K"], **sizes}, G=max(heads))
-
-
-def first_state(spec: OpSpec, name: str, sizes: Sizes, count: int, like: Tensor) -> Tensor:
-    state = spec.states[name]
-    if state.first is not None:
-        return state.first(sizes, count, compute_dtype(like), like.device)
-    return torch.zeros(count, *sizes.shape(state.dims), dtype=compute_dtype(like), device=like.device)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:

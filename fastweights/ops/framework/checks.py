@@ -12,6 +12,7 @@ from ...checks import LARGEST_HEAD, check_flag, check_number, check_tensor, cons
 from .spec import Choice, Flag, Integer, Number, OpSpec, Parameter, Role, Scale
 
 Named = dict[str, Any]
+FEW_TOKENS = 16  # per sequence: what a recurrent kernel reads, and the most that an op in place takes
 
 
 class Sizes(NamedTuple):
@@ -31,6 +32,12 @@ class Sizes(NamedTuple):
 def compute_dtype(x: Tensor) -> torch.dtype:
     """States and sums are float32, or float64 for float64 inputs."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def is_short(x: Tensor, cu_seqlens: Tensor | None) -> bool:
+    """Whether x [B, T, ...] is few tokens: a choice by sizes, never by lengths."""
+    time = x.shape[1]
+    return time <= FEW_TOKENS or (cu_seqlens is not None and time <= 2 * (len(cu_seqlens) - 1))
 
 
 def check_inputs(spec: OpSpec, inputs: Sequence[Any]) -> Sizes:
@@ -218,6 +225,14 @@ CHECKS: dict[type, Callable[[str, Any, Any, Sizes], Any]] = {
 
 def as_tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+def first_state(spec: OpSpec, name: str, sizes: Sizes, count: int, like: Tensor) -> Tensor:
+    """The state before the first token of `count` sequences."""
+    state = spec.states[name]
+    if state.first is not None:
+        return state.first(sizes, count, compute_dtype(like), like.device)
+    return torch.zeros(count, *sizes.shape(state.dims), dtype=compute_dtype(like), device=like.device)
 
 
 def check_states(spec: OpSpec, initial_state: Any, sizes: Sizes, count: int, like: Tensor) -> Named:

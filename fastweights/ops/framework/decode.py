@@ -1,4 +1,4 @@
-"""The ops that read a few tokens and update a state in place. A new state for every token would double the memory traffic."""
+"""The ops that read a few tokens and update a state in place. A new state for every token would double the memory."""
 
 from __future__ import annotations
 
@@ -8,40 +8,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...checks import check_tensor, shape_of
 from ...kernels.availability import takes_kernels
 from .call import alone
-from .checks import as_tuple, check_inputs, check_options, compute_dtype, full_parameter
-from .sequences import check_cu_seqlens
+from .checks import as_tuple, check_inputs, check_options, full_parameter
+from .decode_checks import check_length, check_no_gradient, check_state, check_state_indices, pool_size
+from .sequences import Sequences, check_cu_seqlens
 from .spec import BACKENDS, OpSpec
 
 __all__ = ["update_state"]
 
-MAX_TOKENS = 16
-
 
 def update_state(
-    spec: OpSpec, op: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any], state: Any,
-    cu_seqlens: Tensor | None, backend: str,
-) -> Tensor:  # fmt: skip
-    """o of the op; `state`, a tensor or a tuple, is overwritten by the final state."""
+    spec: OpSpec, op: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any], *, state: Any,
+    state_indices: Tensor | None, cu_seqlens: Tensor | None, backend: str,
+) -> Any:  # fmt: skip
+    """The outputs of the op; `state`, a tensor or a tuple, is overwritten by the final state."""
     sizes, like = check_inputs(spec, inputs), inputs[0]
     values = check_options(spec, options, sizes)
     sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
-    if cu_seqlens is not None and sequences.lengths is None:
-        longest = -(-sizes.T // sequences.count)  # at least
-    else:
-        longest = max(sequences.lengths or (sizes.T,))
-    if longest > MAX_TOKENS:
-        raise ValueError(f"T must be at most {MAX_TOKENS} tokens per sequence, got {longest}; use {spec.name} for more")
+    check_length(spec.name, sequences)
     states = as_tuple(state)
     if len(states) != len(spec.states):
         raise ValueError(
             f"state must be ({', '.join(spec.states)}), the {len(spec.states)} tensor(s) of {spec.name}'s final state"
         )
     labels = [f"state {name}" for name in spec.states] if len(states) > 1 else ["state"]
+    count = sequences.count if state_indices is None else pool_size(labels[0], states[0])
     for label, x, declared in zip(labels, states, spec.states.values()):
-        check_state(label, x, (sequences.count, *sizes.shape(declared.dims)), like)
+        check_state(label, x, (count, *sizes.shape(declared.dims)), like)
+    if state_indices is not None:
+        check_state_indices(state_indices, sequences.count, count, like)
     named = dict(zip(spec.inputs, inputs))
     check_no_gradient(spec.name, {**named, **dict(zip(labels, states))})
     if backend not in BACKENDS:
@@ -49,33 +45,44 @@ def update_state(
     if backend != "reference" and takes_kernels(backend, like):
         for name, role in spec.parameters.items():
             named[name] = full_parameter(named[name], role, sizes, like)
-        beside = None if cu_seqlens is None else cu_seqlens.to(like.device, non_blocking=True)
-        held = dict(zip(spec.states, states))
-        return spec.backends["triton"].family.recurrent(named, held, None, values, beside)
+        return spec.recurrent.update(named, dict(zip(spec.states, states)), values, cu_seqlens, state_indices)
     with torch.no_grad():
-        o, final = op(
-            **named, **options, initial_state=alone(states), output_final_state=True, cu_seqlens=cu_seqlens,
+        sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, read=True)
+        before = states if state_indices is None else tuple(gather(x, state_indices) for x in states)
+        *outputs, final = op(
+            **named, **options, initial_state=alone(before), output_final_state=True, cu_seqlens=cu_seqlens,
             backend=backend,
         )  # fmt: skip
-        for x, new in zip(states, as_tuple(final)):
-            x.copy_(new)
-    return o
+        finals = as_tuple(final)
+        if not all(sequences.lengths or (sizes.T,)):  # a sequence without tokens keeps its state, to the last bit
+            longer = torch.tensor(sequences.lengths or [sizes.T] * sizes.B, device=like.device) > 0
+            finals = tuple(torch.where(like_rows(longer, x), x, old) for x, old in zip(finals, before))
+        for x, new in zip(states, finals):
+            scatter(x, new, state_indices)
+        if state_indices is not None:
+            outputs = [o.masked_fill(without_state(state_indices, sequences, o), 0) for o in outputs]
+    return alone(outputs)
 
 
-def check_state(name: str, state: Any, shape: tuple[int, ...], like: Tensor) -> None:
-    check_tensor(name, state, like)
-    if tuple(state.shape) != shape:
-        raise ValueError(f"{name} must have shape {list(shape)}, got {shape_of(state)}")
-    dtype = compute_dtype(like)
-    if state.dtype != dtype:
-        raise ValueError(f"{name} must be {dtype} for {like.dtype} inputs, got {state.dtype}; convert it")
+def gather(pool: Tensor, indices: Tensor) -> Tensor:
+    """The states of the sequences, zeros for a negative index."""
+    return pool[indices.clamp_min(0).long()].masked_fill(like_rows(indices < 0, pool), 0)
 
 
-def check_no_gradient(op: str, tensors: Mapping[str, Any]) -> None:
-    if not torch.is_grad_enabled():
-        return
-    for name, x in tensors.items():
-        if isinstance(x, Tensor) and x.requires_grad:
-            raise ValueError(
-                f"{name} must not require a gradient, as the state is overwritten; call under torch.no_grad() or use {op}"
-            )
+def scatter(state: Tensor, new: Tensor, indices: Tensor | None) -> None:
+    if indices is None:
+        state.copy_(new)
+    else:
+        state[indices[indices >= 0].long()] = new[indices >= 0]
+
+
+def like_rows(x: Tensor, like: Tensor) -> Tensor:
+    """x [N] in a shape that broadcasts over [N, ...]."""
+    return x.view(-1, *[1] * (like.ndim - 1))
+
+
+def without_state(indices: Tensor, sequences: Sequences, o: Tensor) -> Tensor:
+    """Which tokens of o [B, T, ...] belong to a sequence with a negative index."""
+    if sequences.lengths is None:
+        return like_rows(indices < 0, o)
+    return like_rows((indices < 0)[sequences.index_of_token(o.device)], o[0])[None]

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ...kernels.availability import aligned, on_device_of
 from ...kernels.runtime.launch_plan import plans_for
@@ -16,18 +15,14 @@ from .spec import OpSpec, Role
 
 __all__ = ["KernelFamily", "kernels"]
 
-MAX_RECURRENT_TOKENS = 16  # per sequence, where no gradient is needed
-
 
 class KernelFamily(NamedTuple):
     """Launch code of one family of kernels. rule: a Rule of kernels.runtime.launch_plan; inputs: its named tuple, whose fields
-    are named like the inputs and states of the op; options: its options in order, each with the value where the op has none;
-    recurrent: the one kernel for a few tokens, of (inputs, states, new states, options, cu_seqlens), which returns o."""
+    are named like the inputs and states of the op; options: its options in order, each with the value where the op has none."""
 
     rule: Any
     inputs: Any
     options: Mapping[str, Any]
-    recurrent: Callable[..., Tensor] | None = None
 
 
 class kernels:
@@ -66,31 +61,9 @@ class kernels:
             tensors = [t if t is None else t.contiguous() for t in given]
             results = self.node(tensors, (*x.options.values(), x.final))
             return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
-        tensors = [aligned(t) for t in given]
         with on_device_of(like):
-            if self.family.recurrent is not None and is_short(like, cu_seqlens) and not needs_gradient(tensors):
-                return self.recurrent(tensors, x.options)
-            results = self.node(tensors, (*x.options.values(), x.final))
+            results = self.node([aligned(t) for t in given], (*x.options.values(), x.final))
         return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
-
-    def recurrent(self, tensors: Tensors, options: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """A few tokens without gradients, one after another."""
-        spec, width = self.spec, len(self.spec.inputs)
-        inputs, cu_seqlens = dict(zip(spec.inputs, tensors)), tensors[-1]
-        v, k = inputs["v"], inputs["k"]
-        assert v is not None and k is not None
-        count = len(v) if cu_seqlens is None else len(cu_seqlens) - 1
-        sizes = {"G": v.shape[2], "K": k.shape[3], "V": v.shape[3]}
-        before, after = {}, {}
-        for (name, state), given in zip(spec.states.items(), tensors[width:]):
-            if given is None:  # zeros are updated in place
-                shape = (count, *(sizes[d] for d in state.dims))
-                before[name] = after[name] = torch.zeros(shape, device=v.device)
-            else:
-                before[name], after[name] = given, torch.empty_like(given)
-        assert self.family.recurrent is not None
-        o = self.family.recurrent(inputs, before, after, options, cu_seqlens)
-        return (o,), tuple(after.values())
 
     # As the rule of a node: see `NodeRule`.
 
@@ -135,13 +108,3 @@ class kernels:
             found = plans.backward(inputs, kept, grads, any(needed[first_state:-1]))
         by_place = dict(zip(self.places, found))
         return [by_place[place] if need else None for place, need in enumerate(needed)]
-
-
-def is_short(x: Tensor, cu_seqlens: Tensor | None) -> bool:
-    """Whether the recurrent kernel reads the tokens one after another: a choice by sizes, never by lengths."""
-    time = x.shape[1]
-    return time <= MAX_RECURRENT_TOKENS or (cu_seqlens is not None and time <= 2 * (len(cu_seqlens) - 1))
-
-
-def needs_gradient(tensors: Tensors) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

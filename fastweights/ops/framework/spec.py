@@ -119,14 +119,15 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpSpec:
-    """Inputs and options come in the order of the signature. macs: multiply-adds per token and head of the chunkwise form, for
-    (K, V)."""
+    """Inputs and options come in the order of the signature. recurrent: the kernel for a few tokens, see few_tokens.py. macs:
+    multiply-adds per token and head of the chunkwise form, for (K, V)."""
 
     name: str
     inputs: Mapping[str, Role | Parameter]
     states: Mapping[str, State]
     outputs: Mapping[str, Output]
     backends: Mapping[str, Any]
+    recurrent: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
     cases: Mapping[str, Case] = field(default_factory=dict)
     equation: str = ""
@@ -138,6 +139,8 @@ class OpSpec:
         object.__setattr__(self, "parameters", found)
         for name, backend in self.backends.items():
             backend.bind(self, name)
+        if self.recurrent is not None:
+            self.recurrent.bind(self)
 
 
 def spec_of(op: Callable[..., Any]) -> OpSpec:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, sequential
+from ..framework.call import call, chunkwise, recurrent, sequential
 from ..framework.checks import Sizes
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
 from .chunked import chunked
@@ -27,6 +30,12 @@ def orthonormal_slots(sizes: Sizes, count: int, dtype: torch.dtype, device: torc
     return torch.eye(sizes.K, sizes.V, dtype=dtype, device=device).expand(count, sizes.G, -1, -1)
 
 
+def recurrent_kernel() -> Callable[..., Any]:
+    from ...kernels.recurrent.lattice import decode
+
+    return decode
+
+
 SPEC = OpSpec(
     name="lattice",
     inputs={
@@ -37,6 +46,7 @@ SPEC = OpSpec(
     outputs={"o": Output("GV")},
     options={"objective": Choice(OBJECTIVES), "normalize": Flag(), "l1": Number(low=0)},
     backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+    recurrent=recurrent(recurrent_kernel),
     cases={
         **{
             f"{objective}{name}": Case(given=given, options={"objective": objective, **options}, wide_values=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, sequential
+from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
-from ..shared.memory_kernels import memory_kernels
+from ..shared.memory_kernels import memory_kernels, recurrent_kernel
 from .chunked import chunked
 from .reference import reference
 
@@ -25,6 +25,7 @@ SPEC = OpSpec(
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
     backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(memory_kernels)},
+    recurrent=recurrent(recurrent_kernel),
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="S = a S + k v^T; o = S^T q",
     macs=linear_macs,

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, sequential
+from ..framework.call import call, chunkwise, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
 
 __all__ = ["output_normalized_ttt"]
+
+
+def recurrent_kernel() -> Callable[..., Any]:
+    from ...kernels.recurrent.output_normalized_ttt import decode
+
+    return decode
+
 
 SPEC = OpSpec(
     name="output_normalized_ttt",
@@ -18,6 +28,7 @@ SPEC = OpSpec(
     states={"S": State("GKV")},
     outputs={"o": Output("GV")},
     backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+    recurrent=recurrent(recurrent_kernel),
     cases={"": Case()},
     equation="z = S^T k; S = S - gamma k ((I - z z^T / |z|^2) (z / |z| - v) / |z|)^T; o = S^T q",
 )

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, sequential
+from ..framework.call import call, chunkwise, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
 
 __all__ = ["palimpsa", "palimpsa_posterior"]
+
+
+def recurrent_kernel(with_variance: bool) -> Callable[..., Any]:
+    from ...kernels.recurrent import palimpsa as kernel
+
+    return kernel.decode_posterior if with_variance else kernel.decode
+
 
 OF_MEAN, OF_IMPORTANCE = ("k", "v", "g", "M"), ("k", "beta", "g", "J")
 SPEC = OpSpec(
@@ -32,6 +41,7 @@ SPEC = OpSpec(
         "reference": sequential(partial(reference, variance=False)),
         "torch": chunkwise(partial(chunked, variance=False)),
     },
+    recurrent=recurrent(partial(recurrent_kernel, False)),
     cases={"": Case()},
     equation="M = a M + k v^T; J = a J + k^2 beta^T; o = (M / (J + prior))^T q",
 )  # fmt: skip
@@ -43,6 +53,7 @@ POSTERIOR_SPEC = replace(
         "reference": sequential(partial(reference, variance=True)),
         "torch": chunkwise(partial(chunked, variance=True)),
     },
+    recurrent=recurrent(partial(recurrent_kernel, True)),
     equation="as palimpsa; variance = (1 / (J + prior))^T q^2",
 )
 

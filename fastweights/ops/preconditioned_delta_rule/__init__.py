@@ -7,10 +7,10 @@ from torch import Tensor
 from ..delta_rule import SPEC as DELTA_RULE
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Results, call, composed, expand_heads, kernels
+from ..framework.call import Results, call, composed, expand_heads, kernels, recurrent
 from ..framework.spec import Case, OpSpec, Output, State
 from ..precondition import BOUNDED, precondition_keys
-from ..shared.memory_kernels import memory_kernels
+from ..shared.memory_kernels import memory_kernels, recurrent_kernel
 
 __all__ = ["preconditioned_delta_rule"]
 
@@ -41,6 +41,7 @@ SPEC = OpSpec(
     outputs={"o": Output("GV")},
     options={**BOUNDED, "scale": roles.SCALE},
     backends={"reference": composed(by_two_ops), "torch": composed(by_two_ops), "triton": kernels(memory_kernels)},
+    recurrent=recurrent(recurrent_kernel),
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="w as precondition_keys; S' = a S; S = S' + beta w (v - S'^T k)^T; o = S^T q",
     macs=DELTA_RULE.macs,

@@ -1,16 +1,16 @@
-"""Decoding: ops that read a few tokens per sequence and update their state in place."""
+"""Linear attention and the delta rules, with the state updated in place."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from .delta_rule import SPEC as DELTA_RULE
-from .delta_rule import delta_rule
-from .framework.decode import update_state
-from .linear_attention import SPEC as LINEAR_ATTENTION
-from .linear_attention import linear_attention
-from .preconditioned_delta_rule import SPEC as PRECONDITIONED_DELTA_RULE
-from .preconditioned_delta_rule import preconditioned_delta_rule
+from ..delta_rule import SPEC as DELTA_RULE
+from ..delta_rule import delta_rule
+from ..framework.decode import update_state
+from ..linear_attention import SPEC as LINEAR_ATTENTION
+from ..linear_attention import linear_attention
+from ..preconditioned_delta_rule import SPEC as PRECONDITIONED_DELTA_RULE
+from ..preconditioned_delta_rule import preconditioned_delta_rule
 
 __all__ = ["delta_rule_", "linear_attention_", "preconditioned_delta_rule_"]
 
@@ -23,6 +23,7 @@ def linear_attention_(
     *,
     scale: float | None = None,
     state: Tensor,
+    state_indices: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -33,7 +34,10 @@ def linear_attention_(
     Args:
         q, k, v, g, scale: as for `linear_attention`: [B, T, ...] with T at most 16.
         state: S [N, HV, K, V], float32 (float64 for float64 inputs); after the call it holds S after the last token. A
-            sequence of length 0 keeps its own.
+            sequence of length 0 keeps its own. With state_indices a pool [P, HV, K, V].
+        state_indices: int32 or int64 [N], the row of the pool that each sequence reads and overwrites. They must not repeat. A
+            negative index stands for no state: o of its sequence is 0, and nothing is written. On a GPU the numbers are not
+            checked, which would wait for the device.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths, at most 16 each, of sequences packed into one row (B = 1). On a
             GPU its numbers are not checked, which would wait for the device.
         backend: "triton" (one kernel), "torch" or "reference" (those of `linear_attention`), or "auto": the kernel on CUDA
@@ -44,10 +48,13 @@ def linear_attention_(
 
     Raises:
         ValueError: more than 16 tokens; an input or a state that requires a gradient outside torch.no_grad(); a shape, dtype,
-            device, positive g, cu_seqlens or backend that does not fit.
+            device, positive g, state_indices, cu_seqlens or backend that does not fit.
         TypeError: an argument of the wrong kind.
     """
-    return update_state(LINEAR_ATTENTION, linear_attention, (q, k, v, g), {"scale": scale}, state, cu_seqlens, backend)
+    return update_state(
+        LINEAR_ATTENTION, linear_attention, (q, k, v, g), {"scale": scale},
+        state=state, state_indices=state_indices, cu_seqlens=cu_seqlens, backend=backend,
+    )  # fmt: skip
 
 
 def delta_rule_(
@@ -60,6 +67,7 @@ def delta_rule_(
     write_key: Tensor | None = None,
     scale: float | None = None,
     state: Tensor,
+    state_indices: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -70,18 +78,20 @@ def delta_rule_(
 
     Args:
         q, k, v, beta, g, write_key, scale: as for `delta_rule`: [B, T, ...] with T at most 16.
-        state, cu_seqlens, backend: as for `linear_attention_`.
+        state, state_indices, cu_seqlens, backend: as for `linear_attention_`.
 
     Returns:
         o [B, T, HV, V] in v's dtype.
 
     Raises:
         ValueError: more than 16 tokens; an input or a state that requires a gradient outside torch.no_grad(); a shape, dtype,
-            device, positive g, cu_seqlens or backend that does not fit.
+            device, positive g, state_indices, cu_seqlens or backend that does not fit.
         TypeError: an argument of the wrong kind.
     """
-    inputs = (q, k, v, beta, g, write_key)
-    return update_state(DELTA_RULE, delta_rule, inputs, {"scale": scale}, state, cu_seqlens, backend)
+    return update_state(
+        DELTA_RULE, delta_rule, (q, k, v, beta, g, write_key), {"scale": scale},
+        state=state, state_indices=state_indices, cu_seqlens=cu_seqlens, backend=backend,
+    )  # fmt: skip
 
 
 def preconditioned_delta_rule_(
@@ -98,6 +108,7 @@ def preconditioned_delta_rule_(
     eps: float = 1e-6,
     scale: float | None = None,
     state: tuple[Tensor, Tensor],
+    state_indices: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -111,18 +122,19 @@ def preconditioned_delta_rule_(
         q, k, v, beta, g, precond_g, precond_beta, center, bound, eps, scale: as for `preconditioned_delta_rule`: [B, T, ...]
             with T at most 16.
         state: (S [N, HV, K, V], A [N, HV, K]), otherwise as for `linear_attention_`.
-        cu_seqlens, backend: as for `linear_attention_`.
+        state_indices, cu_seqlens, backend: as for `linear_attention_`.
 
     Returns:
         o [B, T, HV, V] in v's dtype.
 
     Raises:
         ValueError: more than 16 tokens; an input or a state that requires a gradient outside torch.no_grad(); a shape, dtype,
-            device, positive g, bound, cu_seqlens or backend that does not fit.
+            device, positive g, bound, state_indices, cu_seqlens or backend that does not fit.
         TypeError: an argument of the wrong kind.
     """
     inputs = (q, k, v, beta, g, precond_g, precond_beta, center)
     options = {"bound": bound, "eps": eps, "scale": scale}
     return update_state(
-        PRECONDITIONED_DELTA_RULE, preconditioned_delta_rule, inputs, options, state, cu_seqlens, backend
-    )
+        PRECONDITIONED_DELTA_RULE, preconditioned_delta_rule, inputs, options,
+        state=state, state_indices=state_indices, cu_seqlens=cu_seqlens, backend=backend,
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""The recurrent kernel of linear attention and the delta rules.
+
+With one token per sequence the state is nearly all the traffic, so a program owns a tile [K, BV] of the state and does the rest
+in registers. Programs of one head share only the preconditioner's A, which each of them computes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import RecurrentCall
+from .launching import columns, run
+from .states import PlacedState, pool_row, tokens_of
+from .tokens import any_layout, finite, log_decay, number, row
+
+__all__ = ["decode"]
+
+# Columns of a program's tile and its warps, by the key channels (rounded up to a power of two): rows of 128 bytes, at most 64
+# numbers of the state per thread.
+CHOICES = {64: (32, 1), 128: (32, 2), 256: (32, 4)}
+
+
+def decode(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `delta_rule`, of `linear_attention` where no beta is given, of `preconditioned_delta_rule` where A is
+    a state. The write key is k unless given or made by the preconditioner."""
+    x, options, v = call.inputs, call.options, call.inputs["v"]
+    g, center = x.get("g"), x.get("center")
+    tile = partial(columns, choices=CHOICES)
+    A, read, written = None, None, None
+    if "A" in call.states:
+        A = PlacedState.of(call, "A")
+        read, written = A.source, A.target
+        if call.state_indices is not None:
+            read = read[call.state_indices.clamp(0, len(read) - 1)]
+        elif written is read and tile(x["k"].shape[3], v.shape[3]).columns < v.shape[3]:
+            # The programs of a head's other tiles may read A after the first tile's program has written it.
+            read = read.clone()
+    o, = run(
+        decode_delta_rule, call, tile, inputs=INPUTS, states=("S",),
+        parameters=(None, 0, 1) if center is None else (center, center.stride(0), v.shape[2] // len(center)),
+        more=[y for each in (read, written) for y in (each, *((0, 0) if each is None else each.stride()[:2]))],
+        numbers=(float(options["scale"]), math.log(options.get("bound", 1.0)), float(options.get("eps", 0.0))),
+        G_CHANNELS=g is not None and g.ndim == 4,
+    )  # fmt: skip
+    if A is not None:
+        A.finish()
+    return o
+
+
+INPUTS = ("q", "k", "v", "write_key", "beta", "g", "precond_g", "precond_beta")
+SHORT = ("q", "k", "v", "w", "beta", "g", "pg", "pb")  # in the kernel
+
+
+@triton.jit(**any_layout(SHORT, "center", numbers=("center_step", "A_step", "A_head", "new_A_step", "new_A_head")))
+def decode_delta_rule(
+    q, q_token, q_head, Q_GROUP: tl.constexpr,
+    k, k_token, k_head, K_GROUP: tl.constexpr,
+    v, v_token, v_head, V_GROUP: tl.constexpr,
+    w, w_token, w_head, W_GROUP: tl.constexpr,
+    beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
+    g, g_token, g_head, G_GROUP: tl.constexpr,
+    pg, pg_token, pg_head, PG_GROUP: tl.constexpr,
+    pb, pb_token, pb_head, PB_GROUP: tl.constexpr,
+    center, center_step, CENTER_GROUP: tl.constexpr,
+    o, S, new_S, S_step, S_head, A, A_step, A_head, new_A, new_A_step, new_A_head,
+    state_indices, P, cu_seqlens, T, scale, log_bound, eps,
+    G_CHANNELS: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
+    sequence, also where new_A is a pool."""
+    TILES: tl.constexpr = (V + BV - 1) // BV
+    tile = tl.program_id(0) % TILES
+    place = tl.program_id(0) // TILES  # of the sequence and the head
+    n = place // HV
+    head = place % HV
+    index, held = pool_row(state_indices, n, P)
+    channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
+    is_channel, is_column = channel < K, column < V
+
+    # A call uses each number of the state once, so the state does not displace weights and activations from the caches.
+    state_of_head = index * S_step + head * S_head + (channel[:, None] * V + column[None, :])
+    in_state = is_channel[:, None] & is_column[None, :] & held
+    state = tl.load(S + state_of_head, mask=in_state, other=0, eviction_policy="evict_first")
+    if A is not None:
+        gram = tl.load(A + n.to(tl.int64) * A_step + head * A_head + channel, mask=is_channel, other=0)
+        c = tl.load(center + head // CENTER_GROUP * center_step).to(tl.float32)
+
+    first, count = tokens_of(cu_seqlens, n, T)
+    for t in range(count):
+        token = first + t
+        # All loads come before any use, so that their latencies overlap.
+        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        written = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        if G_CHANNELS:
+            decay = row(g, token, g_token, head, g_head, G_GROUP, channel, is_channel)
+        elif g is not None:
+            decay = number(g, token, g_token, head, g_head, G_GROUP)
+        if beta is not None:
+            gain = number(beta, token, beta_token, head, beta_head, BETA_GROUP)
+        if A is not None:
+            A_decay = number(pg, token, pg_token, head, pg_head, PG_GROUP)
+            A_gain = number(pb, token, pb_token, head, pb_head, PB_GROUP)
+        if w is not None:
+            write_key = row(w, token, w_token, head, w_head, W_GROUP, channel, is_channel)
+
+        key, query, written = finite(key), finite(query) * scale, finite(written)
+        if w is not None:
+            write_key = finite(write_key)
+        elif A is not None:
+            gram = log_decay(A_decay) * gram + finite(A_gain) * key * key
+            distance = tl.log(gram + eps) - c
+            write_key = tl.exp(-log_bound * distance / (1 + tl.abs(distance))) * key
+        else:
+            write_key = key
+        if g is not None:
+            state *= log_decay(decay)[:, None] if G_CHANNELS else log_decay(decay)
+        if beta is not None:
+            written = finite(gain) * (written - tl.sum(state * key[:, None], 0))
+        # S_t^T q = S'^T q + (w . q) u: both sums over the state read S', none waits for the other.
+        answer = tl.sum(state * query[:, None], 0) + tl.sum(write_key * query, 0) * written
+        state += write_key[:, None] * written[None, :]
+        tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
+
+    tl.store(new_S + state_of_head, state, mask=in_state, eviction_policy="evict_first")
+    if A is not None and tile == 0:
+        tl.store(new_A + index * new_A_step + head * new_A_head + channel, gram, mask=is_channel & held)

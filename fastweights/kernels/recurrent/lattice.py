@@ -1,0 +1,101 @@
+"""The recurrent kernel of Lattice: one program owns all slots of a head, because the answers sum over slots."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import RecurrentCall
+from .launching import run, whole_state
+from .states import pool_row, tokens_of
+from .tokens import any_layout, finite, number, row
+
+__all__ = ["decode"]
+
+
+def decode(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `lattice`."""
+    options = call.options
+    return run(
+        decode_lattice, call, whole_state, inputs=INPUTS, states=("S",), numbers=(float(options["l1"]),),
+        OBJECTIVE=options["objective"], NORMALIZE=options["normalize"], L1=options["l1"] > 0,
+    )[0]  # fmt: skip
+
+
+INPUTS = ("q", "k", "v", "gamma", "decay")
+SHORTEST = tl.constexpr(1e-6)  # as in the op's slots.py
+RESOLUTION = tl.constexpr(2.0**-23)  # a smaller decay counts as this
+
+
+@triton.jit
+def inverse_and_length(S):
+    """1 / length and length of the slots [K, V]; both 0 where there is nothing."""
+    square = tl.sum(S * S, 1)
+    inverse = tl.rsqrt(tl.where(square == 0, float("inf"), square))
+    length = square * inverse
+    return inverse, tl.where((length > 0) & (length < SHORTEST), SHORTEST, length)
+
+
+@triton.jit
+def shrunk(S, pull):
+    """Every number pulled towards 0 by `pull`, not beyond; NaN stays NaN."""
+    left = tl.abs(S) - pull
+    left = tl.where(left < 0, 0.0, left)
+    return tl.where(S > 0, left, tl.where(S < 0, -left, S))
+
+
+@triton.jit(**any_layout(INPUTS))
+def decode_lattice(
+    q, q_token, q_head, Q_GROUP: tl.constexpr,
+    k, k_token, k_head, K_GROUP: tl.constexpr,
+    v, v_token, v_head, V_GROUP: tl.constexpr,
+    gamma, gamma_token, gamma_head, GAMMA_GROUP: tl.constexpr,
+    decay, decay_token, decay_head, DECAY_GROUP: tl.constexpr,
+    o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T, l1,
+    OBJECTIVE: tl.constexpr, NORMALIZE: tl.constexpr, L1: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """x, x_token, x_head, X_GROUP: see `strides`."""
+    n = tl.program_id(0) // HV
+    head = tl.program_id(0) % HV
+    index, held = pool_row(state_indices, n, P)
+    slot, column = tl.arange(0, BK), tl.arange(0, BV)
+    is_slot, is_column = slot < K, column < V
+    in_state = is_slot[:, None] & is_column[None, :] & held
+    state_of_head = index * S_step + head * S_head + (slot[:, None] * V + column[None, :])
+    state = tl.load(S + state_of_head, mask=in_state, other=0, eviction_policy="evict_first")
+
+    first, count = tokens_of(cu_seqlens, n, T)
+    for t in range(count):
+        token = first + t
+        # Loads come before any use, so that their latencies overlap.
+        key = row(k, token, k_token, head, k_head, K_GROUP, slot, is_slot)
+        value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        step = finite(number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
+        kept = 1.0
+        if decay is not None:
+            kept = finite(number(decay, token, decay_token, head, decay_head, DECAY_GROUP))
+            kept = tl.where(kept < RESOLUTION, RESOLUTION, kept)
+
+        key, value = finite(key), finite(value)
+        inverse, length = inverse_and_length(state)
+        state *= inverse[:, None]
+        # With h and c of the rule both turned over where that saves a sign, a step takes in c h.
+        write = key
+        if OBJECTIVE == "decode":
+            value -= tl.sum(state * key[:, None], 0)
+        along = tl.sum(state * value[None, :], 1)
+        if OBJECTIVE == "encode":
+            write = key - along
+        query = row(q, token, q_token, head, q_head, Q_GROUP, slot, is_slot)  # not before: registers
+        write *= step / tl.where(length == 0, float("inf"), length)
+        state = (kept * length - write * along)[:, None] * state + write[:, None] * value[None, :]
+        if L1:
+            state = shrunk(state, step * l1)
+        inverse, length = inverse_and_length(state)
+        state *= (inverse if NORMALIZE else inverse * length)[:, None]
+        answer = tl.sum(state * finite(query)[:, None], 0)
+        tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
+
+    tl.store(new_S + state_of_head, state, mask=in_state, eviction_policy="evict_first")

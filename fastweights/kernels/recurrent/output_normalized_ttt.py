@@ -1,0 +1,70 @@
+"""The recurrent kernel of output-normalised test-time training.
+
+What a token writes depends on the length of the memory's whole answer, so one program owns the state [K, V] of a head.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import RecurrentCall
+from .launching import run, whole_state
+from .states import pool_row, tokens_of
+from .tokens import any_layout, finite, number, row
+
+__all__ = ["decode"]
+
+
+def decode(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `output_normalized_ttt`."""
+    return run(decode_output_normalized_ttt, call, whole_state, inputs=INPUTS, states=("S",))[0]
+
+
+INPUTS = ("q", "k", "v", "gamma")
+SHORTEST = tl.constexpr(1e-6)  # as in the op's reference
+
+
+@triton.jit(**any_layout(INPUTS))
+def decode_output_normalized_ttt(
+    q, q_token, q_head, Q_GROUP: tl.constexpr,
+    k, k_token, k_head, K_GROUP: tl.constexpr,
+    v, v_token, v_head, V_GROUP: tl.constexpr,
+    gamma, gamma_token, gamma_head, GAMMA_GROUP: tl.constexpr,
+    o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """x, x_token, x_head, X_GROUP: see `strides`."""
+    n = tl.program_id(0) // HV
+    head = tl.program_id(0) % HV
+    index, held = pool_row(state_indices, n, P)
+    channel, column = tl.arange(0, BK), tl.arange(0, BV)
+    is_channel, is_column = channel < K, column < V
+    in_state = is_channel[:, None] & is_column[None, :] & held
+    state_of_head = index * S_step + head * S_head + (channel[:, None] * V + column[None, :])
+    state = tl.load(S + state_of_head, mask=in_state, other=0, eviction_policy="evict_first")
+
+    first, count = tokens_of(cu_seqlens, n, T)
+    for t in range(count):
+        token = first + t
+        # All loads come before any use, so that their latencies overlap.
+        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        step = finite(number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
+
+        key, query, value = finite(key), finite(query), finite(value)
+        z = tl.sum(state * key[:, None], 0)
+        read = tl.sum(state * query[:, None], 0)
+        square = tl.sum(z * z, 0)
+        short = square < SHORTEST * SHORTEST  # no direction: the delta rule's step
+        inverse = tl.rsqrt(tl.where(short, 1.0, square))
+        along = tl.where(short, 1.0, tl.sum(z * value, 0) * inverse * inverse * inverse)
+        written = step * (inverse * value - along * z)
+        # S_t^T q = S^T q + (k . q) written: both sums over the state read S, none waits for the other.
+        answer = read + tl.sum(key * query, 0) * written
+        state += key[:, None] * written[None, :]
+        tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
+
+    tl.store(new_S + state_of_head, state, mask=in_state, eviction_policy="evict_first")

@@ -1,0 +1,93 @@
+"""The recurrent kernel of Palimpsa: the posterior is updated and read at once.
+
+Nothing but the read-out's sum over key channels joins the elements, so a program owns a tile [K, BV] of M and J.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import RecurrentCall
+from .launching import columns, run
+from .states import pool_row, tokens_of
+from .tokens import any_layout, finite, log_decay, number, row
+
+__all__ = ["decode", "decode_posterior"]
+
+# Columns of a program's tile and its warps, by the key channels (rounded up to a power of two): at most 32 numbers of each state
+# per thread.
+CHOICES = {64: (32, 2), 128: (32, 4), 256: (32, 8)}
+
+
+def decode(call: RecurrentCall, *, with_variance: bool = False) -> Tensor | tuple[Tensor, ...]:
+    """o [B, T, HV, V] of `palimpsa`."""
+    prior = call.inputs["prior"]
+    found = run(
+        decode_palimpsa, call, partial(columns, choices=CHOICES), inputs=INPUTS, states=("M", "J"),
+        outputs=(True, with_variance), parameters=(prior, prior.stride(0)), numbers=(float(call.options["scale"]),),
+    )  # fmt: skip
+    return found if with_variance else found[0]
+
+
+def decode_posterior(call: RecurrentCall) -> Tensor | tuple[Tensor, ...]:
+    """o and the variance of `palimpsa_posterior`, each [B, T, HV, V]."""
+    return decode(call, with_variance=True)
+
+
+INPUTS = ("q", "k", "v", "beta", "g")
+
+
+@triton.jit(**any_layout(INPUTS, "prior", "variance", numbers=("prior_step",)))
+def decode_palimpsa(
+    q, q_token, q_head, Q_GROUP: tl.constexpr,
+    k, k_token, k_head, K_GROUP: tl.constexpr,
+    v, v_token, v_head, V_GROUP: tl.constexpr,
+    beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
+    g, g_token, g_head, G_GROUP: tl.constexpr,
+    prior, prior_step, o, variance, M, new_M, M_step, M_head, J, new_J, J_step, J_head,
+    state_indices, P, cu_seqlens, T, scale,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """x, x_token, x_head, X_GROUP: see `strides`."""
+    TILES: tl.constexpr = (V + BV - 1) // BV
+    tile = tl.program_id(0) % TILES
+    place = tl.program_id(0) // TILES  # of the sequence and the head
+    n = place // HV
+    head = place % HV
+    index, held = pool_row(state_indices, n, P)
+    channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
+    is_channel, is_column = channel < K, column < V
+
+    in_state = is_channel[:, None] & is_column[None, :] & held
+    inside = channel[:, None] * V + column[None, :]
+    M_of_head, J_of_head = index * M_step + head * M_head + inside, index * J_step + head * J_head + inside
+    mean = tl.load(M + M_of_head, mask=in_state, other=0, eviction_policy="evict_first")
+    importance = tl.load(J + J_of_head, mask=in_state, other=0, eviction_policy="evict_first")
+    p = tl.load(prior + head * prior_step)
+
+    first, count = tokens_of(cu_seqlens, n, T)
+    for t in range(count):
+        token = first + t
+        # All loads come before any use, so that their latencies overlap.
+        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        written = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        gain = row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
+        decay = log_decay(number(g, token, g_token, head, g_head, G_GROUP))
+
+        key, query, written, gain = finite(key), finite(query) * scale, finite(written), finite(gain)
+        mean = decay * mean + key[:, None] * written[None, :]
+        importance = decay * importance + (key * key)[:, None] * gain[None, :]
+        weights = query[:, None] / (importance + p)
+        place_of_token = (token * HV + head) * V + column
+        tl.store(o + place_of_token, tl.where(held, tl.sum(weights * mean, 0), 0.0), mask=is_column)
+        if variance is not None:
+            spread = tl.sum(weights * query[:, None], 0)
+            tl.store(variance + place_of_token, tl.where(held, spread, 0.0), mask=is_column)
+
+    tl.store(new_M + M_of_head, mean, mask=in_state, eviction_policy="evict_first")
+    tl.store(new_J + J_of_head, importance, mask=in_state, eviction_policy="evict_first")

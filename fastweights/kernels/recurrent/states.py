@@ -1,0 +1,69 @@
+"""The states of recurrent kernels: one per sequence, or rows of a pool."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..packing import sequence_edges
+from . import RecurrentCall
+
+__all__ = ["PlacedState", "pool_row", "tokens_of"]
+
+
+class PlacedState:
+    """A state as a kernel takes it: where it is read and written, and the strides from row to row and from head to head."""
+
+    def __init__(self, state: Tensor, new_state: Tensor | None) -> None:
+        self.wanted = state if new_state is None else new_state
+        if new_state is None:  # in place
+            self.source = self.target = state if heads_are_dense(state) else state.contiguous()
+        else:
+            self.source = state.contiguous()
+            self.target = self.wanted if self.wanted.is_contiguous() else torch.empty(state.shape, device=state.device)
+
+    @classmethod
+    def of(cls, call: RecurrentCall, name: str) -> PlacedState:
+        return cls(call.states[name], None if call.new_states is None else call.new_states[name])
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, int, int]:
+        row, head = self.source.stride()[:2]
+        return self.source, self.target, row, head
+
+    def finish(self) -> None:
+        """After the launch: a state of a layout that the kernel does not write receives the numbers."""
+        if self.target is not self.wanted:
+            self.wanted.copy_(self.target)
+
+
+def heads_are_dense(state: Tensor) -> bool:
+    """Whether the numbers of each head are contiguous; rows and heads may lie anywhere."""
+    step = 1
+    for size, stride in zip(reversed(state.shape[2:]), reversed(state.stride()[2:])):
+        if stride != step and size > 1:
+            return False
+        step *= size
+    return True
+
+
+@triton.jit
+def pool_row(state_indices, n, P):
+    """The row of sequence n in the pool of P rows, and whether it has one: none for a negative index."""
+    index = n.to(tl.int64) if state_indices is None else tl.load(state_indices + n).to(tl.int64)
+    return index, (index >= 0) & (index < P)
+
+
+@triton.jit
+def tokens_of(cu_seqlens, n, T):
+    """First token of sequence n (int64) and its number of tokens."""
+    if cu_seqlens is None:
+        first = n.to(tl.int64) * T
+        count = T
+    else:
+        start, stop = sequence_edges(cu_seqlens, n, T)
+        first = start.to(tl.int64)
+        count = stop - start
+    return first, count

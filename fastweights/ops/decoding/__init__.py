@@ -1,0 +1,15 @@
+"""Decoding: ops that read a few tokens per sequence and update their state in place."""
+
+from .delta_rules import delta_rule_, linear_attention_, preconditioned_delta_rule_
+from .palimpsa import palimpsa_, palimpsa_posterior_
+from .slots import lattice_, output_normalized_ttt_
+
+__all__ = [
+    "delta_rule_",
+    "lattice_",
+    "linear_attention_",
+    "output_normalized_ttt_",
+    "palimpsa_",
+    "palimpsa_posterior_",
+    "preconditioned_delta_rule_",
+]

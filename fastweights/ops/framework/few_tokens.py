@@ -1,0 +1,68 @@
+"""Calls of a few tokens without gradients: one recurrent kernel reads them one after another, in the place of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels.availability import takes_kernels
+from ...kernels.recurrent import RecurrentCall
+from .checks import Sizes, as_tuple, first_state
+from .spec import OpSpec
+
+__all__ = ["needs_gradient", "recurrent"]
+
+
+class recurrent:
+    """The recurrent kernel of an op, which may have one without kernels for long sequences. load() imports `decode` of a file of
+    kernels.recurrent: nothing of triton is imported before the first launch."""
+
+    def __init__(self, load: Callable[[], Callable[[RecurrentCall], Any]]) -> None:
+        self.load = load
+
+    @cached_property
+    def decode(self) -> Callable[[RecurrentCall], Any]:
+        return self.load()
+
+    def bind(self, spec: OpSpec) -> None:
+        self.spec = spec
+
+    def serves(self, backend: str, x: Tensor) -> bool:
+        """Whether it runs for a few tokens like x that need no gradient."""
+        return backend in ("auto", "triton") and not torch.compiler.is_compiling() and takes_kernels(backend, x)
+
+    def run(self, x: Any, sizes: Sizes) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The outputs and the final states of checked `Arguments`. Given states are kept."""
+        like, cu_seqlens = next(iter(x.inputs.values())), x.cu_seqlens
+        before: dict[str, Tensor] = {}
+        after: dict[str, Tensor] = {}
+        for name, given in x.states.items():
+            if given is None:  # the first state is updated in place
+                count = sizes.B if cu_seqlens is None else len(cu_seqlens) - 1
+                before[name] = after[name] = first_state(self.spec, name, sizes, count, like).contiguous()
+            else:
+                before[name], after[name] = given, given.new_empty(given.shape)
+        outputs = self.decode(RecurrentCall(x.inputs, before, x.options, after, on_device(cu_seqlens, like)))
+        return as_tuple(outputs), tuple(after.values())
+
+    def update(
+        self, inputs: Mapping[str, Any], states: Mapping[str, Tensor], options: Mapping[str, Any],
+        cu_seqlens: Tensor | None, state_indices: Tensor | None,
+    ) -> Any:  # fmt: skip
+        """The outputs; the states are overwritten."""
+        like = next(iter(inputs.values()))
+        return self.decode(RecurrentCall(inputs, states, options, None, on_device(cu_seqlens, like), state_indices))
+
+
+def on_device(cu_seqlens: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if cu_seqlens is None else cu_seqlens.to(like.device, non_blocking=True)
+
+
+def needs_gradient(*named: Mapping[str, Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for tensors in named for x in tensors.values()
+    )
