@@ -17,7 +17,10 @@ from fastweights.kernels.availability import INTERPRETED
 from fastweights.testing import CASES, OpCase, OpInputs
 from tests.contract.compare import values_and_gradients
 
-KERNEL_OPS = (ops.linear_attention, ops.delta_rule, ops.preconditioned_delta_rule, ops.precondition_keys)
+KERNEL_OPS = (
+    ops.linear_attention, ops.delta_rule, ops.preconditioned_delta_rule, ops.precondition_keys, ops.palimpsa,
+    ops.palimpsa_posterior,
+)  # fmt: skip
 
 
 def has_kernels(case: OpCase) -> bool:
@@ -28,7 +31,13 @@ def has_kernels(case: OpCase) -> bool:
 
 KERNEL_CASES = {name: case for name, case in CASES.items() if has_kernels(case)}
 # One of each kind, for what does not depend on the form.
-SOME = ["linear_attention-none", "delta_rule-head-write", "preconditioned_delta_rule-channel", "precondition_keys"]
+SOME = [
+    "linear_attention-none",
+    "delta_rule-head-write",
+    "preconditioned_delta_rule-channel",
+    "precondition_keys",
+    "palimpsa",
+]
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 some_cases = pytest.mark.parametrize("case", [KERNEL_CASES[name] for name in SOME], ids=SOME)
@@ -71,11 +80,11 @@ def exact(
 
 
 def draw_states(case: OpCase, inputs: OpInputs, count: int) -> tuple[Tensor, ...]:
-    """float32 states that `count` sequences may be in: S of any numbers, A of positive ones."""
+    """float32 states that `count` sequences may be in: S and M of any numbers, A and J of positive ones."""
     generator = torch.Generator().manual_seed(7)
     key = inputs.tokens["k"].shape[3]
     v = inputs.tokens.get("v")
     heads = next(iter(inputs.parameters.values())).numel() if v is None else v.shape[2]
     S = torch.randn(count, heads, key, 1 if v is None else v.shape[3], generator=generator)
-    found = {"S": S, "A": S[..., 0].abs()}
+    found = {"S": S, "A": S[..., 0].abs(), "M": S, "J": S.square()}
     return tuple(found[name].to(DEVICE) for name in case.states)

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
@@ -22,6 +23,12 @@ def recurrent_kernel(with_variance: bool) -> Callable[..., Any]:
     from ...kernels.recurrent import palimpsa as kernel
 
     return kernel.decode_posterior if with_variance else kernel.decode
+
+
+def posterior_kernels(variance: bool) -> KernelFamily:
+    from ...kernels.posterior.memory import MEAN, MEAN_AND_VARIANCE, PosteriorInputs
+
+    return KernelFamily(MEAN_AND_VARIANCE if variance else MEAN, PosteriorInputs, {"scale": 1.0})
 
 
 OF_MEAN, OF_IMPORTANCE = ("k", "v", "g", "M"), ("k", "beta", "g", "J")
@@ -40,6 +47,7 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(partial(reference, variance=False)),
         "torch": chunkwise(partial(chunked, variance=False)),
+        "triton": kernels(partial(posterior_kernels, variance=False)),
     },
     recurrent=recurrent(partial(recurrent_kernel, False)),
     cases={"": Case()},
@@ -52,6 +60,7 @@ POSTERIOR_SPEC = replace(
     backends={
         "reference": sequential(partial(reference, variance=True)),
         "torch": chunkwise(partial(chunked, variance=True)),
+        "triton": kernels(partial(posterior_kernels, variance=True)),
     },
     recurrent=recurrent(partial(recurrent_kernel, True)),
     equation="as palimpsa; variance = (1 / (J + prior))^T q^2",
@@ -95,7 +104,8 @@ def palimpsa(
             number of packed sequences.
         output_final_state: whether to return (M, J) after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; not in float64) or "auto":
+            kernels on CUDA where triton is installed, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and (M, J) in float32 (float64 for float64 inputs) or None.

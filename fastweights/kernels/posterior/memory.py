@@ -1,0 +1,183 @@
+"""Palimpsa by kernels: the launches of a forward and of a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from ..chunk.state import combine_segments
+from ..chunk.tiles import padded
+from ..packing import CHUNK, record_tables
+from ..runtime.launch_plan import Recorder, Rule
+from ..runtime.workspace import TensorSpec
+from .gradients import posterior_gradients, sum_tiles
+from .read import read_posterior, segment_gradients
+from .sizes import PosteriorInputs, PosteriorSizes
+from .state import posterior_state
+
+__all__ = ["MEAN", "MEAN_AND_VARIANCE", "PosteriorInputs"]
+
+SUM_BLOCK = 1024
+STEP = 2  # every second state of a chunk goes into the backward's workspace
+
+
+class Segments(NamedTuple):
+    """Where sequences are cut: a state per segment, M and J [P, HV, K, V], and the segments' log decays [P, HV, K]. The tables of
+    chunks and segments. None where there is none."""
+
+    states: tuple[TensorSpec, ...] = ()
+    transition: TensorSpec | None = None
+    chunk_table: TensorSpec | None = None
+    table: TensorSpec | None = None
+
+
+def shapes(
+    variance: bool, x: PosteriorInputs, device: torch.device, final: bool
+) -> tuple[tuple[TensorSpec | None, ...], tuple[()]]:
+    """o, the variance where it is asked for, the final M and J (None unless `final`). A backward needs the inputs alone."""
+    sizes = PosteriorSizes(x)
+    outputs = [sizes.per_token(sizes.HV, sizes.V, dtype=x.v.dtype) for _ in range(2 if variance else 1)]
+    states = [sizes.state(sizes.N) if final else None for _ in range(2)]
+    return (*outputs, *states), ()
+
+
+def record_segments(recorder: Recorder, x: PosteriorInputs, sizes: PosteriorSizes) -> Segments:
+    """The tables, and the states that segments start from: in parallel what each adds, then one sum over the segments."""
+    found = Segments()
+    if sizes.packed or sizes.segment is not None:
+        chunks = sizes.empty(sizes.M, 2, dtype=torch.int32) if sizes.packed else None
+        found = Segments(chunk_table=chunks, table=sizes.empty(sizes.P, 5, dtype=torch.int32))
+        record_tables(recorder, x.cu_seqlens, chunks, found.table, sizes.T, sizes.segment_tokens)
+    if sizes.segment is not None:
+        transition = sizes.empty(sizes.P, sizes.HV, sizes.K, dtype=torch.float32)
+        found = found._replace(states=(sizes.state(sizes.P), sizes.state(sizes.P)), transition=transition)
+        record_states(recorder, x, sizes, found, (None, None), found.states, summary=True)
+        for added, begin in zip(found.states, (x.M, x.J)):
+            join_segments(recorder, x, sizes, found, added, begin, back=False)
+    return found
+
+
+def forward(
+    variance: bool, recorder: Recorder, x: PosteriorInputs, device: torch.device, options: tuple[float, ...], final: bool
+) -> tuple[tuple[TensorSpec | None, ...], tuple[()]]:  # fmt: skip
+    (scale,) = options
+    sizes = PosteriorSizes(x)
+    outputs, saved = shapes(variance, x, device, final)
+    segments = record_segments(recorder, x, sizes)
+    start = segments.states or (x.M, x.J)
+    started = start[0] is not None
+    tile = sizes.read_tile
+    recorder.launch(
+        read_posterior, (-(-sizes.V // tile.BV) * sizes.P, sizes.HV),
+        x.q, x.k, x.v, x.beta, x.g, x.prior, *(start if started else (x.prior, x.prior)), outputs[0],
+        outputs[1] if variance else None, *outputs[-2:], segments.table, sizes.T, int(started), scale, sizes.H, sizes.HV,
+        **sizes.heads(x), **tile.options, ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
+        num_warps=1, maxnreg=min(255, 65536 // (32 * tile.programs) // 8 * 8),
+    )  # fmt: skip
+    return outputs, saved
+
+
+def record_states(
+    recorder: Recorder, x: PosteriorInputs, sizes: PosteriorSizes, segments: Segments, start: Sequence[Any],
+    out: Sequence[TensorSpec], summary: bool,
+) -> None:  # fmt: skip
+    """The states at the chunks' starts from those at the segments' starts; with `summary` what every segment adds to them."""
+    width = min(32 if sizes.dtype == torch.bfloat16 else 16, padded(sizes.V))
+    recorder.launch(
+        posterior_state, (-(-sizes.V // width) * sizes.P, sizes.HV),
+        x.k, x.v, x.beta, x.g, *start, *out, segments.transition, segments.table, sizes.T, sizes.H, sizes.HV,
+        **sizes.heads(x), PK=padded(sizes.K), BV=width, STARTED=start[0] is not None, SUMMARY=summary,
+        PRECISION=sizes.precision, num_warps=4,
+    )  # fmt: skip
+
+
+def join_segments(
+    recorder: Recorder, x: PosteriorInputs, sizes: PosteriorSizes, segments: Segments, added: TensorSpec,
+    begin: TensorSpec | None, back: bool,
+) -> None:  # fmt: skip
+    """Turn `added` into the state that each segment starts from (back: into the gradient of that at its end)."""
+    width = min(32, padded(sizes.V))
+    recorder.launch(
+        combine_segments, (-(-sizes.V // width) * sizes.N, sizes.HV),
+        begin, added, segments.transition, x.cu_seqlens, sizes.T, sizes.segment_tokens, sizes.HV, K=sizes.K,
+        PK=padded(sizes.K), BK=padded(sizes.K), V=sizes.V, BV=width, DELTA=False, BACK=back, BEGUN=begin is not None,
+        PRECISION=sizes.precision, num_warps=4,
+    )  # fmt: skip
+
+
+def backward(
+    variance: bool, recorder: Recorder, x: PosteriorInputs, device: torch.device, options: tuple[float, ...],
+    saved: tuple[()], output_grads: Sequence[Any], state_grads: bool,
+) -> PosteriorInputs:  # fmt: skip
+    (scale,) = options
+    sizes = PosteriorSizes(x, back=True)
+    segments = record_segments(recorder, x, sizes)
+    do, *rest = output_grads
+    dw, end = rest[0] if variance else None, tuple(rest[-2:])
+    heads, float32 = sizes.heads(x), torch.float32
+    start = segments.states or (x.M, x.J)
+    chunk_states = [sizes.state(sizes.M, sizes.state_dtype) for _ in range(2)]
+    record_states(recorder, x, sizes, segments, start, chunk_states, summary=False)
+    if sizes.segment is not None:
+        added = [sizes.state(sizes.P) for _ in range(2)]
+        tile = sizes.segment_grad_tile
+        recorder.launch(
+            segment_gradients, (-(-sizes.V // tile.BV) * sizes.P, sizes.HV),
+            x.q, x.k, x.v, x.beta, x.g, x.prior, *start, do, dw, *added, segments.table, sizes.T, scale, sizes.H,
+            sizes.HV, **heads, **tile.options, VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
+        )  # fmt: skip
+        for x_added, begin in zip(added, end):
+            join_segments(recorder, x, sizes, segments, x_added, begin, back=True)
+        end = tuple(added)
+
+    tile = sizes.grad_tile
+    v_tiles, k_tiles = -(-sizes.V // tile.BV), -(-sizes.K // (tile.P * tile.PARTS))
+    programs = v_tiles * k_tiles * sizes.P
+    slots = programs * sizes.HV * (CHUNK // STEP + 1)
+    scratch = [sizes.empty(slots, tile.P * tile.PARTS * tile.BV, dtype=sizes.state_dtype) for _ in range(2)]
+    per_token = sizes.B * sizes.T * sizes.HV
+    dq, dk = (sizes.per_token(sizes.HV, sizes.K) for _ in range(2))
+    dv, dbeta = (sizes.per_token(sizes.HV, sizes.V, dtype=y.dtype) for y in (x.v, x.beta))
+    dg, dprior = sizes.per_token(sizes.HV, dtype=x.g.dtype), sizes.empty(sizes.HV, dtype=x.prior.dtype)
+    parts = {
+        "dq": of_tiles(sizes, v_tiles, dq), "dk": of_tiles(sizes, v_tiles, dk),
+        "dv": of_tiles(sizes, k_tiles, dv), "dbeta": of_tiles(sizes, k_tiles, dbeta),
+        "dg": sizes.empty(v_tiles * k_tiles, per_token, dtype=float32),
+        "dprior": sizes.empty(programs, sizes.HV, dtype=float32),
+    }  # fmt: skip
+    wanted = state_grads and x.M is not None
+    first = [sizes.state(sizes.N) if wanted else None for _ in range(2)]
+    ended = [x.prior if y is None else y for y in end]
+    recorder.launch(
+        posterior_gradients, (programs, sizes.HV),
+        x.q, x.k, x.v, x.beta, x.g, x.prior, *chunk_states, do, dw, *ended, *scratch, *parts.values(), *first,
+        segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.H, sizes.HV, **heads, **tile.options, STEP=STEP,
+        GIVEN_M=end[0] is not None, GIVEN_J=end[1] is not None, ENDED=wanted, VARIANCE=dw is not None,
+        PRECISION=sizes.precision, num_warps=1,
+    )  # fmt: skip
+    grads = {"dq": dq, "dk": dk, "dv": dv, "dbeta": dbeta, "dg": dg, "dprior": dprior}
+    for name, out in grads.items():
+        if parts[name] is not out:
+            count = prod(out.shape)
+            recorder.launch(
+                sum_tiles, (-(-count // SUM_BLOCK),), parts[name], out, count, prod(parts[name].shape) // max(1, count),
+                BLOCK=SUM_BLOCK, num_warps=4,
+            )  # fmt: skip
+    return PosteriorInputs(dq, dk, dv, dbeta, dg, dprior, *first)
+
+
+def of_tiles(sizes: PosteriorSizes, tiles: int, out: TensorSpec) -> TensorSpec:
+    """Where every tile leaves its part of a gradient: in the gradient itself where there is one tile."""
+    return out if tiles == 1 else TensorSpec((tiles, *out.shape), sizes.state_dtype)
+
+
+def rule(variance: bool) -> Rule:
+    return Rule(partial(shapes, variance), partial(forward, variance), partial(backward, variance))
+
+
+# Inputs: PosteriorInputs. Options: scale. Outputs: o, (the variance,) M, J.
+MEAN, MEAN_AND_VARIANCE = rule(variance=False), rule(variance=True)
