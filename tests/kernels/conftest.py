@@ -11,10 +11,10 @@ from fastweights.kernels.availability import HAS_TRITON
 from fastweights.testing import OpCase
 from tests.ops.kernel_launches import plans_anew
 
-from .cases import KERNEL_CASES
+from .cases import KERNEL_CASES, SLOW
 
 
-@pytest.fixture(params=KERNEL_CASES)
+@pytest.fixture(params=[pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in KERNEL_CASES])
 def case(request: pytest.FixtureRequest) -> OpCase:
     return KERNEL_CASES[request.param]
 
@@ -23,6 +23,7 @@ def case(request: pytest.FixtureRequest) -> OpCase:
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sequences are cut into segments of one chunk, as only long ones are otherwise."""
     if HAS_TRITON:
-        monkeypatch.setattr("fastweights.kernels.chunk.sizes.MIN_SEGMENT_CHUNKS", 1)
+        for family in ("chunk", "posterior"):
+            monkeypatch.setattr(f"fastweights.kernels.{family}.sizes.MIN_SEGMENT_CHUNKS", 1)
     with plans_anew() if HAS_TRITON else nullcontext():
         yield

@@ -26,17 +26,16 @@ STEP = 2  # every second state of a chunk goes into the backward's workspace
 
 
 class Segments(NamedTuple):
-    """Where sequences are cut: a state per segment, M and J [P, HV, K, V], and the segments' log decays [P, HV, K]. The tables of
-    chunks and segments. None where there is none."""
+    """Where sequences are cut: a state per segment, M and J [P, HV, K, V], and the segments' log decays [P, HV, K]; the table
+    of segments. None where there is none."""
 
     states: tuple[TensorSpec, ...] = ()
     transition: TensorSpec | None = None
-    chunk_table: TensorSpec | None = None
     table: TensorSpec | None = None
 
 
 def shapes(
-    variance: bool, x: PosteriorInputs, device: torch.device, final: bool
+    variance: bool, x: PosteriorInputs, device: torch.device, options: tuple[float, ...], final: bool
 ) -> tuple[tuple[TensorSpec | None, ...], tuple[()]]:
     """o, the variance where it is asked for, the final M and J (None unless `final`). A backward needs the inputs alone."""
     sizes = PosteriorSizes(x)
@@ -50,8 +49,9 @@ def record_segments(recorder: Recorder, x: PosteriorInputs, sizes: PosteriorSize
     found = Segments()
     if sizes.packed or sizes.segment is not None:
         chunks = sizes.empty(sizes.M, 2, dtype=torch.int32) if sizes.packed else None
-        found = Segments(chunk_table=chunks, table=sizes.empty(sizes.P, 5, dtype=torch.int32))
-        record_tables(recorder, x.cu_seqlens, chunks, found.table, sizes.T, sizes.segment_tokens)
+        table = sizes.empty(sizes.P, 5, dtype=torch.int32)
+        record_tables(recorder, x.cu_seqlens, chunks, table, sizes.T, sizes.segment_tokens)
+        found = Segments(table=table)
     if sizes.segment is not None:
         transition = sizes.empty(sizes.P, sizes.HV, sizes.K, dtype=torch.float32)
         found = found._replace(states=(sizes.state(sizes.P), sizes.state(sizes.P)), transition=transition)
@@ -66,7 +66,7 @@ def forward(
 ) -> tuple[tuple[TensorSpec | None, ...], tuple[()]]:  # fmt: skip
     (scale,) = options
     sizes = PosteriorSizes(x)
-    outputs, saved = shapes(variance, x, device, final)
+    outputs, saved = shapes(variance, x, device, options, final)
     segments = record_segments(recorder, x, sizes)
     start = segments.states or (x.M, x.J)
     started = start[0] is not None

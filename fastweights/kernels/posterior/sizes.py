@@ -61,7 +61,7 @@ def tile_of(K: int, V: int, keys: int, elements: int) -> Tile:
     """A tile of at most about so many key channels, and of so many elements of M and J where it has more than 4 columns."""
     P = min(16, padded(K, 1))
     parts = -(-K // P)
-    parts = -(-parts // -(-parts * P // keys))
+    parts = -(-parts // -(-K // keys))
     BV = min(16, padded(V, 4))
     while BV > 4 and P * parts * BV > elements:
         BV //= 2

@@ -19,12 +19,13 @@ from ..math import clamped, or_nan
 def load_tile(
     x, state, first_key, column, given, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr
 ):
-    """Tile of the state number `state` of x [.., K, V], in float32; zeros where the state is not `given`."""
+    """Tile of the state number `state` of x [.., K, V], in float32, infinities as NaN; zeros where the state is not `given`."""
     tile = ()
     for part in tl.static_range(PARTS):
         c = first_key + part * P + tl.arange(0, P)
         inside = (c < K)[:, None] & (column < V)[None, :] & given
-        tile = tile + (tl.load(x + state * (K * V) + c[:, None] * V + column[None, :], inside, 0.0).to(tl.float32),)
+        loaded = tl.load(x + state * (K * V) + c[:, None] * V + column[None, :], inside, 0.0)
+        tile = tile + (or_nan(loaded.to(tl.float32)),)
     return tile
 
 
@@ -73,7 +74,7 @@ def load_token(
     live = (column < V) & here
     value = tl.load(v + (t * HV + head) * V + column, live, 0.0).to(tl.float32)
     gain = tl.load(beta + (t * (HV // HEADS_BETA) + head // HEADS_BETA) * V + column, live, 0.0).to(tl.float32)
-    return key, value, gain, a
+    return key, value, or_nan(gain), a  # an infinite importance would read as zero
 
 
 @triton.jit

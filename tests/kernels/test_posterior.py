@@ -1,0 +1,63 @@
+"""Palimpsa's kernels against the reference, in little time; the slow set has them in all that the other files test."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastweights import ops
+from tests.contract.compare import assert_close, relative_error, values_and_gradients
+
+from .cases import KERNEL_CASES, draw_states, exact, small
+
+pytestmark = pytest.mark.kernels
+CLOSE = 1e-5
+
+
+@pytest.mark.parametrize(("name", "started"), [("palimpsa", False), ("palimpsa_posterior", True)])
+def test_values_and_gradients(name: str, started: bool) -> None:
+    """Two value heads per key head, two parts of key channels, columns that fill no tile, an odd number of tokens."""
+    case = KERNEL_CASES[name]
+    inputs = small(case, 7, heads=1, value_heads=2, key=20, value=18)
+    states = draw_states(case, inputs, 1) if started else None
+    got, wanted = values_and_gradients(case, inputs, states, backend="triton"), exact(case, inputs, states)
+    assert_close(got[0], wanted[0], CLOSE)
+    assert_close(got[1], wanted[1], CLOSE)
+
+
+def test_several_chunks_and_sequences() -> None:
+    case, edges = KERNEL_CASES["palimpsa"], torch.tensor([0, 66, 66, 69])
+    inputs = small(case, 69, key=4, value=4)
+    states = draw_states(case, inputs, 3)
+    got = values_and_gradients(case, inputs, states, backend="triton", cu_seqlens=edges)
+    wanted = exact(case, inputs, states, cu_seqlens=edges)
+    assert_close(got[0], wanted[0], CLOSE)
+    assert_close(got[1], wanted[1], CLOSE)
+
+
+def test_segments_side_by_side(short_segments: None) -> None:
+    """Forwards and backwards, with a gradient of the final state."""
+    case = KERNEL_CASES["palimpsa"]
+    inputs = small(case, 67, key=4, value=4)
+    got, wanted = values_and_gradients(case, inputs, backend="triton"), exact(case, inputs)
+    assert_close(got[0], wanted[0], CLOSE)
+    assert_close(got[1], wanted[1], CLOSE)
+
+
+def test_key_channels_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide heads are differentiated by tiles of key channels as well, whose gradients of v and beta are added up."""
+    monkeypatch.setattr("fastweights.kernels.posterior.sizes.GRAD_KEYS", 16)
+    case = KERNEL_CASES["palimpsa"]
+    inputs = small(case, 3, key=33, value=5)
+    _, got = values_and_gradients(case, inputs, backend="triton")
+    assert_close(got, exact(case, inputs)[1], CLOSE)
+
+
+def test_importance_beside_a_large_prior() -> None:
+    """float32 keeps a small importance."""
+    tokens = small(KERNEL_CASES["palimpsa"], 5).tokens
+    _, state = ops.palimpsa(**tokens, prior=1e3, output_final_state=True, backend="triton")
+    wide = {name: x.double() for name, x in tokens.items()}
+    _, exact_state = ops.palimpsa(**wide, prior=1e3, output_final_state=True, backend="reference")
+    assert state is not None and exact_state is not None
+    assert relative_error(state[1], exact_state[1]) < 1e-6
