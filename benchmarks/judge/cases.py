@@ -1,7 +1,8 @@
 """The ops that are judged: fresh random inputs, our call, and what the computation costs at least.
 
 Sizes: B batch, T time, H heads, K key channels, V value channels, HV value heads. Costs are those of docs/rules.md
-(multiply-adds a token and head of the chunkwise form, chunks of 64), the backward counted as twice the forward.
+(multiply-adds a token and head of the chunkwise form, chunks of 64), the backward counted as twice the forward. Where a rule
+takes elementwise steps that no matrix product does, it costs float32 operations per element of the state and token.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from fastweights import ops
 from fastweights.ops.framework.spec import spec_of
+
+from .timing import Ceilings
 
 
 class Sizes(NamedTuple):
@@ -43,13 +46,15 @@ class Sizes(NamedTuple):
 @dataclass(frozen=True)
 class Case:
     """One op in one form. inputs: kind of every tensor by argument name; states: shape of every state after [N, heads];
-    constants: other arguments; macs: multiply-adds a token and head, None where only decoding is judged."""
+    constants: other arguments; macs: multiply-adds a token and head, None where it does without products; elementwise: float32
+    operations of a forward per element and token."""
 
     op: Callable[..., tuple[Tensor, Any]]
     inputs: Mapping[str, str]
     macs: Callable[[int, int], float] | None
     states: Mapping[str, str] = field(default_factory=lambda: {"S": "KV"})
     constants: Mapping[str, Any] = field(default_factory=dict)
+    elementwise: float = 0.0
 
     def draw(self, sizes: Sizes, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:
         generator = torch.Generator(device).manual_seed(seed)
@@ -68,6 +73,8 @@ class Case:
                 x = x.square() * 4 / sizes.K
             elif shape == "KK":
                 x = x @ x.mT / sizes.K
+            elif name == "J":
+                x = x.square() / sizes.K
             states[name] = x.requires_grad_()
         return states
 
@@ -80,10 +87,11 @@ class Case:
         o = inputs["v"].numel() * inputs["v"].element_size()
         return 3 * read + 2 * o if backward else read + o
 
-    def operations(self, sizes: Sizes, backward: bool) -> float:
-        assert self.macs is not None
-        forward = 2 * self.macs(sizes.K, sizes.V) * sizes.B * sizes.T * sizes.heads
-        return 3 * forward if backward else forward
+    def seconds(self, sizes: Sizes, backward: bool, ceilings: Ceilings) -> float:
+        """What the operations take at least."""
+        tokens = sizes.B * sizes.T * sizes.heads * (3 if backward else 1)
+        products = 0.0 if self.macs is None else 2 * self.macs(sizes.K, sizes.V) / ceilings.rate
+        return tokens * (products + self.elementwise * sizes.K * sizes.V / ceilings.float32)
 
 
 class Draw(NamedTuple):
@@ -146,7 +154,7 @@ KINDS: dict[str, Callable[[Draw], Tensor]] = {
 }  # fmt: skip
 
 
-def declared(op: Callable[..., Any], form: str, **constants: Any) -> Case:
+def declared(op: Callable[..., Any], form: str, elementwise: float = 0.0, **constants: Any) -> Case:
     """The op in a form that its declaration lists: its inputs, states and cost."""
     spec = spec_of(op)
     given = spec.cases[form].given
@@ -156,7 +164,7 @@ def declared(op: Callable[..., Any], form: str, **constants: Any) -> Case:
         if name in given or not getattr(role, "optional", False)
     }
     states = {name: state.dims.removeprefix("G") for name, state in spec.states.items()}
-    return Case(op, inputs, spec.macs, states, constants)
+    return Case(op, inputs, spec.macs, states, constants, elementwise)
 
 
 CASES: dict[str, Case] = {
@@ -170,11 +178,11 @@ CASES: dict[str, Case] = {
     "pgdn": declared(ops.preconditioned_delta_rule, "head"),
     "pkda": declared(ops.preconditioned_delta_rule, "channel"),
     "mesa": declared(ops.mesa, "", iterations=30, scale=1.0),
+    "palimpsa": declared(ops.palimpsa, "", elementwise=9.0),
 }
 
 # Ops whose only kernel is that of a few tokens.
 DECODE_ONLY: dict[str, Case] = {
-    "palimpsa": declared(ops.palimpsa, ""),
     **{
         f"lattice-{objective}": declared(ops.lattice, f"{objective}-decay", objective=objective)
         for objective in ("decode", "encode", "similarity")

@@ -87,9 +87,7 @@ def judge(
             for who, call in calls.items()
         }
         row[stage] = {
-            **floors(
-                case.bytes(inputs, backward) / ceilings.bandwidth, case.operations(sizes, backward) / ceilings.rate
-            ),
+            **floors(case.bytes(inputs, backward) / ceilings.bandwidth, case.seconds(sizes, backward, ceilings)),
             **times(works, repeats),
             "peak_mb": {who: peak_megabytes(work) for who, work in works.items()},
         }

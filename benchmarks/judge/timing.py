@@ -69,10 +69,12 @@ def peak_megabytes(work: Work) -> float:
 
 
 class Ceilings(NamedTuple):
-    """Measured on this device: bytes per second of a copy (read and written), operations per second of a bf16 matrix product."""
+    """Measured on this device: bytes per second of a copy (read and written), operations per second of a bf16 matrix product.
+    float32: instructions per second of all its float32 lanes, 128 per multiprocessor, at 1.755 GHz."""
 
     bandwidth: float
     rate: float
+    float32: float
 
     @classmethod
     def measure(cls) -> Ceilings:
@@ -80,4 +82,7 @@ class Ceilings(NamedTuple):
         target = torch.empty_like(source)
         a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
         found = interleaved({"copy": lambda: target.copy_(source), "product": lambda: a @ a}, 10)
-        return cls(2 * len(source) / found["copy"].median * 1e3, 2 * 8192**3 / found["product"].median * 1e3)
+        lanes = 128 * torch.cuda.get_device_properties(a.device).multi_processor_count
+        return cls(
+            2 * len(source) / found["copy"].median * 1e3, 2 * 8192**3 / found["product"].median * 1e3, lanes * 1.755e9
+        )

@@ -148,7 +148,7 @@ def test_the_judge_times_no_op_that_fails_its_check(wrong: str, monkeypatch: pyt
         return o, S + 0.02 * S.detach() if wrong == "S" and S is not None else S
 
     break_op(monkeypatch, change)
-    row = measuring.judge("simple_gla", SMALL, torch.bfloat16, "auto", 1, Ceilings(1.0, 1.0), with_peers=False)
+    row = measuring.judge("simple_gla", SMALL, torch.bfloat16, "auto", 1, Ceilings(1.0, 1.0, 1.0), with_peers=False)
     if wrong == "nothing":
         assert timed == [["ours"]] * 4 and "refused" not in row
         assert row.keys() >= {"forward", "forward_backward"}

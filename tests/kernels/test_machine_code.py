@@ -39,10 +39,11 @@ def launch(
     value = width if value is None else value
     drawn = case.draw(batch=1, time=1, heads=heads, key=width, value=value, value_heads=groups * heads)
     tokens = {name: torch.zeros(1, time, *x.shape[2:], dtype=dtype) for name, x in drawn.tokens.items()}
-    inputs = OpInputs(tokens, {name: torch.zeros(heads) for name in case.parameters}).map(Tensor.requires_grad_)
+    inputs = OpInputs(tokens, {name: torch.ones(heads) for name in case.parameters}).map(Tensor.requires_grad_)
     keywords = {}
     if with_states:
-        shapes = {"S": (1, heads, width, value), "A": (1, heads, width)}
+        state = (1, heads, width, value)
+        shapes = {"S": state, "A": state[:3], "M": state, "J": state}
         states = tuple(torch.zeros(shapes[name]).requires_grad_() for name in case.states)
         keywords = {"initial_state": case.initial_state(states), "output_final_state": True}
     o, state = case.op(**inputs.arguments(), **keywords, backend="triton")
@@ -85,8 +86,11 @@ CHOSEN = [
     ("delta_rule-head-write", "bfloat16", 128, 90),
     ("preconditioned_delta_rule-channel", "bfloat16", 128, 90),
     ("delta_rule-channel", "bfloat16", 64, 80),
+    ("palimpsa", "bfloat16", 32, 90),
 ]
 MORE = [
+    ("palimpsa_posterior", "bfloat16", 128, 90),
+    ("palimpsa", "float16", 128, 80),
     ("linear_attention-head", "bfloat16", 128, 90),
     ("precondition_keys", "float16", 128, 90),
     ("delta_rule-head", "bfloat16", 64, 90),
