@@ -96,7 +96,9 @@ def test_bad_numbers_stay_with_what_depends_on_them(name: str, bad: float) -> No
         o, _ = case(with_tokens(inputs, **{token_name: broken}), backend="triton")
         kind = case.tokens[token_name]
         last = 131 if kind == "query" else 300
-        columns = slice(5, 6) if kind.startswith("value") or ("v" not in case.tokens and token_name == "k") else slice(None)
+        columns = (
+            slice(5, 6) if kind.startswith("value") or ("v" not in case.tokens and token_name == "k") else slice(None)
+        )
         reached = torch.zeros_like(o, dtype=torch.bool)
         reached[1, 130:last, 0, columns] = True
         assert o[reached].isnan().all(), token_name

@@ -152,7 +152,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Tensor]]:
 @others_slow(*SOME)
 def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list) -> None:
     """At most 16 of a row, and of packed sequences at most two each on average; the states given are kept."""
-    if case.spec.backends["triton"].family.recurrent is None:
+    if case.spec.recurrent is None:
         pytest.skip("has no kernel for a few tokens")
     inputs = small(case, 20, heads=1, value_heads=2)
     states = draw_states(case, inputs, 10)
