@@ -40,10 +40,11 @@ def decode(call: RecurrentCall) -> Tensor:
         elif written is read and tile(x["k"].shape[3], v.shape[3]).columns < v.shape[3]:
             # The programs of a head's other tiles may read A after the first tile's program has written it.
             read = read.clone()
+        read = read.contiguous()
     o, = run(
         decode_delta_rule, call, tile, inputs=INPUTS, states=("S",),
         parameters=(None, 0, 1) if center is None else (center, center.stride(0), v.shape[2] // len(center)),
-        more=[y for each in (read, written) for y in (each, *((0, 0) if each is None else each.stride()[:2]))],
+        more=(read, written, *((0, 0) if written is None else written.stride()[:2])),
         numbers=(float(options["scale"]), math.log(options.get("bound", 1.0)), float(options.get("eps", 0.0))),
         G_CHANNELS=g is not None and g.ndim == 4,
     )  # fmt: skip
@@ -56,7 +57,7 @@ INPUTS = ("q", "k", "v", "write_key", "beta", "g", "precond_g", "precond_beta")
 SHORT = ("q", "k", "v", "w", "beta", "g", "pg", "pb")  # in the kernel
 
 
-@triton.jit(**any_layout(SHORT, "center", numbers=("center_step", "A_step", "A_head", "new_A_step", "new_A_head")))
+@triton.jit(**any_layout(SHORT, "center", numbers=("center_step", "A_step", "A_head")))
 def decode_delta_rule(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -67,12 +68,12 @@ def decode_delta_rule(
     pg, pg_token, pg_head, PG_GROUP: tl.constexpr,
     pb, pb_token, pb_head, PB_GROUP: tl.constexpr,
     center, center_step, CENTER_GROUP: tl.constexpr,
-    o, S, new_S, S_step, S_head, A, A_step, A_head, new_A, new_A_step, new_A_head,
+    o, S, new_S, S_step, S_head, A, new_A, A_step, A_head,
     state_indices, P, cu_seqlens, T, scale, log_bound, eps,
     G_CHANNELS: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
-    sequence, also where new_A is a pool."""
+    sequence, new_A: with strides, which may be a pool."""
     TILES: tl.constexpr = (V + BV - 1) // BV
     tile = tl.program_id(0) % TILES
     place = tl.program_id(0) // TILES  # of the sequence and the head
@@ -87,7 +88,7 @@ def decode_delta_rule(
     in_state = is_channel[:, None] & is_column[None, :] & held
     state = tl.load(S + state_of_head, mask=in_state, other=0, eviction_policy="evict_first")
     if A is not None:
-        gram = tl.load(A + n.to(tl.int64) * A_step + head * A_head + channel, mask=is_channel, other=0)
+        gram = tl.load(A + place.to(tl.int64) * K + channel, mask=is_channel, other=0)
         c = tl.load(center + head // CENTER_GROUP * center_step).to(tl.float32)
 
     first, count = tokens_of(cu_seqlens, n, T)
@@ -129,4 +130,4 @@ def decode_delta_rule(
 
     tl.store(new_S + state_of_head, state, mask=in_state, eviction_policy="evict_first")
     if A is not None and tile == 0:
-        tl.store(new_A + index * new_A_step + head * new_A_head + channel, gram, mask=is_channel & held)
+        tl.store(new_A + index * A_step + head * A_head + channel, gram, mask=is_channel & held)

@@ -219,12 +219,13 @@ def specialization(launch: Launch, device: int) -> tuple[Any, ...]:
 
 
 def _argument_kind(x: Any, by_value: bool) -> Any:
-    if isinstance(x, (Tensor, TensorSpec)):
-        return x.dtype, x.data_ptr() % 16
-    if isinstance(x, int):
+    kind = x.__class__
+    if kind is int or kind is bool:  # first, as most arguments are and a look at the class of a tensor takes long
         fits = -(2**31) <= x < 2**31
         return (fits, x == 1, x % 16 == 0) if by_value else fits
-    return x.__class__
+    if x is not None and isinstance(x, (Tensor, TensorSpec)):
+        return x.dtype, x.data_ptr() % 16
+    return kind
 
 
 def compiled_kernels(launches: Sequence[Launch]) -> list[Any]:
