@@ -28,7 +28,7 @@ def ramp_over_heads(name: str, num_heads: int, device: torch.device | None = Non
 class SoftplusDecay(OwnInitialValues):
     """g = -exp(A_log) softplus(projection(x) + dt_bias): the discretised decay of Mamba-2, one rate A per head.
 
-    First values: A uniform in `rates`, dt = softplus(dt_bias) log-uniform in [1e-3, 1e-1]; with `long_memory` the ramps over
+    First values: A uniform in `rates`, dt = softplus(dt_bias) log-uniform in `steps`; with `long_memory` the ramps over
     the heads that it names. Weight decay would pull every head to the same rate, so neither parameter has any.
     """
 
@@ -39,6 +39,7 @@ class SoftplusDecay(OwnInitialValues):
     ) -> None:
         super().__init__()
         self.rates = rates
+        self.steps = (1e-3, 1e-1)
         self.long_memory = long_memory
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.dt_bias = nn.Parameter(torch.empty(num_steps))
@@ -52,7 +53,7 @@ class SoftplusDecay(OwnInitialValues):
             step = steps.repeat_interleave(len(step) // len(rate))  # channels of a head start alike
         else:
             rate = rate.uniform_(*self.rates)
-            step = step.uniform_(math.log(1e-3), math.log(1e-1)).exp()
+            step = step.uniform_(*(math.log(limit) for limit in self.steps)).exp()
         return {"A_log": rate.clamp_min(1e-4).log(), "dt_bias": inverse_softplus(step)}
 
     def step_size(self, step: Tensor) -> Tensor:
