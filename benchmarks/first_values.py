@@ -38,6 +38,7 @@ RANGES = {
 }
 INITIALIZER_RANGES = (0.02, 0.1)
 SKIP = {"skip_init": 1.0}
+BOTH = ("mamba2", "palimpsa-m")
 SLOW = ("mamba2", "palimpsa-m", "vla", "vla-softmax")  # again with another seed
 
 
@@ -62,11 +63,12 @@ class OtherRanges(PalimpsaM):
         self.decay.reset_parameters()
 
 
-for mixer in ("mamba2", "palimpsa-m"):  # in the workers too, which import this file as their main module
-    register_mixer(
-        f"{mixer}-ranges", layer=OtherRanges, options=MIXERS[mixer].options, summary=f"{mixer} with other first decays",
-        equation=MIXERS[mixer].equation, source="this file", state=MIXERS[mixer].state,
-    )  # fmt: skip
+def register_ranges() -> None:
+    for mixer in BOTH:
+        register_mixer(
+            f"{mixer}-ranges", layer=OtherRanges, options=MIXERS[mixer].options, summary=f"{mixer} with other first decays",
+            equation=MIXERS[mixer].equation, source="this file", state=MIXERS[mixer].state,
+        )  # fmt: skip
 
 
 def variants(mixer: str) -> list[MixerChoice]:
@@ -86,11 +88,10 @@ def experiments() -> dict[str, RecallExperiment]:
             mixers=("softmax", "vla-softmax"), pairs=(4,), layers=layers, initializer_range=std
         )
     grid: dict[str, Any] = {"pairs": (4,), "learning_rates": (0.003,), "seeds": (0, 1)}
-    both = ("mamba2", "palimpsa-m")
-    changed = tuple(choice for mixer in both for choice in variants(mixer))
+    changed = tuple(choice for mixer in BOTH for choice in variants(mixer))
     made["one change from skip_init 1"] = RecallExperiment(mixers=changed, **grid)
     for std in INITIALIZER_RANGES:
-        choices = tuple(MixerChoice(mixer, SKIP, f"{mixer}: initializer_range {std}") for mixer in both)
+        choices = tuple(MixerChoice(mixer, SKIP, f"{mixer}: initializer_range {std}") for mixer in BOTH)
         made[f"initializer_range {std}, skip_init 1"] = RecallExperiment(mixers=choices, initializer_range=std, **grid)
     return made
 
@@ -122,5 +123,7 @@ def main() -> None:
     write_json(arguments.output, content)
 
 
+if __name__ in ("__main__", "__mp_main__"):  # the latter in worker processes
+    register_ranges()
 if __name__ == "__main__":
     main()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from environment import ROOT
 
+from fastweights.layers import registry
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.training import RecallExperiment
 
@@ -18,6 +19,15 @@ BUILT_TO_FAIL = re.findall(
     r"^\| `([a-z-]+)` \|", RULES.partition("### Built to fail")[2].partition("\n#")[0], re.MULTILINE
 )
 LEARNED = 1 / 4 + 0.2  # guessing among the four values that a sequence shows, and what the defaults must add
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ranges():
+    """The mixers of the script, which only it knows."""
+    first_values.register_ranges()
+    yield
+    for mixer in first_values.BOTH:
+        del registry._REGISTRY[f"{mixer}-ranges"]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +62,7 @@ def test_the_file_holds_the_rows_of_the_script(content):
 
 def test_what_the_script_varies():
     """One thing each, beside D = 1."""
-    for mixer in ("mamba2", "palimpsa-m"):
+    for mixer in first_values.BOTH:
         for choice in first_values.variants(mixer):
             torch.manual_seed(0)
             run = RecallExperiment(mixers=(choice,), pairs=(4,), width=512, heads=256).runs()[0]
