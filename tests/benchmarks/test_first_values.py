@@ -27,7 +27,7 @@ def ranges():
     first_values.register_ranges()
     yield
     for mixer in first_values.BOTH:
-        del registry._REGISTRY[f"{mixer}-ranges"]
+        del registry._REGISTRY.specs[f"{mixer}-ranges"]
 
 
 @pytest.fixture(scope="module")

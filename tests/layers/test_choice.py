@@ -78,7 +78,7 @@ def test_what_does_not_follow_the_grammar_is_refused(text, message):
     ("arguments", "message"),
     [
         ({"name": 3}, "mixer must be the name of a mixer"),
-        ({"name": "gdn", "options": [1]}, "options of mixer 'gdn' must be a dict"),
+        ({"name": "gdn", "options": [1]}, "options of mixer 'gdn' must be a table"),
         ({"name": "gdn", "label": 3}, "label must be a string"),
     ],
 )
