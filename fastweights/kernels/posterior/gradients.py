@@ -45,6 +45,51 @@ def inner_product(A, B, PARTS: tl.constexpr):
     return tl.sum(x)
 
 
+@triton.jit
+def times(tile, x, PARTS: tl.constexpr):
+    out = ()
+    for part in tl.static_range(PARTS):
+        out = out + (x * tile[part],)
+    return out
+
+
+@triton.jit
+def differentiate(
+    M, J, dM, dJ, a_next, key, query, value, gain, grad_o, grad_w, p,
+    PARTS: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One token, from its states M, J and the gradients of the next token's states: the gradients of its states, of its q and k
+    by parts, of v and beta [BV], the sum of W, and <dw, variance>."""
+    new_dM, new_dJ, of_keys = (), (), ()
+    of_variance = 0.0
+    for part in tl.static_range(PARTS):
+        k, q = key[part], query[part]
+        r = spread(J[part], p, PRECISION)
+        by_o = grad_o[None, :] * r
+        P_t = q[:, None] * by_o
+        W_t = P_t * (M[part] * r)
+        if VARIANCE:
+            by_w = grad_w[None, :] * r
+            W_t += (q * q)[:, None] * by_w * r
+        dM_t = a_next * dM[part] + P_t
+        dJ_t = a_next * dJ[part] - W_t
+        to_q, to_k, to_squares = tl.reduce((M[part] * by_o, dM_t * value[None, :], dJ_t * gain[None, :]), 1, add3)
+        if VARIANCE:
+            y = tl.sum(by_w, 1)
+            to_q += 2 * q * y
+            of_variance += tl.sum(q * q * y)
+        of_keys = of_keys + ((to_q, to_k + 2 * k * to_squares),)
+        if part == 0:
+            to_v, to_beta, all_W = dM_t * k[:, None], dJ_t * (k * k)[:, None], W_t
+        else:
+            to_v += dM_t * k[:, None]
+            to_beta += dJ_t * (k * k)[:, None]
+            all_W += W_t
+        new_dM, new_dJ = new_dM + (dM_t,), new_dJ + (dJ_t,)
+    value_grad, gain_grad, W_sum = tl.reduce((to_v, to_beta, all_W), 0, add3)
+    return new_dM, new_dJ, of_keys, value_grad, gain_grad, tl.sum(W_sum), of_variance
+
+
 @triton.jit(do_not_specialize=["time", "tokens"])
 def posterior_gradients(
     q, k, v, beta, g, prior, M_chunk, J_chunk, do, dw, dM_end, dJ_end, scratch_M, scratch_J,
@@ -122,51 +167,24 @@ def posterior_gradients(
                     q, (t * (HV // HEADS_K) + head // HEADS_K) * K, first_key, tl.where(here, K, 0), P, PARTS
                 )
                 grad_o = tl.load(do + (t * HV + head) * V + column, live, 0.0).to(tl.float32) * scale
+                grad_w = grad_o
                 if VARIANCE:
                     grad_w = tl.load(dw + (t * HV + head) * V + column, live, 0.0).to(tl.float32) * (scale * scale)
-                new_dM, new_dJ = (), ()
-                of_variance = 0.0
+                dM, dJ, of_keys, value_grad, gain_grad, read, of_variance = differentiate(
+                    M, J, dM, dJ, a_next, key, query, value, gain, grad_o, grad_w, p, PARTS, VARIANCE, PRECISION
+                )
+                a_next = a
                 for part in tl.static_range(PARTS):
-                    r = spread(J[part], p, PRECISION)
-                    X = M[part] * r
-                    Y = grad_o[None, :] * r
-                    Pr = query[part][:, None] * Y
-                    w = Pr * X
-                    if VARIANCE:
-                        rw = r * grad_w[None, :]
-                        w += (query[part] * query[part])[:, None] * rw * r
-                    dM_part = a_next * dM[part] + Pr
-                    dJ_part = a_next * dJ[part] - w
-                    to_q, to_k, to_k2 = tl.reduce(
-                        (M[part] * Y, dM_part * value[None, :], dJ_part * gain[None, :]), 1, add3
-                    )
-                    to_k += 2 * key[part] * to_k2
-                    if VARIANCE:
-                        y = tl.sum(rw, 1)
-                        to_q += 2 * query[part] * y
-                        of_variance += tl.sum(query[part] * query[part] * y)
                     channel = first_key + part * P + tl.arange(0, P)
                     at = ((v_tile * tokens + t) * HV + head) * K + channel
+                    to_q, to_k = of_keys[part]
                     tl.store(dq + at, to_q.to(dq.dtype.element_ty), (channel < K) & here)
                     tl.store(dk + at, to_k.to(dk.dtype.element_ty), (channel < K) & here)
-                    if part == 0:
-                        to_v = dM_part * key[part][:, None]
-                        to_beta = dJ_part * (key[part] * key[part])[:, None]
-                        all_w = w
-                    else:
-                        to_v += dM_part * key[part][:, None]
-                        to_beta += dJ_part * (key[part] * key[part])[:, None]
-                        all_w += w
-                    new_dM, new_dJ = new_dM + (dM_part,), new_dJ + (dJ_part,)
-                dM, dJ = new_dM, new_dJ
-                a_next = a
-                value_grad, gain_grad, w_sum = tl.reduce((to_v, to_beta, all_w), 0, add3)
                 at = ((k_tile * tokens + t) * HV + head) * V + column
                 tl.store(dv + at, value_grad.to(dv.dtype.element_ty), live)
                 tl.store(dbeta + at, gain_grad.to(dbeta.dtype.element_ty), live)
-                read, written = tl.reduce((w_sum, value * value_grad + gain * gain_grad), 0, add2)
                 total += read
-                later += p * read - of_variance - written
+                later += p * read - of_variance - tl.sum(value * value_grad + gain * gain_grad)
                 tl.store(dg + (tile.to(tl.int64) * tokens + t) * HV + head, later, here)
     tl.store(dprior + program, -total)
     if ENDED:  # noqa: SIM102 (one is known when compiling)
@@ -174,19 +192,6 @@ def posterior_gradients(
             at_start = sequence.to(tl.int64) * HV + head
             store_tile(dM_start, at_start, first_key, column, times(dM, a_next, PARTS), K, V, P, PARTS)
             store_tile(dJ_start, at_start, first_key, column, times(dJ, a_next, PARTS), K, V, P, PARTS)
-
-
-@triton.jit
-def add2(a0, a1, b0, b1):
-    return a0 + b0, a1 + b1
-
-
-@triton.jit
-def times(tile, x, PARTS: tl.constexpr):
-    out = ()
-    for part in tl.static_range(PARTS):
-        out = out + (x * tile[part],)
-    return out
 
 
 @triton.jit(do_not_specialize=["count", "parts"])
