@@ -34,8 +34,12 @@ SOME = [
     "preconditioned_delta_rule-channel",
     "precondition_keys",
 ]
-# Token after token, so that the interpreter takes seconds: test_posterior.py has the fast tests of these.
-SLOW = [name for name, case in KERNEL_CASES.items() if case.spec.name.startswith("palimpsa")]
+# Token after token, so that the interpreter takes seconds: test_posterior.py and test_sphere.py have the fast tests of these.
+SLOW = [
+    name
+    for name, case in KERNEL_CASES.items()
+    if case.spec.name.startswith(("palimpsa", "lattice", "output_normalized_ttt"))
+]
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 some_cases = pytest.mark.parametrize("case", [KERNEL_CASES[name] for name in SOME], ids=SOME)

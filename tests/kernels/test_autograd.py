@@ -47,7 +47,7 @@ def test_only_what_is_asked_for(case: OpCase) -> None:
         final = final if isinstance(final, tuple) else (final,)
         wanted_leaf = x.cpu().double().requires_grad_()
         wanted = case.op(
-            **{n: y.cpu().double() for n, y in inputs.arguments().items() if n != name}, **{name: wanted_leaf},
+            **{**inputs.map(lambda x: x.cpu().double()).arguments(), name: wanted_leaf},
             initial_state=case.initial_state(tuple(s.cpu().double() for s in states)), output_final_state=True,
             backend="reference",
         )  # fmt: skip

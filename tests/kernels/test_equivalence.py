@@ -34,7 +34,15 @@ CLOSE = 1e-5  # float32; found are 3e-6 at most
 GOLDEN = [path for path in FILES if path.stem.split("-")[0] in {case.spec.name for case in KERNEL_CASES.values()}]
 
 
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            x, id=x.stem, marks=pytest.mark.slow if x.stem.startswith(("lattice", "output_normalized")) else ()
+        )
+        for x in GOLDEN
+    ],
+)
 def test_golden(path: Path) -> None:
     static, arrays = load(path)
     arguments = {

@@ -123,9 +123,12 @@ def check_call(
     check_flag("output_final_state", final)
     count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T).count
     like = inputs[0]
-    implementation = spec.backends[choose_backend(spec, backend, like, values)]
+    implementation = spec.backends[choose_backend(spec, backend, like, values, max(sizes.K, sizes.V))]
     recurs = spec.recurrent is not None and is_short(like, cu_seqlens) and spec.recurrent.serves(backend, like)
     checks.check_states(spec, initial_state, sizes, count, like)
+    if initial_state is None and isinstance(implementation, kernels):  # these make a first state themselves
+        for name in spec.states:
+            first_state(spec, name, sizes, 0, like)  # refuses sizes that have none
     return Checked(implementation, recurs, sizes, values, compute_dtype(like))
 
 
@@ -138,15 +141,19 @@ def first_input(inputs: Mapping[str, Any]) -> Tensor:
     return next(iter(inputs.values()))
 
 
-def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, Any]) -> str:
-    """An explicit backend, or for "auto" the kernels where they serve x and the options, else the chunkwise form."""
+def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, Any], width: int = 0) -> str:
+    """An explicit backend, or for "auto" the kernels where they serve x, the options and so many key or value channels, else the
+    chunkwise form."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     available = spec.backends
-    only = available["triton"].only if "triton" in available else {}
+    form = available.get("triton")
+    only, widest = ({}, None) if form is None else (form.only, form.widest)
     other = next((name for name, value in only.items() if options[name] != value), None)
+    too_wide = widest is not None and width > widest
     if backend == "auto":
-        return "triton" if "triton" in available and other is None and takes_kernels("auto", x) else "torch"
+        serves = form is not None and other is None and not too_wide
+        return "triton" if serves and takes_kernels("auto", x) else "torch"
     if backend not in available:
         raise ValueError(
             f"backend {backend!r} is missing for {spec.name}: it has {', '.join(available)}; use one of them or 'auto'"
@@ -156,6 +163,11 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
             raise ValueError(
                 f"{other} must be {only[other]!r} with backend 'triton', whose kernels of {spec.name} have no other, got "
                 f"{options[other]!r}; use backend 'torch' or 'auto'"
+            )
+        if too_wide:
+            raise ValueError(
+                f"q, k and v must have at most {widest} channels with backend 'triton' of {spec.name}, got {width}; use backend "
+                "'torch' or 'auto'"
             )
         takes_kernels("triton", x)
     return backend

@@ -27,11 +27,14 @@ class KernelFamily(NamedTuple):
 
 class kernels:
     """load() imports the family: nothing of triton is imported before the first launch. only: the value of every option that
-    the kernels do not vary; for others "auto" takes the chunkwise form."""
+    the kernels do not vary; widest: the most key or value channels that they take. For others "auto" takes the chunkwise form."""
 
-    def __init__(self, load: Callable[[], KernelFamily], only: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, load: Callable[[], KernelFamily], only: Mapping[str, Any] | None = None, widest: int | None = None
+    ) -> None:
         self.load = load
         self.only = only or {}
+        self.widest = widest
 
     @cached_property
     def family(self) -> KernelFamily:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.checks import Sizes
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
+from ..shared.sphere_kernels import sphere_kernels
 from .chunked import chunked
 from .reference import reference
 
@@ -45,7 +46,10 @@ SPEC = OpSpec(
     states={"S": State("GKV", first=orthonormal_slots)},
     outputs={"o": Output("GV")},
     options={"objective": Choice(OBJECTIVES), "normalize": Flag(), "l1": Number(low=0)},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+    backends={
+        "reference": sequential(reference), "torch": chunkwise(chunked),
+        "triton": kernels(sphere_kernels, only={"l1": 0.0}, widest=128),
+    },
     recurrent=recurrent(recurrent_kernel),
     cases={
         **{
@@ -106,7 +110,8 @@ def lattice(
             K <= V. N is B, or the number of packed sequences.
         output_final_state: whether to return S after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; not in float64, not with l1, K and
+            V up to 128) or "auto": kernels on CUDA where they serve, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and S [N, HV, K, V] in float32 (float64 for float64 inputs) or None.

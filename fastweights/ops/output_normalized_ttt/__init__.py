@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
+from ..shared.sphere_kernels import sphere_kernels
 from .chunked import chunked
 from .reference import reference
 
@@ -27,7 +28,11 @@ SPEC = OpSpec(
     inputs={"q": roles.QUERY, "k": roles.KEY, "v": roles.JOINT_VALUE, "gamma": roles.GAIN},
     states={"S": State("GKV")},
     outputs={"o": Output("GV")},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+    backends={
+        "reference": sequential(reference),
+        "torch": chunkwise(chunked),
+        "triton": kernels(sphere_kernels, widest=128),
+    },
     recurrent=recurrent(recurrent_kernel),
     cases={"": Case()},
     equation="z = S^T k; S = S - gamma k ((I - z z^T / |z|^2) (z / |z| - v) / |z|)^T; o = S^T q",
@@ -63,7 +68,8 @@ def output_normalized_ttt(
         initial_state: S before the first token, [N, HV, K, V]; zeros when None. N is B, or the number of packed sequences.
         output_final_state: whether to return S after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; not in float64, K and V up to 128)
+            or "auto": kernels on CUDA where they serve, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and S [N, HV, K, V] in float32 (float64 for float64 inputs) or None.

@@ -1,0 +1,175 @@
+"""The forward of Lattice and of output-normalised test-time training: one program per sequence and head, token after token.
+
+The state stays in registers. What the next token needs is loaded while this one is computed; its answer S^T k is summed together
+with the output of this one. What a backward needs of a token is written: see the derivation in __init__.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..packing import pieces_of_sequence, sequence_edges
+from .layout import both_over_slots, number, over_channels, over_slots, slot_and_channel
+
+SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long; a shorter answer has no direction
+LEAST_DECAY = tl.constexpr(2.0**-23)
+EVERY = tl.constexpr(16)  # tokens from one kept state to the next
+FEW = tl.constexpr(4)  # tokens from one state to the next where backward finds them again
+
+
+@triton.jit
+def edges(cu_seqlens, n, T):
+    """First token of sequence n (int64), the token after its last, and the number of its first kept state."""
+    low, _ = pieces_of_sequence(cu_seqlens, n, T, EVERY, 0)
+    if cu_seqlens is None:
+        first = n.to(tl.int64) * T
+        stop = first + T
+    else:
+        start, end = sequence_edges(cu_seqlens, n, T)
+        first = start.to(tl.int64)
+        stop = end.to(tl.int64)
+    return first, stop, low.to(tl.int64)
+
+
+@triton.jit
+def first_slots(start, at, slot, channel, inside, V: tl.constexpr):
+    """Direction and length of the initial slots; rows of the identity where none are given."""
+    if start is None:
+        S = tl.where((slot == channel) & inside, 1.0, 0.0)
+        length = tl.where(slot < V, 1.0, 0.0)
+    else:
+        S = number(tl.load(start + at + slot * V + channel, inside, 0.0))
+        square = over_channels(S * S)
+        inverse = tl.where(square == 0, 0.0, tl.rsqrt(square))
+        S *= inverse
+        length = square * inverse
+        length = tl.where((length < SHORTEST) & (square > 0), SHORTEST, length)
+    return S, length
+
+
+@triton.jit
+def inverse_square(length):
+    return tl.where(length == 0, 0.0, 1.0 / (length * length))
+
+
+@triton.jit
+def not_below(x, least):
+    """NaN stays NaN."""
+    return tl.where(x < least, least, x)
+
+
+@triton.jit
+def raw_token(
+    q, k, v, gamma, decay, place, here, slot, channel, is_slot, is_channel,
+    K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
+):  # fmt: skip
+    """Key, query, value, gamma and decay of a token, as they are in memory."""
+    key = tl.load(k + place // HEADS_K * K + slot, is_slot & here, 0.0)
+    query = tl.load(q + place // HEADS_K * K + slot, is_slot & here, 0.0)
+    value = tl.load(v + place * V + channel, is_channel & here, 0.0)
+    gain = tl.load(gamma + place // HEADS_GAMMA, here, 0.0)
+    kept = gain if decay is None else tl.load(decay + place // HEADS_DECAY, here, 0.0)
+    return key, query, value, gain, kept
+
+
+@triton.jit(do_not_specialize=["T"])
+def pass_tokens(
+    q, k, v, gamma, decay, start, o, kept, turned, along, lengths, answers, writes, states, end, cu_seqlens, T, HV,
+    K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, NORMALIZE: tl.constexpr, HEADS_K: tl.constexpr,
+    HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
+    LV: tl.constexpr, LK: tl.constexpr, W: tl.constexpr, RK: tl.constexpr, RV: tl.constexpr,
+):  # fmt: skip
+    """kept, turned, along, lengths [BT, HV, K]; answers, writes [BT, HV, V]; states [M, HV, K, V]: every 16 tokens."""
+    n, head = tl.program_id(0), tl.program_id(1)
+    first, stop, m = edges(cu_seqlens, n, T)
+    slot, channel, thread = slot_and_channel(LV, LK, W, RK, RV)
+    is_slot, is_channel = slot < K, channel < V
+    inside = is_slot & is_channel
+    stored_slot, stored = is_slot & (thread % LV == 0), is_channel & (thread // LV == 0)
+    at = (n.to(tl.int64) * HV + head) * K * V
+    if OBJECTIVE == "ttt":
+        S = (
+            tl.zeros((LV, LK, W, RK, RV), tl.float32)
+            if start is None
+            else number(tl.load(start + at + slot * V + channel, inside, 0.0))
+        )
+    else:
+        S, length = first_slots(start, at, slot, channel, inside, V)
+        alive = tl.where(length == 0, 0.0, 1.0)
+        per_square = inverse_square(length)
+    place = first * HV + head
+    now = raw_token(
+        q,
+        k,
+        v,
+        gamma,
+        decay,
+        place,
+        first < stop,
+        slot,
+        channel,
+        is_slot,
+        is_channel,
+        K,
+        V,
+        HEADS_K,
+        HEADS_GAMMA,
+        HEADS_DECAY,
+    )
+    if OBJECTIVE == "decode" or OBJECTIVE == "ttt":
+        answer = over_slots(S * now[0].to(tl.float32))
+    for block in range(first, stop, EVERY):
+        tl.store(states + (m * HV + head) * K * V + slot * V + channel, S, inside)
+        m += 1
+        for t in range(block, tl.minimum(block + EVERY, stop)):
+            ahead = raw_token(
+                q, k, v, gamma, decay, place + HV, t + 1 < stop, slot, channel, is_slot, is_channel, K, V, HEADS_K,
+                HEADS_GAMMA, HEADS_DECAY,
+            )  # fmt: skip
+            # Infinities that get into the state come out of its sums as NaN; elsewhere they are made NaN.
+            key, query, value, gain = now[0].to(tl.float32), number(now[1]), now[2].to(tl.float32), number(now[3])
+            d = 1.0 if decay is None else not_below(number(now[4]), LEAST_DECAY)
+            if OBJECTIVE == "ttt":
+                square, aligned = over_channels(answer * answer), number(over_channels(answer * value))
+                short = square < SHORTEST * SHORTEST
+                r = tl.where(short, 1.0, tl.rsqrt(square))
+                h = r * value - tl.where(short, 1.0, aligned * r * r * r) * answer
+                tl.store(answers + place * V + channel, answer, stored)
+                tl.store(writes + place * V + channel, h, stored)
+                S += gain * key * h
+                read = query
+            else:
+                h = value
+                if OBJECTIVE == "decode":
+                    h -= answer
+                    tl.store(answers + place * V + channel, h, stored)
+                b, own = over_channels(S * h), over_channels(S * S)
+                unit = tl.where(own == 0, 0.0, tl.rsqrt(own))  # rounding would change the length more with every token
+                b *= unit
+                a = gain * per_square * (key - b if OBJECTIVE == "encode" else key)
+                across = not_below(over_channels(h * h) - b * b, 0.0)
+                inverse = tl.rsqrt(d * d + a * a * across)
+                f, w = (d - a * b) * inverse * unit, a * inverse
+                S = f * S + w * h
+                tl.store(kept + place * K + slot, f, stored_slot)
+                tl.store(turned + place * K + slot, w, stored_slot)
+                tl.store(along + place * K + slot, b, stored_slot)
+                if NORMALIZE:
+                    length, per_square, read = alive, alive, query
+                else:
+                    length = not_below(length / inverse, SHORTEST) * alive
+                    tl.store(lengths + place * K + slot, length, stored_slot)
+                    per_square = inverse_square(length)
+                    read = query * length
+            if OBJECTIVE == "decode" or OBJECTIVE == "ttt":
+                out, answer = both_over_slots(S * read, S * ahead[0].to(tl.float32))
+            else:
+                out = over_slots(S * read)
+            tl.store(o + place * V + channel, out.to(o.dtype.element_ty), stored)
+            now = ahead
+            place += HV
+    if end is not None:
+        if OBJECTIVE != "ttt":
+            S *= length
+        tl.store(end + at + slot * V + channel, S, inside)

@@ -1,0 +1,148 @@
+"""What the family computes, and the launches of a forward and a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from ..chunk.backward import REDUCE_BLOCK
+from ..chunk.reduce import reduce_gate_grads
+from ..chunk.sizes import max_pieces
+from ..runtime.launch_plan import Recorder, Rule
+from ..runtime.workspace import TensorSpec
+from .backward import FEW, pass_tokens_back
+from .forward import EVERY, pass_tokens
+
+__all__ = ["SPHERE", "SphereInputs"]
+
+WIDEST = 128  # of K and V: the state of a head is held in registers
+
+
+class SphereInputs(NamedTuple):
+    """q, k [B, T, H, K]; v [B, T, HV, V]; gamma, decay [B, T, H or HV], decay may be None; S [N, HV, K, V] or None; cu_seqlens
+    [N+1] or None, on the device."""
+
+    q: Any
+    k: Any
+    v: Any
+    gamma: Any
+    decay: Any = None
+    S: Any = None
+    cu_seqlens: Any = None
+
+
+class Saved(NamedTuple):
+    """Of every token f, w and b of its step and, where slots are free in length, their length [BT, HV, K]; what the memory
+    answers (for decode its error) and, of TTT, what it writes [BT, HV, V]; every 16th state [M, HV, K, V]. All float32, None
+    where a rule lacks one."""
+
+    kept: Any
+    turned: Any
+    along: Any
+    lengths: Any
+    answers: Any
+    writes: Any
+    states: Any
+
+
+@lru_cache
+def tile(K: int, V: int, objective: str, back: bool) -> dict[str, int]:
+    """The layout of a tile (see layout.py) and its warps."""
+    slots, channels = (max(16, 1 << (size - 1).bit_length()) for size in (K, V))
+    size = slots * channels
+    if back:
+        lanes, warps = 8, size // 1024
+    elif objective == "ttt":  # sums over slots alone: few lanes should share a channel
+        lanes, warps = min(channels // 4, 32), size // 2048 if size <= 4096 else size // 4096
+    else:
+        lanes, warps = 8, size // 2048
+    lanes = max(lanes, 8)
+    others = 32 // lanes
+    warps = max(1, min(warps, 8, slots // others))
+    return {
+        "LV": lanes, "LK": others, "W": warps, "RK": slots // (others * warps), "RV": channels // lanes, "num_warps": warps
+    }  # fmt: skip
+
+
+class Sizes:
+    def __init__(self, x: SphereInputs, objective: str, normalize: bool) -> None:
+        self.rows = self.B, self.T = x.q.shape[:2]
+        self.HV, self.V = x.v.shape[2:]
+        self.K, self.dtype = x.q.shape[3], x.q.dtype
+        packed = x.cu_seqlens is not None
+        self.N = x.cu_seqlens.shape[0] - 1 if packed else self.B
+        self.M = max_pieces(self.N, self.T, EVERY.value, packed)
+        self.slots, self.free = objective != "ttt", objective != "ttt" and not normalize
+        self.answers = objective in ("decode", "ttt")
+        self.objective = objective
+        self.constants = {
+            "K": self.K, "V": self.V, "OBJECTIVE": objective, "NORMALIZE": normalize, "HEADS_K": self.HV // x.q.shape[2],
+            "HEADS_GAMMA": self.HV // x.gamma.shape[2], "HEADS_DECAY": 1 if x.decay is None else self.HV // x.decay.shape[2],
+        }  # fmt: skip
+
+    def per_token(self, *shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
+        return TensorSpec((*self.rows, self.HV, *shape), dtype)
+
+    def states(self, count: int) -> TensorSpec:
+        return TensorSpec((count, self.HV, self.K, self.V), torch.float32)
+
+    def saved(self) -> Saved:
+        f, w, b, lengths = (self.per_token(self.K) if given else None for given in (*[self.slots] * 3, self.free))
+        answers, writes = (self.per_token(self.V) if given else None for given in (self.answers, not self.slots))
+        return Saved(f, w, b, lengths, answers, writes, self.states(self.M))
+
+
+Results = tuple[tuple[TensorSpec | None, ...], Saved]
+
+
+def shapes(x: SphereInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
+    """o and S (None unless `final`), and what a backward needs."""
+    sizes = Sizes(x, *options)
+    return (sizes.per_token(sizes.V, dtype=sizes.dtype), sizes.states(sizes.N) if final else None), sizes.saved()
+
+
+def forward(recorder: Recorder, x: SphereInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
+    sizes = Sizes(x, *options)
+    (o, S), saved = shapes(x, device, options, final)
+    recorder.launch(
+        pass_tokens, (sizes.N, sizes.HV),
+        x.q, x.k, x.v, x.gamma, x.decay, x.S, o, *saved, S, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants,
+        **tile(sizes.K, sizes.V, sizes.objective, back=False),
+    )  # fmt: skip
+    return (o, S), saved
+
+
+def backward(
+    recorder: Recorder, x: SphereInputs, device: torch.device, options: Sequence[Any], saved: Saved,
+    output_grads: Sequence[Any], state_grads: bool,
+) -> SphereInputs:  # fmt: skip
+    sizes = Sizes(x, *options)
+    do, d_end = output_grads
+    dq, dk = (sizes.per_token(sizes.K, dtype=sizes.dtype) for _ in range(2))
+    dv = sizes.per_token(sizes.V, dtype=sizes.dtype)
+    dgamma, ddecay = (None if gate is None else TensorSpec(gate.shape, gate.dtype) for gate in (x.gamma, x.decay))
+    dS = sizes.states(sizes.N) if state_grads else None
+    scratch = sizes.states(sizes.N * (EVERY.value // FEW.value))
+    layout = tile(sizes.K, sizes.V, sizes.objective, back=True)
+    parts = TensorSpec((layout["W"] if sizes.slots else 1, 2, *sizes.rows, sizes.HV), torch.float32)
+    gates = sizes.B * sizes.T * sizes.HV
+    recorder.launch(
+        pass_tokens_back, (sizes.N, sizes.HV),
+        x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *saved, scratch, dq, dk, dv, parts, gates, dS, x.cu_seqlens,
+        sizes.T, sizes.HV, **sizes.constants, **layout,
+    )  # fmt: skip
+    counts = [0 if gate is None else prod(gate.shape) for gate in (x.gamma, x.decay)]
+    recorder.launch(
+        reduce_gate_grads, (-(-max(counts) // REDUCE_BLOCK),), parts, None, dgamma, ddecay, None, None, 2 * gates, *counts, 0,
+        sizes.HV, PARTS=parts.shape[0], HEADS_BETA=sizes.constants["HEADS_GAMMA"], HEADS_G=sizes.constants["HEADS_DECAY"],
+        BETA=True, G=x.decay is not None, CENTER=False, BLOCK=REDUCE_BLOCK,
+    )  # fmt: skip
+    return SphereInputs(dq, dk, dv, dgamma, ddecay, None if x.S is None else dS)
+
+
+# Inputs: SphereInputs. Options: objective ("decode", "encode", "similarity" or "ttt") and normalize. Outputs: o, S.
+SPHERE = Rule(shapes, forward, backward)

@@ -1,0 +1,111 @@
+"""Lattice and output-normalised TTT by kernels. In the interpreter a token takes tens of milliseconds, so the fast set holds one
+short case of each fact; the slow set runs every form through the tests that all kernels share."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastweights.ops import lattice, output_normalized_ttt
+from tests.contract.compare import relative_error, values_and_gradients
+from tests.contract.inputs import with_tokens
+
+from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
+
+pytestmark = pytest.mark.kernels
+BLOCK = 16  # tokens from one kept state to the next
+
+
+def check(name: str, time: int, started: bool, cu_seqlens: Tensor | None = None, **sizes: int) -> None:
+    case = KERNEL_CASES[name]
+    inputs = small(case, time, **sizes)
+    count = 1 if cu_seqlens is None else len(cu_seqlens) - 1
+    states = draw_states(case, inputs, count) if started else None
+    keywords = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
+    got = values_and_gradients(case, inputs, states, backend="triton", **keywords)
+    for found, wanted in zip(got, exact(case, inputs, states, **keywords)):
+        for g, w in zip(found, wanted, strict=True):
+            assert relative_error(g, w) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "started"),
+    [
+        ("lattice-decode-decay", True), ("lattice-decode-free", True), ("lattice-encode-decay", True),
+        ("lattice-encode-free", False), ("lattice-similarity", False), ("output_normalized_ttt", False),
+        ("output_normalized_ttt", True),
+    ],
+)  # fmt: skip
+def test_values_and_gradients(name: str, started: bool) -> None:
+    """Over the edge of a block, with a last part of a block that is not whole."""
+    check(name, BLOCK + 2, started)
+
+
+@pytest.mark.parametrize("name", ["lattice-decode-free", "output_normalized_ttt"])
+def test_packed_sequences(name: str) -> None:
+    """One of a block and a token, an empty one, one of a token; with groups of heads."""
+    check(name, 20, True, torch.tensor([0, 17, 17, 18, 20]), heads=1, value_heads=2)
+
+
+@pytest.mark.parametrize(("key", "value"), [(5, 20), (20, 5)])
+def test_any_width(key: int, value: int) -> None:
+    check("lattice-decode", 3, True, key=key, value=value)
+    check("output_normalized_ttt", 3, True, key=key, value=value)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["lattice-encode-decay", "lattice-decode", "output_normalized_ttt"])
+def test_bad_numbers(name: str, bad: float) -> None:
+    """They reach what follows in their head, and nothing else; a query its own token alone. No state is infinite."""
+    case = KERNEL_CASES[name]
+    inputs = small(case, 4, heads=2).map(Tensor.requires_grad_)  # without gradients so few tokens are decoded
+    clean, _ = case(inputs, backend="triton")
+    for input_name, x in inputs.tokens.items():
+        broken = x.detach().clone()
+        broken[(0, 1, 1) + (2,) * (x.ndim - 3)] = bad
+        if input_name == "decay" and bad > 1:
+            continue  # refused
+        o, (S,) = case(with_tokens(inputs, **{input_name: broken}), backend="triton")
+        assert torch.equal(o[:, :, 0], clean[:, :, 0]) and torch.equal(o[:, :1], clean[:, :1]), input_name
+        assert o[0, 1, 1].isnan().all(), input_name
+        assert o[0, 2:, 1].isnan().all() or input_name == "q", input_name
+        assert S[0, 0].isfinite().all() and not S.isinf().any(), input_name
+        if input_name == "q":
+            assert torch.equal(o[:, 2:], clean[:, 2:])
+
+
+@pytest.mark.parametrize("objective", ["decode", "encode", "similarity"])
+def test_slots_keep_their_length_whatever_comes(objective: str) -> None:
+    """Values and keys of zeros, values along a slot, a slot of zeros, long steps: nothing is NaN, lengths stay 1 or 0."""
+    generator = torch.Generator().manual_seed(0)
+    k, q = (torch.randn(1, 40, 1, 4, generator=generator) for _ in range(2))
+    v = F.normalize(torch.randn(1, 40, 1, 8, generator=generator), dim=-1)
+    v[:, 3], k[:, 5], v[:, 7], v[:, 9:20] = 0, 0, torch.eye(8)[1], torch.eye(8)[2]
+    S = torch.eye(4, 8)[None, None].clone()
+    S[..., 3, :] = 0
+    inputs = [x.to(DEVICE).requires_grad_() for x in (q, k, v, torch.full((1, 40, 1), 3.0), S)]
+    o, final = lattice(
+        *inputs[:4], objective=objective, initial_state=inputs[4], output_final_state=True, backend="triton"
+    )
+    assert o.isfinite().all()
+    torch.testing.assert_close(final.norm(dim=-1)[0, 0].cpu(), torch.tensor([1.0, 1.0, 1.0, 0.0]), rtol=1e-5, atol=0)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(o.sum() + final.sum(), inputs))
+
+
+def test_what_the_kernels_do_not_serve_is_refused() -> None:
+    def inputs(key: int, value: int) -> list[Tensor]:
+        return [torch.ones(1, 2, 1, n, device=DEVICE) for n in (key, key, value)] + [torch.ones(1, 2, 1, device=DEVICE)]
+
+    for op in (lattice, output_normalized_ttt):
+        with pytest.raises(
+            ValueError, match="at most 128 channels with backend 'triton'.*got 144; use backend 'torch' or 'auto'"
+        ):
+            op(*inputs(16, 144), backend="triton")
+    with pytest.raises(ValueError, match="l1 must be 0.0 with backend 'triton'"):
+        lattice(*inputs(4, 4), l1=0.1, backend="triton")
+    with pytest.raises(ValueError, match="initial_state must be given where there are more slots"):
+        lattice(*inputs(5, 4), backend="triton")
