@@ -41,7 +41,7 @@ import torch
 from environment import commit, source
 from judge import tuning
 from judge.against import compare
-from judge.cases import CASES, DECODE_ONLY, Sizes
+from judge.cases import CASES, Sizes
 from judge.checks import check_all, combinations, worst
 from judge.cold import cold_start
 from judge.decoding import SIZES as DECODING
@@ -151,7 +151,7 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
                     stages = ", ".join(f"{stage} {s:.2f}" for stage, s in cold[f"{cache}_stages_s"].items())
                     print(f"{key:40s} {cache} {cold[f'{cache}_s']:.1f} s: {stages}", flush=True)
             continue
-        for shape in [] if arguments.decode or name in DECODE_ONLY else sizes:
+        for shape in [] if arguments.decode else sizes:
             add(f"{name} {shape}", partial(judge, name, shape, *shared))
         add(f"{name} decode {DECODING}", partial(judge_decoding, name, *shared))
     print(f"written to {record.path} after {time.time() - started:.0f} s")
@@ -178,9 +178,7 @@ def compare_checkouts(names: list[str], arguments: argparse.Namespace, device: s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", help=f"ops, of {', '.join(CASES)}; and where decoding is timed {', '.join(DECODE_ONLY)}"
-    )
+    parser.add_argument("--only", help=f"ops, of {', '.join(CASES)}")
     parser.add_argument("--check", action="store_true", help="correctness alone, without times and peers")
     parser.add_argument("--combination", default="", help="with --check: only those whose printed name holds this text")
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 16), help="processes of --check")
@@ -203,7 +201,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    known = [*CASES, *([] if arguments.check or arguments.against or arguments.cold else DECODE_ONLY)]
+    known = list(CASES)
     names = known if arguments.only is None else arguments.only.split(",")
     unknown = sorted(set(names) - set(known))
     if unknown:

@@ -179,13 +179,9 @@ CASES: dict[str, Case] = {
     "pkda": declared(ops.preconditioned_delta_rule, "channel"),
     "mesa": declared(ops.mesa, "", iterations=30, scale=1.0),
     "palimpsa": declared(ops.palimpsa, "", elementwise=9.0),
-}
-
-# Ops whose only kernel is that of a few tokens.
-DECODE_ONLY: dict[str, Case] = {
     **{
-        f"lattice-{objective}": declared(ops.lattice, f"{objective}-decay", objective=objective)
-        for objective in ("decode", "encode", "similarity")
+        f"lattice-{objective}": declared(ops.lattice, f"{objective}-decay", elementwise=operations, objective=objective)
+        for objective, operations in (("decode", 11.0), ("encode", 9.0), ("similarity", 9.0))
     },
-    "ttt": declared(ops.output_normalized_ttt, ""),
+    "ttt": declared(ops.output_normalized_ttt, "", elementwise=6.0),
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastweights import ops
 
 from .accuracy import errors, in_float64, over_budget
-from .cases import CASES, DECODE_ONLY, Case, Sizes
+from .cases import CASES, Case, Sizes
 from .measuring import floors, times
 from .peers import Step, decoding_peers
 from .timing import Ceilings, Work
@@ -64,7 +64,7 @@ def judge_decoding(
     with_peers: bool,
     sizes: Sizes = SIZES,
 ) -> dict[str, Any]:
-    case, seed = {**CASES, **DECODE_ONLY}[name], torch.seed() % 2**31
+    case, seed = CASES[name], torch.seed() % 2**31
     inputs = copies(case.draw(sizes, dtype, "cuda", seed))
     states = copies(case.draw_states(sizes, sizes.B, "cuda", seed + 1))
     mine = ours(case, backend)

@@ -6,23 +6,22 @@ import pytest
 import torch
 from judge import decoding
 from judge.accuracy import over_budget
-from judge.cases import CASES, DECODE_ONLY, Case, Sizes
+from judge.cases import CASES, Case, Sizes
 
-ALL = {**CASES, **DECODE_ONLY}
 SIZES = Sizes(B=3, T=1, H=2, K=8, V=8)
 
 
 def test_every_op_in_place_is_judged() -> None:
     from fastweights import ops
 
-    judged = {case.op.__name__ for case in ALL.values()}
+    judged = {case.op.__name__ for case in CASES.values()}
     in_place = {name[:-1] for name in ops.__all__ if name.endswith("_")}
     assert in_place - judged == {"palimpsa_posterior"}  # the same kernel with a second sum
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "mesa"])
+@pytest.mark.parametrize("name", [name for name in CASES if name != "mesa"])
 def test_errors_are_those_of_the_dtype(name: str) -> None:
-    case: Case = ALL[name]
+    case: Case = CASES[name]
     inputs = decoding.copies(case.draw(SIZES, torch.float32, "cpu", 3))
     states = decoding.copies(case.draw_states(SIZES, SIZES.B, "cpu", 4))
     step = decoding.ours(case, "torch")
