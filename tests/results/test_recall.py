@@ -55,14 +55,14 @@ def test_numbers_that_are_not_json_are_never_written(tmp_path):
 
 
 def test_results_of_before_there_were_labels_are_read():
-    """recall_readme.json was written when a mixer was a name and nothing else."""
-    results = load_results(Path(__file__).parents[2] / "benchmarks" / "results" / "recall_readme.json")
+    """before_labels.json was written when a mixer was a name and nothing else."""
+    results = load_results(Path(__file__).with_name("before_labels.json"))
     assert {result.mixer for result in results} == {result.run["mixer"] for result in results} >= {"linear", "gdn"}
 
 
 def test_settings_of_before_describe_the_same_experiment():
-    """recall_readme.json was written with one layer, 4 heads, 800 steps and smaller first weights, the defaults then."""
-    file = Path(__file__).parents[2] / "benchmarks" / "results" / "recall_readme.json"
+    """before_labels.json was written with one layer, 4 heads, 800 steps and smaller first weights, the defaults then."""
+    file = Path(__file__).with_name("before_labels.json")
     old = RecallExperiment(
         mixers=("linear", "gla", "deltanet", "gdn", "pgdn", "rls"), pairs=(4, 8, 16), learning_rates=(0.005,),
         layers=1, heads=4, steps=800, initializer_range=0.02,
