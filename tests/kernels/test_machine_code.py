@@ -23,7 +23,7 @@ SHARED = {
     80: 163 * 1024,
     90: 227 * 1024,
 }  # bytes that a program may have (CUDA programming guide, compute capabilities)
-SPILLED = {"pass_tokens_back": 16}  # bytes per thread: two states and their gradient fill the registers
+SPILLED = {"pass_tokens_back": 96}  # bytes per thread: two states and their gradient fill the registers
 
 
 def launch(
