@@ -304,8 +304,8 @@ def test_a_run_file_with_parts_and_a_curriculum(tmp_path, capsys):
 
 def test_a_bad_run_file_is_one_line(tmp_path, capsys):
     file = tmp_path / "run.toml"
-    file.write_text("pears = 3")
+    file.write_text("pairz = 3")
     assert main(["recall", str(file)]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and "no key 'pears'" in lines[0] and "did you mean 'pairs'" in lines[0]
+    assert len(lines) == 1 and "no key 'pairz'" in lines[0] and "did you mean 'pairs'" in lines[0]
     assert list(tmp_path.iterdir()) == [file]

@@ -15,7 +15,7 @@ from ..runtime.workspace import TensorSpec
 MULTIPROCESSORS = 132  # of an H100 or H200
 # Programs per multiprocessor up to which sequences are cut on the way back.
 PROGRAMS_BACK = 7
-MIN_SEGMENT_CHUNKS = 4
+MIN_SEGMENT_CHUNKS = 8
 # Elements of M and J that a warp's registers hold, and those with their gradients besides; key channels of the latter.
 READ_ELEMENTS, GRAD_ELEMENTS, GRAD_KEYS = 2048, 1536, 96
 
