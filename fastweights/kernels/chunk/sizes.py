@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..availability import aligned
 from ..packing import CHUNK, record_tables
 from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
@@ -34,10 +33,6 @@ class KernelInputs(NamedTuple):
     center: Any = None
     A: Any = None
     cu_seqlens: Any = None
-
-    def aligned(self) -> KernelInputs:
-        """As the kernels read them."""
-        return KernelInputs(*map(aligned, self))
 
 
 class SavedForBackward(NamedTuple):
@@ -81,22 +76,39 @@ def max_pieces(count: int, time: int, tokens: int, packed: bool, least: int = 0)
     return count + time // tokens if packed else count * max(least, -(-time // tokens))
 
 
-class ChunkSizes:
-    """B rows of T tokens in N sequences, H key heads, HV value heads, K and V channels; M chunks and P segments, or as many
-    numbers as those of packed sequences may take. segment: chunks per segment, None where no sequence is cut."""
+class CallSizes:
+    """B rows of T tokens in N sequences (each row one where nothing is packed), H key heads, HV value heads, K and V channels."""
 
-    def __init__(self, x: KernelInputs, device: torch.device) -> None:
+    def __init__(self, x: Any) -> None:
         self.dtype = x.q.dtype
         self.rows = self.B, self.T = x.q.shape[:2]
         self.H, self.K = x.q.shape[2:]
         self.HV, self.V = x.v.shape[2:]
         self.packed = x.cu_seqlens is not None
         self.N = x.cu_seqlens.shape[0] - 1 if self.packed else self.B
+        self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
+        return TensorSpec(shape, dtype or self.dtype)
+
+    def per_token(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
+        return self.empty(*self.rows, *shape, dtype=dtype)
+
+    def group(self, x: Any) -> int:
+        """How many value heads one head of x serves."""
+        return 1 if x is None else self.HV // x.shape[2]
+
+
+class ChunkSizes(CallSizes):
+    """M chunks and P segments, or as many numbers as those of packed sequences may take. segment: chunks per segment, None where
+    no sequence is cut."""
+
+    def __init__(self, x: KernelInputs, device: torch.device) -> None:
+        super().__init__(x)
         self.delta, self.precond = x.beta is not None, x.precond_g is not None
         self.writes = x.write_key is not None or self.precond
         self.decay = 0 if x.g is None else x.g.ndim - 2
         self.tile = tiles(self.K, self.V, self.dtype, self.delta, has_large_shared_memory(device))
-        self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"
         programs = self.HV * -(-self.V // self.tile["chunk_state"].BV)
         self.segment = segment_length(self.B, self.T, programs, programs_at_once(self.delta))
         # Tokens per segment; longer than the row where no sequence is cut, so that each has one segment.
@@ -135,16 +147,6 @@ class ChunkSizes:
         """The tables that the place of chunks and segments is read from, where it does not follow from their number."""
         if saved.segment_table is not None:
             record_tables(recorder, x.cu_seqlens, saved.chunk_table, saved.segment_table, self.T, self.segment_tokens)
-
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
-        return TensorSpec(shape, dtype or self.dtype)
-
-    def per_token(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
-        return self.empty(*self.rows, *shape, dtype=dtype)
-
-    def group(self, x: Any) -> int:
-        """How many value heads one head of x serves."""
-        return 1 if x is None else self.HV // x.shape[2]
 
     def tile_options(self, name: str, *sizes: str) -> dict[str, int]:
         return tile_options(self.tile[name], *sizes)

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..availability import aligned
-from ..chunk.sizes import max_pieces
+from ..chunk.sizes import CallSizes, max_pieces
 from ..chunk.tiles import padded
 from ..packing import CHUNK
 from ..runtime.workspace import TensorSpec
@@ -33,9 +32,6 @@ class PosteriorInputs(NamedTuple):
     M: Any = None
     J: Any = None
     cu_seqlens: Any = None
-
-    def aligned(self) -> PosteriorInputs:
-        return PosteriorInputs(*map(aligned, self))
 
 
 class Tile(NamedTuple):
@@ -68,18 +64,12 @@ def tile_of(K: int, V: int, keys: int, elements: int) -> Tile:
     return Tile(P, parts, BV)
 
 
-class PosteriorSizes:
-    """B rows of T tokens in N sequences, H key heads, HV value heads, K and V channels; M chunks and P segments, or as many
-    numbers as those of packed sequences may take. segment: chunks per segment, None where no sequence is cut."""
+class PosteriorSizes(CallSizes):
+    """M chunks and P segments, or as many numbers as those of packed sequences may take. segment: chunks per segment, None where
+    no sequence is cut."""
 
     def __init__(self, x: PosteriorInputs, back: bool = False) -> None:
-        self.dtype = x.q.dtype
-        self.rows = self.B, self.T = x.q.shape[:2]
-        self.H, self.K = x.q.shape[2:]
-        self.HV, self.V = x.v.shape[2:]
-        self.packed = x.cu_seqlens is not None
-        self.N = x.cu_seqlens.shape[0] - 1 if self.packed else self.B
-        self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"
+        super().__init__(x)
         # The states at the chunks' starts; squares of keys leave the range of float16.
         self.state_dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         self.read_tile = tile_of(self.K, self.V, self.K, READ_ELEMENTS)
@@ -95,16 +85,10 @@ class PosteriorSizes:
         self.M = max_pieces(self.N, self.T, CHUNK, self.packed)
         self.P = max_pieces(self.N, self.T, self.segment_tokens, self.packed, least=1)
 
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
-        return TensorSpec(shape, dtype or self.dtype)
-
-    def per_token(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
-        return self.empty(*self.rows, *shape, dtype=dtype)
-
     def state(self, count: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         return self.empty(count, self.HV, self.K, self.V, dtype=dtype)
 
     def heads(self, x: PosteriorInputs) -> dict[str, int]:
         """How many value heads one head of the inputs serves, and the widths, as launches take them."""
         served = {"HEADS_K": x.k, "HEADS_BETA": x.beta, "HEADS_G": x.g}
-        return {name: self.HV // y.shape[2] for name, y in served.items()} | {"K": self.K, "V": self.V}
+        return {name: self.group(y) for name, y in served.items()} | {"K": self.K, "V": self.V}
