@@ -38,6 +38,12 @@ def or_nan(x):
 
 
 @triton.jit
+def float_or_nan(x):
+    """x in float32, infinities as NaN."""
+    return or_nan(x.to(tl.float32))
+
+
+@triton.jit
 def without(x, bad):
     return tl.where(bad, 0.0, x.to(tl.float32)).to(x.dtype)
 

@@ -94,6 +94,9 @@ class CallSizes:
     def per_token(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
         return self.empty(*self.rows, *shape, dtype=dtype)
 
+    def state(self, count: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
+        return self.empty(count, self.HV, self.K, self.V, dtype=dtype)
+
     def group(self, x: Any) -> int:
         """How many value heads one head of x serves."""
         return 1 if x is None else self.HV // x.shape[2]

@@ -93,7 +93,7 @@ def differentiate(
 @triton.jit(do_not_specialize=["time", "tokens"])
 def posterior_gradients(
     q, k, v, beta, g, prior, M_chunk, J_chunk, do, dw, dM_end, dJ_end, scratch_M, scratch_J,
-    dq, dk, dv, dbeta, dg, dprior, dM_start, dJ_start, segments, time, tokens, scale, H, HV,
+    dq, dk, dv, dbeta, dg, dprior, dM_start, dJ_start, segments, time, tokens, scale, HV,
     K: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, STEP: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
     GIVEN_M: tl.constexpr, GIVEN_J: tl.constexpr, ENDED: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,10 +18,12 @@ from .read import read_posterior, segment_gradients
 from .sizes import PosteriorInputs, PosteriorSizes
 from .state import posterior_state
 
-__all__ = ["MEAN", "MEAN_AND_VARIANCE", "PosteriorInputs"]
+__all__ = ["POSTERIOR", "PosteriorInputs"]
 
 SUM_BLOCK = 1024
 STEP = 2  # every second state of a chunk goes into the backward's workspace
+
+Options = tuple[float, bool]  # scale of q, whether the variance is an output
 
 
 class Segments(NamedTuple):
@@ -35,10 +36,10 @@ class Segments(NamedTuple):
 
 
 def shapes(
-    variance: bool, x: PosteriorInputs, device: torch.device, options: tuple[float, ...], final: bool
+    x: PosteriorInputs, device: torch.device, options: Options, final: bool
 ) -> tuple[tuple[TensorSpec | None, ...], tuple[()]]:
     """o, the variance where it is asked for, the final M and J (None unless `final`). A backward needs the inputs alone."""
-    sizes = PosteriorSizes(x)
+    sizes, (_, variance) = PosteriorSizes(x), options
     outputs = [sizes.per_token(sizes.HV, sizes.V, dtype=x.v.dtype) for _ in range(2 if variance else 1)]
     states = [sizes.state(sizes.N) if final else None for _ in range(2)]
     return (*outputs, *states), ()
@@ -62,11 +63,11 @@ def record_segments(recorder: Recorder, x: PosteriorInputs, sizes: PosteriorSize
 
 
 def forward(
-    variance: bool, recorder: Recorder, x: PosteriorInputs, device: torch.device, options: tuple[float, ...], final: bool
+    recorder: Recorder, x: PosteriorInputs, device: torch.device, options: Options, final: bool
 ) -> tuple[tuple[TensorSpec | None, ...], tuple[()]]:  # fmt: skip
-    (scale,) = options
+    scale, variance = options
     sizes = PosteriorSizes(x)
-    outputs, saved = shapes(variance, x, device, options, final)
+    outputs, saved = shapes(x, device, options, final)
     segments = record_segments(recorder, x, sizes)
     start = segments.states or (x.M, x.J)
     started = start[0] is not None
@@ -74,8 +75,8 @@ def forward(
     recorder.launch(
         read_posterior, (-(-sizes.V // tile.BV) * sizes.P, sizes.HV),
         x.q, x.k, x.v, x.beta, x.g, x.prior, *(start if started else (x.prior, x.prior)), outputs[0],
-        outputs[1] if variance else None, *outputs[-2:], segments.table, sizes.T, int(started), scale, sizes.H, sizes.HV,
-        **sizes.heads(x), **tile.options, ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
+        outputs[1] if variance else None, *outputs[-2:], segments.table, sizes.T, int(started), scale, sizes.HV,
+        **sizes.heads(x), **tile._asdict(), ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
         num_warps=1, maxnreg=min(255, 65536 // (32 * tile.programs) // 8 * 8),
     )  # fmt: skip
     return outputs, saved
@@ -89,7 +90,7 @@ def record_states(
     width = min(32 if sizes.dtype == torch.bfloat16 else 16, padded(sizes.V))
     recorder.launch(
         posterior_state, (-(-sizes.V // width) * sizes.P, sizes.HV),
-        x.k, x.v, x.beta, x.g, *start, *out, segments.transition, segments.table, sizes.T, sizes.H, sizes.HV,
+        x.k, x.v, x.beta, x.g, *start, *out, segments.transition, segments.table, sizes.T, sizes.HV,
         **sizes.heads(x), PK=padded(sizes.K), BV=width, STARTED=start[0] is not None, SUMMARY=summary,
         PRECISION=sizes.precision, num_warps=4,
     )  # fmt: skip
@@ -110,14 +111,14 @@ def join_segments(
 
 
 def backward(
-    variance: bool, recorder: Recorder, x: PosteriorInputs, device: torch.device, options: tuple[float, ...],
+    recorder: Recorder, x: PosteriorInputs, device: torch.device, options: Options,
     saved: tuple[()], output_grads: Sequence[Any], state_grads: bool,
 ) -> PosteriorInputs:  # fmt: skip
-    (scale,) = options
+    scale, variance = options
     sizes = PosteriorSizes(x, back=True)
     segments = record_segments(recorder, x, sizes)
     do, *rest = output_grads
-    dw, end = rest[0] if variance else None, tuple(rest[-2:])
+    dw, d_end = rest[0] if variance else None, tuple(rest[-2:])
     heads, float32 = sizes.heads(x), torch.float32
     start = segments.states or (x.M, x.J)
     chunk_states = [sizes.state(sizes.M, sizes.state_dtype) for _ in range(2)]
@@ -127,12 +128,12 @@ def backward(
         tile = sizes.segment_grad_tile
         recorder.launch(
             segment_gradients, (-(-sizes.V // tile.BV) * sizes.P, sizes.HV),
-            x.q, x.k, x.v, x.beta, x.g, x.prior, *start, do, dw, *added, segments.table, sizes.T, scale, sizes.H,
-            sizes.HV, **heads, **tile.options, VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
+            x.q, x.k, x.v, x.beta, x.g, x.prior, *start, do, dw, *added, segments.table, sizes.T, scale,
+            sizes.HV, **heads, **tile._asdict(), VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
         )  # fmt: skip
-        for x_added, begin in zip(added, end):
-            join_segments(recorder, x, sizes, segments, x_added, begin, back=True)
-        end = tuple(added)
+        for d_state, begin in zip(added, d_end):
+            join_segments(recorder, x, sizes, segments, d_state, begin, back=True)
+        d_end = tuple(added)
 
     tile = sizes.grad_tile
     v_tiles, k_tiles = -(-sizes.V // tile.BV), -(-sizes.K // (tile.P * tile.PARTS))
@@ -150,13 +151,13 @@ def backward(
         "dprior": sizes.empty(programs, sizes.HV, dtype=float32),
     }  # fmt: skip
     wanted = state_grads and x.M is not None
-    first = [sizes.state(sizes.N) if wanted else None for _ in range(2)]
-    ended = [x.prior if y is None else y for y in end]
+    d_start = [sizes.state(sizes.N) if wanted else None for _ in range(2)]
+    given = [x.prior if y is None else y for y in d_end]  # a pointer in the place of what is not read
     recorder.launch(
         posterior_gradients, (programs, sizes.HV),
-        x.q, x.k, x.v, x.beta, x.g, x.prior, *chunk_states, do, dw, *ended, *scratch, *parts.values(), *first,
-        segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.H, sizes.HV, **heads, **tile.options, STEP=STEP,
-        GIVEN_M=end[0] is not None, GIVEN_J=end[1] is not None, ENDED=wanted, VARIANCE=dw is not None,
+        x.q, x.k, x.v, x.beta, x.g, x.prior, *chunk_states, do, dw, *given, *scratch, *parts.values(), *d_start,
+        segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.HV, **heads, **tile._asdict(), STEP=STEP,
+        GIVEN_M=d_end[0] is not None, GIVEN_J=d_end[1] is not None, ENDED=wanted, VARIANCE=dw is not None,
         PRECISION=sizes.precision, num_warps=1,
     )  # fmt: skip
     grads = {"dq": dq, "dk": dk, "dv": dv, "dbeta": dbeta, "dg": dg, "dprior": dprior}
@@ -167,7 +168,7 @@ def backward(
                 sum_tiles, (-(-count // SUM_BLOCK),), parts[name], out, count, prod(parts[name].shape) // max(1, count),
                 BLOCK=SUM_BLOCK, num_warps=4,
             )  # fmt: skip
-    return PosteriorInputs(dq, dk, dv, dbeta, dg, dprior, *first)
+    return PosteriorInputs(dq, dk, dv, dbeta, dg, dprior, *d_start)
 
 
 def of_tiles(sizes: PosteriorSizes, tiles: int, out: TensorSpec) -> TensorSpec:
@@ -175,9 +176,5 @@ def of_tiles(sizes: PosteriorSizes, tiles: int, out: TensorSpec) -> TensorSpec:
     return out if tiles == 1 else TensorSpec((tiles, *out.shape), sizes.state_dtype)
 
 
-def rule(variance: bool) -> Rule:
-    return Rule(partial(shapes, variance), partial(forward, variance), partial(backward, variance))
-
-
-# Inputs: PosteriorInputs. Options: scale. Outputs: o, (the variance,) M, J.
-MEAN, MEAN_AND_VARIANCE = rule(variance=False), rule(variance=True)
+# Inputs: PosteriorInputs. Outputs: o, (the variance,) M, J.
+POSTERIOR = Rule(shapes, forward, backward)

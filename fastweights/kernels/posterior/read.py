@@ -35,7 +35,7 @@ def read_tile(M, J, query, prior, PARTS: tl.constexpr, VARIANCE: tl.constexpr, P
 
 @triton.jit(do_not_specialize=["time", "started"])
 def read_posterior(
-    q, k, v, beta, g, prior, M_start, J_start, o, variance, M_end, J_end, segments, time, started, scale, H, HV,
+    q, k, v, beta, g, prior, M_start, J_start, o, variance, M_end, J_end, segments, time, started, scale, HV,
     K: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
     ENDED: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr,
@@ -77,7 +77,7 @@ def read_posterior(
 
 @triton.jit(do_not_specialize=["time"])
 def segment_gradients(
-    q, k, v, beta, g, prior, M_start, J_start, do, dw, dM_out, dJ_out, segments, time, scale, H, HV,
+    q, k, v, beta, g, prior, M_start, J_start, do, dw, dM_out, dJ_out, segments, time, scale, HV,
     K: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr, VARIANCE: tl.constexpr,
     PRECISION: tl.constexpr,

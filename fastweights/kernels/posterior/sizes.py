@@ -9,7 +9,6 @@ import torch
 from ..chunk.sizes import CallSizes, max_pieces
 from ..chunk.tiles import padded
 from ..packing import CHUNK
-from ..runtime.workspace import TensorSpec
 
 MULTIPROCESSORS = 132  # of an H100 or H200
 # Programs per multiprocessor up to which sequences are cut on the way back.
@@ -41,10 +40,6 @@ class Tile(NamedTuple):
     P: int
     PARTS: int
     BV: int
-
-    @property
-    def options(self) -> dict[str, int]:
-        return self._asdict()
 
     @property
     def programs(self) -> int:
@@ -84,9 +79,6 @@ class PosteriorSizes(CallSizes):
         self.segment_tokens = CHUNK * (self.segment or self.T // CHUNK + 1)
         self.M = max_pieces(self.N, self.T, CHUNK, self.packed)
         self.P = max_pieces(self.N, self.T, self.segment_tokens, self.packed, least=1)
-
-    def state(self, count: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
-        return self.empty(count, self.HV, self.K, self.V, dtype=dtype)
 
     def heads(self, x: PosteriorInputs) -> dict[str, int]:
         """How many value heads one head of the inputs serves, and the widths, as launches take them."""

@@ -11,7 +11,7 @@ from ..packing import segment_place
 
 @triton.jit(do_not_specialize=["time"])
 def posterior_state(
-    k, v, beta, g, M_start, J_start, M_out, J_out, transition, segments, time, H, HV,
+    k, v, beta, g, M_start, J_start, M_out, J_out, transition, segments, time, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
     STARTED: tl.constexpr, SUMMARY: tl.constexpr, PRECISION: tl.constexpr,

@@ -1,10 +1,10 @@
 """Device functions of a tile of the memory: all key channels by some value columns of M and J, held in registers.
 
-The key channels come in parts of P channels, a power of two: three parts where the head's width fits three quarters of a power of
-two (96 channels are 3 x 32), else one. A tuple holds one tensor [P, BV] per part.
+The key channels come in parts of P = 16 (fewer where a head is narrower), so that no thread is idle at 48 or 96 channels. A tuple
+holds one tensor [P, BV] per part.
 
 The importance I = J + prior is held in place of J for 16-bit inputs, which saves an addition per element and token. float32
-inputs hold J, which then keeps its precision beside a large prior: HELD is prior or 0, `rest` (1 - a) HELD.
+inputs hold J, which then keeps its precision beside a large prior: `held` is prior or 0, `rest` (1 - a) held.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, or_nan
+from ..math import clamped, float_or_nan, or_nan
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def load_tile(
         c = first_key + part * P + tl.arange(0, P)
         inside = (c < K)[:, None] & (column < V)[None, :] & given
         loaded = tl.load(x + state * (K * V) + c[:, None] * V + column[None, :], inside, 0.0)
-        tile = tile + (or_nan(loaded.to(tl.float32)),)
+        tile = tile + (float_or_nan(loaded),)
     return tile
 
 

@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..math import float_or_nan
 from . import RecurrentCall
 from .launching import columns, run
-from .states import PlacedState, pool_row, tokens_of
-from .tokens import any_layout, finite, log_decay, number, row
+from .states import PlacedState, pool_row, state_tile, tokens_of
+from .tokens import any_layout, decay_from_log, number, row
 
 __all__ = ["decode"]
 
@@ -83,10 +84,7 @@ def decode_delta_rule(
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 
-    # A call uses each number of the state once, so the state does not displace weights and activations from the caches.
-    state_of_head = index * S_step + head * S_head + (channel[:, None] * V + column[None, :])
-    in_state = is_channel[:, None] & is_column[None, :] & held
-    state = tl.load(S + state_of_head, mask=in_state, other=0, eviction_policy="evict_first")
+    at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
     if A is not None:
         gram = tl.load(A + place.to(tl.int64) * K + channel, mask=is_channel, other=0)
         c = tl.load(center + head // CENTER_GROUP * center_step).to(tl.float32)
@@ -110,24 +108,24 @@ def decode_delta_rule(
         if w is not None:
             write_key = row(w, token, w_token, head, w_head, W_GROUP, channel, is_channel)
 
-        key, query, written = finite(key), finite(query) * scale, finite(written)
+        key, query, written = float_or_nan(key), float_or_nan(query) * scale, float_or_nan(written)
         if w is not None:
-            write_key = finite(write_key)
+            write_key = float_or_nan(write_key)
         elif A is not None:
-            gram = log_decay(A_decay) * gram + finite(A_gain) * key * key
+            gram = decay_from_log(A_decay) * gram + float_or_nan(A_gain) * key * key
             distance = tl.log(gram + eps) - c
             write_key = tl.exp(-log_bound * distance / (1 + tl.abs(distance))) * key
         else:
             write_key = key
         if g is not None:
-            state *= log_decay(decay)[:, None] if G_CHANNELS else log_decay(decay)
+            state *= decay_from_log(decay)[:, None] if G_CHANNELS else decay_from_log(decay)
         if beta is not None:
-            written = finite(gain) * (written - tl.sum(state * key[:, None], 0))
+            written = float_or_nan(gain) * (written - tl.sum(state * key[:, None], 0))
         # S_t^T q = S'^T q + (w . q) u: both sums over the state read S', none waits for the other.
         answer = tl.sum(state * query[:, None], 0) + tl.sum(write_key * query, 0) * written
         state += write_key[:, None] * written[None, :]
         tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
 
-    tl.store(new_S + state_of_head, state, mask=in_state, eviction_policy="evict_first")
+    tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")
     if A is not None and tile == 0:
         tl.store(new_A + index * A_step + head * A_head + channel, gram, mask=is_channel & held)

@@ -6,10 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..math import float_or_nan
 from . import RecurrentCall
 from .launching import run, whole_state
-from .states import pool_row, tokens_of
-from .tokens import any_layout, finite, number, row
+from .states import pool_row, state_tile, tokens_of
+from .tokens import any_layout, number, row
 
 __all__ = ["decode"]
 
@@ -62,9 +63,7 @@ def decode_lattice(
     index, held = pool_row(state_indices, n, P)
     slot, column = tl.arange(0, BK), tl.arange(0, BV)
     is_slot, is_column = slot < K, column < V
-    in_state = is_slot[:, None] & is_column[None, :] & held
-    state_of_head = index * S_step + head * S_head + (slot[:, None] * V + column[None, :])
-    state = tl.load(S + state_of_head, mask=in_state, other=0, eviction_policy="evict_first")
+    at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, slot, column, K, V)
 
     first, count = tokens_of(cu_seqlens, n, T)
     for t in range(count):
@@ -72,13 +71,13 @@ def decode_lattice(
         # Loads come before any use, so that their latencies overlap.
         key = row(k, token, k_token, head, k_head, K_GROUP, slot, is_slot)
         value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
-        step = finite(number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
+        step = float_or_nan(number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
         kept = 1.0
         if decay is not None:
-            kept = finite(number(decay, token, decay_token, head, decay_head, DECAY_GROUP))
+            kept = float_or_nan(number(decay, token, decay_token, head, decay_head, DECAY_GROUP))
             kept = tl.where(kept < RESOLUTION, RESOLUTION, kept)
 
-        key, value = finite(key), finite(value)
+        key, value = float_or_nan(key), float_or_nan(value)
         inverse, length = inverse_and_length(state)
         state *= inverse[:, None]
         # With h and c of the rule both turned over where that saves a sign, a step takes in c h.
@@ -95,7 +94,7 @@ def decode_lattice(
             state = shrunk(state, step * l1)
         inverse, length = inverse_and_length(state)
         state *= (inverse if NORMALIZE else inverse * length)[:, None]
-        answer = tl.sum(state * finite(query)[:, None], 0)
+        answer = tl.sum(state * float_or_nan(query)[:, None], 0)
         tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
 
-    tl.store(new_S + state_of_head, state, mask=in_state, eviction_policy="evict_first")
+    tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")

@@ -9,10 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..math import float_or_nan
 from . import RecurrentCall
 from .launching import run, whole_state
-from .states import pool_row, tokens_of
-from .tokens import any_layout, finite, number, row
+from .states import pool_row, state_tile, tokens_of
+from .tokens import any_layout, number, row
 
 __all__ = ["decode"]
 
@@ -41,9 +42,7 @@ def decode_output_normalized_ttt(
     index, held = pool_row(state_indices, n, P)
     channel, column = tl.arange(0, BK), tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
-    in_state = is_channel[:, None] & is_column[None, :] & held
-    state_of_head = index * S_step + head * S_head + (channel[:, None] * V + column[None, :])
-    state = tl.load(S + state_of_head, mask=in_state, other=0, eviction_policy="evict_first")
+    at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
 
     first, count = tokens_of(cu_seqlens, n, T)
     for t in range(count):
@@ -52,9 +51,9 @@ def decode_output_normalized_ttt(
         key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
         query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
         value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
-        step = finite(number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
+        step = float_or_nan(number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
 
-        key, query, value = finite(key), finite(query), finite(value)
+        key, query, value = float_or_nan(key), float_or_nan(query), float_or_nan(value)
         z = tl.sum(state * key[:, None], 0)
         read = tl.sum(state * query[:, None], 0)
         square = tl.sum(z * z, 0)
@@ -67,4 +66,4 @@ def decode_output_normalized_ttt(
         state += key[:, None] * written[None, :]
         tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
 
-    tl.store(new_S + state_of_head, state, mask=in_state, eviction_policy="evict_first")
+    tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")

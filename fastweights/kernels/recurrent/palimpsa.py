@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..math import float_or_nan
 from . import RecurrentCall
 from .launching import columns, run
-from .states import pool_row, tokens_of
-from .tokens import any_layout, finite, log_decay, number, row
+from .states import pool_row, state_tile, tokens_of
+from .tokens import any_layout, decay_from_log, number, row
 
 __all__ = ["decode", "decode_posterior"]
 
@@ -62,11 +63,8 @@ def decode_palimpsa(
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 
-    in_state = is_channel[:, None] & is_column[None, :] & held
-    inside = channel[:, None] * V + column[None, :]
-    M_of_head, J_of_head = index * M_step + head * M_head + inside, index * J_step + head * J_head + inside
-    mean = tl.load(M + M_of_head, mask=in_state, other=0, eviction_policy="evict_first")
-    importance = tl.load(J + J_of_head, mask=in_state, other=0, eviction_policy="evict_first")
+    at_M, in_state, mean = state_tile(M, index, M_step, head, M_head, held, channel, column, K, V)
+    at_J, in_state, importance = state_tile(J, index, J_step, head, J_head, held, channel, column, K, V)
     p = tl.load(prior + head * prior_step)
 
     first, count = tokens_of(cu_seqlens, n, T)
@@ -77,9 +75,14 @@ def decode_palimpsa(
         query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
         written = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
         gain = row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
-        decay = log_decay(number(g, token, g_token, head, g_head, G_GROUP))
+        decay = decay_from_log(number(g, token, g_token, head, g_head, G_GROUP))
 
-        key, query, written, gain = finite(key), finite(query) * scale, finite(written), finite(gain)
+        key, query, written, gain = (
+            float_or_nan(key),
+            float_or_nan(query) * scale,
+            float_or_nan(written),
+            float_or_nan(gain),
+        )
         mean = decay * mean + key[:, None] * written[None, :]
         importance = decay * importance + (key * key)[:, None] * gain[None, :]
         weights = query[:, None] / (importance + p)
@@ -89,5 +92,5 @@ def decode_palimpsa(
             spread = tl.sum(weights * query[:, None], 0)
             tl.store(variance + place_of_token, tl.where(held, spread, 0.0), mask=is_column)
 
-    tl.store(new_M + M_of_head, mean, mask=in_state, eviction_policy="evict_first")
-    tl.store(new_J + J_of_head, importance, mask=in_state, eviction_policy="evict_first")
+    tl.store(new_M + at_M, mean, mask=in_state, eviction_policy="evict_first")
+    tl.store(new_J + at_J, importance, mask=in_state, eviction_policy="evict_first")

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..packing import sequence_edges
 from . import RecurrentCall
 
-__all__ = ["PlacedState", "pool_row", "tokens_of"]
+__all__ = ["PlacedState", "pool_row", "state_tile", "tokens_of"]
 
 
 class PlacedState:
@@ -54,6 +54,15 @@ def pool_row(state_indices, n, P):
     """The row of sequence n in the pool of P rows, and whether it has one: none for a negative index."""
     index = n.to(tl.int64) if state_indices is None else tl.load(state_indices + n).to(tl.int64)
     return index, (index >= 0) & (index < P)
+
+
+@triton.jit
+def state_tile(S, index, row_step, head, head_step, held, row, column, K: tl.constexpr, V: tl.constexpr):
+    """Where the rows and columns of a head's state [K, V] lie, which of them exist, and their numbers, 0 where there are none."""
+    at = index * row_step + head * head_step + (row[:, None] * V + column[None, :])
+    exists = (row < K)[:, None] & (column < V)[None, :] & held
+    # A call uses each number of the state once, so the state does not displace weights and activations from the caches.
+    return at, exists, tl.load(S + at, mask=exists, other=0, eviction_policy="evict_first")
 
 
 @triton.jit

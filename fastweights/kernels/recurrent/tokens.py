@@ -8,9 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import or_nan
-
-__all__ = ["any_layout", "finite", "log_decay", "number", "row", "strides"]
+__all__ = ["any_layout", "decay_from_log", "number", "row", "strides"]
 
 
 def strides(x: Tensor | None, batch: int, time: int, heads: int) -> tuple[Tensor | None, int, int, int]:
@@ -45,13 +43,7 @@ def number(x, token, token_step, head, head_step, GROUP: tl.constexpr):
 
 
 @triton.jit
-def finite(x):
-    """x in float32, infinities as NaN."""
-    return or_nan(x.to(tl.float32))
-
-
-@triton.jit
-def log_decay(g):
+def decay_from_log(g):
     """exp(g): 0 for -inf, which is legal, NaN for infinity, which is not."""
     g = g.to(tl.float32)
     return tl.where(g < float("inf"), tl.exp(g), float("nan"))

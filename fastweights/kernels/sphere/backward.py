@@ -9,8 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..math import float_or_nan
 from .forward import EVERY, FEW, LEAST_DECAY, SHORTEST, edges, first_slots, inverse_square, not_below
-from .layout import number, over_channels, over_slots, over_slots_of_warp, slot_and_channel
+from .layout import over_channels, over_slots, over_slots_of_warp, slot_and_channel
 
 
 @triton.jit
@@ -38,11 +39,11 @@ def raw_step(
 def converted_step(step, OBJECTIVE: tl.constexpr):
     """f, w and h."""
     if OBJECTIVE == "ttt":
-        found = 1.0, number(step[0]) * number(step[1]), step[2]
+        found = 1.0, float_or_nan(step[0]) * float_or_nan(step[1]), step[2]
     elif OBJECTIVE == "decode":
         found = step[0], step[1], step[2]
     else:
-        found = step[0], step[1], number(step[2])
+        found = step[0], step[1], float_or_nan(step[2])
     return found
 
 
@@ -184,8 +185,9 @@ def pass_tokens_back(
                 t = begin + (FEW - 1 - back)
                 if t < stop:
                     place = t * HV + head
-                    query, key, grad_o, gain = number(now[0]), number(now[1]), now[2].to(tl.float32), number(now[3])
-                    d = 1.0 if decay is None else not_below(number(now[4]), LEAST_DECAY)
+                    query, key, gain = float_or_nan(now[0]), float_or_nan(now[1]), float_or_nan(now[3])
+                    grad_o = now[2].to(tl.float32)
+                    d = 1.0 if decay is None else not_below(float_or_nan(now[4]), LEAST_DECAY)
                     one, other = now[5], now[6]
                     f, w, h = converted_step(now_step, OBJECTIVE)
                     now_step = raw_step(
@@ -209,7 +211,7 @@ def pass_tokens_back(
                     d_query = f * over_channels(S * grad_o) + w * over_channels(h * grad_o)
                     if OBJECTIVE == "ttt":
                         L, d_value, d_key, d_gain = back_through_answer(
-                            L + query * grad_o, S, key, number(one), other, h, gain
+                            L + query * grad_o, S, key, float_or_nan(one), other, h, gain
                         )
                         tl.store(gate_parts + place + 0 * thread, d_gain, thread == 0)
                     else:

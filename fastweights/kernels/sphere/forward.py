@@ -9,8 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..math import float_or_nan
 from ..packing import pieces_of_sequence, sequence_edges
-from .layout import both_over_slots, number, over_channels, over_slots, slot_and_channel
+from .layout import both_over_slots, over_channels, over_slots, slot_and_channel
 
 SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long; a shorter answer has no direction
 LEAST_DECAY = tl.constexpr(2.0**-23)
@@ -39,7 +40,7 @@ def first_slots(start, at, slot, channel, inside, V: tl.constexpr):
         S = tl.where((slot == channel) & inside, 1.0, 0.0)
         length = tl.where(slot < V, 1.0, 0.0)
     else:
-        S = number(tl.load(start + at + slot * V + channel, inside, 0.0))
+        S = float_or_nan(tl.load(start + at + slot * V + channel, inside, 0.0))
         square = over_channels(S * S)
         inverse = tl.where(square == 0, 0.0, tl.rsqrt(square))
         S *= inverse
@@ -64,7 +65,7 @@ def raw_token(
     q, k, v, gamma, decay, place, here, slot, channel, is_slot, is_channel,
     K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """Key, query, value, gamma and decay of a token, as they are in memory."""
+    """Key, query, value, gamma and decay of a token, as they are in memory: what is loaded ahead is converted when it is used."""
     key = tl.load(k + place // HEADS_K * K + slot, is_slot & here, 0.0)
     query = tl.load(q + place // HEADS_K * K + slot, is_slot & here, 0.0)
     value = tl.load(v + place * V + channel, is_channel & here, 0.0)
@@ -92,7 +93,7 @@ def pass_tokens(
         S = (
             tl.zeros((LV, LK, W, RK, RV), tl.float32)
             if start is None
-            else number(tl.load(start + at + slot * V + channel, inside, 0.0))
+            else float_or_nan(tl.load(start + at + slot * V + channel, inside, 0.0))
         )
     else:
         S, length = first_slots(start, at, slot, channel, inside, V)
@@ -100,23 +101,8 @@ def pass_tokens(
         per_square = inverse_square(length)
     place = first * HV + head
     now = raw_token(
-        q,
-        k,
-        v,
-        gamma,
-        decay,
-        place,
-        first < stop,
-        slot,
-        channel,
-        is_slot,
-        is_channel,
-        K,
-        V,
-        HEADS_K,
-        HEADS_GAMMA,
-        HEADS_DECAY,
-    )
+        q, k, v, gamma, decay, place, first < stop, slot, channel, is_slot, is_channel, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY,
+    )  # fmt: skip
     if OBJECTIVE == "decode" or OBJECTIVE == "ttt":
         answer = over_slots(S * now[0].to(tl.float32))
     for block in range(first, stop, EVERY):
@@ -128,10 +114,11 @@ def pass_tokens(
                 HEADS_GAMMA, HEADS_DECAY,
             )  # fmt: skip
             # Infinities that get into the state come out of its sums as NaN; elsewhere they are made NaN.
-            key, query, value, gain = now[0].to(tl.float32), number(now[1]), now[2].to(tl.float32), number(now[3])
-            d = 1.0 if decay is None else not_below(number(now[4]), LEAST_DECAY)
+            key, value = now[0].to(tl.float32), now[2].to(tl.float32)
+            query, gain = float_or_nan(now[1]), float_or_nan(now[3])
+            d = 1.0 if decay is None else not_below(float_or_nan(now[4]), LEAST_DECAY)
             if OBJECTIVE == "ttt":
-                square, aligned = over_channels(answer * answer), number(over_channels(answer * value))
+                square, aligned = over_channels(answer * answer), float_or_nan(over_channels(answer * value))
                 short = square < SHORTEST * SHORTEST
                 r = tl.where(short, 1.0, tl.rsqrt(square))
                 h = r * value - tl.where(short, 1.0, aligned * r * r * r) * answer

@@ -11,8 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import or_nan
-
 
 @triton.jit
 def slot_and_channel(LV: tl.constexpr, LK: tl.constexpr, W: tl.constexpr, RK: tl.constexpr, RV: tl.constexpr):
@@ -47,9 +45,3 @@ def both_over_slots(x, y):
 def over_channels(x):
     total = tl.sum(tl.sum(x, 4, keep_dims=True), 0, keep_dims=True)
     return tl.broadcast_to(total, (x.shape[0], x.shape[1], x.shape[2], x.shape[3], 1))
-
-
-@triton.jit
-def number(x):
-    """As computed with: float32, infinities as NaN. Loads that run ahead are converted when they are used, not before."""
-    return or_nan(x.to(tl.float32))

@@ -11,7 +11,8 @@ import torch
 
 from ..chunk.backward import REDUCE_BLOCK
 from ..chunk.reduce import reduce_gate_grads
-from ..chunk.sizes import max_pieces
+from ..chunk.sizes import CallSizes, max_pieces
+from ..chunk.tiles import padded
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
 from .backward import FEW, pass_tokens_back
@@ -52,7 +53,7 @@ class Saved(NamedTuple):
 @lru_cache
 def tile(K: int, V: int, objective: str, back: bool) -> dict[str, int]:
     """The layout of a tile (see layout.py) and its warps."""
-    slots, channels = (max(16, 1 << (size - 1).bit_length()) for size in (K, V))
+    slots, channels = padded(K), padded(V)
     size = slots * channels
     if back:
         lanes, warps = 8, size // 1024
@@ -68,32 +69,28 @@ def tile(K: int, V: int, objective: str, back: bool) -> dict[str, int]:
     }  # fmt: skip
 
 
-class Sizes:
+class SphereSizes(CallSizes):
+    """M kept states, one per 16 tokens, or as many numbers as those of packed sequences may take."""
+
     def __init__(self, x: SphereInputs, objective: str, normalize: bool) -> None:
-        self.rows = self.B, self.T = x.q.shape[:2]
-        self.HV, self.V = x.v.shape[2:]
-        self.K, self.dtype = x.q.shape[3], x.q.dtype
-        packed = x.cu_seqlens is not None
-        self.N = x.cu_seqlens.shape[0] - 1 if packed else self.B
-        self.M = max_pieces(self.N, self.T, EVERY.value, packed)
+        super().__init__(x)
+        self.M = max_pieces(self.N, self.T, EVERY.value, self.packed)
         self.slots, self.free = objective != "ttt", objective != "ttt" and not normalize
         self.answers = objective in ("decode", "ttt")
         self.objective = objective
         self.constants = {
-            "K": self.K, "V": self.V, "OBJECTIVE": objective, "NORMALIZE": normalize, "HEADS_K": self.HV // x.q.shape[2],
-            "HEADS_GAMMA": self.HV // x.gamma.shape[2], "HEADS_DECAY": 1 if x.decay is None else self.HV // x.decay.shape[2],
+            "K": self.K, "V": self.V, "OBJECTIVE": objective, "NORMALIZE": normalize, "HEADS_K": self.group(x.q),
+            "HEADS_GAMMA": self.group(x.gamma), "HEADS_DECAY": self.group(x.decay),
         }  # fmt: skip
 
-    def per_token(self, *shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
-        return TensorSpec((*self.rows, self.HV, *shape), dtype)
-
-    def states(self, count: int) -> TensorSpec:
-        return TensorSpec((count, self.HV, self.K, self.V), torch.float32)
+    def vectors(self, width: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
+        """One per token and value head."""
+        return self.per_token(self.HV, width, dtype=dtype)
 
     def saved(self) -> Saved:
-        f, w, b, lengths = (self.per_token(self.K) if given else None for given in (*[self.slots] * 3, self.free))
-        answers, writes = (self.per_token(self.V) if given else None for given in (self.answers, not self.slots))
-        return Saved(f, w, b, lengths, answers, writes, self.states(self.M))
+        f, w, b, lengths = (self.vectors(self.K) if given else None for given in (*[self.slots] * 3, self.free))
+        answers, writes = (self.vectors(self.V) if given else None for given in (self.answers, not self.slots))
+        return Saved(f, w, b, lengths, answers, writes, self.state(self.M))
 
 
 Results = tuple[tuple[TensorSpec | None, ...], Saved]
@@ -101,12 +98,12 @@ Results = tuple[tuple[TensorSpec | None, ...], Saved]
 
 def shapes(x: SphereInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
     """o and S (None unless `final`), and what a backward needs."""
-    sizes = Sizes(x, *options)
-    return (sizes.per_token(sizes.V, dtype=sizes.dtype), sizes.states(sizes.N) if final else None), sizes.saved()
+    sizes = SphereSizes(x, *options)
+    return (sizes.vectors(sizes.V, dtype=sizes.dtype), sizes.state(sizes.N) if final else None), sizes.saved()
 
 
 def forward(recorder: Recorder, x: SphereInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
-    sizes = Sizes(x, *options)
+    sizes = SphereSizes(x, *options)
     (o, S), saved = shapes(x, device, options, final)
     recorder.launch(
         pass_tokens, (sizes.N, sizes.HV),
@@ -120,13 +117,13 @@ def backward(
     recorder: Recorder, x: SphereInputs, device: torch.device, options: Sequence[Any], saved: Saved,
     output_grads: Sequence[Any], state_grads: bool,
 ) -> SphereInputs:  # fmt: skip
-    sizes = Sizes(x, *options)
+    sizes = SphereSizes(x, *options)
     do, d_end = output_grads
-    dq, dk = (sizes.per_token(sizes.K, dtype=sizes.dtype) for _ in range(2))
-    dv = sizes.per_token(sizes.V, dtype=sizes.dtype)
+    dq, dk = (sizes.vectors(sizes.K, dtype=sizes.dtype) for _ in range(2))
+    dv = sizes.vectors(sizes.V, dtype=sizes.dtype)
     dgamma, ddecay = (None if gate is None else TensorSpec(gate.shape, gate.dtype) for gate in (x.gamma, x.decay))
-    dS = sizes.states(sizes.N) if state_grads else None
-    scratch = sizes.states(sizes.N * (EVERY.value // FEW.value))
+    dS = sizes.state(sizes.N) if state_grads else None
+    scratch = sizes.state(sizes.N * (EVERY.value // FEW.value))
     layout = tile(sizes.K, sizes.V, sizes.objective, back=True)
     parts = TensorSpec((layout["W"] if sizes.slots else 1, 2, *sizes.rows, sizes.HV), torch.float32)
     gates = sizes.B * sizes.T * sizes.HV

@@ -25,10 +25,10 @@ def recurrent_kernel(with_variance: bool) -> Callable[..., Any]:
     return kernel.decode_posterior if with_variance else kernel.decode
 
 
-def posterior_kernels(variance: bool) -> KernelFamily:
-    from ...kernels.posterior.memory import MEAN, MEAN_AND_VARIANCE, PosteriorInputs
+def posterior_kernels(with_variance: bool) -> KernelFamily:
+    from ...kernels.posterior.memory import POSTERIOR, PosteriorInputs
 
-    return KernelFamily(MEAN_AND_VARIANCE if variance else MEAN, PosteriorInputs, {"scale": 1.0})
+    return KernelFamily(POSTERIOR, PosteriorInputs, {"scale": 1.0, "variance": with_variance})
 
 
 OF_MEAN, OF_IMPORTANCE = ("k", "v", "g", "M"), ("k", "beta", "g", "J")
@@ -47,7 +47,7 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(partial(reference, variance=False)),
         "torch": chunkwise(partial(chunked, variance=False)),
-        "triton": kernels(partial(posterior_kernels, variance=False)),
+        "triton": kernels(partial(posterior_kernels, False)),
     },
     recurrent=recurrent(partial(recurrent_kernel, False)),
     cases={"": Case()},
@@ -60,7 +60,7 @@ POSTERIOR_SPEC = replace(
     backends={
         "reference": sequential(partial(reference, variance=True)),
         "torch": chunkwise(partial(chunked, variance=True)),
-        "triton": kernels(partial(posterior_kernels, variance=True)),
+        "triton": kernels(partial(posterior_kernels, True)),
     },
     recurrent=recurrent(partial(recurrent_kernel, True)),
     equation="as palimpsa; variance = (1 / (J + prior))^T q^2",
