@@ -1,0 +1,163 @@
+"""Time of a training step (forward, backward, optimizer) of whole models, beside the model they are compared with.
+
+    python benchmarks/training_steps.py                                        all comparisons below
+    python benchmarks/training_steps.py --only palimpsa-d-760m,lattice-110m
+    python benchmarks/training_steps.py --mixers palimpsa-d,lattice --base gdn --batch 8    24 layers of width 1024
+    python benchmarks/training_steps.py --compile                              both sides by torch.compile
+
+Presets, or with --mixers the default configuration (24 layers, width 1024, 8 heads of 128) with each mixer. Random tokens,
+bfloat16 autocast, fused AdamW, the loss in pieces: what `fastweights train` does in a step. All models of a comparison lie on the
+GPU at once and take their steps in turn, so that a change of clocks meets all. Writes
+benchmarks/results/training-steps-<device>.json, which keeps the comparisons that are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from environment import describe, write_json
+from judge.timing import Milliseconds
+
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, preset
+
+RESULTS = Path(__file__).parent / "results"
+WARM = 3
+
+
+class Comparison(NamedTuple):
+    """A model, the model whose step is 1, and sequences per step."""
+
+    model: str
+    base: str
+    batch: int
+
+
+COMPARISONS = (
+    Comparison("palimpsa-d-760m", "palimpsa-d-plain-760m", 8),
+    Comparison("palimpsa-d-170m", "palimpsa-d-plain-170m", 16),
+    Comparison("palimpsa-m-760m", "mamba2-760m-palimpsa", 8),
+    Comparison("lattice-encode-110m", "gdn-110m-lattice", 16),
+    Comparison("lattice-similarity-110m", "gdn-110m-lattice", 16),
+    Comparison("lattice-110m", "gdn-110m-lattice", 32),
+    Comparison("24 layers of palimpsa-d", "24 layers of gdn", 8),
+)
+LAYERS = "24 layers of "
+
+
+def configuration(name: str) -> FastWeightsConfig:
+    return FastWeightsConfig(mixer=name.removeprefix(LAYERS)) if name.startswith(LAYERS) else preset(name)
+
+
+class Trained:
+    """A model that takes training steps on random tokens."""
+
+    def __init__(self, name: str, batch: int, length: int, compiled: bool) -> None:
+        torch.manual_seed(0)
+        config = configuration(name)
+        self.model = FastWeightsForCausalLM(config).cuda().train()
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.called = torch.compile(self.model) if compiled else self.model
+        self.tokens = torch.randint(config.vocab_size, (batch, length), device="cuda")
+        self.times: list[float] = []
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        self.loss = self.step().item()
+        self.first_step = time.perf_counter() - start
+        for _ in range(WARM):
+            self.step()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        self.step()
+        self.memory = (torch.cuda.max_memory_allocated() - held) / 2**30
+
+    def step(self) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = self.called(input_ids=self.tokens, labels=self.tokens).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def timed_step(self) -> None:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self.step()
+        end.record()
+        end.synchronize()
+        self.times.append(start.elapsed_time(end))
+
+    def row(self) -> dict[str, Any]:
+        spread = Milliseconds.of(self.times)
+        return {
+            "parameters": self.parameters, "step, ms": list(spread), "tokens/s": self.tokens.numel() / spread.median * 1e3,
+            "activations, GiB": self.memory, "first step, s": self.first_step, "first loss": self.loss,
+        }  # fmt: skip
+
+
+def compare(comparison: Comparison, length: int, rounds: int, compiled: bool) -> dict[str, Any]:
+    names = (comparison.base, comparison.model)
+    trained = {name: Trained(name, comparison.batch, length, compiled) for name in names}
+    for _ in range(rounds):
+        for one in trained.values():
+            one.timed_step()
+    rows = {name: one.row() for name, one in trained.items()}
+    base, model = (rows[name] for name in names)
+    return {
+        "batch": comparison.batch, "length": length, "compiled": compiled, "models": rows,
+        "step of the base": model["step, ms"][0] / base["step, ms"][0],
+    }  # fmt: skip
+
+
+def chosen(arguments: argparse.Namespace) -> list[Comparison]:
+    if arguments.mixers:
+        base = LAYERS + arguments.base
+        return [Comparison(LAYERS + mixer, base, arguments.batch or 8) for mixer in arguments.mixers.split(",")]
+    known = {comparison.model: comparison for comparison in COMPARISONS}
+    wanted = arguments.only.split(",") if arguments.only else list(known)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise SystemExit(f"--only must name comparisons, of {', '.join(known)}; got {', '.join(unknown)}")
+    found = [known[name] for name in wanted]
+    return [one._replace(batch=arguments.batch) for one in found] if arguments.batch else found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="comparisons, of " + ", ".join(one.model for one in COMPARISONS))
+    parser.add_argument("--mixers", help="compare these in the default configuration instead")
+    parser.add_argument("--base", default="gdn", help="with --mixers: the mixer whose step is 1")
+    parser.add_argument("--batch", type=int, help="sequences per step")
+    parser.add_argument("--length", type=int, default=2048, help="tokens per sequence")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    comparisons = chosen(arguments)
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
+    device = torch.cuda.get_device_name()
+    path = arguments.results / f"training-steps-{device.lower().replace(' ', '-')}.json"
+    rows = json.loads(path.read_text())["comparisons"] if path.exists() else {}
+    for comparison in comparisons:
+        row = {**compare(comparison, arguments.length, arguments.rounds, arguments.compile), "measured": describe()}
+        rows[f"{comparison.model}{', compiled' if arguments.compile else ''}"] = row
+        for name, model in row["models"].items():
+            print(
+                f"{name:28} {model['step, ms'][0]:8.1f} ms  {model['tokens/s'] / 1e3:6.1f} k tokens/s  "
+                f"{model['activations, GiB']:5.1f} GiB  first step {model['first step, s']:.1f} s"
+            )
+        print(f"{comparison.model}: {row['step of the base']:.2f} of the step of {comparison.base}", flush=True)
+        write_json(path, {**describe(), "device": device, "comparisons": rows})
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
