@@ -1,0 +1,23 @@
+"""The comparisons of whole models, as far as no GPU is needed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import training_steps
+from training_steps import COMPARISONS, Comparison, configuration
+
+
+@pytest.mark.parametrize("comparison", COMPARISONS, ids=[one.model for one in COMPARISONS])
+def test_models_differ_in_their_mixer_alone(comparison: Comparison) -> None:
+    model, base = (configuration(name) for name in (comparison.model, comparison.base))
+    assert model.mixers != base.mixers
+    for size in ("vocab_size", "hidden_size", "tie_word_embeddings"):
+        assert getattr(model, size) == getattr(base, size)
+
+
+def test_unknown_comparisons_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["training_steps.py", "--only", "palimpsa"])
+    with pytest.raises(SystemExit, match="--only must name comparisons, of palimpsa-d-760m"):
+        training_steps.main()
