@@ -41,6 +41,7 @@ def main() -> None:
     failed = int(counts["failures"]) + int(counts["errors"])
     content = {
         **describe(), "device": torch.cuda.get_device_name(), "transformers": transformers.__version__,
+        "arguments": sys.argv[1:],
         "passed": int(counts["tests"]) - failed - int(counts["skipped"]), "failed": failed, "skipped": int(counts["skipped"]),
         "worst relative errors against float64": worst,
     }  # fmt: skip
