@@ -34,7 +34,8 @@ SOME = [
     "preconditioned_delta_rule-channel",
     "precondition_keys",
 ]
-# Token after token, so that the interpreter takes seconds: test_posterior.py and test_sphere.py have the fast tests of these.
+# Token after token, so that the interpreter takes seconds: test_posterior.py, test_sphere.py and test_output_normalized_ttt.py
+# have the fast tests of these.
 SLOW = [
     name
     for name, case in KERNEL_CASES.items()

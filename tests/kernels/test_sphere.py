@@ -1,4 +1,4 @@
-"""Lattice and output-normalised TTT by kernels. In the interpreter a token takes tens of milliseconds, so the fast set holds one
+"""Lattice by kernels. In the interpreter a token takes tens of milliseconds, so the fast set holds one
 short case of each fact; the slow set runs every form through the tests that all kernels share."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastweights.ops import lattice, output_normalized_ttt
+from fastweights.ops import lattice
 from tests.contract.compare import relative_error, values_and_gradients
 from tests.contract.inputs import with_tokens
 
@@ -36,8 +36,7 @@ def check(name: str, time: int, started: bool, cu_seqlens: Tensor | None = None,
     ("name", "started"),
     [
         ("lattice-decode-decay", True), ("lattice-decode-free", True), ("lattice-encode-decay", True),
-        ("lattice-encode-free", False), ("lattice-similarity", False), ("output_normalized_ttt", False),
-        ("output_normalized_ttt", True),
+        ("lattice-encode-free", False), ("lattice-similarity", False),
     ],
 )  # fmt: skip
 def test_values_and_gradients(name: str, started: bool) -> None:
@@ -45,20 +44,18 @@ def test_values_and_gradients(name: str, started: bool) -> None:
     check(name, BLOCK + 2, started)
 
 
-@pytest.mark.parametrize("name", ["lattice-decode-free", "output_normalized_ttt"])
-def test_packed_sequences(name: str) -> None:
+def test_packed_sequences() -> None:
     """One of a block and a token, an empty one, one of a token; with groups of heads."""
-    check(name, 20, True, torch.tensor([0, 17, 17, 18, 20]), heads=1, value_heads=2)
+    check("lattice-decode-free", 20, True, torch.tensor([0, 17, 17, 18, 20]), heads=1, value_heads=2)
 
 
 @pytest.mark.parametrize(("key", "value"), [(5, 20), (20, 5)])
 def test_any_width(key: int, value: int) -> None:
     check("lattice-decode", 3, True, key=key, value=value)
-    check("output_normalized_ttt", 3, True, key=key, value=value)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("name", ["lattice-encode-decay", "lattice-decode", "output_normalized_ttt"])
+@pytest.mark.parametrize("name", ["lattice-encode-decay", "lattice-decode"])
 def test_bad_numbers(name: str, bad: float) -> None:
     """They reach what follows in their head, and nothing else; a query its own token alone. No state is infinite."""
     case = KERNEL_CASES[name]
@@ -100,11 +97,10 @@ def test_what_the_kernels_do_not_serve_is_refused() -> None:
     def inputs(key: int, value: int) -> list[Tensor]:
         return [torch.ones(1, 2, 1, n, device=DEVICE) for n in (key, key, value)] + [torch.ones(1, 2, 1, device=DEVICE)]
 
-    for op in (lattice, output_normalized_ttt):
-        with pytest.raises(
-            ValueError, match="at most 128 channels with backend 'triton'.*got 144; use backend 'torch' or 'auto'"
-        ):
-            op(*inputs(16, 144), backend="triton")
+    with pytest.raises(
+        ValueError, match="at most 128 channels with backend 'triton'.*got 144; use backend 'torch' or 'auto'"
+    ):
+        lattice(*inputs(16, 144), backend="triton")
     with pytest.raises(ValueError, match="l1 must be 0.0 with backend 'triton'"):
         lattice(*inputs(4, 4), l1=0.1, backend="triton")
     with pytest.raises(ValueError, match="initial_state must be given where there are more slots"):

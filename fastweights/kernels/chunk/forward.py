@@ -37,24 +37,13 @@ def forward(
 ) -> tuple[tuple[TensorSpec | None, ...], SavedForBackward]:  # fmt: skip
     scale, bound, eps = options
     sizes = ChunkSizes(x, device)
-    HV, K, V = sizes.HV, sizes.K, sizes.V
     (o, S_end, A_end), saved = shapes(x, device, options, final)
     sizes.record_tables(recorder, x, saved)
     if sizes.precond:
         record_key_energy(recorder, x, sizes, saved, A_end)
         record_write_keys(recorder, x, sizes, saved, bound, eps)
     chunks = transform_chunks(recorder, x, sizes, saved, scale, reuse_saved=False)
-    if sizes.segment is not None:
-        pass_state(recorder, sizes, chunks, saved, None, None, summary=True)
-        join_segments(recorder, x, sizes, saved.starts, saved.transitions, x.S, back=False)
-    h = pass_state(recorder, sizes, chunks, saved, saved.starts if sizes.segment else x.S, S_end)
-    grid = (-(-V // sizes.tile["chunk_output"].BV) * sizes.M, HV)
-    recorder.launch(
-        chunk_output, grid,
-        chunks.q, chunks.write_key, chunks.u, saved.G, chunks.P, h, o, saved.chunk_table, sizes.T, scale, sizes.H, HV,
-        K=K, V=V, HEADS_Q=sizes.group(chunks.q), HEADS_K=sizes.group(chunks.write_key), DECAY=sizes.decay,
-        PRECISION=sizes.precision, **sizes.tile_options("chunk_output", "BK", "BV"),
-    )  # fmt: skip
+    record_outputs(recorder, x, sizes, chunks, saved, scale, o, S_end)
     return (o, S_end, A_end), saved
 
 
@@ -69,6 +58,25 @@ class ChunkOperands(NamedTuple):
     plain_write_key: TensorSpec
     P: TensorSpec | None = None
     last_gate: TensorSpec | None = None
+
+
+def record_outputs(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, chunks: ChunkOperands, saved: SavedForBackward, scale: float,
+    o: TensorSpec, S_end: TensorSpec | None,
+) -> None:  # fmt: skip
+    """The states of all chunks, then their outputs."""
+    HV, K, V = sizes.HV, sizes.K, sizes.V
+    if sizes.segment is not None:
+        pass_state(recorder, sizes, chunks, saved, None, None, summary=True)
+        join_segments(recorder, x, sizes, saved.starts, saved.transitions, x.S, back=False)
+    h = pass_state(recorder, sizes, chunks, saved, saved.starts if sizes.segment else x.S, S_end)
+    grid = (-(-V // sizes.tile["chunk_output"].BV) * sizes.M, HV)
+    recorder.launch(
+        chunk_output, grid,
+        chunks.q, chunks.write_key, chunks.u, saved.G, chunks.P, h, o, saved.chunk_table, sizes.T, scale, sizes.H, HV,
+        K=K, V=V, HEADS_Q=sizes.group(chunks.q), HEADS_K=sizes.group(chunks.write_key), DECAY=sizes.decay,
+        PRECISION=sizes.precision, **sizes.tile_options("chunk_output", "BK", "BV"),
+    )  # fmt: skip
 
 
 def transform_chunks(

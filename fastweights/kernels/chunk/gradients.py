@@ -23,7 +23,7 @@ def over_values(
     DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The sums over value columns, before any decay: dO h^T, u dS^T, z h^T, z u^T, <z, v> and with DECAY <h, dS> per
-    channel. The first tile of channels writes dV.
+    channel. The first tile of channels writes dV, unless there are no v.
 
     No tensor of the loop is an operand of a product and used in registers as well: what registers need is loaded again, with
     another eviction policy so that Triton does not merge the loads. For a load with both uses Triton's pipeliner (3.6)
@@ -55,7 +55,7 @@ def over_values(
         to_w = tl.dot(written, tl.trans(dS), to_w, input_precision=PRECISION)
         if DELTA:
             corrected = tl.load(z + start * V + at, narrow, 0.0)
-            if part == 0:
+            if part == 0 and v is not None:
                 full = tl.load(z + start * V + at, narrow, 0.0, eviction_policy="evict_last").to(tl.float32)
                 to_beta += tl.sum(full * tl.load(v + start * V + at, narrow, 0.0).to(tl.float32), 1)
                 tl.store(dv + start * V + at, (gain[:, None] * full).to(dv.dtype.element_ty), narrow)
@@ -73,7 +73,7 @@ def chunk_gradients(
     WRITE: tl.constexpr, DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """gate_grads: partial sums of dbeta and dg [K tiles, 2, BT, HV], `stride` from tile to tile. Without WRITE dk holds both
-    roles of the key."""
+    roles of the key. Where beta, v, dv and gate_grads are None, z is the gradient of the memory's answers, negated."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -88,7 +88,10 @@ def chunk_gradients(
     at_key = i[:, None] * (H * K) + c[None, :]
     key_start = (first * H + head // (HV // H)) * K
     key_type = q.dtype.element_ty
-    gain = of_tokens(beta, first, live, head, HV, HEADS_BETA) if DELTA else tl.zeros((64,), tl.float32)
+    if beta is None:
+        gain = tl.full((64,), 1.0, tl.float32)
+    else:
+        gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
     to_q, to_w, to_k, dA, to_beta, across = over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, DECAY > 0, PRECISION
     )
@@ -122,7 +125,8 @@ def chunk_gradients(
         keys = tl.load(k + key_start + at_key, here, 0.0)
         to_k = tl.dot(dA.to(key_type), writes, -to_k, input_precision=PRECISION)
         overlap = tl.sum(keys.to(tl.float32) * to_k, 1)
-        tl.store(gate_grads + part * stride + start + row, to_beta + overlap, live)
+        if beta is not None:
+            tl.store(gate_grads + part * stride + start + row, to_beta + overlap, live)
         summed += overlap * gain
         to_k *= gain[:, None]
         if WRITE:

@@ -9,12 +9,18 @@ from torch import Tensor
 
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, OpSpec, Output, State
-from ..shared.sphere_kernels import sphere_kernels
 from .chunked import chunked
 from .reference import reference
 
 __all__ = ["output_normalized_ttt"]
+
+
+def chunk_kernels() -> KernelFamily:
+    from ...kernels.output_normalized_ttt.rule import OUTPUT_NORMALIZED_TTT, TTTInputs
+
+    return KernelFamily(OUTPUT_NORMALIZED_TTT, TTTInputs, {})
 
 
 def recurrent_kernel() -> Callable[..., Any]:
@@ -31,7 +37,7 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
-        "triton": kernels(sphere_kernels, widest=128),
+        "triton": kernels(chunk_kernels, widest=128),
     },
     recurrent=recurrent(recurrent_kernel),
     cases={"": Case()},

@@ -1,0 +1,118 @@
+"""The gradients of what the tokens write and read, from the last token of a sequence to the first: see the derivation in
+__init__."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..math import float_or_nan
+from ..packing import pieces_of_sequence
+from .block import (
+    AHEAD,
+    BLOCK,
+    channels,
+    key_tile,
+    load_transposed,
+    over_channels,
+    overlap_row,
+    store_transposed,
+    tokens_of_sequence,
+    value_tile,
+)
+
+
+@triton.jit
+def raw_token_back(
+    v, gamma, answers, kept, du, first_du, t, i: tl.constexpr, stop, head, channel, HV, V: tl.constexpr, HEADS_GAMMA: tl.constexpr
+):  # fmt: skip
+    """Of token i of a block from t on: the two parts of du that are known, answer, value, gamma, and what
+    the forward kept."""
+    here = t + i < stop
+    inside = (channel < V) & here
+    place = (t + i) * HV + head
+    return (
+        tl.load(first_du + i * V + channel, channel < V, 0.0),
+        tl.load(du + place * V + channel, inside, 0.0),
+        tl.load(answers + place * V + channel, inside, 0.0),
+        tl.load(v + place * V + channel, inside, 0.0),
+        tl.load(gamma + (t + i) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
+        tl.load(kept + place * 4, here, 0.0),
+        tl.load(kept + place * 4 + 1, here, 0.0),
+        tl.load(kept + place * 4 + 2, here, 0.0),
+        tl.load(kept + place * 4 + 3, here, 0.0),
+    )
+
+
+@triton.jit
+def back_through_answer(raw, du):
+    """dz, dv and dgamma of a token."""
+    z, value, gain = raw[2], raw[3].to(tl.float32), float_or_nan(raw[4])
+    r, p, cubed, turn = raw[5], raw[6], raw[7], raw[8]
+    with_answer, with_value = over_channels(z * du), over_channels(value * du)
+    scaled = gain * du
+    across = gain * cubed * with_answer
+    turned = gain * (turn * with_answer - cubed * with_value)
+    return turned * z - across * value - p * scaled, r * scaled - across * z, r * with_value - p * with_answer
+
+
+@triton.jit(do_not_specialize=["T"])
+def pass_gradients(
+    q, k, v, gamma, overlaps, do, d_end, answers, kept, du, dz, dv, dgamma, states, d_start, scratch, cu_seqlens, T, HV,
+    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
+    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """du [BT, HV, V]: P^T dO of every chunk of 64 tokens. dz [BT, HV, V] comes out negated. states [M, HV, K, V]: the gradient
+    of the state at the end of every chunk. scratch [N, HV, 16, V]."""
+    n, head = tl.program_id(0), tl.program_id(1)
+    first, stop = tokens_of_sequence(cu_seqlens, n, T)
+    m, count = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
+    channel, copy = channels(LANES, COPIES, EACH)
+    stored = (channel < V) & (copy == 0)
+    at = n.to(tl.int64) * HV + head
+    scratch += at * BLOCK * V
+    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    L = tl.zeros((PV, PK), tl.float32) if d_end is None else load_transposed(d_end + at * K * V, K, PK, V, PV)
+    blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
+    keys = key_tile(k, first + (blocks - 1) * BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
+    for step in range(0, blocks):
+        block = blocks - 1 - step
+        t = first + block * BLOCK
+        if (step == 0) | (block % 4 == 3):
+            store_transposed(states + ((m + block // 4).to(tl.int64) * HV + head) * K * V, L, K, V)
+        D = tl.dot(L.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
+        tl.store(scratch + i[None, :] * V + j[:, None], D, (j < V)[:, None])
+        tl.debug_barrier()
+        next_keys = key_tile(k, t - BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
+        raw, rows, later_dz = (), (), ()
+        for now in tl.static_range(BLOCK + AHEAD):
+            if now < BLOCK:
+                raw += (
+                    raw_token_back(
+                        v, gamma, answers, kept, du, scratch, t, BLOCK - 1 - now, stop, head, channel, HV, V, HEADS_GAMMA
+                    ),
+                )  # fmt: skip
+                rows += (overlap_row(overlaps, t + BLOCK - 1 - now, stop, head, HV, BLOCK - now, BLOCK, HEADS_K),)
+            if now >= AHEAD:
+                token, row = raw[now - AHEAD], rows[now - AHEAD]
+                d_write = token[0] + token[1]
+                for later in tl.static_range(now - AHEAD):
+                    d_write += row[now - AHEAD - 1 - later] * later_dz[later]
+                d_answer, d_value, d_gain = back_through_answer(token, d_write)
+                later_dz += (d_answer,)
+                here = t + (BLOCK - 1 + AHEAD - now)
+                place = here * HV + head
+                inside = stored & (here < stop)
+                tl.store(dz + place * V + channel, (-d_answer).to(dz.dtype.element_ty), inside)
+                tl.store(dv + place * V + channel, d_value.to(dv.dtype.element_ty), inside)
+                tl.store(dgamma + place + 0 * channel, (d_gain + 0 * d_value).to(dgamma.dtype.element_ty), inside & (channel == 0))
+        tl.debug_barrier()
+        D = value_tile(dz, t, stop, head, HV, V, PV, BLOCK)
+        L = tl.dot(tl.trans(-D), keys, L, input_precision=PRECISION)
+        keys = next_keys
+        if block % 4 == 0:
+            queries = key_tile(q, t, tl.minimum(t + 64, stop), head, HV, K, PK, HEADS_K, 64)
+            grad_o = value_tile(do, t, tl.minimum(t + 64, stop), head, HV, V, PV, 64)
+            L = tl.dot(tl.trans(grad_o), queries, L, input_precision=PRECISION)
+    if d_start is not None:
+        store_transposed(d_start + at * K * V, L, K, V)

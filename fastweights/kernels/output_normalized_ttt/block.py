@@ -1,0 +1,94 @@
+"""Blocks of 16 tokens: the products of their keys, and how a program holds the vectors of a token."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..packing import chunk_place, sequence_edges
+
+BLOCK = tl.constexpr(16)
+AHEAD = tl.constexpr(3)  # tokens whose vectors are loaded before they are used
+
+
+@triton.jit(do_not_specialize=["time"])
+def key_overlaps(
+    k, overlaps, chunks, time, H, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """overlaps [BT, H, 16]: of every key its products with the keys of its block."""
+    m, block, head = tl.program_id(0) // 4, tl.program_id(0) % 4, tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    i, c = tl.arange(0, BLOCK), tl.arange(0, BK)
+    live = block * BLOCK + i < count
+    row = ((first + block * BLOCK) * H + head) + i * H
+    keys = tl.load(k + row[:, None] * K + c[None, :], live[:, None] & (c < K)[None, :], 0.0)
+    found = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+    tl.store(overlaps + row[:, None] * BLOCK + i[None, :], found, live[:, None])
+
+
+@triton.jit
+def tokens_of_sequence(cu_seqlens, n, T):
+    """First token of sequence n and the token after its last, int64."""
+    if cu_seqlens is None:
+        first = n.to(tl.int64) * T
+        stop = first + T
+    else:
+        start, end = sequence_edges(cu_seqlens, n, T)
+        first, stop = start.to(tl.int64), end.to(tl.int64)
+    return first, stop
+
+
+@triton.jit
+def channels(LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr):
+    """The channel of every number of a vector [LANES, COPIES, EACH], and the copy. Every warp holds all channels, so that a sum
+    over them waits for no other warp."""
+    lane, copy, each = tl.arange(0, LANES)[:, None, None], tl.arange(0, COPIES)[None, :, None], tl.arange(0, EACH)
+    channel = lane * EACH + each[None, None, :]
+    return channel + 0 * copy, copy + 0 * channel
+
+
+@triton.jit
+def over_channels(x):
+    return tl.sum(tl.sum(x, 2, keep_dims=True), 0, keep_dims=True)
+
+
+@triton.jit
+def key_tile(k, t, stop, head, HV, K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, ROWS: tl.constexpr):
+    """[ROWS, PK] of keys or queries from token t on."""
+    i, c = tl.arange(0, ROWS), tl.arange(0, PK)
+    inside = ((t + i < stop) & (t >= 0))[:, None] & (c < K)[None, :]
+    return tl.load(
+        k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :], inside, 0.0
+    )
+
+
+@triton.jit
+def value_tile(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: tl.constexpr):
+    """[ROWS, PV] of a tensor [BT, HV, V] from token t on."""
+    i, j = tl.arange(0, ROWS), tl.arange(0, PV)
+    inside = (t + i < stop)[:, None] & (j < V)[None, :]
+    return tl.load(x + (t * HV + head) * V + i[:, None] * (HV * V) + j[None, :], inside, 0.0)
+
+
+@triton.jit
+def overlap_row(overlaps, t, stop, head, HV, FROM: tl.constexpr, TO: tl.constexpr, HEADS_K: tl.constexpr):
+    """The products of key t with keys FROM to TO of its block, as numbers."""
+    row = overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK
+    found = ()
+    for j in tl.static_range(FROM, TO):
+        found += (tl.load(row + j, t < stop, 0.0),)
+    return found
+
+
+@triton.jit
+def store_transposed(to, S, K: tl.constexpr, V: tl.constexpr):
+    """S [PV, PK] into a matrix [K, V]."""
+    j, c = tl.arange(0, S.shape[0]), tl.arange(0, S.shape[1])
+    tl.store(to + c[None, :] * V + j[:, None], S.to(to.dtype.element_ty), (j < V)[:, None] & (c < K)[None, :])
+
+
+@triton.jit
+def load_transposed(source, K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr):
+    """[PV, PK] in float32 from a matrix [K, V]."""
+    j, c = tl.arange(0, PV), tl.arange(0, PK)
+    return tl.load(source + c[None, :] * V + j[:, None], (j < V)[:, None] & (c < K)[None, :], 0.0).to(tl.float32)

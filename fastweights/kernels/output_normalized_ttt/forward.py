@@ -1,0 +1,91 @@
+"""What the tokens of a sequence write, one program per sequence and head: see the derivation in __init__."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..math import float_or_nan
+from .block import (
+    AHEAD,
+    BLOCK,
+    channels,
+    key_tile,
+    load_transposed,
+    over_channels,
+    overlap_row,
+    tokens_of_sequence,
+    value_tile,
+)
+
+SHORTEST = tl.constexpr(1e-6)  # a shorter answer has no direction
+
+
+@triton.jit
+def factors(square, along):
+    """r, p, and what is 0 without a direction: r^3 and 3 p r^2."""
+    short = square < SHORTEST * SHORTEST
+    r = tl.where(short, 1.0, tl.rsqrt(square))
+    cubed = tl.where(short, 0.0, r * r * r)
+    p = along * cubed
+    return r, tl.where(short, 1.0, p), cubed, 3 * p * r * r
+
+
+@triton.jit
+def raw_token(v, gamma, first_answers, t, i: tl.constexpr, stop, head, channel, HV, V: tl.constexpr, HEADS_GAMMA: tl.constexpr):
+    """What token i of a block from t on takes: its answer by the memory at the block's start, value and gamma."""
+    here = t + i < stop
+    inside = (channel < V) & here
+    return (
+        tl.load(first_answers + i * V + channel, channel < V, 0.0),
+        tl.load(v + ((t + i) * HV + head) * V + channel, inside, 0.0),
+        tl.load(gamma + (t + i) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
+    )
+
+
+@triton.jit(do_not_specialize=["T"])
+def write_tokens(
+    k, v, gamma, overlaps, start, answers, kept, u, scratch, cu_seqlens, T, HV,
+    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
+    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `factors` finds; u [BT, HV, V]. scratch [N, HV, 16, V]."""
+    n, head = tl.program_id(0), tl.program_id(1)
+    first, stop = tokens_of_sequence(cu_seqlens, n, T)
+    channel, copy = channels(LANES, COPIES, EACH)
+    at = n.to(tl.int64) * HV + head
+    scratch += at * BLOCK * V
+    i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
+    S = tl.zeros((PV, PK), tl.float32) if start is None else load_transposed(start + at * K * V, K, PK, V, PV)
+    keys = key_tile(k, first, stop, head, HV, K, PK, HEADS_K, BLOCK)
+    blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
+    for block in range(0, blocks):
+        t = first + block * BLOCK
+        Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
+        tl.store(scratch + i[None, :] * V + j[:, None], Z, (j < V)[:, None])
+        tl.debug_barrier()
+        next_keys = key_tile(k, t + BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
+        raw, rows, written = (), (), ()
+        for now in tl.static_range(BLOCK + AHEAD):
+            if now < BLOCK:
+                raw += (raw_token(v, gamma, scratch, t, now, stop, head, channel, HV, V, HEADS_GAMMA),)
+                rows += (overlap_row(overlaps, t + now, stop, head, HV, 0, now, HEADS_K),)
+            if now >= AHEAD:
+                z, value, gain = raw[now - AHEAD]
+                value, row = value.to(tl.float32), rows[now - AHEAD]
+                for earlier in tl.static_range(now - AHEAD):
+                    z += row[earlier] * written[earlier]
+                square, along = over_channels(z * z), float_or_nan(over_channels(z * value))
+                r, p, cubed, turn = factors(square, along)
+                write = float_or_nan(gain) * (r * value - p * z)
+                written += (write,)
+                place = (t + now - AHEAD) * HV + head
+                here = (copy == 0) & (t + now - AHEAD < stop)
+                tl.store(answers + place * V + channel, z, here & (channel < V))
+                tl.store(u + place * V + channel, write.to(u.dtype.element_ty), here & (channel < V))
+                numbers = tl.where(channel < 2, tl.where(channel == 0, r, p), tl.where(channel == 2, cubed, turn))
+                tl.store(kept + place * 4 + channel, numbers, here & (channel < 4))
+        tl.debug_barrier()
+        U = value_tile(u, t, stop, head, HV, V, PV, BLOCK)
+        S = tl.dot(tl.trans(U), keys, S, input_precision=PRECISION)
+        keys = next_keys

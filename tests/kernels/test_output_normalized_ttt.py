@@ -1,0 +1,91 @@
+"""Output-normalised TTT by kernels: blocks of 16 tokens, chunks of 64, segments of a long sequence. The slow set has them in all
+that the other files test."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.ops import output_normalized_ttt
+from tests.contract.compare import assert_close, values_and_gradients
+from tests.contract.inputs import with_tokens
+
+from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
+
+pytestmark = pytest.mark.kernels
+CASE = KERNEL_CASES["output_normalized_ttt"]
+
+
+def check(time: int, started: bool, cu_seqlens: Tensor | None = None, **sizes: int) -> None:
+    inputs = small(CASE, time, **sizes)
+    count = 1 if cu_seqlens is None else len(cu_seqlens) - 1
+    states = draw_states(CASE, inputs, count) if started else None
+    keywords = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
+    got = values_and_gradients(CASE, inputs, states, backend="triton", **keywords)
+    for found, wanted in zip(got, exact(CASE, inputs, states, **keywords)):
+        assert_close(found, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_values_and_gradients(started: bool) -> None:
+    """Over the edge of a chunk, with a last block that is not whole."""
+    check(67, started)
+
+
+def test_packed_sequences() -> None:
+    """Short ones, an empty one, one over the edge of a chunk; with groups of heads."""
+    check(69, True, torch.tensor([0, 3, 3, 4, 69]), heads=1, value_heads=2)
+
+
+def test_segments_side_by_side(short_segments: None) -> None:
+    """The outputs of a long sequence are read segment by segment once its writes are known."""
+    check(67, True)
+
+
+@pytest.mark.parametrize(("key", "value"), [(5, 20), (33, 36), (3, 2)])
+def test_any_width(key: int, value: int) -> None:
+    check(3, True, key=key, value=value)
+
+
+def test_gamma_of_key_heads() -> None:
+    """A gain per key head serves its group of value heads, and gathers their gradients."""
+    inputs = small(CASE, 18, heads=2, value_heads=4)
+    inputs = with_tokens(inputs, gamma=inputs.tokens["gamma"][:, :, ::2])
+    got, wanted = values_and_gradients(CASE, inputs, backend="triton"), exact(CASE, inputs)
+    assert_close(got[0], wanted[0], 1e-5)
+    assert_close(got[1], wanted[1], 1e-5)
+
+
+def test_answers_without_a_direction() -> None:
+    """A key across all keys before it has no answer: its write is the delta rule's, and nothing is NaN."""
+    inputs = small(CASE, 20, key=24, value=6)
+    inputs = with_tokens(inputs, k=torch.eye(24, device=DEVICE)[:20, None][None])
+    got, wanted = values_and_gradients(CASE, inputs, backend="triton"), exact(CASE, inputs)
+    assert_close(got[0], wanted[0], 1e-5)
+    assert_close(got[1], wanted[1], 1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_numbers(bad: float) -> None:
+    """They reach what follows in their head, and nothing else; a query its own token alone. No state is infinite."""
+    inputs = small(CASE, 4, heads=2).map(Tensor.requires_grad_)  # without gradients so few tokens are decoded
+    clean, _ = CASE(inputs, backend="triton")
+    for name, x in inputs.tokens.items():
+        broken = x.detach().clone()
+        broken[(0, 1, 1) + (2,) * (x.ndim - 3)] = bad
+        o, (S,) = CASE(with_tokens(inputs, **{name: broken}), backend="triton")
+        assert torch.equal(o[:, :, 0], clean[:, :, 0]) and torch.equal(o[:, :1], clean[:, :1]), name
+        assert o[0, 1, 1].isnan().all(), name
+        assert o[0, 2:, 1].isnan().all() or name == "q", name
+        assert S[0, 0].isfinite().all() and not S.isinf().any(), name
+        if name == "q":
+            assert torch.equal(o[:, 2:], clean[:, 2:])
+
+
+def test_wide_heads_are_refused() -> None:
+    q, v, gamma = (torch.ones(1, 2, 1, *n, device=DEVICE) for n in ((16,), (144,), ()))
+    with pytest.raises(ValueError, match="at most 128 channels with backend 'triton'.*got 144; use backend 'torch'"):
+        output_normalized_ttt(q, q, v, gamma, backend="triton")
