@@ -62,7 +62,7 @@ class ChunkOperands(NamedTuple):
 
 def record_outputs(
     recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, chunks: ChunkOperands, saved: SavedForBackward, scale: float,
-    o: TensorSpec, S_end: TensorSpec | None,
+    o: TensorSpec | None, S_end: TensorSpec | None,
 ) -> None:  # fmt: skip
     """The states of all chunks, then their outputs."""
     HV, K, V = sizes.HV, sizes.K, sizes.V

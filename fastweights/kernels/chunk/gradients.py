@@ -88,7 +88,7 @@ def chunk_gradients(
     at_key = i[:, None] * (H * K) + c[None, :]
     key_start = (first * H + head // (HV // H)) * K
     key_type = q.dtype.element_ty
-    if beta is None:
+    if beta is None:  # noqa: SIM108 (one is known when compiling)
         gain = tl.full((64,), 1.0, tl.float32)
     else:
         gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)

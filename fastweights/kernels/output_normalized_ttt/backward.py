@@ -24,23 +24,27 @@ from .block import (
 
 @triton.jit
 def raw_token_back(
-    v, gamma, answers, kept, du, first_du, t, i: tl.constexpr, stop, head, channel, HV, V: tl.constexpr, HEADS_GAMMA: tl.constexpr
+    v, gamma, overlaps, answers, kept, du, first_du, t, begin, i: tl.constexpr, stop, head, channel, HV,
+    V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Of token i of a block from t on: the two parts of du that are known, answer, value, gamma, and what
-    the forward kept."""
-    here = t + i < stop
+    """Of the token whose turn is i in a part of the block from t on: the two parts of du that are known, answer, value, gamma,
+    the four numbers that the forward kept, and the products of its key with those after it."""
+    place = BLOCK - 1 - begin - i
+    t += place
+    here = (t < stop) & (place >= 0)
     inside = (channel < V) & here
-    place = (t + i) * HV + head
+    at = t * HV + head
     return (
-        tl.load(first_du + i * V + channel, channel < V, 0.0),
-        tl.load(du + place * V + channel, inside, 0.0),
-        tl.load(answers + place * V + channel, inside, 0.0),
-        tl.load(v + place * V + channel, inside, 0.0),
-        tl.load(gamma + (t + i) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
-        tl.load(kept + place * 4, here, 0.0),
-        tl.load(kept + place * 4 + 1, here, 0.0),
-        tl.load(kept + place * 4 + 2, here, 0.0),
-        tl.load(kept + place * 4 + 3, here, 0.0),
+        tl.load(first_du + place * V + channel, inside, 0.0),
+        tl.load(du + at * V + channel, inside, 0.0),
+        tl.load(answers + at * V + channel, inside, 0.0),
+        tl.load(v + at * V + channel, inside, 0.0),
+        tl.load(gamma + t * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
+        tl.load(kept + at * 4, here, 0.0),
+        tl.load(kept + at * 4 + 1, here, 0.0),
+        tl.load(kept + at * 4 + 2, here, 0.0),
+        tl.load(kept + at * 4 + 3, here, 0.0),
+        overlap_row(overlaps, t, here, head, HV, begin, i, PART, True, HEADS_K),
     )
 
 
@@ -60,13 +64,13 @@ def back_through_answer(raw, du):
 def pass_gradients(
     q, k, v, gamma, overlaps, do, d_end, answers, kept, du, dz, dv, dgamma, states, d_start, scratch, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PRECISION: tl.constexpr,
+    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """du [BT, HV, V]: P^T dO of every chunk of 64 tokens. dz [BT, HV, V] comes out negated. states [M, HV, K, V]: the gradient
     of the state at the end of every chunk. scratch [N, HV, 16, V]."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, stop = tokens_of_sequence(cu_seqlens, n, T)
-    m, count = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
+    m, _ = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
     channel, copy = channels(LANES, COPIES, EACH)
     stored = (channel < V) & (copy == 0)
     at = n.to(tl.int64) * HV + head
@@ -84,28 +88,38 @@ def pass_gradients(
         tl.store(scratch + i[None, :] * V + j[:, None], D, (j < V)[:, None])
         tl.debug_barrier()
         next_keys = key_tile(k, t - BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
-        raw, rows, later_dz = (), (), ()
-        for now in tl.static_range(BLOCK + AHEAD):
-            if now < BLOCK:
-                raw += (
+        ahead, later_dz = (), ()
+        for turn in tl.static_range(AHEAD):
+            ahead += (
+                raw_token_back(
+                    v, gamma, overlaps, answers, kept, du, scratch, t, 0, turn, stop, head, channel, HV, V, HEADS_K,
+                    HEADS_GAMMA, PART,
+                ),
+            )  # fmt: skip
+        for _ in tl.static_range(BLOCK - PART):
+            later_dz += (tl.zeros((LANES, COPIES, EACH), tl.float32),)
+        for begin in range(0, BLOCK, PART):
+            for turn in tl.static_range(PART):
+                token = ahead[0]
+                ahead = ahead[1:] + (
                     raw_token_back(
-                        v, gamma, answers, kept, du, scratch, t, BLOCK - 1 - now, stop, head, channel, HV, V, HEADS_GAMMA
+                        v, gamma, overlaps, answers, kept, du, scratch, t, begin, turn + AHEAD, stop, head, channel, HV, V,
+                        HEADS_K, HEADS_GAMMA, PART,
                     ),
                 )  # fmt: skip
-                rows += (overlap_row(overlaps, t + BLOCK - 1 - now, stop, head, HV, BLOCK - now, BLOCK, HEADS_K),)
-            if now >= AHEAD:
-                token, row = raw[now - AHEAD], rows[now - AHEAD]
-                d_write = token[0] + token[1]
-                for later in tl.static_range(now - AHEAD):
-                    d_write += row[now - AHEAD - 1 - later] * later_dz[later]
+                d_write, row = token[0] + token[1], token[9]
+                for later in tl.static_range(BLOCK - PART + turn):
+                    d_write += row[later] * later_dz[later]
                 d_answer, d_value, d_gain = back_through_answer(token, d_write)
                 later_dz += (d_answer,)
-                here = t + (BLOCK - 1 + AHEAD - now)
+                here = t + (BLOCK - 1 - begin - turn)
                 place = here * HV + head
                 inside = stored & (here < stop)
                 tl.store(dz + place * V + channel, (-d_answer).to(dz.dtype.element_ty), inside)
                 tl.store(dv + place * V + channel, d_value.to(dv.dtype.element_ty), inside)
-                tl.store(dgamma + place + 0 * channel, (d_gain + 0 * d_value).to(dgamma.dtype.element_ty), inside & (channel == 0))
+                d_gain = (d_gain + 0 * d_value).to(dgamma.dtype.element_ty)
+                tl.store(dgamma + place + 0 * channel, d_gain, inside & (channel == 0))
+            later_dz = later_dz[PART:]
         tl.debug_barrier()
         D = value_tile(dz, t, stop, head, HV, V, PV, BLOCK)
         L = tl.dot(tl.trans(-D), keys, L, input_precision=PRECISION)

@@ -8,7 +8,7 @@ import triton.language as tl
 from ..packing import chunk_place, sequence_edges
 
 BLOCK = tl.constexpr(16)
-AHEAD = tl.constexpr(3)  # tokens whose vectors are loaded before they are used
+AHEAD = tl.constexpr(2)  # tokens whose vectors are loaded before they are used
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -71,12 +71,18 @@ def value_tile(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: tl
 
 
 @triton.jit
-def overlap_row(overlaps, t, stop, head, HV, FROM: tl.constexpr, TO: tl.constexpr, HEADS_K: tl.constexpr):
-    """The products of key t with keys FROM to TO of its block, as numbers."""
+def overlap_row(
+    overlaps, t, here, head, HV, begin, i: tl.constexpr, PART: tl.constexpr, BACK: tl.constexpr, HEADS_K: tl.constexpr
+):  # fmt: skip
+    """The products of key t with the keys whose turn in the block comes before its own, the last BLOCK - PART before its part
+    and those of the part; 0 where the block has no such turn. Its own turn is i in the part that begins at turn `begin`, or
+    beyond, in the next part. BACK: turns count from the block's last token."""
     row = overlaps + (t * (HV // HEADS_K) + head // HEADS_K) * BLOCK
     found = ()
-    for j in tl.static_range(FROM, TO):
-        found += (tl.load(row + j, t < stop, 0.0),)
+    for j in tl.static_range(BLOCK - PART + i % PART):
+        first_of_part = begin + (i // PART + 1 + j // PART) * PART - BLOCK
+        turn = first_of_part + j % PART
+        found += (tl.load(row + (BLOCK - 1 - turn if BACK else turn), here & (first_of_part >= 0), 0.0),)
     return found
 
 

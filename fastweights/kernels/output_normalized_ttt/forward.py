@@ -32,14 +32,21 @@ def factors(square, along):
 
 
 @triton.jit
-def raw_token(v, gamma, first_answers, t, i: tl.constexpr, stop, head, channel, HV, V: tl.constexpr, HEADS_GAMMA: tl.constexpr):
-    """What token i of a block from t on takes: its answer by the memory at the block's start, value and gamma."""
-    here = t + i < stop
+def raw_token(
+    v, gamma, overlaps, first_answers, t, begin, i: tl.constexpr, stop, head, channel, HV,
+    V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """What token i of a part of the block from t on takes: its answer by the memory at the block's start, value, gamma,
+    and the products of its key with those before it."""
+    place = begin + i
+    here = (t + place < stop) & (place < BLOCK)
+    t += place
     inside = (channel < V) & here
     return (
-        tl.load(first_answers + i * V + channel, channel < V, 0.0),
-        tl.load(v + ((t + i) * HV + head) * V + channel, inside, 0.0),
-        tl.load(gamma + (t + i) * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
+        tl.load(first_answers + place * V + channel, inside, 0.0),
+        tl.load(v + (t * HV + head) * V + channel, inside, 0.0),
+        tl.load(gamma + t * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
+        overlap_row(overlaps, t, here, head, HV, begin, i, PART, False, HEADS_K),
     )
 
 
@@ -47,7 +54,7 @@ def raw_token(v, gamma, first_answers, t, i: tl.constexpr, stop, head, channel, 
 def write_tokens(
     k, v, gamma, overlaps, start, answers, kept, u, scratch, cu_seqlens, T, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PRECISION: tl.constexpr,
+    LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `factors` finds; u [BT, HV, V]. scratch [N, HV, 16, V]."""
     n, head = tl.program_id(0), tl.program_id(1)
@@ -65,26 +72,37 @@ def write_tokens(
         tl.store(scratch + i[None, :] * V + j[:, None], Z, (j < V)[:, None])
         tl.debug_barrier()
         next_keys = key_tile(k, t + BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
-        raw, rows, written = (), (), ()
-        for now in tl.static_range(BLOCK + AHEAD):
-            if now < BLOCK:
-                raw += (raw_token(v, gamma, scratch, t, now, stop, head, channel, HV, V, HEADS_GAMMA),)
-                rows += (overlap_row(overlaps, t + now, stop, head, HV, 0, now, HEADS_K),)
-            if now >= AHEAD:
-                z, value, gain = raw[now - AHEAD]
-                value, row = value.to(tl.float32), rows[now - AHEAD]
-                for earlier in tl.static_range(now - AHEAD):
-                    z += row[earlier] * written[earlier]
+        ahead, before = (), ()
+        for now in tl.static_range(AHEAD):
+            ahead += (
+                raw_token(
+                    v, gamma, overlaps, scratch, t, 0, now, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
+                ),
+            )  # fmt: skip
+        for _ in tl.static_range(BLOCK - PART):
+            before += (tl.zeros((LANES, COPIES, EACH), tl.float32),)
+        for begin in range(0, BLOCK, PART):
+            for now in tl.static_range(PART):
+                z, value, gain, row = ahead[0]
+                ahead = ahead[1:] + (
+                    raw_token(
+                        v, gamma, overlaps, scratch, t, begin, now + AHEAD, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
+                    ),
+                )  # fmt: skip
+                value = value.to(tl.float32)
+                for earlier in tl.static_range(BLOCK - PART + now):
+                    z += row[earlier] * before[earlier]
                 square, along = over_channels(z * z), float_or_nan(over_channels(z * value))
                 r, p, cubed, turn = factors(square, along)
                 write = float_or_nan(gain) * (r * value - p * z)
-                written += (write,)
-                place = (t + now - AHEAD) * HV + head
-                here = (copy == 0) & (t + now - AHEAD < stop)
+                before += (write,)
+                place = (t + begin + now) * HV + head
+                here = (copy == 0) & (t + begin + now < stop)
                 tl.store(answers + place * V + channel, z, here & (channel < V))
                 tl.store(u + place * V + channel, write.to(u.dtype.element_ty), here & (channel < V))
                 numbers = tl.where(channel < 2, tl.where(channel == 0, r, p), tl.where(channel == 2, cubed, turn))
                 tl.store(kept + place * 4 + channel, numbers, here & (channel < 4))
+            before = before[PART:]
         tl.debug_barrier()
         U = value_tile(u, t, stop, head, HV, V, PV, BLOCK)
         S = tl.dot(tl.trans(U), keys, S, input_precision=PRECISION)

@@ -19,6 +19,8 @@ from .backward import pass_gradients
 from .block import BLOCK, key_overlaps
 from .forward import write_tokens
 
+PART = 8  # tokens of a block that are unrolled: the time to compile grows with the third power
+
 __all__ = ["OUTPUT_NORMALIZED_TTT", "TTTInputs"]
 
 
@@ -35,8 +37,9 @@ class TTTInputs(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The answers z [BT, HV, V], the factors that follow from their length [BT, HV, 4] and the products of keys [BT, H, 16], in
-    float32; what is written [BT, HV, V]; of the linear attention with these values the states at the segments' starts and the tables."""
+    """In float32 the answers z [BT, HV, V], the factors that follow from their length [BT, HV, 4] and the products of keys
+    [BT, H, 16]; what is written [BT, HV, V]; of the linear attention with these values the states at the segments' starts and the
+    tables."""
 
     answers: Any
     factors: Any
@@ -57,7 +60,7 @@ class TTTSizes(ChunkSizes):
         lanes, warps = min(PV, 32), 8 if PK * PV > 8192 else 4
         self.token_constants = {
             "K": self.K, "PK": PK, "V": self.V, "PV": PV, "HEADS_K": self.group(x.k), "HEADS_GAMMA": self.group(x.gamma),
-            "LANES": lanes, "COPIES": 32 * warps // lanes, "EACH": PV // lanes, "PRECISION": self.precision,
+            "LANES": lanes, "COPIES": 32 * warps // lanes, "EACH": PV // lanes, "PART": PART, "PRECISION": self.precision,
             "num_warps": warps, "num_stages": 1,
         }  # fmt: skip
 
