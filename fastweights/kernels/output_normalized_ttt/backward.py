@@ -70,7 +70,7 @@ def pass_gradients(
     of the state at the end of every chunk. scratch [N, HV, 16, V]."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, stop = tokens_of_sequence(cu_seqlens, n, T)
-    m, _ = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
+    m, count = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
     channel, copy = channels(LANES, COPIES, EACH)
     stored = (channel < V) & (copy == 0)
     at = n.to(tl.int64) * HV + head
