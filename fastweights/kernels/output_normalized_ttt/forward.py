@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
 from .block import (
     AHEAD,
     BLOCK,
@@ -92,9 +91,9 @@ def write_tokens(
                 value = value.to(tl.float32)
                 for earlier in tl.static_range(BLOCK - PART + now):
                     z += row[earlier] * before[earlier]
-                square, along = over_channels(z * z), float_or_nan(over_channels(z * value))
+                square, along = over_channels(z * z), over_channels(z * value)
                 r, p, cubed, turn = factors(square, along)
-                write = float_or_nan(gain) * (r * value - p * z)
+                write = gain.to(tl.float32) * (r * value - p * z)
                 before += (write,)
                 place = (t + begin + now) * HV + head
                 here = (copy == 0) & (t + begin + now < stop)
