@@ -90,7 +90,7 @@ def write_tables(cu_seqlens, chunks, segments, T, N, steps, M, P, L, BLOCK: tl.c
     [P, 5]: first token, token after the last, first chunk, sequence, and 1 for a sequence's first segment + 2 for its last; an
     empty sequence has one segment. L: tokens per segment."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if cu_seqlens is not None:
+    if chunks is not None:
         write_chunks(cu_seqlens, chunks, number, T, N, steps, M)
     write_segments(cu_seqlens, segments, number, T, N, steps, P, L)
 

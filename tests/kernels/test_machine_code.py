@@ -23,7 +23,8 @@ SHARED = {
     80: 163 * 1024,
     90: 227 * 1024,
 }  # bytes that a program may have (CUDA programming guide, compute capabilities)
-SPILLED = {"pass_tokens_back": 96}  # bytes per thread: two states and their gradient fill the registers
+# Bytes per thread. Two states and their gradient fill the registers; a warp holds slots, steps and products of a chunk.
+SPILLED = {"pass_tokens_back": 96, "turn_slots": 320, "turn_slots_back": 760, "slot_gradients": 880}
 
 
 def launch(

@@ -4,20 +4,34 @@ short case of each fact; the slow set runs every form through the tests that all
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastweights.kernels.availability import HAS_TRITON
 from fastweights.ops import lattice
 from tests.contract.compare import relative_error, values_and_gradients
 from tests.contract.inputs import with_tokens
+from tests.ops.kernel_launches import plans_anew
 
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
 
+if HAS_TRITON:
+    from fastweights.kernels.runtime.launch_plan import Recorder
+    from fastweights.kernels.sphere import rule
+
 pytestmark = pytest.mark.kernels
 BLOCK = 16  # tokens from one kept state to the next
+
+
+@pytest.fixture
+def plans() -> Iterator[None]:
+    with plans_anew():
+        yield
 
 
 def check(name: str, time: int, started: bool, cu_seqlens: Tensor | None = None, **sizes: int) -> None:
@@ -52,6 +66,50 @@ def test_packed_sequences() -> None:
 @pytest.mark.parametrize(("key", "value"), [(5, 20), (20, 5)])
 def test_any_width(key: int, value: int) -> None:
     check("lattice-decode", 3, True, key=key, value=value)
+
+
+def test_chunks_of_packed_sequences() -> None:
+    """One of a block and a token, an empty one, one of a token; with groups of heads and two tiles of slots."""
+    cu_seqlens = torch.tensor([0, 17, 17, 18])
+    check("lattice-encode-decay", 18, True, cu_seqlens, heads=1, value_heads=2, key=36, value=6)
+
+
+def without_launches(monkeypatch: pytest.MonkeyPatch, *left_out: Any) -> None:
+    record = Recorder.launch
+
+    def launch(self: Recorder, kernel: Any, *arguments: Any, **options: Any) -> None:
+        if kernel not in left_out:
+            record(self, kernel, *arguments, **options)
+
+    monkeypatch.setattr(Recorder, "launch", launch)
+
+
+def test_chunks_alone(monkeypatch: pytest.MonkeyPatch, plans: None) -> None:
+    """Without the passes from token to token that stand by."""
+    without_launches(monkeypatch, rule.pass_tokens, rule.pass_tokens_back)
+    check("lattice-encode-decay", BLOCK + 2, True)
+
+
+def test_where_coefficients_grow(monkeypatch: pytest.MonkeyPatch, plans: None) -> None:
+    """Long steps along a value that slots are close to: coefficients would cancel. Tokens are passed one by one in that head, and
+    only there."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, BLOCK + 4, 2, n, generator=generator) for n in (4, 4, 6))
+    v[:, :, 1] = torch.eye(6)[1] + 1e-3 * v[:, :, 1]
+
+    def results(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x.to(DEVICE, dtype).requires_grad_() for x in (q, k, v, torch.ones(1, BLOCK + 4, 2))]
+        o, _ = lattice(*inputs, objective="encode", backend=backend)
+        return [o, *torch.autograd.grad(o.square().sum(), inputs)]
+
+    wanted, got = results("reference", torch.float64), results("triton", torch.float32)
+    assert all(relative_error(g, w) <= 1e-4 for g, w in zip(got, wanted))
+    without_launches(monkeypatch, rule.pass_tokens, rule.pass_tokens_back)
+    with plans_anew():
+        alone = results("triton", torch.float32)
+    for g, a, w in zip(got, alone, wanted):
+        assert torch.equal(g[:, :, 0], a[:, :, 0])
+        assert relative_error(a[:, :, 1], w[:, :, 1]) > 3e-4
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..math import float_or_nan
-from .forward import EVERY, FEW, LEAST_DECAY, SHORTEST, edges, first_slots, inverse_square, not_below
+from .forward import EVERY, FEW, LEAST_DECAY, SHORTEST, edges, first_slots, has_grown, inverse_square, not_below
 from .layout import over_channels, over_slots, over_slots_of_warp, slot_and_channel
 
 
@@ -124,7 +124,7 @@ def back_through_turn(
 @triton.jit(do_not_specialize=["T", "gates"])
 def pass_tokens_back(
     q, k, v, gamma, decay, start, do, d_end, kept, turned, along, lengths, answers, writes, states, scratch,
-    dq, dk, dv, gate_parts, gates, d_start, cu_seqlens, T, HV,
+    dq, dk, dv, gate_parts, gates, d_start, grown, cu_seqlens, T, HV,
     K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, NORMALIZE: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
     LV: tl.constexpr, LK: tl.constexpr, W: tl.constexpr, RK: tl.constexpr, RV: tl.constexpr,
@@ -132,6 +132,9 @@ def pass_tokens_back(
     """scratch [N, HV, 4, K, V]; gate_parts [W, 2, BT, HV], parts of the gradients of gamma and decay (TTT: gamma's alone, whole),
     `gates` = BT HV from one to the other; the rest as `pass_tokens` has it."""
     n, head = tl.program_id(0), tl.program_id(1)
+    if grown is not None:  # noqa: SIM102 (one is known when compiling)
+        if not has_grown(grown, n * HV + head, K):
+            return
     first, stop, m = edges(cu_seqlens, n, T)
     slot, channel, thread = slot_and_channel(LV, LK, W, RK, RV)
     is_slot, is_channel = slot < K, channel < V
@@ -165,7 +168,7 @@ def pass_tokens_back(
     for block in range(0, blocks):
         token = first + (blocks - 1 - block) * EVERY
         parts = (tl.minimum(stop - token, EVERY).to(tl.int32) + FEW - 1) // FEW
-        S = tl.load(states + ((m + blocks - 1 - block) * HV + head) * K * V + in_state, inside, 0.0)
+        S = tl.load(states + ((m + blocks - 1 - block) * HV + head) * K * V + in_state, inside, 0.0).to(tl.float32)
         tl.store(scratch + in_state, S, inside)
         for part in range(1, parts):
             for i in tl.static_range(FEW):

@@ -16,6 +16,8 @@ from .layout import both_over_slots, over_channels, over_slots, slot_and_channel
 SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long; a shorter answer has no direction
 LEAST_DECAY = tl.constexpr(2.0**-23)
 EVERY = tl.constexpr(16)  # tokens from one kept state to the next
+TILE = tl.constexpr(32)  # slots of a program where the steps of a chunk are coefficients
+LARGEST = tl.constexpr(16.0)  # coefficients beyond it cancel, and little but rounding would be left
 FEW = tl.constexpr(4)  # tokens from one state to the next where backward finds them again
 
 
@@ -61,6 +63,17 @@ def not_below(x, least):
 
 
 @triton.jit
+def has_grown(grown, number, K: tl.constexpr):
+    """Whether coefficients of slots came to more than LARGEST in the sequence and head of this number. grown [N, HV, tiles]: the
+    square of the largest, of every tile of slots."""
+    tiles: tl.constexpr = (K + TILE - 1) // TILE
+    most = tl.load(grown + number * tiles)
+    for tile in tl.static_range(1, tiles):
+        most = tl.maximum(most, tl.load(grown + number * tiles + tile))
+    return most > LARGEST * LARGEST
+
+
+@triton.jit
 def raw_token(
     q, k, v, gamma, decay, place, here, slot, channel, is_slot, is_channel,
     K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
@@ -76,13 +89,17 @@ def raw_token(
 
 @triton.jit(do_not_specialize=["T"])
 def pass_tokens(
-    q, k, v, gamma, decay, start, o, kept, turned, along, lengths, answers, writes, states, end, cu_seqlens, T, HV,
+    q, k, v, gamma, decay, start, o, kept, turned, along, lengths, answers, writes, states, end, grown, cu_seqlens, T, HV,
     K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, NORMALIZE: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
     LV: tl.constexpr, LK: tl.constexpr, W: tl.constexpr, RK: tl.constexpr, RV: tl.constexpr,
 ):  # fmt: skip
-    """kept, turned, along, lengths [BT, HV, K]; answers, writes [BT, HV, V]; states [M, HV, K, V]: every 16 tokens."""
+    """kept, turned, along, lengths [BT, HV, K]; answers, writes [BT, HV, V]; states [M, HV, K, V]: every 16 tokens. grown:
+    see `has_grown`; None where this is the only form."""
     n, head = tl.program_id(0), tl.program_id(1)
+    if grown is not None:  # noqa: SIM102 (one is known when compiling)
+        if not has_grown(grown, n * HV + head, K):
+            return
     first, stop, m = edges(cu_seqlens, n, T)
     slot, channel, thread = slot_and_channel(LV, LK, W, RK, RV)
     is_slot, is_channel = slot < K, channel < V

@@ -13,10 +13,14 @@ from ..chunk.backward import REDUCE_BLOCK
 from ..chunk.reduce import reduce_gate_grads
 from ..chunk.sizes import CallSizes, max_pieces
 from ..chunk.tiles import padded
+from ..packing import record_tables
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
 from .backward import FEW, pass_tokens_back
-from .forward import EVERY, pass_tokens
+from .forward import EVERY, TILE, pass_tokens
+from .slot_gradients import prepare_turns_back, slot_gradients, turn_slots_back
+from .slot_outputs import read_slots
+from .slot_steps import inner_products, turn_slots
 
 __all__ = ["SPHERE", "SphereInputs"]
 
@@ -39,7 +43,10 @@ class SphereInputs(NamedTuple):
 class Saved(NamedTuple):
     """Of every token f, w and b of its step and, where slots are free in length, their length [BT, HV, K]; what the memory
     answers (for decode its error) and, of TTT, what it writes [BT, HV, V]; every 16th state [M, HV, K, V]. All float32, None
-    where a rule lacks one."""
+    where a rule lacks one.
+
+    Where slots are taken by chunks: the states and what tokens of a chunk read of each other [M, HV, 16, 16] in the inputs' dtype,
+    1 / n^2 of the first step [N, HV, K], and the square of the largest coefficient of every tile of slots [N, HV, tiles]."""
 
     kept: Any
     turned: Any
@@ -48,6 +55,9 @@ class Saved(NamedTuple):
     answers: Any
     writes: Any
     states: Any
+    scores: Any = None
+    first_per_square: Any = None
+    grown: Any = None
 
 
 @lru_cache
@@ -78,6 +88,8 @@ class SphereSizes(CallSizes):
         self.slots, self.free = objective != "ttt", objective != "ttt" and not normalize
         self.answers = objective in ("decode", "ttt")
         self.objective = objective
+        self.by_chunks = normalize and objective in ("encode", "similarity")
+        self.tiles = -(-self.K // TILE.value)
         self.constants = {
             "K": self.K, "V": self.V, "OBJECTIVE": objective, "NORMALIZE": normalize, "HEADS_K": self.group(x.q),
             "HEADS_GAMMA": self.group(x.gamma), "HEADS_DECAY": self.group(x.decay),
@@ -90,7 +102,21 @@ class SphereSizes(CallSizes):
     def saved(self) -> Saved:
         f, w, b, lengths = (self.vectors(self.K) if given else None for given in (*[self.slots] * 3, self.free))
         answers, writes = (self.vectors(self.V) if given else None for given in (self.answers, not self.slots))
-        return Saved(f, w, b, lengths, answers, writes, self.state(self.M))
+        scores = first_per_square = grown = None
+        if self.by_chunks:
+            scores = self.empty(self.M, self.HV, EVERY.value, EVERY.value)
+            first_per_square = self.empty(self.N, self.HV, self.K, dtype=torch.float32)
+            grown = self.empty(self.N, self.HV, self.tiles, dtype=torch.float32)
+        states = self.state(self.M, self.dtype if self.by_chunks else torch.float32)
+        return Saved(f, w, b, lengths, answers, writes, states, scores, first_per_square, grown)
+
+    def record_blocks(self, recorder: Recorder, x: SphereInputs) -> TensorSpec | None:
+        """The table that the place of 16 tokens is read from, where it does not follow from their number."""
+        if not self.packed:
+            return None
+        blocks = self.empty(self.M, 5, dtype=torch.int32)
+        record_tables(recorder, x.cu_seqlens, None, blocks, self.T, EVERY.value)
+        return blocks
 
 
 Results = tuple[tuple[TensorSpec | None, ...], Saved]
@@ -105,12 +131,38 @@ def shapes(x: SphereInputs, device: torch.device, options: Sequence[Any], final:
 def forward(recorder: Recorder, x: SphereInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
     sizes = SphereSizes(x, *options)
     (o, S), saved = shapes(x, device, options, final)
+    if sizes.by_chunks:
+        forward_by_chunks(recorder, x, sizes, o, S, saved)
     recorder.launch(
         pass_tokens, (sizes.N, sizes.HV),
-        x.q, x.k, x.v, x.gamma, x.decay, x.S, o, *saved, S, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants,
+        x.q, x.k, x.v, x.gamma, x.decay, x.S, o, *saved[:7], S, saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants,
         **tile(sizes.K, sizes.V, sizes.objective, back=False),
     )  # fmt: skip
     return (o, S), saved
+
+
+def forward_by_chunks(recorder: Recorder, x: SphereInputs, sizes: SphereSizes, o: Any, S: Any, saved: Saved) -> None:
+    """The slots of a chunk as coefficients."""
+    blocks = sizes.record_blocks(recorder, x)
+    gram = sizes.empty(sizes.M, sizes.HV, EVERY.value, EVERY.value, dtype=torch.float32)
+    widths = {"HV": sizes.HV, "K": sizes.K, "V": sizes.V}
+    BV = padded(sizes.V, 64)  # wider than a tile of slots, whose layout Triton would take from the values otherwise
+    of_heads = {name: sizes.constants[name] for name in ("HEADS_K", "HEADS_GAMMA", "HEADS_DECAY")}
+    grid = sizes.M, sizes.HV
+    recorder.launch(
+        inner_products, grid,
+        x.v, gram, blocks, sizes.T, HV=sizes.HV, V=sizes.V, BV=BV, PRECISION=sizes.precision, num_warps=1,
+    )  # fmt: skip
+    recorder.launch(
+        turn_slots, (sizes.N, sizes.HV, sizes.tiles),
+        x.k, x.v, x.gamma, x.decay, x.S, gram, saved.kept, saved.turned, saved.along, saved.states,
+        saved.first_per_square, S, saved.grown, x.cu_seqlens,
+        sizes.T, **widths, BV=BV, OBJECTIVE=sizes.objective, **of_heads, num_warps=1, num_stages=1,
+    )  # fmt: skip
+    recorder.launch(
+        read_slots, grid, x.q, x.v, saved.kept, saved.turned, saved.states, o, saved.scores, blocks, sizes.T, **widths,
+        BV=BV, HEADS_K=of_heads["HEADS_K"], PRECISION=sizes.precision, num_warps=1, num_stages=1,
+    )  # fmt: skip
 
 
 def backward(
@@ -127,9 +179,12 @@ def backward(
     layout = tile(sizes.K, sizes.V, sizes.objective, back=True)
     parts = TensorSpec((layout["W"] if sizes.slots else 1, 2, *sizes.rows, sizes.HV), torch.float32)
     gates = sizes.B * sizes.T * sizes.HV
+    if sizes.by_chunks:
+        backward_by_chunks(recorder, x, sizes, saved, do, d_end, dq, dk, dv, parts, dS)
     recorder.launch(
         pass_tokens_back, (sizes.N, sizes.HV),
-        x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *saved, scratch, dq, dk, dv, parts, gates, dS, x.cu_seqlens,
+        x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *saved[:7], scratch, dq, dk, dv, parts, gates, dS,
+        saved.grown, x.cu_seqlens,
         sizes.T, sizes.HV, **sizes.constants, **layout,
     )  # fmt: skip
     counts = [0 if gate is None else prod(gate.shape) for gate in (x.gamma, x.decay)]
@@ -139,6 +194,37 @@ def backward(
         BETA=True, G=x.decay is not None, CENTER=False, BLOCK=REDUCE_BLOCK,
     )  # fmt: skip
     return SphereInputs(dq, dk, dv, dgamma, ddecay, None if x.S is None else dS)
+
+
+def backward_by_chunks(
+    recorder: Recorder, x: SphereInputs, sizes: SphereSizes, saved: Saved, do: Any, d_end: Any, dq: Any, dk: Any, dv: Any,
+    parts: Any, dS: Any,
+) -> None:  # fmt: skip
+    """The gradients in the slots of a chunk by their products with what lies before."""
+    blocks = sizes.record_blocks(recorder, x)
+    gram, reads = (sizes.empty(sizes.M, sizes.HV, EVERY.value, EVERY.value, dtype=torch.float32) for _ in range(2))
+    of_A, of_D, A, D = (sizes.vectors(sizes.K) for _ in range(4))
+    adjoints = sizes.state(sizes.M, sizes.dtype)
+    options = {
+        **{name: sizes.constants[name] for name in ("K", "V", "HEADS_K", "HEADS_GAMMA", "HEADS_DECAY")},
+        "HV": sizes.HV, "BV": padded(sizes.V, 64), "OBJECTIVE": sizes.objective, "PRECISION": sizes.precision, "num_warps": 1,
+        "num_stages": 1,
+    }  # fmt: skip
+    steps = saved.kept, saved.turned, saved.along, saved.states, saved.first_per_square
+    recorder.launch(
+        prepare_turns_back, (sizes.M, sizes.HV),
+        x.k, x.v, x.gamma, x.decay, do, *steps, gram, reads, of_A, of_D, A, D, blocks, sizes.T, **options,
+    )  # fmt: skip
+    recorder.launch(
+        turn_slots_back, (sizes.N, sizes.HV, sizes.tiles),
+        x.q, x.v, do, d_end, saved.kept, saved.turned, of_A, of_D, A, D, gram, reads, saved.states, adjoints, dS, x.cu_seqlens,
+        sizes.T, **{name: options[name] for name in ("HV", "K", "V", "BV", "HEADS_K", "num_warps", "num_stages")},
+    )  # fmt: skip
+    recorder.launch(
+        slot_gradients, (sizes.M, sizes.HV),
+        x.k, x.v, x.gamma, x.decay, do, *steps, reads, saved.scores, A, D, adjoints, dq, dk, dv, parts,
+        sizes.B * sizes.T * sizes.HV, dS, blocks, sizes.T, PARTS=parts.shape[0], **options,
+    )  # fmt: skip
 
 
 # Inputs: SphereInputs. Options: objective ("decode", "encode", "similarity" or "ttt") and normalize. Outputs: o, S.
