@@ -11,8 +11,8 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.checks import Sizes
+from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
-from ..shared.sphere_kernels import sphere_kernels
 from .chunked import chunked
 from .reference import reference
 
@@ -35,6 +35,12 @@ def recurrent_kernel() -> Callable[..., Any]:
     from ...kernels.recurrent.lattice import decode
 
     return decode
+
+
+def sphere_kernels() -> KernelFamily:
+    from ...kernels.sphere.rule import SPHERE, SphereInputs
+
+    return KernelFamily(SPHERE, SphereInputs, {"objective": "decode", "normalize": True})
 
 
 SPEC = OpSpec(
