@@ -24,7 +24,7 @@ SHARED = {
     90: 227 * 1024,
 }  # bytes that a program may have (CUDA programming guide, compute capabilities)
 # Bytes per thread. Two states and their gradient fill the registers; a warp holds slots, steps and products of a chunk.
-SPILLED = {"pass_tokens_back": 96, "turn_slots": 320, "turn_slots_back": 760, "slot_gradients": 880}
+SPILLED = {"pass_tokens_back": 96, "turn_slots": 320, "turn_slots_back": 1100, "slot_gradients": 960}
 
 
 def launch(

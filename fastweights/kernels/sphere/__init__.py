@@ -18,4 +18,6 @@ with L the gradient in the state after the token, that of its output included, A
 
 with N the gradient in log n where lengths are free (0 otherwise), which becomes N - 2 a da. TTT: du = gamma L^T k,
 dz = -p du + (3 p r^2 (z.du) - r^3 (v.du)) z - r^3 (z.du) v, L <- L + k dz.
+
+Normalised encode and similarity take 16 tokens together: slot_steps.py, slot_outputs.py and slot_gradients.py.
 """

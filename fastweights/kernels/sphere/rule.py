@@ -45,8 +45,9 @@ class Saved(NamedTuple):
     answers (for decode its error) and, of TTT, what it writes [BT, HV, V]; every 16th state [M, HV, K, V]. All float32, None
     where a rule lacks one.
 
-    Where slots are taken by chunks: the states and what tokens of a chunk read of each other [M, HV, 16, 16] in the inputs' dtype,
-    1 / n^2 of the first step [N, HV, K], and the square of the largest coefficient of every tile of slots [N, HV, tiles]."""
+    Where tokens are taken by chunks: the states and what tokens of a chunk read of each other [M, HV, 16, 16] in the inputs'
+    dtype, 1 / n^2 of the first step [N, HV, K], and the square of the largest coefficient of every tile of slots
+    [N, HV, tiles]."""
 
     kept: Any
     turned: Any

@@ -14,7 +14,18 @@ import triton.language as tl
 from ..math import float_or_nan
 from .forward import EVERY, LEAST_DECAY, TILE, edges, not_below
 from .slot_outputs import across_borders, from_border, load_steps, until_border
-from .slot_steps import block_place, inverse_root, is_there, of_slots, of_tokens, product, row, rows_of
+from .slot_steps import (
+    block_place,
+    fetch_of_slots,
+    fetch_rows,
+    inverse_root,
+    is_there,
+    of_slots,
+    of_tokens,
+    product,
+    row,
+    rows_of,
+)
 
 
 @triton.jit
@@ -115,6 +126,24 @@ def turn_slots_back(
         left = tl.minimum(stop - begin, EVERY).to(tl.int32)
         place = begin * HV + head
         in_head = m * HV + head
+        # The chunk before is fetched while this one is computed; it is whole.
+        back_by = tl.where(begin > first, 1, 0)
+        ahead, last = place - back_by * EVERY * HV, tl.where(begin > first, EVERY, left) - 1
+        fetch_rows(v + ahead * V, last, HV * V, EVERY, V, dtype)
+        fetch_rows(do + ahead * V, last, HV * V, EVERY, V, dtype)
+        fetch_of_slots(q, ahead, part, last, HV, K, HEADS_K, dtype)
+        fetch_of_slots(kept, ahead, part, last, HV, K, 1, dtype)
+        fetch_of_slots(turned, ahead, part, last, HV, K, 1, dtype)
+        fetch_of_slots(of_A, ahead, part, last, HV, K, 1, dtype)
+        fetch_of_slots(of_D, ahead, part, last, HV, K, 1, dtype)
+        fetch_of_slots(A, ahead, part, last, HV, K, 1, dtype)
+        fetch_of_slots(D, ahead, part, last, HV, K, 1, dtype)
+        before_head = in_head - back_by * HV
+        fetch_rows(gram + before_head * EVERY * EVERY, 0, 0, 1, EVERY * EVERY, dtype)
+        fetch_rows(reads + before_head * EVERY * EVERY, 0, 0, 1, EVERY * EVERY, dtype)
+        fetch_rows(
+            states + before_head * K * V + part * TILE * V, tl.minimum(K - part * TILE, TILE) - 1, V, TILE, V, dtype
+        )
         h = rows_of(v, begin, left, head, HV, V, BV)
         S = tl.load(states + in_head * K * V + in_state, inside, 0.0)
         tl.store(adjoints + in_head * K * V + in_state, L.to(adjoints.dtype.element_ty), inside)

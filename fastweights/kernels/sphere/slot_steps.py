@@ -111,6 +111,28 @@ def of_tokens(x, place, token, count, HV: tl.constexpr, HEADS: tl.constexpr, oth
 
 
 @triton.jit
+def fetch_rows(x, last, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, dtype: tl.constexpr):
+    """Fetch rows of WIDTH numbers from x on, STRIDE apart, those after row `last` left out, into the L1 cache, 32 bytes per
+    thread. Inputs in float32, which the interpreter runs too, do without."""
+    if dtype != tl.float32:
+        PIECE: tl.constexpr = 32 // (x.dtype.element_ty.primitive_bitwidth // 8)
+        PIECES: tl.constexpr = triton.next_power_of_2((WIDTH + PIECE - 1) // PIECE)
+        number = tl.minimum(tl.arange(0, PIECES)[None, :] * PIECE, WIDTH - 1)
+        place = x + tl.minimum(tl.arange(0, ROWS)[:, None], last) * STRIDE + number
+        tl.inline_asm_elementwise(
+            "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64, bitcast=True)], dtype=tl.int32,
+            is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def fetch_of_slots(x, place, part, last, HV: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr, dtype: tl.constexpr):
+    """The same for a chunk's numbers of a tile of slots."""
+    WIDTH: tl.constexpr = min(TILE, K)
+    fetch_rows(x + place // HEADS * K + tl.minimum(part * TILE, K - WIDTH), last, HV // HEADS * K, EVERY, WIDTH, dtype)
+
+
+@triton.jit
 def steps_inputs(
     k, gamma, decay, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
@@ -129,6 +151,7 @@ def turn_slots(
 ):  # fmt: skip
     """The steps of a tile of slots, chunk after chunk. kept, turned, along [BT, HV, K]: f, w and b. states [M, HV, K, V]: at the
     start of every chunk. first_per_square [N, HV, K]: 1 / n^2 of the first step. grown: see `has_grown`."""
+    dtype: tl.constexpr = v.dtype.element_ty
     n, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, stop, m = edges(cu_seqlens, n, T)
     # A thread has a slot, and a chunk's tokens in its registers: the layout that Triton gives to a tile [16, 32] of one warp
@@ -158,20 +181,25 @@ def turn_slots(
     place = first * HV + head
     blocks = tl.cdiv((stop - first).to(tl.int32), EVERY)
     left = (stop - first).to(tl.int32)
-    ahead = steps_inputs(k, gamma, decay, place, token, slot, left, HV, K, HEADS_K, HEADS_GAMMA, HEADS_DECAY)
     for _ in range(0, blocks):
-        key, gain, d = ahead
+        more = tl.where(left > EVERY, 1, 0)  # the next chunk is fetched while this one is computed
+        step = more * EVERY
+        last = tl.minimum(left - step, EVERY) - 1
+        fetch_rows(v + (place + step * HV) * V, last, HV * V, EVERY, V, dtype)
+        fetch_of_slots(k, place + step * HV, part, last, HV, K, HEADS_K, dtype)
+        fetch_rows(gamma + (place + step * HV) // HEADS_GAMMA, last, HV // HEADS_GAMMA, EVERY, 1, dtype)
+        if decay is not None:
+            fetch_rows(decay + (place + step * HV) // HEADS_DECAY, last, HV // HEADS_DECAY, EVERY, 1, dtype)
+        fetch_rows(gram + ((m + more) * HV + head) * EVERY * EVERY, 0, 0, 1, EVERY * EVERY, dtype)
         h = rows_of(v, first, left, head, HV, V, BV)
         tl.store(states + (m * HV + head) * K * V + in_state, S.to(states.dtype.element_ty), inside)
+        b = tl.trans(product(S, tl.trans(h), dtype))
+        key, gain, d = steps_inputs(k, gamma, decay, place, token, slot, left, HV, K, HEADS_K, HEADS_GAMMA, HEADS_DECAY)
         key, gain = key.to(tl.float32), tl.broadcast_to(float_or_nan(gain), (EVERY, TILE))
         if decay is not None:
             d = tl.broadcast_to(not_below(float_or_nan(d), LEAST_DECAY), (EVERY, TILE))
-        b = tl.trans(product(S, tl.trans(h), v.dtype.element_ty))
-        ahead = steps_inputs(
-            k, gamma, decay, place + EVERY * HV, token, slot, left - EVERY, HV, K, HEADS_K, HEADS_GAMMA, HEADS_DECAY
-        )
         # The layout of b is that of what was loaded last; else it would stay that of a product, whose rows lie across threads.
-        b = tl.where(token < left, b, ahead[0].to(tl.float32))
+        b = tl.where(token < left, b, key)
         F = tl.zeros((EVERY, TILE), tl.float32)
         R, W, along_h = F, F, F
         growth = alive
@@ -184,11 +212,11 @@ def turn_slots(
             a = gain_t * per_square * (key_t - b_t if OBJECTIVE == "encode" else key_t)
             turned_by = a * a * tl.maximum(square_t - b_t * b_t, 0.0, propagate_nan=tl.PropagateNan.ALL)
             if decay is None:
-                inverse = inverse_root(1 + turned_by, v.dtype.element_ty)
+                inverse = inverse_root(1 + turned_by, dtype)
                 f = (1 - a * b_t) * inverse
             else:
                 d_t = row(d, token, t)
-                inverse = inverse_root(d_t * d_t + turned_by, v.dtype.element_ty)
+                inverse = inverse_root(d_t * d_t + turned_by, dtype)
                 f = (d_t - a * b_t) * inverse
             w = a * inverse
             now = token == t
@@ -205,7 +233,7 @@ def turn_slots(
         tl.store(kept + place * K + slot + token * (HV * K), F, stored)
         tl.store(turned + place * K + slot + token * (HV * K), W, stored)
         tl.store(along + place * K + slot + token * (HV * K), along_h, stored)
-        S = tl.trans(to_end) * S + product(tl.trans(R), h, v.dtype.element_ty)
+        S = tl.trans(to_end) * S + product(tl.trans(R), h, dtype)
         own = tl.sum(S * S, 1, keep_dims=True)
         S *= tl.where(own == 0, 0.0, tl.rsqrt(own))
         first += EVERY
