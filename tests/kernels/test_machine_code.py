@@ -23,8 +23,15 @@ SHARED = {
     80: 163 * 1024,
     90: 227 * 1024,
 }  # bytes that a program may have (CUDA programming guide, compute capabilities)
-# Bytes per thread. Two states and their gradient fill the registers; a warp holds slots, steps and products of a chunk.
-SPILLED = {"pass_tokens_back": 96, "turn_slots": 320, "turn_slots_back": 1100, "slot_gradients": 960}
+# Bytes per thread. Two states and their gradient fill the registers; a warp holds slots, steps and products of a chunk; the
+# registers of Palimpsa's backward are limited, so that more programs run.
+SPILLED = {
+    "pass_tokens_back": 96,
+    "turn_slots": 320,
+    "turn_slots_back": 1100,
+    "slot_gradients": 960,
+    "posterior_gradients": 400,
+}
 
 
 def launch(

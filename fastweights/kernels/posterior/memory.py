@@ -15,13 +15,13 @@ from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
 from .gradients import posterior_gradients, sum_tiles
 from .read import read_posterior, segment_gradients
-from .sizes import PosteriorInputs, PosteriorSizes
+from .sizes import PosteriorInputs, PosteriorSizes, programs_at_once
 from .state import posterior_state
 
 __all__ = ["POSTERIOR", "PosteriorInputs"]
 
 SUM_BLOCK = 1024
-STEP = 2  # every second state of a chunk goes into the backward's workspace
+BLOCK = 8  # tokens between the states that a chunk's second pass keeps
 
 Options = tuple[float, bool]  # scale of q, whether the variance is an output
 
@@ -71,13 +71,13 @@ def forward(
     segments = record_segments(recorder, x, sizes)
     start = segments.states or (x.M, x.J)
     started = start[0] is not None
-    tile = sizes.read_tile
+    tile = sizes.read_parts
     recorder.launch(
-        read_posterior, (-(-sizes.V // tile.BV) * sizes.P, sizes.HV),
+        read_posterior, (-(-sizes.V // 16) * sizes.P, sizes.HV),
         x.q, x.k, x.v, x.beta, x.g, x.prior, *(start if started else (x.prior, x.prior)), outputs[0],
         outputs[1] if variance else None, *outputs[-2:], segments.table, sizes.T, int(started), scale, sizes.HV,
-        **sizes.heads(x), **tile._asdict(), ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
-        num_warps=1, maxnreg=min(255, 65536 // (32 * tile.programs) // 8 * 8),
+        **sizes.heads(x), PARTS=tile, ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
+        num_warps=1, maxnreg=min(255, 65536 // (32 * programs_at_once(tile)) // 8 * 8),
     )  # fmt: skip
     return outputs, saved
 
@@ -86,7 +86,7 @@ def record_states(
     recorder: Recorder, x: PosteriorInputs, sizes: PosteriorSizes, segments: Segments, start: Sequence[Any],
     out: Sequence[TensorSpec], summary: bool,
 ) -> None:  # fmt: skip
-    """The states at the chunks' starts from those at the segments' starts; with `summary` what every segment adds to them."""
+    """The states at the chunks' ends from those at the segments' starts; with `summary` what every segment adds to them."""
     width = min(32 if sizes.dtype == torch.bfloat16 else 16, padded(sizes.V))
     recorder.launch(
         posterior_state, (-(-sizes.V // width) * sizes.P, sizes.HV),
@@ -121,32 +121,32 @@ def backward(
     dw, d_end = rest[0] if variance else None, tuple(rest[-2:])
     heads, float32 = sizes.heads(x), torch.float32
     start = segments.states or (x.M, x.J)
-    chunk_states = [sizes.state(sizes.M, sizes.state_dtype) for _ in range(2)]
+    chunk_states = [sizes.state(sizes.M) for _ in range(2)]
     record_states(recorder, x, sizes, segments, start, chunk_states, summary=False)
     if sizes.segment is not None:
         added = [sizes.state(sizes.P) for _ in range(2)]
-        tile = sizes.segment_grad_tile
+        tile = sizes.grad_parts
         recorder.launch(
-            segment_gradients, (-(-sizes.V // tile.BV) * sizes.P, sizes.HV),
+            segment_gradients, (-(-sizes.V // 16) * -(-sizes.K // (8 * tile)) * sizes.P, sizes.HV),
             x.q, x.k, x.v, x.beta, x.g, x.prior, *start, do, dw, *added, segments.table, sizes.T, scale,
-            sizes.HV, **heads, **tile._asdict(), VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
+            sizes.HV, **heads, PARTS=tile, VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
         )  # fmt: skip
         for d_state, begin in zip(added, d_end):
             join_segments(recorder, x, sizes, segments, d_state, begin, back=True)
         d_end = tuple(added)
 
-    tile = sizes.grad_tile
-    v_tiles, k_tiles = -(-sizes.V // tile.BV), -(-sizes.K // (tile.P * tile.PARTS))
+    tile = sizes.grad_parts
+    v_tiles, k_tiles = -(-sizes.V // 16), -(-sizes.K // (8 * tile))
     programs = v_tiles * k_tiles * sizes.P
-    slots = programs * sizes.HV * (CHUNK // STEP + 1)
-    scratch = [sizes.empty(slots, tile.P * tile.PARTS * tile.BV, dtype=sizes.state_dtype) for _ in range(2)]
+    slots = programs * sizes.HV * (CHUNK // BLOCK)
+    scratch = [sizes.empty(slots, 128 * tile, dtype=float32) for _ in range(2)]
     per_token = sizes.B * sizes.T * sizes.HV
     dq, dk = (sizes.per_token(sizes.HV, sizes.K) for _ in range(2))
     dv, dbeta = (sizes.per_token(sizes.HV, sizes.V, dtype=y.dtype) for y in (x.v, x.beta))
     dg, dprior = sizes.per_token(sizes.HV, dtype=x.g.dtype), sizes.empty(sizes.HV, dtype=x.prior.dtype)
     parts = {
-        "dq": of_tiles(sizes, v_tiles, dq), "dk": of_tiles(sizes, v_tiles, dk),
-        "dv": of_tiles(sizes, k_tiles, dv), "dbeta": of_tiles(sizes, k_tiles, dbeta),
+        **dict(zip(("dq", "dk"), of_tiles(sizes, v_tiles, dq, dk))),
+        **dict(zip(("dv", "dbeta"), of_tiles(sizes, k_tiles, dv, dbeta))),
         "dg": sizes.empty(v_tiles * k_tiles, per_token, dtype=float32),
         "dprior": sizes.empty(programs, sizes.HV, dtype=float32),
     }  # fmt: skip
@@ -155,25 +155,28 @@ def backward(
     given = [x.prior if y is None else y for y in d_end]  # a pointer in the place of what is not read
     recorder.launch(
         posterior_gradients, (programs, sizes.HV),
-        x.q, x.k, x.v, x.beta, x.g, x.prior, *chunk_states, do, dw, *given, *scratch, *parts.values(), *d_start,
-        segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.HV, **heads, **tile._asdict(), STEP=STEP,
-        GIVEN_M=d_end[0] is not None, GIVEN_J=d_end[1] is not None, ENDED=wanted, VARIANCE=dw is not None,
-        PRECISION=sizes.precision, num_warps=1,
+        x.q, x.k, x.v, x.beta, x.g, x.prior, *start, *chunk_states, do, dw, *given, *scratch, *parts.values(), *d_start,
+        segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.HV, **heads, PARTS=tile, BLOCK=BLOCK,
+        STARTED=start[0] is not None, GIVEN_M=d_end[0] is not None, GIVEN_J=d_end[1] is not None, ENDED=wanted,
+        VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
+        maxnreg=168 if k_tiles > 1 else 255,
     )  # fmt: skip
     grads = {"dq": dq, "dk": dk, "dv": dv, "dbeta": dbeta, "dg": dg, "dprior": dprior}
     for name, out in grads.items():
         if parts[name] is not out:
             count = prod(out.shape)
             recorder.launch(
-                sum_tiles, (-(-count // SUM_BLOCK),), parts[name], out, count, prod(parts[name].shape) // max(1, count),
-                BLOCK=SUM_BLOCK, num_warps=4,
+                sum_tiles, (-(-count // SUM_BLOCK),), parts[name], out, count,
+                TILES=prod(parts[name].shape) // max(1, count), BLOCK=SUM_BLOCK, num_warps=4,
             )  # fmt: skip
     return PosteriorInputs(dq, dk, dv, dbeta, dg, dprior, *d_start)
 
 
-def of_tiles(sizes: PosteriorSizes, tiles: int, out: TensorSpec) -> TensorSpec:
-    """Where every tile leaves its part of a gradient: in the gradient itself where there is one tile."""
-    return out if tiles == 1 else TensorSpec((tiles, *out.shape), sizes.state_dtype)
+def of_tiles(sizes: PosteriorSizes, tiles: int, *outs: TensorSpec) -> list[TensorSpec]:
+    """Where every tile leaves its parts of two gradients, of one dtype: in the gradients themselves where there is one tile."""
+    if tiles == 1 and len({out.dtype for out in outs}) == 1:
+        return list(outs)
+    return [TensorSpec((tiles, *out.shape), sizes.state_dtype) for out in outs]
 
 
 # Inputs: PosteriorInputs. Outputs: o, (the variance,) M, J.

@@ -7,18 +7,33 @@ import triton.language as tl
 
 from ..math import or_nan
 from ..packing import segment_place
-from .tile import add_to, load_rows, load_tile, load_token, prefetch_token, spread, store_tile, write
+from .lanes import over_eight_lanes
+from .tile import at_token, load_rows, load_tile, load_token, prefetch, prefetch_lanes, spread, store_tile, times, write
 
 AHEAD = tl.constexpr(2)  # tokens between a prefetch and the use
+# Decays are applied to the tile once they have come to more than this.
+LARGEST_FACTOR, LARGEST_IN_FLOAT32 = tl.constexpr(2.0**30), tl.constexpr(2.0)
+
+
+@triton.jit
+def decayed(M, J, f, decay, PARTS: tl.constexpr, PRECISION: tl.constexpr):
+    """M, J and f before a token's write, and by what M and J were multiplied."""
+    LARGEST: tl.constexpr = LARGEST_FACTOR if PRECISION == "tf32" else LARGEST_IN_FLOAT32
+    f *= tl.exp2(-decay)
+    by = 1.0
+    if (f > LARGEST) | (f < 1.0 / LARGEST):
+        by = 1.0 / f
+        M, J = times(M, by, PARTS), times(J, by, PARTS)
+        f = 1.0
+    return M, J, f, by
 
 
 @triton.jit
 def read_tile(M, J, query, prior, PARTS: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr):
-    """Mean and variance [BV] that a query reads; without VARIANCE the mean stands for both."""
+    """What lanes have to add up for the mean and variance of a query [8, 16]; without VARIANCE the mean stands for both."""
     for part in tl.static_range(PARTS):
         x = query[part][:, None]
-        r = spread(J[part], prior, PRECISION)
-        # One sum over channels for all parts: its exchange between threads is what costs.
+        r = spread(J[part] + prior, PRECISION)
         if part == 0:
             mean = (x * M[part]) * r
         else:
@@ -28,94 +43,110 @@ def read_tile(M, J, query, prior, PARTS: tl.constexpr, VARIANCE: tl.constexpr, P
                 variance = (x * x) * r
             else:
                 variance += (x * x) * r
-    o = tl.sum(mean, 0)
-    w = tl.sum(variance, 0) if VARIANCE else o
-    return o, w
+    return mean, variance if VARIANCE else mean
 
 
 @triton.jit(do_not_specialize=["time", "started"])
 def read_posterior(
     q, k, v, beta, g, prior, M_start, J_start, o, variance, M_end, J_end, segments, time, started, scale, HV,
-    K: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
     ENDED: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """M_start, J_start [P, HV, K, V]: states at the segments' starts, anything where `started` is 0; M_end, J_end [N, HV, K, V]:
     the final ones."""
-    TILES: tl.constexpr = (V + BV - 1) // BV
+    TILES: tl.constexpr = (V + 15) // 16
     tile, segment, head = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
     first, stop, _, sequence, _, is_last = segment_place(segments, segment, time)
-    column = tile * BV + tl.arange(0, BV)
-    live = column < V
+    column = tile * 16 + tl.arange(0, 16)
     p = tl.load(prior + head)
-    held = p if PRECISION == "tf32" else 0.0
     state = segment.to(tl.int64) * HV + head
     # Zeros are loaded as well, by a mask that is not known when compiling. The layout of this load is that of all that follows:
     # four columns per thread, where tl.zeros would take one, and four times as many channels.
     given = started > 0
-    M = load_tile(M_start, state, 0, column, given, K, V, P, PARTS)
-    J = add_to(load_tile(J_start, state, 0, column, given, K, V, P, PARTS), held, PARTS)
-    for t in range(first, stop):
-        ahead = tl.minimum(t + AHEAD, stop - 1)
-        prefetch_token(q, k, v, beta, ahead, tile * BV, head, HV, K, V, BV, HEADS_K, HEADS_BETA, PRECISION)
-        key, value, gain, a = load_token(
-            k, v, beta, g, t, True, column, 0, head, HV, K, P, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G
-        )
-        query = load_rows(q, (t * (HV // HEADS_K) + head // HEADS_K) * K, 0, K, P, PARTS)
-        M, J = write(M, J, key, value, gain, a, held - a * held, PARTS)
-        mean, var = read_tile(M, J, query, p, PARTS, VARIANCE, PRECISION)
-        at = (t * HV + head) * V + column
-        tl.store(o + at, or_nan(mean * scale).to(o.dtype.element_ty), live)
+    M = load_tile(M_start, state, 0, column, given, K, V, PARTS)
+    J = load_tile(J_start, state, 0, column, given, K, V, PARTS)
+    if PRECISION == "tf32":
+        fetched, stride = prefetch_lanes(q, k, v, beta, first, tile * 16, head, HV, K, V, HEADS_K, HEADS_BETA)
+    q, k = at_token(q, first, head, HV, HEADS_K, K), at_token(k, first, head, HV, HEADS_K, K)
+    v, o = at_token(v, first, head, HV, 1, V), at_token(o, first, head, HV, 1, V)
+    beta, g = at_token(beta, first, head, HV, HEADS_BETA, V), at_token(g, first, head, HV, HEADS_G, 1)
+    if VARIANCE:
+        variance = at_token(variance, first, head, HV, 1, V)
+    f = 1.0
+    for i in range(0, stop - first):
+        if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
+            prefetch(fetched + tl.minimum(i + AHEAD, stop - first - 1) * stride)
+        key, value, gain, decay = load_token(k, v, beta, g, i, column, 0, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G)
+        query = load_rows(q, i * (HV // HEADS_K * K), 0, K, PARTS)
+        M, J, f, by = decayed(M, J, f, decay, PARTS, PRECISION)
+        M, J = write(M, J, key, f * value, f * gain, PARTS)
+        mean, var = read_tile(M, J, query, f * p, PARTS, VARIANCE, PRECISION)
+        at = i * (HV * V)
+        total, own_column = over_eight_lanes(mean, tile * 16)
+        tl.store(o + at + own_column, or_nan(total * scale).to(o.dtype.element_ty), own_column < V)
         if VARIANCE:
-            tl.store(variance + at, or_nan(var * (scale * scale)).to(o.dtype.element_ty), live)
+            total, own_column = over_eight_lanes(var, tile * 16)
+            total *= f * (scale * scale)
+            tl.store(variance + at + own_column, or_nan(total).to(o.dtype.element_ty), own_column < V)
     if ENDED:  # noqa: SIM102 (one is known when compiling)
         if is_last:
             end = sequence.to(tl.int64) * HV + head
-            store_tile(M_end, end, 0, column, M, K, V, P, PARTS)
-            store_tile(J_end, end, 0, column, add_to(J, -held, PARTS), K, V, P, PARTS)
+            store_tile(M_end, end, 0, column, times(M, 1.0 / f, PARTS), K, V, PARTS)
+            store_tile(J_end, end, 0, column, times(J, 1.0 / f, PARTS), K, V, PARTS)
 
 
 @triton.jit(do_not_specialize=["time"])
 def segment_gradients(
     q, k, v, beta, g, prior, M_start, J_start, do, dw, dM_out, dJ_out, segments, time, scale, HV,
-    K: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr, VARIANCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What the outputs of a segment add to the gradients of the states at its start: dM_out, dJ_out [P, HV, K, V]."""
-    TILES: tl.constexpr = (V + BV - 1) // BV
-    tile, segment, head = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
+    TILES: tl.constexpr = (V + 15) // 16
+    K_TILES: tl.constexpr = (K + 8 * PARTS - 1) // (8 * PARTS)
+    tile, segment, head = (
+        tl.program_id(0) % (TILES * K_TILES),
+        tl.program_id(0) // (TILES * K_TILES),
+        tl.program_id(1),
+    )
     first, stop, _, _, _, _ = segment_place(segments, segment, time)
-    column = tile * BV + tl.arange(0, BV)
+    first_key = tile // TILES * (8 * PARTS)
+    column = tile % TILES * 16 + tl.arange(0, 16)
     live = column < V
     p = tl.load(prior + head)
-    held = p if PRECISION == "tf32" else 0.0
     state = segment.to(tl.int64) * HV + head
-    M = load_tile(M_start, state, 0, column, True, K, V, P, PARTS)
-    J = add_to(load_tile(J_start, state, 0, column, True, K, V, P, PARTS), held, PARTS)
-    dM = load_tile(M_start, state, 0, column, time < 0, K, V, P, PARTS)
-    dJ = load_tile(J_start, state, 0, column, time < 0, K, V, P, PARTS)
-    kept = 1.0
-    for t in range(first, stop):
-        key, value, gain, a = load_token(
-            k, v, beta, g, t, True, column, 0, head, HV, K, P, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G
+    M = load_tile(M_start, state, first_key, column, True, K, V, PARTS)
+    J = load_tile(J_start, state, first_key, column, True, K, V, PARTS)
+    dM = load_tile(M_start, state, first_key, column, time < 0, K, V, PARTS)
+    debt = load_tile(J_start, state, first_key, column, time < 0, K, V, PARTS)  # -dJ
+    q, k = at_token(q, first, head, HV, HEADS_K, K), at_token(k, first, head, HV, HEADS_K, K)
+    v, do = at_token(v, first, head, HV, 1, V), at_token(do, first, head, HV, 1, V)
+    beta, g = at_token(beta, first, head, HV, HEADS_BETA, V), at_token(g, first, head, HV, HEADS_G, 1)
+    if VARIANCE:
+        dw = at_token(dw, first, head, HV, 1, V)
+    f, kept = 1.0, 1.0
+    for i in range(0, stop - first):
+        key, value, gain, decay = load_token(
+            k, v, beta, g, i, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G
         )
-        query = load_rows(q, (t * (HV // HEADS_K) + head // HEADS_K) * K, 0, K, P, PARTS)
-        M, J = write(M, J, key, value, gain, a, held - a * held, PARTS)
-        kept *= a
-        grad_o = tl.load(do + (t * HV + head) * V + column, live, 0.0).to(tl.float32) * (scale * kept)
+        query = load_rows(q, i * (HV // HEADS_K * K), first_key, K, PARTS)
+        M, J, f, by = decayed(M, J, f, decay, PARTS, PRECISION)
+        kept *= by
+        M, J = write(M, J, key, f * value, f * gain, PARTS)
+        grad_o = tl.load(do + i * (HV * V) + column, live, 0.0).to(tl.float32) * (scale * kept)
         if VARIANCE:
-            grad_w = tl.load(dw + (t * HV + head) * V + column, live, 0.0).to(tl.float32) * (scale * scale * kept)
-        new_dM, new_dJ = (), ()
+            grad_w = tl.load(dw + i * (HV * V) + column, live, 0.0).to(tl.float32) * (scale * scale * f * kept)
+        new_dM, new_debt = (), ()
         for part in tl.static_range(PARTS):
-            r = spread(J[part], p, PRECISION)
+            r = spread(J[part] + f * p, PRECISION)
             x = query[part][:, None]
             read = x * (grad_o[None, :] * r)
-            new_dM = new_dM + (dM[part] + read,)
+            owed = tl.fma(read, M[part] * r, debt[part])
             if VARIANCE:
-                new_dJ = new_dJ + (dJ[part] - read * (M[part] * r) - (x * x) * (grad_w[None, :] * r) * r,)
-            else:
-                new_dJ = new_dJ + (dJ[part] - read * (M[part] * r),)
-        dM, dJ = new_dM, new_dJ
-    store_tile(dM_out, state, 0, column, dM, K, V, P, PARTS)
-    store_tile(dJ_out, state, 0, column, dJ, K, V, P, PARTS)
+                owed += (x * x) * (grad_w[None, :] * r) * r
+            new_dM, new_debt = new_dM + (dM[part] + read,), new_debt + (owed,)
+        dM, debt = new_dM, new_debt
+    store_tile(dM_out, state, first_key, column, dM, K, V, PARTS)
+    store_tile(dJ_out, state, first_key, column, times(debt, -1.0, PARTS), K, V, PARTS)

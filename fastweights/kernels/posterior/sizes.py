@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ..chunk.sizes import CallSizes, max_pieces
-from ..chunk.tiles import padded
 from ..packing import CHUNK
 
 MULTIPROCESSORS = 132  # of an H100 or H200
 # Programs per multiprocessor up to which sequences are cut on the way back.
 PROGRAMS_BACK = 7
 MIN_SEGMENT_CHUNKS = 8
-# Elements of M and J that a warp's registers hold, and those with their gradients besides; key channels of the latter.
-READ_ELEMENTS, GRAD_ELEMENTS, GRAD_KEYS = 2048, 1536, 96
+GRAD_KEYS = 48  # key channels of a tile of M, J and their gradients, at most
 
 
 class PosteriorInputs(NamedTuple):
@@ -33,30 +31,15 @@ class PosteriorInputs(NamedTuple):
     cu_seqlens: Any = None
 
 
-class Tile(NamedTuple):
-    """Key channels of one part, parts, and value columns of a program. A vector of 16 channels is less than one number per
-    thread: Triton then loads it where it is used, and no thread waits for others."""
-
-    P: int
-    PARTS: int
-    BV: int
-
-    @property
-    def programs(self) -> int:
-        """Programs of one warp on a multiprocessor that steps forwards: as many as find registers."""
-        per_thread = self.P * self.PARTS * self.BV // 32
-        return 8 if per_thread > 48 else 12 if per_thread > 24 else 24
+def parts_of(K: int, keys: int) -> int:
+    """Parts of 8 key channels in a tile: an even number, for as few tiles of at most so many channels as possible."""
+    tiles = -(-K // keys)
+    return -(-K // (16 * tiles)) * 2
 
 
-def tile_of(K: int, V: int, keys: int, elements: int) -> Tile:
-    """A tile of at most about so many key channels, and of so many elements of M and J where it has more than 4 columns."""
-    P = min(16, padded(K, 1))
-    parts = -(-K // P)
-    parts = -(-parts // -(-K // keys))
-    BV = min(16, padded(V, 4))
-    while BV > 4 and P * parts * BV > elements:
-        BV //= 2
-    return Tile(P, parts, BV)
+def programs_at_once(parts: int) -> int:
+    """Programs of one warp on a multiprocessor that step forwards: as many as find registers."""
+    return 8 if parts > 12 else 12
 
 
 class PosteriorSizes(CallSizes):
@@ -65,14 +48,12 @@ class PosteriorSizes(CallSizes):
 
     def __init__(self, x: PosteriorInputs, back: bool = False) -> None:
         super().__init__(x)
-        # The states at the chunks' starts; squares of keys leave the range of float16.
+        # The parts of gradients that tiles leave.
         self.state_dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
-        self.read_tile = tile_of(self.K, self.V, self.K, READ_ELEMENTS)
-        self.segment_grad_tile = tile_of(self.K, self.V, self.K, GRAD_ELEMENTS)
-        self.grad_tile = tile_of(self.K, self.V, GRAD_KEYS, GRAD_ELEMENTS)
-        tile = self.grad_tile if back else self.read_tile
-        programs = self.B * self.HV * -(-self.V // tile.BV) * -(-self.K // (tile.P * tile.PARTS))
-        at_once = MULTIPROCESSORS * (PROGRAMS_BACK if back else tile.programs)
+        self.read_parts, self.grad_parts = parts_of(self.K, self.K), parts_of(self.K, GRAD_KEYS)
+        parts = self.grad_parts if back else self.read_parts
+        programs = self.B * self.HV * -(-self.V // 16) * -(-self.K // (8 * parts))
+        at_once = MULTIPROCESSORS * (PROGRAMS_BACK if back else programs_at_once(parts))
         chunks, wanted = -(-self.T // CHUNK), max(1, at_once // max(1, programs))
         length = max(MIN_SEGMENT_CHUNKS, -(-chunks // wanted))
         self.segment = length if length < chunks else None

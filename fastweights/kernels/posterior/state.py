@@ -1,4 +1,4 @@
-"""The states M and J at the starts of chunks or, with SUMMARY, what each segment adds to them: by matrix products."""
+"""The states M and J at the ends of chunks or, with SUMMARY, what each segment adds to them: by matrix products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def posterior_state(
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
     STARTED: tl.constexpr, SUMMARY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """M_start, J_start [P, HV, K, V]: states at the segments' starts. M_out, J_out: states at the chunks' starts [M, HV, K, V],
+    """M_start, J_start [P, HV, K, V]: states at the segments' starts. M_out, J_out: states at the chunks' ends [M, HV, K, V],
     or with SUMMARY what a segment adds [P, HV, K, V] and in `transition` [P, HV, K] its log decay in base 2."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
@@ -33,17 +33,13 @@ def posterior_state(
     else:
         M = tl.zeros((PK, BV), tl.float32)
         J = tl.zeros((PK, BV), tl.float32)
-    operand = M_out.dtype.element_ty if not SUMMARY else k.dtype.element_ty
+    operand = k.dtype.element_ty
     if operand == tl.float16:  # squares of keys leave its range
         operand = tl.float32
     kept = 0.0
     for t in range(first, stop, 64):
         count = (stop - t).to(tl.int32)
         live = i < count
-        if not SUMMARY:
-            at_chunk = (m * HV + head) * K * V
-            tl.store(M_out + at_chunk + in_state, M.to(operand), inside)
-            tl.store(J_out + at_chunk + in_state, J.to(operand), inside)
         decay = tl.cumsum(clamped(of_tokens(g, t, live, head, HV, HEADS_G)), 0)
         total = tl.sum(tl.where(i == tl.minimum(count, 64) - 1, decay, 0.0), 0)
         at_key = (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :]
@@ -56,12 +52,12 @@ def posterior_state(
         )
         gains = tl.load(beta + at_gain, narrow, 0.0).to(tl.float32)
         squares = keys.to(tl.float32) * keys.to(tl.float32)
-        M = tl.dot(
-            tl.trans(keys.to(operand)),
-            (values * kept_to_end).to(operand),
-            tl.exp2(total) * M,
-            input_precision=PRECISION,
-        )
+        written = values * kept_to_end
+        M = tl.dot(tl.trans(keys.to(operand)), written.to(operand), tl.exp2(total) * M, input_precision=PRECISION)
+        if operand == tl.bfloat16 and not SUMMARY:
+            # The way back undoes writes from these states, which makes their errors grow.
+            rest = written - written.to(operand).to(tl.float32)
+            M = tl.dot(tl.trans(keys.to(operand)), rest.to(operand), M, input_precision=PRECISION)
         J = tl.dot(
             tl.trans(squares.to(operand)),
             (gains * kept_to_end).to(operand),
@@ -69,6 +65,10 @@ def posterior_state(
             input_precision=PRECISION,
         )
         kept += total
+        if not SUMMARY:
+            at_chunk = (m * HV + head) * K * V
+            tl.store(M_out + at_chunk + in_state, M, inside)
+            tl.store(J_out + at_chunk + in_state, J, inside)
         m += 1
     if SUMMARY:
         tl.store(M_out + at_segment * V + in_state, M, inside)

@@ -1,10 +1,8 @@
-"""Device functions of a tile of the memory: all key channels by some value columns of M and J, held in registers.
+"""Device functions of a tile of the memory: all key channels, or some, by 16 value columns of M and J, held in registers.
 
-The key channels come in parts of P = 16 (fewer where a head is narrower), so that no thread is idle at 48 or 96 channels. A tuple
-holds one tensor [P, BV] per part.
-
-The importance I = J + prior is held in place of J for 16-bit inputs, which saves an addition per element and token. float32
-inputs hold J, which then keeps its precision beside a large prior: `held` is prior or 0, `rest` (1 - a) held.
+The key channels come in parts of 8, two parts of every 16 channels: one with the even, one with the odd ones. So no thread is
+idle at 48 or 96 channels, and a thread loads two neighbouring channels at once. A tuple holds one tensor [8, 16] per part: 8 by 4
+lanes of a warp, four columns per thread.
 """
 
 from __future__ import annotations
@@ -16,13 +14,16 @@ from ..math import clamped, float_or_nan, or_nan
 
 
 @triton.jit
-def load_tile(
-    x, state, first_key, column, given, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr
-):
+def channels(first_key, part: tl.constexpr):
+    return first_key + 16 * (part // 2) + part % 2 + 2 * tl.arange(0, 8)
+
+
+@triton.jit
+def load_tile(x, state, first_key, column, given, K: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr):
     """Tile of the state number `state` of x [.., K, V], in float32, infinities as NaN; zeros where the state is not `given`."""
     tile = ()
     for part in tl.static_range(PARTS):
-        c = first_key + part * P + tl.arange(0, P)
+        c = channels(first_key, part)
         inside = (c < K)[:, None] & (column < V)[None, :] & given
         loaded = tl.load(x + state * (K * V) + c[:, None] * V + column[None, :], inside, 0.0)
         tile = tile + (float_or_nan(loaded),)
@@ -30,96 +31,117 @@ def load_tile(
 
 
 @triton.jit
-def store_tile(
-    x, state, first_key, column, tile, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr
-):
+def store_tile(x, state, first_key, column, tile, K: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr):
     for part in tl.static_range(PARTS):
-        c = first_key + part * P + tl.arange(0, P)
+        c = channels(first_key, part)
         inside = (c < K)[:, None] & (column < V)[None, :]
         tl.store(x + state * (K * V) + c[:, None] * V + column[None, :], or_nan(tile[part]), inside)
 
 
 @triton.jit
-def add_to(tile, x, PARTS: tl.constexpr):
+def times(tile, x, PARTS: tl.constexpr):
     out = ()
     for part in tl.static_range(PARTS):
-        out = out + (tile[part] + x,)
+        out = out + (x * tile[part],)
     return out
 
 
 @triton.jit
-def load_rows(x, at, first_key, K, P: tl.constexpr, PARTS: tl.constexpr):
+def load_rows(x, at, first_key, K: tl.constexpr, PARTS: tl.constexpr):
     """Those of the K numbers from x + at on that belong to the tile, by parts."""
     rows = ()
-    for part in tl.static_range(PARTS):
-        c = first_key + part * P + tl.arange(0, P)
-        rows = rows + (tl.load(x + at + c, c < K, 0.0).to(tl.float32),)
+    if K % 2 == 0 and x.dtype.element_ty.primitive_bitwidth == 16:
+        pairs = (x + at).to(tl.pointer_type(tl.int32))
+        for pair in tl.static_range(PARTS // 2):
+            c = first_key // 2 + 8 * pair + tl.arange(0, 8)
+            two = tl.load(pairs + c, c < K // 2, 0)
+            if x.dtype.element_ty == tl.bfloat16:  # the upper half of a float32
+                even, odd = (two << 16).to(tl.float32, bitcast=True), (two & -65536).to(tl.float32, bitcast=True)
+            else:
+                even = two.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+                odd = (two >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            rows = rows + (even, odd)
+    else:
+        for part in tl.static_range(PARTS):
+            c = channels(first_key, part)
+            rows = rows + (tl.load(x + at + c, c < K, 0.0).to(tl.float32),)
     return rows
 
 
 @triton.jit
-def decay_of(g, at, here):
-    return tl.exp2(clamped(tl.load(g + at, here, 0.0)))
+def at_token(x, t, head, HV, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Where the numbers of a token and head begin in x [tokens, HV // HEADS, WIDTH]."""
+    return x + (t * (HV // HEADS) + head // HEADS) * WIDTH
 
 
 @triton.jit
 def load_token(
-    k, v, beta, g, t, here, column, first_key, head, HV,
-    K: tl.constexpr, P: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
+    k, v, beta, g, i, column, first_key, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
 ):  # fmt: skip
-    """What a token writes; nothing, and no decay, where it is not `here`."""
-    a = decay_of(g, t * (HV // HEADS_G) + head // HEADS_G, here)
-    key = load_rows(k, (t * (HV // HEADS_K) + head // HEADS_K) * K, first_key, tl.where(here, K, 0), P, PARTS)
-    live = (column < V) & here
-    value = tl.load(v + (t * HV + head) * V + column, live, 0.0).to(tl.float32)
-    gain = tl.load(beta + (t * (HV // HEADS_BETA) + head // HEADS_BETA) * V + column, live, 0.0).to(tl.float32)
-    return key, value, or_nan(gain), a  # an infinite importance would read as zero
+    """What a token writes, and its log decay in base 2: the token i after the one that the pointers show to."""
+    decay = clamped(tl.load(g + i * (HV // HEADS_G)))
+    key = load_rows(k, i * (HV // HEADS_K * K), first_key, K, PARTS)
+    live = column < V
+    value = tl.load(v + i * (HV * V) + column, live, 0.0).to(tl.float32)
+    gain = tl.load(beta + i * (HV // HEADS_BETA * V) + column, live, 0.0).to(tl.float32)
+    gain = tl.fma(gain, 0.0, gain)  # infinite ones as NaN: an infinite importance would read as zero
+    return key, value, gain, decay
 
 
 @triton.jit
-def write(M, J, key, value, gain, a, rest, PARTS: tl.constexpr):
+def write(M, J, key, value, gain, PARTS: tl.constexpr):
     """The memory after a token."""
     new_M, new_J = (), ()
     for part in tl.static_range(PARTS):
         k = key[part]
-        new_M = new_M + (a * M[part] + k[:, None] * value[None, :],)
-        new_J = new_J + (a * J[part] + ((k * k)[:, None] * gain[None, :] + rest),)
+        new_M = new_M + (M[part] + k[:, None] * value[None, :],)
+        new_J = new_J + (J[part] + (k * k)[:, None] * gain[None, :],)
     return new_M, new_J
 
 
 @triton.jit
-def spread(J, prior, PRECISION: tl.constexpr):
-    """1 / (J + prior) of one part."""
+def spread(importance, PRECISION: tl.constexpr):
+    """1 / importance."""
     if PRECISION == "tf32":
-        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [J], dtype=tl.float32, is_pure=True, pack=1)
+        y = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [importance], dtype=tl.float32, is_pure=True, pack=1
+        )
     else:
-        y = 1.0 / (J + prior)
+        y = 1.0 / importance
     return y
 
 
 @triton.jit
-def prefetch(x, at, count, COUNT: tl.constexpr, PRECISION: tl.constexpr):
-    """Fetch the `count` numbers from x + at on into the L1 cache, 32 bytes per thread. float32, which the interpreter runs too,
-    does without."""
-    if PRECISION == "tf32":
-        STRIDE: tl.constexpr = 32 // (x.dtype.element_ty.primitive_bitwidth // 8)
-        SIZE: tl.constexpr = triton.next_power_of_2((COUNT + STRIDE - 1) // STRIDE)
-        i = tl.minimum(tl.arange(0, SIZE) * STRIDE, count - 1)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [(x + at + i).to(tl.int64, bitcast=True)], dtype=tl.int32,
-            is_pure=False, pack=1,
-        )  # fmt: skip
+def address(x, at):
+    return (x + at).to(tl.int64, bitcast=True)
 
 
 @triton.jit
-def prefetch_token(
-    q, k, v, beta, t, first_column, head, HV, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, PRECISION: tl.constexpr,
+def prefetch_lanes(
+    q, k, v, beta, t, first_column, head, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr,
+    HEADS_BETA: tl.constexpr,
 ):  # fmt: skip
-    columns = tl.minimum(V - first_column, BV)
-    at_key = (t * (HV // HEADS_K) + head // HEADS_K) * K
-    prefetch(k, at_key, K, K, PRECISION)
-    prefetch(q, at_key, K, K, PRECISION)
-    prefetch(v, (t * HV + head) * V + first_column, columns, BV, PRECISION)
-    prefetch(beta, (t * (HV // HEADS_BETA) + head // HEADS_BETA) * V + first_column, columns, BV, PRECISION)
+    """What each lane of a warp fetches ahead: 32 bytes of q or k (up to 8 lanes each), or of the tile's columns of v or beta.
+    Their addresses at token t, and how many bytes a token takes."""
+    lane = tl.arange(0, 32)
+    which, i = lane // 8, lane % 8 * 16
+    head_k = head // HEADS_K * K + tl.minimum(i, K - 1)
+    column = tl.minimum(first_column + i, tl.minimum(first_column + 15, V - 1))
+    at_k = t * (HV // HEADS_K * K) + head_k
+    at_v = t * (HV * V) + head * V + column
+    at_beta = t * (HV // HEADS_BETA * V) + head // HEADS_BETA * V + column
+    start = tl.where(which == 0, address(q, at_k), address(k, at_k))
+    start = tl.where(which == 2, address(v, at_v), tl.where(which == 3, address(beta, at_beta), start))
+    numbers = tl.where(which < 2, HV // HEADS_K * K, tl.where(which == 2, HV * V, HV // HEADS_BETA * V))
+    SIZE_V: tl.constexpr = v.dtype.element_ty.primitive_bitwidth // 8
+    SIZE_BETA: tl.constexpr = beta.dtype.element_ty.primitive_bitwidth // 8
+    SIZE_K: tl.constexpr = k.dtype.element_ty.primitive_bitwidth // 8
+    return start, numbers * tl.where(which < 2, SIZE_K, tl.where(which == 2, SIZE_V, SIZE_BETA))
+
+
+@triton.jit
+def prefetch(address):
+    tl.inline_asm_elementwise(
+        "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
