@@ -54,20 +54,20 @@ def test_key_channels_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decays", "gain", "started"),
+    ("time", "decays", "gain", "started"),
     [
-        pytest.param([-0.01], 0.05, False, id="chunks are undone"),
-        pytest.param([-0.4], 0.05, False, id="chunks are stepped through, their blocks are undone"),
-        pytest.param([-1.5, -3.0], 1.0, True, id="every token is stepped to"),
-        pytest.param([-0.01] * 40 + [-0.5, -6.0, -0.02] * 10, 0.5, True, id="all of these"),
+        pytest.param(24, [-0.01], 0.05, False, id="chunks are undone"),
+        pytest.param(24, [-0.4], 0.05, False, id="chunks are stepped through, their blocks are undone"),
+        pytest.param(12, [-1.5, -3.0], 1.0, True, id="every token is stepped to"),
+        pytest.param(70, [-0.01] * 40 + [-0.5, -6.0, -0.02] * 10, 0.5, True, id="all of these"),
     ],
 )
-def test_states_found_backwards(decays: list[float], gain: float, started: bool) -> None:
+def test_states_found_backwards(time: int, decays: list[float], gain: float, started: bool) -> None:
     """The states of tokens, found from those after them or before them, whatever the decays."""
     case = KERNEL_CASES["palimpsa"]
-    inputs = small(case, 70, key=4, value=4)
+    inputs = small(case, time, key=4, value=4)
     with torch.no_grad():
-        inputs.tokens["g"].copy_(torch.tensor(decays).repeat(70)[None, :70, None])
+        inputs.tokens["g"].copy_(torch.tensor(decays).repeat(time)[None, :time, None])
         inputs.tokens["beta"].mul_(gain)
     states = draw_states(case, inputs, 1) if started else None
     got, wanted = values_and_gradients(case, inputs, states, backend="triton"), exact(case, inputs, states)

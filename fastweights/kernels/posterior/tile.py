@@ -123,7 +123,7 @@ def prefetch_lanes(
     HEADS_BETA: tl.constexpr,
 ):  # fmt: skip
     """What each lane of a warp fetches ahead: 32 bytes of q or k (up to 8 lanes each), or of the tile's columns of v or beta.
-    Their addresses at token t, and how many bytes a token takes."""
+    Their addresses at token t, and the bytes per token."""
     lane = tl.arange(0, 32)
     which, i = lane // 8, lane % 8 * 16
     head_k = head // HEADS_K * K + tl.minimum(i, K - 1)
