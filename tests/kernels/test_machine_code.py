@@ -23,10 +23,10 @@ SHARED = {
     80: 163 * 1024,
     90: 227 * 1024,
 }  # bytes that a program may have (CUDA programming guide, compute capabilities)
-# Bytes per thread. Two states and their gradient fill the registers; a warp holds slots, steps and products of a chunk; the
+# Bytes per thread. A state and its gradient fill the registers; a warp holds slots, steps and products of a chunk; the
 # registers of Palimpsa's backward are limited, so that more programs run.
 SPILLED = {
-    "pass_tokens_back": 96,
+    "pass_tokens_back": 224,
     "turn_slots": 320,
     "turn_slots_back": 1100,
     "slot_gradients": 960,
@@ -100,6 +100,7 @@ CHOSEN = [
     ("output_normalized_ttt", "bfloat16", 64, 90),
 ]
 MORE = [
+    ("lattice-decode", "bfloat16", 128, 90),
     ("lattice-encode-decay", "bfloat16", 64, 90),
     ("lattice-similarity-free", "float16", 64, 80),
     ("palimpsa_posterior", "bfloat16", 128, 90),

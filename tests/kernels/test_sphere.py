@@ -63,8 +63,9 @@ def test_packed_sequences() -> None:
     check("lattice-decode-free", 20, True, torch.tensor([0, 17, 17, 18, 20]), heads=1, value_heads=2)
 
 
-@pytest.mark.parametrize(("key", "value"), [(5, 20), (20, 5)])
+@pytest.mark.parametrize(("key", "value"), [(5, 20), (20, 5), (20, 36)])
 def test_any_width(key: int, value: int) -> None:
+    """Rows that are read number by number, and by fours; the last over two warps and two groups of channels per thread."""
     check("lattice-decode", 3, True, key=key, value=value)
 
 

@@ -1,4 +1,4 @@
-r"""Lattice and output-normalised test-time training, token after token with the state in registers: the derivation.
+r"""Lattice token after token, the state in registers: the derivation.
 
 One head. Lattice keeps K slots as directions s (rows of S, length 1) and lengths n. With h and c of the rule turned over where
 that saves a sign, a token moves a slot by a = gamma c / n^2 across itself:
@@ -7,17 +7,14 @@ that saves a sign, a token moves a slot by a = gamma c / n^2 across itself:
     b = s.h      1/m = (d^2 + a^2 (|h|^2 - b^2))^-1/2      f = (d - a b) / m      w = a / m
     s <- f s + w h      n <- 1 or n m      o = S^T (n q)
 
-TTT has no lengths: z = S^T k, h = r v - p z with r = 1/|z| and p = (z.v) r^3, f = 1, w = gamma k.
-
-So in both a token is S <- f S + w h. The forward keeps f, w, b and h (or z) of every token and the state of every 16th. Backward,
-with L the gradient in the state after the token, that of its output included, A = L s and D = L h, slot by slot:
+So a token is S <- f S + w h. The forward keeps f, w, b and h of every token and the state of every 16th. Backward, with L the
+gradient in the state after the token, that of its output included, A = L s and D = L h, slot by slot:
 
     E = L s' = f A + w D is the part of L along the slot. It changes nothing and would grow: L, A and D are freed of it.
     da = (D - b A) / m + w (|h|^2 - b^2) / m N        db = -w A - w^2 b N - (encode: gamma / n^2) da
     x = db - w f E        dh = sum over slots (w L + x s + w^2 (N - E) h)        L <- f (L - f E s) + x h - (decode: k dh)
 
-with N the gradient in log n where lengths are free (0 otherwise), which becomes N - 2 a da. TTT: du = gamma L^T k,
-dz = -p du + (3 p r^2 (z.du) - r^3 (v.du)) z - r^3 (z.du) v, L <- L + k dz.
+with N the gradient in log n where lengths are free (0 otherwise), which becomes N - 2 a da.
 
 Normalised encode and similarity take 16 tokens together: slot_steps.py, slot_outputs.py and slot_gradients.py.
 """

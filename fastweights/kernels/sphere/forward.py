@@ -1,4 +1,4 @@
-"""The forward of Lattice and of output-normalised test-time training: one program per sequence and head, token after token.
+"""The forward of Lattice: one program per sequence and head, token after token.
 
 The state stays in registers. What the next token needs is loaded while this one is computed; its answer S^T k is summed together
 with the output of this one. What a backward needs of a token is written: see the derivation in __init__.
@@ -12,8 +12,10 @@ import triton.language as tl
 from ..math import float_or_nan
 from ..packing import pieces_of_sequence, sequence_edges
 from .layout import both_over_slots, over_channels, over_slots, slot_and_channel
+from .prefetch import prefetch_rows
+from .words import load_four, neighbours, store_four
 
-SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long; a shorter answer has no direction
+SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long
 LEAST_DECAY = tl.constexpr(2.0**-23)
 EVERY = tl.constexpr(16)  # tokens from one kept state to the next
 TILE = tl.constexpr(32)  # slots of a program where the steps of a chunk are coefficients
@@ -36,13 +38,26 @@ def edges(cu_seqlens, n, T):
 
 
 @triton.jit
-def first_slots(start, at, slot, channel, inside, V: tl.constexpr):
+def load_state(x, slot, channel, K: tl.constexpr, V: tl.constexpr):
+    each = slot * 4 + neighbours(3)
+    return load_four(x, each, channel, each < K, V, 5).to(tl.float32)
+
+
+@triton.jit
+def store_state(x, slot, channel, S, K: tl.constexpr, V: tl.constexpr):
+    each = slot * 4 + neighbours(3)
+    store_four(x, each, channel, S, each < K, V, 5)
+
+
+@triton.jit
+def first_slots(start, at, slot, channel, K: tl.constexpr, V: tl.constexpr):
     """Direction and length of the initial slots; rows of the identity where none are given."""
     if start is None:
-        S = tl.where((slot == channel) & inside, 1.0, 0.0)
-        length = tl.where(slot < V, 1.0, 0.0)
+        each = slot * 4 + neighbours(3)
+        S = tl.where((each == channel * 4 + neighbours(5)) & (each < K) & (each < V), 1.0, 0.0)
+        length = tl.where((each < K) & (each < V), 1.0, 0.0)
     else:
-        S = float_or_nan(tl.load(start + at + slot * V + channel, inside, 0.0))
+        S = float_or_nan(load_state(start + at, slot, channel, K, V))
         square = over_channels(S * S)
         inverse = tl.where(square == 0, 0.0, tl.rsqrt(square))
         S *= inverse
@@ -75,13 +90,13 @@ def has_grown(grown, number, K: tl.constexpr):
 
 @triton.jit
 def raw_token(
-    q, k, v, gamma, decay, place, here, slot, channel, is_slot, is_channel,
+    q, k, v, gamma, decay, place, here, slot, channel,
     K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
     """Key, query, value, gamma and decay of a token, as they are in memory: what is loaded ahead is converted when it is used."""
-    key = tl.load(k + place // HEADS_K * K + slot, is_slot & here, 0.0)
-    query = tl.load(q + place // HEADS_K * K + slot, is_slot & here, 0.0)
-    value = tl.load(v + place * V + channel, is_channel & here, 0.0)
+    key = load_four(k + place // HEADS_K * K, 0, slot, here, K, 3)
+    query = load_four(q + place // HEADS_K * K, 0, slot, here, K, 3)
+    value = load_four(v + place * V, 0, channel, here, V, 5)
     gain = tl.load(gamma + place // HEADS_GAMMA, here, 0.0)
     kept = gain if decay is None else tl.load(decay + place // HEADS_DECAY, here, 0.0)
     return key, query, value, gain, kept
@@ -89,91 +104,82 @@ def raw_token(
 
 @triton.jit(do_not_specialize=["T"])
 def pass_tokens(
-    q, k, v, gamma, decay, start, o, kept, turned, along, lengths, answers, writes, states, end, grown, cu_seqlens, T, HV,
+    q, k, v, gamma, decay, start, o, kept, turned, along, lengths, answers, states, end, grown, cu_seqlens, T, HV,
     K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, NORMALIZE: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
-    LV: tl.constexpr, LK: tl.constexpr, W: tl.constexpr, RK: tl.constexpr, RV: tl.constexpr,
+    LV: tl.constexpr, LK: tl.constexpr, W: tl.constexpr, RK: tl.constexpr, GV: tl.constexpr, RV: tl.constexpr,
 ):  # fmt: skip
-    """kept, turned, along, lengths [BT, HV, K]; answers, writes [BT, HV, V]; states [M, HV, K, V]: every 16 tokens. grown:
-    see `has_grown`; None where this is the only form."""
+    """kept, turned, along, lengths [BT, HV, K]; answers [BT, HV, V]; states [M, HV, K, V]: every 16 tokens. grown: see
+    `has_grown`; None where this is the only form."""
     n, head = tl.program_id(0), tl.program_id(1)
     if grown is not None:  # noqa: SIM102 (one is known when compiling)
         if not has_grown(grown, n * HV + head, K):
             return
     first, stop, m = edges(cu_seqlens, n, T)
-    slot, channel, thread = slot_and_channel(LV, LK, W, RK, RV)
-    is_slot, is_channel = slot < K, channel < V
-    inside = is_slot & is_channel
-    stored_slot, stored = is_slot & (thread % LV == 0), is_channel & (thread // LV == 0)
+    slot, channel, thread = slot_and_channel(LV, LK, W, RK, GV, RV)
+    stores_slots, stores_channels = thread % LV == 0, thread // LV == 0
     at = (n.to(tl.int64) * HV + head) * K * V
-    if OBJECTIVE == "ttt":
-        S = (
-            tl.zeros((LV, LK, W, RK, RV), tl.float32)
-            if start is None
-            else float_or_nan(tl.load(start + at + slot * V + channel, inside, 0.0))
-        )
-    else:
-        S, length = first_slots(start, at, slot, channel, inside, V)
-        alive = tl.where(length == 0, 0.0, 1.0)
-        per_square = inverse_square(length)
+    S, length = first_slots(start, at, slot, channel, K, V)
+    alive = length if start is None else tl.where(length == 0, 0.0, 1.0)
+    per_square = alive if start is None else inverse_square(length)
     place = first * HV + head
     now = raw_token(
-        q, k, v, gamma, decay, place, first < stop, slot, channel, is_slot, is_channel, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY,
+        q, k, v, gamma, decay, place, first < stop, slot, channel, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY,
     )  # fmt: skip
-    if OBJECTIVE == "decode" or OBJECTIVE == "ttt":
+    if OBJECTIVE == "decode":
         answer = over_slots(S * now[0].to(tl.float32))
     for block in range(first, stop, EVERY):
-        tl.store(states + (m * HV + head) * K * V + slot * V + channel, S, inside)
+        store_state(states + (m * HV + head) * K * V, slot, channel, S, K, V)
         m += 1
+        # The interpreter runs float32, and does without.
+        if q.dtype.element_ty.primitive_bitwidth == 16:
+            coming = tl.minimum(stop - block - EVERY, EVERY).to(tl.int32)
+            if coming > 0:
+                later = (block + EVERY) * HV + head
+                prefetch_rows(k, later // HEADS_K, coming, HV // HEADS_K, K, EVERY)
+                prefetch_rows(q, later // HEADS_K, coming, HV // HEADS_K, K, EVERY)
+                prefetch_rows(v, later, coming, HV, V, EVERY)
+                prefetch_rows(gamma, later // HEADS_GAMMA, coming, HV // HEADS_GAMMA, 1, EVERY)
+                if decay is not None:
+                    prefetch_rows(decay, later // HEADS_DECAY, coming, HV // HEADS_DECAY, 1, EVERY)
         for t in range(block, tl.minimum(block + EVERY, stop)):
             ahead = raw_token(
-                q, k, v, gamma, decay, place + HV, t + 1 < stop, slot, channel, is_slot, is_channel, K, V, HEADS_K,
-                HEADS_GAMMA, HEADS_DECAY,
+                q, k, v, gamma, decay, place + HV, t + 1 < stop, slot, channel, K, V, HEADS_K, HEADS_GAMMA,
+                HEADS_DECAY,
             )  # fmt: skip
             # Infinities that get into the state come out of its sums as NaN; elsewhere they are made NaN.
             key, value = now[0].to(tl.float32), now[2].to(tl.float32)
             query, gain = float_or_nan(now[1]), float_or_nan(now[3])
             d = 1.0 if decay is None else not_below(float_or_nan(now[4]), LEAST_DECAY)
-            if OBJECTIVE == "ttt":
-                square, aligned = over_channels(answer * answer), float_or_nan(over_channels(answer * value))
-                short = square < SHORTEST * SHORTEST
-                r = tl.where(short, 1.0, tl.rsqrt(square))
-                h = r * value - tl.where(short, 1.0, aligned * r * r * r) * answer
-                tl.store(answers + place * V + channel, answer, stored)
-                tl.store(writes + place * V + channel, h, stored)
-                S += gain * key * h
-                read = query
+            h = value
+            if OBJECTIVE == "decode":
+                h -= answer
+                store_four(answers + place * V, 0, channel, h, stores_channels, V, 5)
+            b = over_channels(S * h)
+            own = over_channels(S * S)
+            unit = tl.where(own == 0, 0.0, tl.rsqrt(own))  # rounding would change the length more with every token
+            b *= unit
+            a = gain * per_square * (key - b if OBJECTIVE == "encode" else key)
+            across = not_below(over_channels(h * h) - b * b, 0.0)
+            inverse = tl.rsqrt(d * d + a * a * across)
+            f, w = (d - a * b) * inverse * unit, a * inverse
+            S = f * S + w * h
+            store_four(kept + place * K, 0, slot, f, stores_slots, K, 3)
+            store_four(turned + place * K, 0, slot, w, stores_slots, K, 3)
+            store_four(along + place * K, 0, slot, b, stores_slots, K, 3)
+            if NORMALIZE:
+                length, per_square, read = alive, alive, query
             else:
-                h = value
-                if OBJECTIVE == "decode":
-                    h -= answer
-                    tl.store(answers + place * V + channel, h, stored)
-                b, own = over_channels(S * h), over_channels(S * S)
-                unit = tl.where(own == 0, 0.0, tl.rsqrt(own))  # rounding would change the length more with every token
-                b *= unit
-                a = gain * per_square * (key - b if OBJECTIVE == "encode" else key)
-                across = not_below(over_channels(h * h) - b * b, 0.0)
-                inverse = tl.rsqrt(d * d + a * a * across)
-                f, w = (d - a * b) * inverse * unit, a * inverse
-                S = f * S + w * h
-                tl.store(kept + place * K + slot, f, stored_slot)
-                tl.store(turned + place * K + slot, w, stored_slot)
-                tl.store(along + place * K + slot, b, stored_slot)
-                if NORMALIZE:
-                    length, per_square, read = alive, alive, query
-                else:
-                    length = not_below(length / inverse, SHORTEST) * alive
-                    tl.store(lengths + place * K + slot, length, stored_slot)
-                    per_square = inverse_square(length)
-                    read = query * length
-            if OBJECTIVE == "decode" or OBJECTIVE == "ttt":
+                length = not_below(length / inverse, SHORTEST) * alive
+                store_four(lengths + place * K, 0, slot, length, stores_slots, K, 3)
+                per_square = inverse_square(length)
+                read = query * length
+            if OBJECTIVE == "decode":
                 out, answer = both_over_slots(S * read, S * ahead[0].to(tl.float32))
             else:
                 out = over_slots(S * read)
-            tl.store(o + place * V + channel, out.to(o.dtype.element_ty), stored)
+            store_four(o + place * V, 0, channel, out, stores_channels, V, 5)
             now = ahead
             place += HV
     if end is not None:
-        if OBJECTIVE != "ttt":
-            S *= length
-        tl.store(end + at + slot * V + channel, S, inside)
+        store_state(end + at, slot, channel, S * length, K, V)

@@ -42,8 +42,7 @@ class SphereInputs(NamedTuple):
 
 class Saved(NamedTuple):
     """Of every token f, w and b of its step and, where slots are free in length, their length [BT, HV, K]; what the memory
-    answers (for decode its error) and, of TTT, what it writes [BT, HV, V]; every 16th state [M, HV, K, V]. All float32, None
-    where a rule lacks one.
+    answers (for decode its error) [BT, HV, V]; every 16th state [M, HV, K, V]. All float32, None where a rule lacks one.
 
     Where tokens are taken by chunks: the states and what tokens of a chunk read of each other [M, HV, 16, 16] in the inputs'
     dtype, 1 / n^2 of the first step [N, HV, K], and the square of the largest coefficient of every tile of slots
@@ -54,7 +53,6 @@ class Saved(NamedTuple):
     along: Any
     lengths: Any
     answers: Any
-    writes: Any
     states: Any
     scores: Any = None
     first_per_square: Any = None
@@ -62,22 +60,10 @@ class Saved(NamedTuple):
 
 
 @lru_cache
-def tile(K: int, V: int, objective: str, back: bool) -> dict[str, int]:
-    """The layout of a tile (see layout.py) and its warps."""
-    slots, channels = padded(K), padded(V)
-    size = slots * channels
-    if back:
-        lanes, warps = 8, size // 1024
-    elif objective == "ttt":  # sums over slots alone: few lanes should share a channel
-        lanes, warps = min(channels // 4, 32), size // 2048 if size <= 4096 else size // 4096
-    else:
-        lanes, warps = 8, size // 2048
-    lanes = max(lanes, 8)
-    others = 32 // lanes
-    warps = max(1, min(warps, 8, slots // others))
-    return {
-        "LV": lanes, "LK": others, "W": warps, "RK": slots // (others * warps), "RV": channels // lanes, "num_warps": warps
-    }  # fmt: skip
+def tile(K: int, V: int) -> dict[str, int]:
+    """The layout of a tile (see layout.py) and its warps: a thread holds 4 slots of 4, 8 or 16 value channels."""
+    warps = padded(K) // 16
+    return {"LV": 8, "LK": 4, "W": warps, "RK": 4, "GV": padded(V, 32) // 32, "RV": 4, "num_warps": warps}
 
 
 class SphereSizes(CallSizes):
@@ -86,9 +72,7 @@ class SphereSizes(CallSizes):
     def __init__(self, x: SphereInputs, objective: str, normalize: bool) -> None:
         super().__init__(x)
         self.M = max_pieces(self.N, self.T, EVERY.value, self.packed)
-        self.slots, self.free = objective != "ttt", objective != "ttt" and not normalize
-        self.answers = objective in ("decode", "ttt")
-        self.objective = objective
+        self.objective, self.free = objective, not normalize
         self.by_chunks = normalize and objective in ("encode", "similarity")
         self.tiles = -(-self.K // TILE.value)
         self.constants = {
@@ -101,15 +85,16 @@ class SphereSizes(CallSizes):
         return self.per_token(self.HV, width, dtype=dtype)
 
     def saved(self) -> Saved:
-        f, w, b, lengths = (self.vectors(self.K) if given else None for given in (*[self.slots] * 3, self.free))
-        answers, writes = (self.vectors(self.V) if given else None for given in (self.answers, not self.slots))
+        f, w, b = (self.vectors(self.K) for _ in range(3))
+        lengths = self.vectors(self.K) if self.free else None
+        errors = self.vectors(self.V) if self.objective == "decode" else None
         scores = first_per_square = grown = None
         if self.by_chunks:
             scores = self.empty(self.M, self.HV, EVERY.value, EVERY.value)
             first_per_square = self.empty(self.N, self.HV, self.K, dtype=torch.float32)
             grown = self.empty(self.N, self.HV, self.tiles, dtype=torch.float32)
         states = self.state(self.M, self.dtype if self.by_chunks else torch.float32)
-        return Saved(f, w, b, lengths, answers, writes, states, scores, first_per_square, grown)
+        return Saved(f, w, b, lengths, errors, states, scores, first_per_square, grown)
 
     def record_blocks(self, recorder: Recorder, x: SphereInputs) -> TensorSpec | None:
         """The table that the place of 16 tokens is read from, where it does not follow from their number."""
@@ -136,8 +121,8 @@ def forward(recorder: Recorder, x: SphereInputs, device: torch.device, options: 
         forward_by_chunks(recorder, x, sizes, o, S, saved)
     recorder.launch(
         pass_tokens, (sizes.N, sizes.HV),
-        x.q, x.k, x.v, x.gamma, x.decay, x.S, o, *saved[:7], S, saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants,
-        **tile(sizes.K, sizes.V, sizes.objective, back=False),
+        x.q, x.k, x.v, x.gamma, x.decay, x.S, o, *saved[:6], S, saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants,
+        **tile(sizes.K, sizes.V),
     )  # fmt: skip
     return (o, S), saved
 
@@ -177,14 +162,14 @@ def backward(
     dgamma, ddecay = (None if gate is None else TensorSpec(gate.shape, gate.dtype) for gate in (x.gamma, x.decay))
     dS = sizes.state(sizes.N) if state_grads else None
     scratch = sizes.state(sizes.N * (EVERY.value // FEW.value))
-    layout = tile(sizes.K, sizes.V, sizes.objective, back=True)
-    parts = TensorSpec((layout["W"] if sizes.slots else 1, 2, *sizes.rows, sizes.HV), torch.float32)
+    layout = tile(sizes.K, sizes.V)
+    parts = TensorSpec((layout["W"], 2, *sizes.rows, sizes.HV), torch.float32)
     gates = sizes.B * sizes.T * sizes.HV
     if sizes.by_chunks:
         backward_by_chunks(recorder, x, sizes, saved, do, d_end, dq, dk, dv, parts, dS)
     recorder.launch(
         pass_tokens_back, (sizes.N, sizes.HV),
-        x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *saved[:7], scratch, dq, dk, dv, parts, gates, dS,
+        x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *saved[:6], scratch, dq, dk, dv, parts, gates, dS,
         saved.grown, x.cu_seqlens,
         sizes.T, sizes.HV, **sizes.constants, **layout,
     )  # fmt: skip

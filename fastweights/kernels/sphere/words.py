@@ -1,0 +1,57 @@
+"""Loads and stores of four neighbours per thread as words of 64 bits, whatever their dtype: one or two instructions for four.
+
+They are the numbers 4 four, .. of row number `row` from x on, a row having SIZE numbers, and lie along the dimension AXIS: 3 for
+slots, 5 for value channels. Rows whose length is no multiple of four begin anywhere; they are read number by number.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .layout import hidden
+
+
+@triton.jit
+def neighbours(AXIS: tl.constexpr):
+    i = tl.arange(0, 4)
+    return i[None, None, None, :, None, None] if AXIS == 3 else i[None, None, None, None, None, :]
+
+
+@triton.jit
+def load_four(x, row, four, mask, SIZE: tl.constexpr, AXIS: tl.constexpr):
+    """In the dtype of memory; 0 past the end of the row or where `mask` does not hold."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    BITS: tl.constexpr = dtype.primitive_bitwidth
+    i = neighbours(AXIS)
+    if SIZE % 4 == 0:
+        at, here = (row * (SIZE // 4) + four) * (BITS // 16), mask & (four < SIZE // 4)
+        words = x.to(tl.pointer_type(tl.int64))
+        word = tl.load(words + at, here, 0)
+        if BITS == 32:
+            word = tl.where(i < 2, word, tl.load(words + at + 1, here, 0))
+            found = (word >> (i % 2 * 32)).to(tl.int32).to(dtype, bitcast=True)
+        else:
+            found = (word >> i * 16).to(tl.int16).to(dtype, bitcast=True)
+    else:
+        found = tl.load(x + hidden(row * SIZE + four * 4 + i), mask & (four * 4 + i < SIZE), 0.0)
+    return found
+
+
+@triton.jit
+def store_four(x, row, four, values, mask, SIZE: tl.constexpr, AXIS: tl.constexpr):
+    dtype: tl.constexpr = x.dtype.element_ty
+    BITS: tl.constexpr = dtype.primitive_bitwidth
+    i, values = neighbours(AXIS), values.to(dtype)
+    if SIZE % 4 == 0:
+        at, here = (row * (SIZE // 4) + four) * (BITS // 16), mask & (four < SIZE // 4)
+        words = x.to(tl.pointer_type(tl.int64))
+        if BITS == 32:
+            shifted = values.to(tl.uint32, bitcast=True).to(tl.int64) << (i % 2 * 32)
+            tl.store(words + at, tl.sum(tl.where(i < 2, shifted, 0), AXIS, keep_dims=True), here)
+            tl.store(words + at + 1, tl.sum(tl.where(i < 2, 0, shifted), AXIS, keep_dims=True), here)
+        else:
+            shifted = values.to(tl.uint16, bitcast=True).to(tl.int64) << i * 16
+            tl.store(words + at, tl.sum(shifted, AXIS, keep_dims=True), here)
+    else:
+        tl.store(x + hidden(row * SIZE + four * 4 + i), values, mask & (four * 4 + i < SIZE))
