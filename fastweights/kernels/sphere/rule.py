@@ -213,5 +213,5 @@ def backward_by_chunks(
     )  # fmt: skip
 
 
-# Inputs: SphereInputs. Options: objective ("decode", "encode", "similarity" or "ttt") and normalize. Outputs: o, S.
+# Inputs: SphereInputs. Options: objective ("decode", "encode" or "similarity") and normalize. Outputs: o, S.
 SPHERE = Rule(shapes, forward, backward)
