@@ -24,8 +24,7 @@ from .forward import (
     store_state,
 )
 from .layout import over_channels, over_slots, over_slots_of_warp, slot_and_channel
-from .prefetch import prefetch_rows
-from .words import load_four, store_four
+from .words import load_four, prefetch_rows, store_four
 
 
 @triton.jit

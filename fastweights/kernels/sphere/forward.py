@@ -12,8 +12,7 @@ import triton.language as tl
 from ..math import float_or_nan
 from ..packing import pieces_of_sequence, sequence_edges
 from .layout import both_over_slots, over_channels, over_slots, slot_and_channel
-from .prefetch import prefetch_rows
-from .words import load_four, neighbours, store_four
+from .words import load_four, neighbours, prefetch_rows, store_four
 
 SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long
 LEAST_DECAY = tl.constexpr(2.0**-23)

@@ -1,4 +1,5 @@
 """Loads and stores of four neighbours per thread as words of 64 bits, whatever their dtype: one or two instructions for four.
+What will be loaded is fetched ahead.
 
 They are the numbers 4 four, .. of row number `row` from x on, a row having SIZE numbers, and lie along the dimension AXIS: 3 for
 slots, 5 for value channels. Rows whose length is no multiple of four begin anywhere; they are read number by number.
@@ -10,6 +11,8 @@ import triton
 import triton.language as tl
 
 from .layout import hidden
+
+LINE = tl.constexpr(128)  # bytes
 
 
 @triton.jit
@@ -55,3 +58,17 @@ def store_four(x, row, four, values, mask, SIZE: tl.constexpr, AXIS: tl.constexp
             tl.store(words + at, tl.sum(shifted, AXIS, keep_dims=True), here)
     else:
         tl.store(x + hidden(row * SIZE + four * 4 + i), values, mask & (four * 4 + i < SIZE))
+
+
+@triton.jit
+def prefetch_rows(x, row, count, apart, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Fetch into the L1 cache the rows `row`, `row + apart`, .. of WIDTH numbers, `count` of them, at most ROWS; one cache line per
+    thread."""
+    BYTES: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
+    LINES: tl.constexpr = triton.next_power_of_2((WIDTH * BYTES + LINE - 1) // LINE)
+    i = tl.arange(0, ROWS * LINES)
+    at = (row + tl.minimum(i // LINES, count - 1) * apart) * WIDTH + tl.minimum(i % LINES * (LINE // BYTES), WIDTH - 1)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [(x + at).to(tl.int64, bitcast=True)], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
