@@ -62,8 +62,8 @@ def store_four(x, row, four, values, mask, SIZE: tl.constexpr, AXIS: tl.constexp
 
 @triton.jit
 def prefetch_rows(x, row, count, apart, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """Fetch into the L1 cache the rows `row`, `row + apart`, .. of WIDTH numbers, `count` of them, at most ROWS; one cache line per
-    thread."""
+    """Fetch into the L1 cache the rows `row`, `row + apart`, .. of WIDTH numbers, `count` of them, at most ROWS; one cache line
+    per thread."""
     BYTES: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     LINES: tl.constexpr = triton.next_power_of_2((WIDTH * BYTES + LINE - 1) // LINE)
     i = tl.arange(0, ROWS * LINES)
