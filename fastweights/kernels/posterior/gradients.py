@@ -305,12 +305,13 @@ def posterior_gradients(
             store_tile(dJ_start, at_start, first_key, column, times(debt, -1.0, PARTS), K, V, PARTS)
 
 
-@triton.jit(do_not_specialize=["count"])
-def sum_tiles(x, out, count, TILES: tl.constexpr, BLOCK: tl.constexpr):
-    """out [count] from x [TILES, count]: what the tiles of a head left of a gradient."""
+@triton.jit(do_not_specialize=["count", "tiles"])
+def sum_tiles(x, out, count, tiles, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
+    """out [count] from x [tiles, count]: what the tiles of a head left of a gradient. AT_ONCE tiles are loaded together."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
-    for _ in tl.static_range(TILES):  # all loads at once
-        total += tl.load(x + at, at < count, 0.0).to(tl.float32)
-        x += count
+    for first in range(0, tiles, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            total += tl.load(x + at, (at < count) & (first + i < tiles), 0.0).to(tl.float32)
+            x += count
     tl.store(out + at, total.to(out.dtype.element_ty), at < count)

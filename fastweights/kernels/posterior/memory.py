@@ -167,7 +167,7 @@ def backward(
             count = prod(out.shape)
             recorder.launch(
                 sum_tiles, (-(-count // SUM_BLOCK),), parts[name], out, count,
-                TILES=prod(parts[name].shape) // max(1, count), BLOCK=SUM_BLOCK, num_warps=4,
+                prod(parts[name].shape) // max(1, count), AT_ONCE=4, BLOCK=SUM_BLOCK, num_warps=4,
             )  # fmt: skip
     return PosteriorInputs(dq, dk, dv, dbeta, dg, dprior, *d_start)
 
