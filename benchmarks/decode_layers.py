@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, write_json
+from environment import describe, file_suffix, write_json
 from judge.timing import Work, as_graph, interleaved
 
 from fastweights.layers import LayerCache, build_mixer, parse_mixers
@@ -66,7 +66,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
     device = torch.cuda.get_device_name()
-    path = arguments.results / f"decode-layers-{device.lower().replace(' ', '-')}.json"
+    path = arguments.results / f"decode-layers-{file_suffix(device)}.json"
     pairs = json.loads(path.read_text())["pairs"] if path.exists() else {}
     rows = {}
     for width in map(int, arguments.widths.split(",")):

@@ -60,6 +60,11 @@ def describe() -> dict[str, Any]:
     }
 
 
+def file_suffix(device: str) -> str:
+    """The name of a device as result files have it."""
+    return device.replace(" ", "-").lower()
+
+
 def write_json(path: Path, content: Any) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, write_json
+from environment import describe, file_suffix, write_json
 from judge.timing import Ceilings, as_graph, interleaved
 from torch import Tensor
 
@@ -162,7 +162,7 @@ def main() -> None:
             name = f"{op} {batch}x{length}"
             rows[name] = measure(op, batch, length, dtype, arguments.repeats, bandwidth)
             show(name, rows[name])
-    output = arguments.output or RESULTS / f"fused-{device.replace(' ', '-').lower()}.json"
+    output = arguments.output or RESULTS / f"fused-{file_suffix(device)}.json"
     content = {**describe(), "device": device, "dtype": arguments.dtype, "copy_bandwidth": bandwidth, "rows": rows}
     write_json(output, content)
     print(f"written to {output} after {time.time() - started:.0f} s")

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import commit, source
+from environment import commit, file_suffix, source
 from judge import tuning
 from judge.against import compare
 from judge.cases import CASES, Sizes
@@ -210,7 +210,7 @@ def main() -> None:
         parser.error("the kernels are judged on a CUDA device, and this machine has none")
     tuning.keep_choices()
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else arguments.device
-    suffix = device.replace(" ", "-").lower()
+    suffix = file_suffix(device)
     if arguments.check:
         raise SystemExit(0 if check(names, arguments, device, suffix) else 1)
     if arguments.against:

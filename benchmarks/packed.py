@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from environment import describe, write_json
+from environment import describe, file_suffix, write_json
 from host_time import NAMES, without_kernels
 from judge.cases import CASES, Case, Sizes
 from torch import Tensor
@@ -87,7 +87,7 @@ def main() -> None:
                 row = measure(case, case.draw(sizes, torch.bfloat16, device, 0), sizes, device)
                 rows[f"{name} {text}"] = row
                 print(f"{name:12s} {text:20s} " + "  ".join(f"{what} {x:.4f}" for what, x in row.items()), flush=True)
-    output = arguments.output or RESULTS / f"packed-{'cpu' if device == 'cpu' else kind.replace(' ', '-').lower()}.json"
+    output = arguments.output or RESULTS / f"packed-{'cpu' if device == 'cpu' else file_suffix(kind)}.json"
     write_json(output, {**describe(), "device": kind, "sequences": SEQUENCES, "rows": rows})
     worse = [key for key, row in rows.items() if row["ratio"] > arguments.tolerance]
     print(f"{len(worse)} over {arguments.tolerance}: {', '.join(worse) or 'none'}; written to {output}")

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from environment import describe, write_json
+from environment import describe, file_suffix, write_json
 from host_time import NAMES
 from judge.cases import CASES, Sizes
 
@@ -55,7 +55,7 @@ def main() -> None:
         for sizes in SIZES:
             rows[f"{name} {sizes}"] = differing_calls(name, Sizes.read(sizes), arguments.calls, arguments.seed)
             print(f"{name:12s} {sizes:20s} {rows[f'{name} {sizes}'] or 'the same in every call'}", flush=True)
-    output = arguments.output or RESULTS / f"repeatability-{device.replace(' ', '-').lower()}.json"
+    output = arguments.output or RESULTS / f"repeatability-{file_suffix(device)}.json"
     write_json(output, {**describe(), "device": device, "calls": arguments.calls, "seed": arguments.seed, "rows": rows})
     raise SystemExit(1 if any(rows.values()) else 0)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from environment import describe, write_json
+from environment import describe, file_suffix, write_json
 from judge.timing import Milliseconds
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, preset
@@ -143,7 +143,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
     device = torch.cuda.get_device_name()
-    path = arguments.results / f"training-steps-{device.lower().replace(' ', '-')}.json"
+    path = arguments.results / f"training-steps-{file_suffix(device)}.json"
     rows = json.loads(path.read_text())["comparisons"] if path.exists() else {}
     for comparison in comparisons:
         row = {**compare(comparison, arguments.length, arguments.rounds, arguments.compile), "measured": describe()}

@@ -1,4 +1,4 @@
-"""Device functions that kernels share: decays, NaN and infinity, exponentials."""
+"""Device functions that kernels share: decays, NaN and infinity, exponentials, fetching ahead."""
 
 from __future__ import annotations
 
@@ -86,3 +86,11 @@ def sigmoid(x):
     """1 / (1 + exp(-x)), the division by way of a square root, which takes fewer instructions."""
     root = tl.rsqrt(1 + tl.exp2(-LOG2E * x))
     return root * root
+
+
+@triton.jit
+def prefetch(address):
+    """Fetch the cache lines at these addresses (int64) into the L1 cache. The interpreter lacks the instruction."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )

@@ -41,6 +41,19 @@ def sequence_edges(cu_seqlens, n, T):
 
 
 @triton.jit
+def tokens_of_sequence(cu_seqlens, n, T):
+    """First token of sequence n (int64) and its number of tokens."""
+    if cu_seqlens is None:
+        first = n.to(tl.int64) * T
+        count = T
+    else:
+        start, stop = sequence_edges(cu_seqlens, n, T)
+        first = start.to(tl.int64)
+        count = stop - start
+    return first, count
+
+
+@triton.jit
 def owner(cu_seqlens, number, T, N, steps, L):
     """The last sequence whose pieces of L tokens begin at or before each number, by bisection in so many steps."""
     n = number * 0

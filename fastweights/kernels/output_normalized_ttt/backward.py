@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..math import float_or_nan
-from ..packing import pieces_of_sequence
+from ..packing import pieces_of_sequence, tokens_of_sequence
 from .block import (
     AHEAD,
     BLOCK,
@@ -17,7 +17,6 @@ from .block import (
     over_channels,
     overlap_row,
     store_transposed,
-    tokens_of_sequence,
     value_tile,
 )
 
@@ -69,8 +68,9 @@ def pass_gradients(
     """du [BT, HV, V]: P^T dO of every chunk of 64 tokens. dz [BT, HV, V] comes out negated. states [M, HV, K, V]: the gradient
     of the state at the end of every chunk. scratch [N, HV, 16, V]."""
     n, head = tl.program_id(0), tl.program_id(1)
-    first, stop = tokens_of_sequence(cu_seqlens, n, T)
-    m, count = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
+    stop = first + count
+    m, chunks = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
     channel, copy = channels(LANES, COPIES, EACH)
     stored = (channel < V) & (copy == 0)
     at = n.to(tl.int64) * HV + head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..packing import chunk_place, sequence_edges
+from ..packing import chunk_place
 
 BLOCK = tl.constexpr(16)
 AHEAD = tl.constexpr(2)  # tokens whose vectors are loaded before they are used
@@ -24,18 +24,6 @@ def key_overlaps(
     keys = tl.load(k + row[:, None] * K + c[None, :], live[:, None] & (c < K)[None, :], 0.0)
     found = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
     tl.store(overlaps + row[:, None] * BLOCK + i[None, :], found, live[:, None])
-
-
-@triton.jit
-def tokens_of_sequence(cu_seqlens, n, T):
-    """First token of sequence n and the token after its last, int64."""
-    if cu_seqlens is None:
-        first = n.to(tl.int64) * T
-        stop = first + T
-    else:
-        start, end = sequence_edges(cu_seqlens, n, T)
-        first, stop = start.to(tl.int64), end.to(tl.int64)
-    return first, stop
 
 
 @triton.jit

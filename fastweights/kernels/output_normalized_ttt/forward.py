@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..packing import tokens_of_sequence
 from .block import (
     AHEAD,
     BLOCK,
@@ -13,7 +14,6 @@ from .block import (
     load_transposed,
     over_channels,
     overlap_row,
-    tokens_of_sequence,
     value_tile,
 )
 
@@ -57,7 +57,8 @@ def write_tokens(
 ):  # fmt: skip
     """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `factors` finds; u [BT, HV, V]. scratch [N, HV, 16, V]."""
     n, head = tl.program_id(0), tl.program_id(1)
-    first, stop = tokens_of_sequence(cu_seqlens, n, T)
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
+    stop = first + count
     channel, copy = channels(LANES, COPIES, EACH)
     at = n.to(tl.int64) * HV + head
     scratch += at * BLOCK * V

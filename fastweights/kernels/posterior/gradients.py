@@ -10,8 +10,9 @@ from ..packing import segment_place
 from .lanes import halve
 from .tile import at_token, load_rows, load_tile, load_token, spread, store_tile, times, write
 
-# A block is gone through by undoing writes where every importance at its end is at most so many times the prior, each decayed
-# to the block's first token. The states at the chunks' ends have the precision of a matrix product.
+# The way back undoes the writes of a block where no importance at its end is above the limit times the decayed prior: the prior
+# times the decays from the block's first token to its end. The limit of a chunk is lower, because the state at a chunk's end
+# has the precision of a matrix product.
 LARGEST_OF_CHUNK, LARGEST_OF_BLOCK, LARGEST_IN_FLOAT32 = tl.constexpr(8.0), tl.constexpr(4096.0), tl.constexpr(8.0)
 
 

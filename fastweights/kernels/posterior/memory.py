@@ -71,13 +71,13 @@ def forward(
     segments = record_segments(recorder, x, sizes)
     start = segments.states or (x.M, x.J)
     started = start[0] is not None
-    tile = sizes.read_parts
+    key_parts = sizes.read_parts
     recorder.launch(
         read_posterior, (-(-sizes.V // 16) * sizes.P, sizes.HV),
         x.q, x.k, x.v, x.beta, x.g, x.prior, *(start if started else (x.prior, x.prior)), outputs[0],
         outputs[1] if variance else None, *outputs[-2:], segments.table, sizes.T, int(started), scale, sizes.HV,
-        **sizes.heads(x), PARTS=tile, ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
-        num_warps=1, maxnreg=min(255, 65536 // (32 * programs_at_once(tile)) // 8 * 8),
+        **sizes.heads(x), PARTS=key_parts, ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
+        num_warps=1, maxnreg=min(255, 65536 // (32 * programs_at_once(key_parts)) // 8 * 8),
     )  # fmt: skip
     return outputs, saved
 
@@ -123,23 +123,22 @@ def backward(
     start = segments.states or (x.M, x.J)
     chunk_states = [sizes.state(sizes.M) for _ in range(2)]
     record_states(recorder, x, sizes, segments, start, chunk_states, summary=False)
+    key_parts = sizes.grad_parts
+    v_tiles, k_tiles = -(-sizes.V // 16), -(-sizes.K // (8 * key_parts))
+    programs = v_tiles * k_tiles * sizes.P
     if sizes.segment is not None:
         added = [sizes.state(sizes.P) for _ in range(2)]
-        tile = sizes.grad_parts
         recorder.launch(
-            segment_gradients, (-(-sizes.V // 16) * -(-sizes.K // (8 * tile)) * sizes.P, sizes.HV),
+            segment_gradients, (programs, sizes.HV),
             x.q, x.k, x.v, x.beta, x.g, x.prior, *start, do, dw, *added, segments.table, sizes.T, scale,
-            sizes.HV, **heads, PARTS=tile, VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
+            sizes.HV, **heads, PARTS=key_parts, VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
         )  # fmt: skip
         for d_state, begin in zip(added, d_end):
             join_segments(recorder, x, sizes, segments, d_state, begin, back=True)
         d_end = tuple(added)
 
-    tile = sizes.grad_parts
-    v_tiles, k_tiles = -(-sizes.V // 16), -(-sizes.K // (8 * tile))
-    programs = v_tiles * k_tiles * sizes.P
     slots = programs * sizes.HV * (CHUNK // BLOCK)
-    scratch = [sizes.empty(slots, 128 * tile, dtype=float32) for _ in range(2)]
+    scratch = [sizes.empty(slots, 128 * key_parts, dtype=float32) for _ in range(2)]
     per_token = sizes.B * sizes.T * sizes.HV
     dq, dk = (sizes.per_token(sizes.HV, sizes.K) for _ in range(2))
     dv, dbeta = (sizes.per_token(sizes.HV, sizes.V, dtype=y.dtype) for y in (x.v, x.beta))
@@ -156,7 +155,7 @@ def backward(
     recorder.launch(
         posterior_gradients, (programs, sizes.HV),
         x.q, x.k, x.v, x.beta, x.g, x.prior, *start, *chunk_states, do, dw, *given, *scratch, *parts.values(), *d_start,
-        segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.HV, **heads, PARTS=tile, BLOCK=BLOCK,
+        segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.HV, **heads, PARTS=key_parts, BLOCK=BLOCK,
         STARTED=start[0] is not None, GIVEN_M=d_end[0] is not None, GIVEN_J=d_end[1] is not None, ENDED=wanted,
         VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
         maxnreg=168 if k_tiles > 1 else 255,

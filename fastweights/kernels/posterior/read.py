@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import or_nan
+from ..math import or_nan, prefetch
 from ..packing import segment_place
 from .lanes import over_eight_lanes
-from .tile import at_token, load_rows, load_tile, load_token, prefetch, prefetch_lanes, spread, store_tile, times, write
+from .tile import at_token, load_rows, load_tile, load_token, prefetch_lanes, spread, store_tile, times, write
 
 AHEAD = tl.constexpr(2)  # tokens between a prefetch and the use
 # Decays are applied to the tile once they have come to more than this.

@@ -138,10 +138,3 @@ def prefetch_lanes(
     SIZE_BETA: tl.constexpr = beta.dtype.element_ty.primitive_bitwidth // 8
     SIZE_K: tl.constexpr = k.dtype.element_ty.primitive_bitwidth // 8
     return start, numbers * tl.where(which < 2, SIZE_K, tl.where(which == 2, SIZE_V, SIZE_BETA))
-
-
-@triton.jit
-def prefetch(address):
-    tl.inline_asm_elementwise(
-        "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-    )

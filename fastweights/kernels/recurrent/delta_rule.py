@@ -14,9 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..math import float_or_nan
+from ..packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import columns, run
-from .states import PlacedState, pool_row, state_tile, tokens_of
+from .states import PlacedState, pool_row, state_tile
 from .tokens import any_layout, decay_from_log, number, row
 
 __all__ = ["decode"]
@@ -89,7 +90,7 @@ def decode_delta_rule(
         gram = tl.load(A + place.to(tl.int64) * K + channel, mask=is_channel, other=0)
         c = tl.load(center + head // CENTER_GROUP * center_step).to(tl.float32)
 
-    first, count = tokens_of(cu_seqlens, n, T)
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.

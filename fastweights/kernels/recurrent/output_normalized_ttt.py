@@ -10,9 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..math import float_or_nan
+from ..packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import run, whole_state
-from .states import pool_row, state_tile, tokens_of
+from .states import pool_row, state_tile
 from .tokens import any_layout, number, row
 
 __all__ = ["decode"]
@@ -44,7 +45,7 @@ def decode_output_normalized_ttt(
     is_channel, is_column = channel < K, column < V
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
 
-    first, count = tokens_of(cu_seqlens, n, T)
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.

@@ -12,9 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..math import float_or_nan
+from ..packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import columns, run
-from .states import pool_row, state_tile, tokens_of
+from .states import pool_row, state_tile
 from .tokens import any_layout, decay_from_log, number, row
 
 __all__ = ["decode", "decode_posterior"]
@@ -67,7 +68,7 @@ def decode_palimpsa(
     at_J, in_state, importance = state_tile(J, index, J_step, head, J_head, held, channel, column, K, V)
     p = tl.load(prior + head * prior_step)
 
-    first, count = tokens_of(cu_seqlens, n, T)
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.

@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..packing import sequence_edges
 from . import RecurrentCall
 
-__all__ = ["PlacedState", "pool_row", "state_tile", "tokens_of"]
+__all__ = ["PlacedState", "pool_row", "state_tile"]
 
 
 class PlacedState:
@@ -63,16 +62,3 @@ def state_tile(S, index, row_step, head, head_step, held, row, column, K: tl.con
     exists = (row < K)[:, None] & (column < V)[None, :] & held
     # A call uses each number of the state once, so the state does not displace weights and activations from the caches.
     return at, exists, tl.load(S + at, mask=exists, other=0, eviction_policy="evict_first")
-
-
-@triton.jit
-def tokens_of(cu_seqlens, n, T):
-    """First token of sequence n (int64) and its number of tokens."""
-    if cu_seqlens is None:
-        first = n.to(tl.int64) * T
-        count = T
-    else:
-        start, stop = sequence_edges(cu_seqlens, n, T)
-        first = start.to(tl.int64)
-        count = stop - start
-    return first, count

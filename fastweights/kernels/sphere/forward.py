@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..math import float_or_nan
-from ..packing import pieces_of_sequence, sequence_edges
+from ..packing import pieces_of_sequence, tokens_of_sequence
 from .layout import both_over_slots, over_channels, over_slots, slot_and_channel
 from .words import load_four, neighbours, prefetch_rows, store_four
 
@@ -26,14 +26,8 @@ FEW = tl.constexpr(4)  # tokens from one state to the next where backward finds 
 def edges(cu_seqlens, n, T):
     """First token of sequence n (int64), the token after its last, and the number of its first kept state."""
     low, _ = pieces_of_sequence(cu_seqlens, n, T, EVERY, 0)
-    if cu_seqlens is None:
-        first = n.to(tl.int64) * T
-        stop = first + T
-    else:
-        start, end = sequence_edges(cu_seqlens, n, T)
-        first = start.to(tl.int64)
-        stop = end.to(tl.int64)
-    return first, stop, low.to(tl.int64)
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
+    return first, first + count, low.to(tl.int64)
 
 
 @triton.jit

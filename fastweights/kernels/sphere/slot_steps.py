@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
+from ..math import float_or_nan, prefetch
 from .forward import EVERY, LEAST_DECAY, SHORTEST, TILE, edges, inverse_square, not_below
 
 
@@ -119,10 +119,7 @@ def fetch_rows(x, last, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.cons
         PIECES: tl.constexpr = triton.next_power_of_2((WIDTH + PIECE - 1) // PIECE)
         number = tl.minimum(tl.arange(0, PIECES)[None, :] * PIECE, WIDTH - 1)
         place = x + tl.minimum(tl.arange(0, ROWS)[:, None], last) * STRIDE + number
-        tl.inline_asm_elementwise(
-            "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64, bitcast=True)], dtype=tl.int32,
-            is_pure=False, pack=1,
-        )  # fmt: skip
+        prefetch(place.to(tl.int64, bitcast=True))
 
 
 @triton.jit
