@@ -154,7 +154,8 @@ def pass_tokens(
             b *= unit
             a = gain * per_square * (key - b if OBJECTIVE == "encode" else key)
             across = not_below(over_channels(h * h) - b * b, 0.0)
-            inverse = tl.rsqrt(d * d + a * a * across)
+            longer = d * d + a * a * across
+            inverse = tl.rsqrt(longer)
             f, w = (d - a * b) * inverse * unit, a * inverse
             S = f * S + w * h
             store_four(kept + place * K, 0, slot, f, stores_slots, K, 3)
@@ -163,7 +164,8 @@ def pass_tokens(
             if NORMALIZE:
                 length, per_square, read = alive, alive, query
             else:
-                length = not_below(length / inverse, SHORTEST) * alive
+                # A product over all tokens: what the hardware's approximate roots are off by would add up.
+                length = not_below(length * tl.sqrt_rn(longer), SHORTEST) * alive
                 store_four(lengths + place * K, 0, slot, length, stores_slots, K, 3)
                 per_square = inverse_square(length)
                 read = query * length
