@@ -34,6 +34,7 @@ SOME = [
     "preconditioned_delta_rule-channel",
     "precondition_keys",
 ]
+ONE_OF_EACH_FAMILY = [*SOME, "palimpsa", "lattice-decode", "lattice-encode-decay", "output_normalized_ttt"]
 # Token after token, so that the interpreter takes seconds: test_posterior.py, test_sphere.py and test_output_normalized_ttt.py
 # have the fast tests of these.
 SLOW = [
