@@ -83,3 +83,14 @@ def test_importance_beside_a_large_prior() -> None:
     _, exact_state = ops.palimpsa(**wide, prior=1e3, output_final_state=True, backend="reference")
     assert state is not None and exact_state is not None
     assert relative_error(state[1], exact_state[1]) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_an_infinite_key_spoils_the_variance() -> None:
+    """Of its channel, which every column reads: an infinite importance would read as a variance of zero."""
+    tokens = small(KERNEL_CASES["palimpsa_posterior"], 20, key=4, value=3).tokens
+    with torch.no_grad():
+        tokens["k"][0, 7, 0, 1] = float("inf")
+    o, variance, _ = ops.palimpsa_posterior(**tokens, backend="triton")
+    for x in (o, variance):
+        assert x[:, :7].isfinite().all() and x[:, 7:].isnan().all()

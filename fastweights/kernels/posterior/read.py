@@ -8,7 +8,7 @@ import triton.language as tl
 from ..math import or_nan, prefetch
 from ..packing import segment_place
 from .lanes import over_eight_lanes
-from .tile import at_token, load_rows, load_tile, load_token, prefetch_lanes, spread, store_tile, times, write
+from .tile import at_token, load_rows, load_tile, load_token, prefetch_lanes, spoiled, spread, store_tile, times, write
 
 AHEAD = tl.constexpr(2)  # tokens between a prefetch and the use
 # Decays are applied to the tile once they have come to more than this.
@@ -78,6 +78,11 @@ def read_posterior(
         if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
             prefetch(fetched + tl.minimum(i + AHEAD, stop - first - 1) * stride)
         key, value, gain, decay = load_token(k, v, beta, g, i, column, 0, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G)
+        if VARIANCE:  # without it infinite keys show in the mean anyway: infinity over infinity
+            finite = ()
+            for part in tl.static_range(PARTS):
+                finite = finite + (spoiled(key[part]),)
+            key = finite
         query = load_rows(q, i * (HV // HEADS_K * K), 0, K, PARTS)
         M, J, f, by = decayed(M, J, f, decay, PARTS, PRECISION)
         M, J = write(M, J, key, f * value, f * gain, PARTS)

@@ -85,8 +85,13 @@ def load_token(
     live = column < V
     value = tl.load(v + i * (HV * V) + column, live, 0.0).to(tl.float32)
     gain = tl.load(beta + i * (HV // HEADS_BETA * V) + column, live, 0.0).to(tl.float32)
-    gain = tl.fma(gain, 0.0, gain)  # infinite ones as NaN: an infinite importance would read as zero
-    return key, value, gain, decay
+    return key, value, spoiled(gain), decay
+
+
+@triton.jit
+def spoiled(x):
+    """x, infinities as NaN, in one instruction: an infinite importance would read as a mean and variance of zero."""
+    return tl.fma(x, 0.0, x)
 
 
 @triton.jit
