@@ -27,6 +27,7 @@ SHARED = {
 # registers of Palimpsa's backward are limited, so that more programs run.
 SPILLED = {
     "pass_tokens_back": 224,
+    "decode_tokens_back": 160,
     "turn_slots": 320,
     "turn_slots_back": 1100,
     "slot_gradients": 960,

@@ -17,6 +17,8 @@ from ..packing import record_tables
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
 from .backward import FEW, pass_tokens_back
+from .decode_steps import decode_tokens
+from .decode_steps_back import decode_tokens_back
 from .forward import EVERY, TILE, pass_tokens
 from .slot_gradients import prepare_turns_back, slot_gradients, turn_slots_back
 from .slot_outputs import read_slots
@@ -74,11 +76,16 @@ class SphereSizes(CallSizes):
         self.M = max_pieces(self.N, self.T, EVERY.value, self.packed)
         self.objective, self.free = objective, not normalize
         self.by_chunks = normalize and objective in ("encode", "similarity")
+        self.decodes = normalize and objective == "decode"
         self.tiles = -(-self.K // TILE.value)
         self.constants = {
             "K": self.K, "V": self.V, "OBJECTIVE": objective, "NORMALIZE": normalize, "HEADS_K": self.group(x.q),
             "HEADS_GAMMA": self.group(x.gamma), "HEADS_DECAY": self.group(x.decay),
         }  # fmt: skip
+
+    @property
+    def of_heads(self) -> dict[str, int]:
+        return {name: self.constants[name] for name in ("K", "V", "HEADS_K", "HEADS_GAMMA", "HEADS_DECAY")}
 
     def vectors(self, width: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
         """One per token and value head."""
@@ -92,6 +99,7 @@ class SphereSizes(CallSizes):
         if self.by_chunks:
             scores = self.empty(self.M, self.HV, EVERY.value, EVERY.value)
             first_per_square = self.empty(self.N, self.HV, self.K, dtype=torch.float32)
+        if self.by_chunks or self.decodes:
             grown = self.empty(self.N, self.HV, self.tiles, dtype=torch.float32)
         states = self.state(self.M, self.dtype if self.by_chunks else torch.float32)
         return Saved(f, w, b, lengths, errors, states, scores, first_per_square, grown)
@@ -119,6 +127,13 @@ def forward(recorder: Recorder, x: SphereInputs, device: torch.device, options: 
     (o, S), saved = shapes(x, device, options, final)
     if sizes.by_chunks:
         forward_by_chunks(recorder, x, sizes, o, S, saved)
+    if sizes.decodes:
+        recorder.launch(
+            decode_tokens, (sizes.N, sizes.HV),
+            x.q, x.k, x.v, x.gamma, x.decay, x.S, o, saved.kept, saved.turned, saved.along, saved.answers, saved.states, S,
+            saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.of_heads, **tile(sizes.K, sizes.V),
+        )  # fmt: skip
+        return (o, S), saved
     recorder.launch(
         pass_tokens, (sizes.N, sizes.HV),
         x.q, x.k, x.v, x.gamma, x.decay, x.S, o, *saved[:6], S, saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants,
@@ -167,6 +182,12 @@ def backward(
     gates = sizes.B * sizes.T * sizes.HV
     if sizes.by_chunks:
         backward_by_chunks(recorder, x, sizes, saved, do, d_end, dq, dk, dv, parts, dS)
+    if sizes.decodes:
+        recorder.launch(
+            decode_tokens_back, (sizes.N, sizes.HV),
+            x.q, x.k, x.gamma, x.decay, x.S, do, d_end, saved.kept, saved.turned, saved.along, saved.answers, saved.states,
+            dq, dk, dv, parts, gates, dS, saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.of_heads, **layout,
+        )  # fmt: skip
     recorder.launch(
         pass_tokens_back, (sizes.N, sizes.HV),
         x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *saved[:6], scratch, dq, dk, dv, parts, gates, dS,
