@@ -13,17 +13,23 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.availability import INTERPRETED
-from fastweights.ops.framework.call import kernels
+from fastweights.ops.framework.call import composed, kernels
 from fastweights.testing import CASES, OpCase, OpInputs
 from tests.contract.compare import values_and_gradients
 
 
-def has_kernels(case: OpCase) -> bool:
-    """Whether the kernels serve this form: some have one value of an option only."""
+def accepts_kernels(case: OpCase) -> bool:
+    """Whether backend "triton" takes this form: some take one value of an option only."""
     backend = case.spec.backends.get("triton")
-    if not isinstance(backend, kernels):
+    if not isinstance(backend, (kernels, composed)):
         return False
     return all(case.case.options.get(name, value) == value for name, value in backend.only.items())
+
+
+def has_kernels(case: OpCase) -> bool:
+    """Whether the kernels serve this form whole: with a decay the P of recursive least squares stays with PyTorch."""
+    with_decay = case.spec.name == "recursive_least_squares" and "g" in case.case.given
+    return accepts_kernels(case) and not with_decay
 
 
 KERNEL_CASES = {name: case for name, case in CASES.items() if has_kernels(case)}
@@ -35,13 +41,16 @@ SOME = [
     "precondition_keys",
 ]
 ONE_OF_EACH_FAMILY = [*SOME, "palimpsa", "lattice-decode", "lattice-encode-decay", "output_normalized_ttt"]
-# Token after token, so that the interpreter takes seconds: test_posterior.py, test_sphere.py and test_output_normalized_ttt.py
-# have the fast tests of these.
-SLOW = [
-    name
-    for name, case in KERNEL_CASES.items()
-    if case.spec.name.startswith(("palimpsa", "lattice", "output_normalized_ttt"))
-]
+# Token after token, so that the interpreter takes seconds: test_posterior.py, test_sphere.py, test_output_normalized_ttt.py and
+# test_inverse_gram.py have the fast tests of these.
+STEP_BY_STEP = (
+    "palimpsa",
+    "lattice",
+    "output_normalized_ttt",
+    "recursive_least_squares",
+    "variational_linear_attention",
+)
+SLOW = [name for name, case in KERNEL_CASES.items() if case.spec.name.startswith(STEP_BY_STEP)]
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 some_cases = pytest.mark.parametrize("case", [KERNEL_CASES[name] for name in SOME], ids=SOME)
@@ -76,7 +85,7 @@ def exact(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Values and gradients of the reference in float64, on the CPU."""
     if states is not None:
-        states = tuple(s.cpu().double() for s in states)
+        states = tuple(s.cpu().double() if s.is_floating_point() else s.cpu() for s in states)
     results = values_and_gradients(
         case, inputs.map(lambda x: x.cpu().double()), states, backend="reference", **keywords
     )
@@ -84,11 +93,15 @@ def exact(
 
 
 def draw_states(case: OpCase, inputs: OpInputs, count: int) -> tuple[Tensor, ...]:
-    """float32 states that `count` sequences may be in: S and M of any numbers, A and J of positive ones."""
+    """float32 states that `count` sequences may be in: S and M of any numbers, A and J of positive ones, matrices [K, K] positive
+    definite, a count of tokens."""
     generator = torch.Generator().manual_seed(7)
     key = inputs.tokens["k"].shape[3]
     v = inputs.tokens.get("v")
     heads = next(iter(inputs.parameters.values())).numel() if v is None else v.shape[2]
     S = torch.randn(count, heads, key, 1 if v is None else v.shape[3], generator=generator)
-    found = {"S": S, "A": S[..., 0].abs(), "M": S, "J": S.square()}
-    return tuple(found[name].to(DEVICE) for name in case.states)
+    root = torch.randn(count, heads, key, key, generator=generator)
+    matrix = root @ root.mT / key + torch.eye(key)
+    of_dims = {"GKK": matrix, "GK": S[..., 0].abs(), "": torch.arange(count)}
+    of_name = {"S": S, "M": S, "J": S.square()}
+    return tuple(of_name.get(name, of_dims.get(state.dims)).to(DEVICE) for name, state in case.spec.states.items())

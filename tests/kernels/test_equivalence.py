@@ -31,7 +31,12 @@ from .cases import (
 pytestmark = pytest.mark.kernels
 CLOSE = 1e-5  # float32; found are 3e-6 at most
 
-GOLDEN = [path for path in FILES if path.stem.split("-")[0] in {case.spec.name for case in KERNEL_CASES.values()}]
+GOLDEN = [
+    path
+    for path in FILES
+    if path.stem.split("-")[0] in {case.spec.name for case in KERNEL_CASES.values()}
+    and not path.stem.endswith("refresh")  # of the penalty: left to PyTorch
+]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,8 @@ def test_golden(path: Path) -> None:
     }  # fmt: skip
     o, state = getattr(ops, static["op"])(**arguments, **static["kwargs"], output_final_state=True, backend="triton")
     names = [name[4:] for name in arrays if name.startswith("out.") and name != "out.variance"]
-    for name, result in zip(names, (o, *(state if isinstance(state, tuple) else (state,))), strict=True):
+    results = (o, *(state if isinstance(state, tuple) else (state,)))
+    for name, result in zip(names, [x for x in results if x.is_floating_point()], strict=True):
         assert relative_error(result.detach().cpu(), torch.tensor(arrays[f"out.{name}"])) <= CLOSE, name
     (o * torch.tensor(arrays["do"], device=DEVICE)).sum().backward()
     for name, x in arguments.items():

@@ -59,7 +59,9 @@ def call(case: OpCase, time: int, lengths: list[int] | None = None) -> None:
     inputs = case.draw(time=time, batch=batch, heads=1, value_heads=2, dtype=torch.bfloat16)
     states = draw_states(case, inputs, 2 if lengths is None else len(lengths))
     packed = {} if lengths is None else {"cu_seqlens": torch.tensor([0, *lengths]).cumsum(0)}
-    values_and_gradients(case, inputs, tuple(s.requires_grad_() for s in states), backend="triton", **packed)
+    values_and_gradients(
+        case, inputs, tuple(s.requires_grad_(s.is_floating_point()) for s in states), backend="triton", **packed
+    )
 
 
 def without_pointers(launch: tuple[Any, ...]) -> list[Any]:

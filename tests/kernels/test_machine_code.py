@@ -24,7 +24,7 @@ SHARED = {
     90: 227 * 1024,
 }  # bytes that a program may have (CUDA programming guide, compute capabilities)
 # Bytes per thread. A state and its gradient fill the registers; a warp holds slots, steps and products of a chunk; the
-# registers of Palimpsa's backward are limited, so that more programs run.
+# registers of Palimpsa's backward are limited, so that more programs run, as are those of a matrix of 128 channels.
 SPILLED = {
     "pass_tokens_back": 224,
     "decode_tokens_back": 160,
@@ -32,6 +32,9 @@ SPILLED = {
     "turn_slots_back": 1100,
     "slot_gradients": 960,
     "posterior_gradients": 400,
+    "eliminate_blocks": 544,
+    "chunk_sums": 192,  # on sm_80: the tiles are those of Hopper
+    "direction_gradients": 64,
 }
 
 
@@ -52,13 +55,18 @@ def launch(
     inputs = OpInputs(tokens, {name: torch.ones(heads) for name in case.parameters}).map(Tensor.requires_grad_)
     keywords = {}
     if with_states:
-        state = (1, heads, width, value)
-        shapes = {"S": state, "A": state[:3], "M": state, "J": state}
-        states = tuple(torch.zeros(shapes[name]).requires_grad_() for name in case.states)
+        sizes = {"GKV": (heads, width, value), "GKK": (heads, width, width), "GK": (heads, width), "": ()}
+        states = tuple(
+            torch.zeros(1, *sizes[state.dims], dtype=torch.int64 if state.counts else None).requires_grad_(
+                not state.counts
+            )
+            for state in case.spec.states.values()
+        )
         keywords = {"initial_state": case.initial_state(states), "output_final_state": True}
     o, state = case.op(**inputs.arguments(), **case.case.options, **keywords, backend="triton")
     states = state if isinstance(state, tuple) else () if state is None else (state,)
-    torch.autograd.backward([o, *states], [torch.zeros_like(x) for x in (o, *states)])
+    results = [x for x in (o, *states) if x.requires_grad]
+    torch.autograd.backward(results, list(map(torch.zeros_like, results)))
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +88,11 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
     wrong = []
     for one in kernels.values():
         compiled = one.compile(capability)
-        if compiled.shared > SHARED[capability] or compiled.stack > SPILLED.get(one.kernel.__name__, 0):
+        in_float32 = (
+            one.kernel.fn.__module__.startswith("fastweights.kernels.chunk.") and "tf32x3" in one.choices.values()
+        )
+        allowed = 1200 if in_float32 else SPILLED.get(one.kernel.__name__, 0)  # see docs/kernels.md, Tools
+        if compiled.shared > SHARED[capability] or compiled.stack > allowed:
             wrong.append(
                 f"{one.kernel.__name__}: {compiled.shared} bytes of shared memory, {compiled.stack} spilled; {one.choices}"
             )
@@ -99,6 +111,7 @@ CHOSEN = [
     ("palimpsa", "bfloat16", 32, 90),
     ("lattice-decode", "bfloat16", 64, 90),
     ("output_normalized_ttt", "bfloat16", 64, 90),
+    ("recursive_least_squares-none", "bfloat16", 128, 90),
 ]
 MORE = [
     ("lattice-decode", "bfloat16", 128, 90),
@@ -110,6 +123,8 @@ MORE = [
     ("precondition_keys", "float16", 128, 90),
     ("delta_rule-head", "bfloat16", 64, 90),
     ("delta_rule-head", "bfloat16", 128, 80),
+    ("variational_linear_attention-plain", "bfloat16", 64, 90),
+    ("recursive_least_squares-none", "float16", 128, 80),
 ]
 
 

@@ -15,7 +15,8 @@ from unittest import mock
 import torch
 
 POINTERS = {
-    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"
+    torch.float64: "*fp64", torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
+    torch.int64: "*i64",
 }  # fmt: skip
 
 

@@ -180,18 +180,23 @@ def alone(results: Sequence[Any]) -> Any:
 
 class composed:
     """A composition of other ops, which torch.compile traces through. The function takes inputs, states (None where not given),
-    options, output_final_state, cu_seqlens and backend by name; it returns the outputs and a tuple of the final states."""
+    options, output_final_state, cu_seqlens and backend by name; it returns the outputs and a tuple of the final states. As
+    backend "triton" it tells its parts to use their kernels; only and widest as for `kernels`."""
 
-    def __init__(self, function: Callable[..., Results]) -> None:
+    def __init__(
+        self, function: Callable[..., Results], only: Mapping[str, Any] | None = None, widest: int | None = None
+    ) -> None:
         self.function = function
+        self.only = only or {}
+        self.widest = widest
 
     def bind(self, spec: OpSpec, backend: str) -> None:
-        pass
+        self.backend = backend
 
     def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
         o, final = self.function(
             **x.inputs, **x.states, **x.options, output_final_state=x.final, cu_seqlens=x.cu_seqlens,
-            backend=x.backend,
+            backend="triton" if self.backend == "triton" else x.backend,
         )  # fmt: skip
         return as_tuple(o), final
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Results, call, composed, expand_heads
+from ..framework.call import Results, call, composed
 from ..framework.checks import compute_dtype
 from ..framework.spec import Case, Number, OpSpec, Output, State
-from ..shared.inverse_gram import apply_inverse_gram
+from ..shared.inverse_gram import WIDEST, apply_inverse_gram
 
 __all__ = ["recursive_least_squares"]
 
@@ -21,7 +21,7 @@ def by_inverse_gram(
 ) -> Results:  # fmt: skip
     """The delta rule without decay, written along beta P k."""
     dtype, heads = compute_dtype(v), v.shape[2]
-    y, P = apply_inverse_gram(
+    write_key, P = apply_inverse_gram(
         k,
         gain=beta,
         g=g,
@@ -29,14 +29,15 @@ def by_inverse_gram(
         initial_state=P,
         heads=heads,
         dtype=dtype,
+        final=output_final_state,
         cu_seqlens=cu_seqlens,
         backend=backend,
     )
-    write_key = expand_heads(beta.to(dtype), heads)[..., None] * y
-    values = v.to(dtype)
+    operand = v.dtype if backend == "triton" else dtype  # kernels multiply in the precision of the inputs
     o, S = delta_rule(
-        q.to(dtype), k.to(dtype), values, torch.ones_like(values[..., 0]), write_key=write_key, scale=scale,
-        initial_state=S, output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
+        q.to(operand), k.to(operand), v.to(operand), torch.ones_like(v[..., 0], dtype=dtype), scale=scale,
+        write_key=write_key.to(operand), initial_state=S, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+        backend=backend,
     )  # fmt: skip
     return o.to(v.dtype), (S, P)
 
@@ -50,7 +51,10 @@ SPEC = OpSpec(
     states={"S": State("GKV"), "P": State("GKK")},
     outputs={"o": Output("GV")},
     options={"ridge": Number(above=0), "scale": roles.SCALE},
-    backends={"reference": composed(by_inverse_gram), "torch": composed(by_inverse_gram)},
+    backends={
+        "reference": composed(by_inverse_gram), "torch": composed(by_inverse_gram),
+        "triton": composed(by_inverse_gram, widest=WIDEST),
+    },
     cases={"none": Case(), "head": Case(given={"g": "G"})},
     equation="P = (P^-1 a + beta k k^T)^-1; S = S + beta (P k) (v - S^T k)^T; o = S^T q",
 )  # fmt: skip
@@ -85,8 +89,9 @@ def recursive_least_squares(
     $1 - 1/K$, that is most of them. Two conventions keep everything finite. A decay below 1/100 leaves the difference to
     the prior, $P_t^{-1} = a_t P_{t-1}^{-1} + (1/100 - a_t)\, \mathrm{ridge}\, I + \beta_t k_t k_t^\top$, so that after
     g = -inf the next key is written almost fully. And weights below about $10^{-11}$ ridge no longer count: P stays below
-    $2 \cdot 10^{11}$ / ridge. P is computed in float64 and handed over in the dtype of the states: in float32 a continued
-    sequence tells apart what lies within $10^7$ of the largest P.
+    $2 \cdot 10^{11}$ / ridge. P is computed in float64 (by the kernels, which serve
+    memories without decay, in float32) and handed over in the dtype of the states: in float32 a continued sequence tells
+    apart what lies within $10^7$ of the largest P.
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. Keys of unit length suit the conventions.
@@ -99,7 +104,8 @@ def recursive_least_squares(
             I / ridge when None. N is B, or the number of packed sequences.
         output_final_state: whether to return (S, P) after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; not in float64, at most 128
+            channels; with a decay P stays with PyTorch) or "auto": kernels on CUDA where they serve, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and (S, P) in float32 (float64 for float64 inputs) or None.

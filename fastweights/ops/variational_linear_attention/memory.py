@@ -14,7 +14,7 @@ from ..framework.call import Results, call, composed
 from ..framework.checks import compute_dtype
 from ..framework.spec import Case, Flag, Integer, Number, OpSpec, Output, State
 from ..linear_attention import linear_attention
-from ..shared.inverse_gram import apply_inverse_gram
+from ..shared.inverse_gram import WIDEST, apply_inverse_gram
 
 __all__ = ["SPEC", "penalized_memory"]
 
@@ -28,7 +28,7 @@ def by_delta_rule(
     """A delta rule with gain 1 that writes along A khat; without u A stays I / ridge, and the state has no A."""
     dtype = compute_dtype(v)
     shared: dict[str, Any] = {"cu_seqlens": cu_seqlens, "backend": backend}
-    q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)  # positive keys overlap: too much for bfloat16
     read_key = unit(k) if normalize_keys else k
     if count is None:
         sequences = len(v) if cu_seqlens is None else len(cu_seqlens) - 1
@@ -40,13 +40,14 @@ def by_delta_rule(
         if refresh_every is not None and refresh:
             added = due(v.shape[1], count, refresh_every, cu_seqlens) * refresh
         write_key, A = apply_inverse_gram(
-            u, read_key, refresh=added, ridge=ridge, initial_state=A, heads=v.shape[2], dtype=dtype, **shared
-        )
+            u, read_key, refresh=added, ridge=ridge, initial_state=A, heads=v.shape[2], dtype=dtype,
+            final=output_final_state, **shared,
+        )  # fmt: skip
     shared["output_final_state"] = output_final_state
     ones = torch.ones_like(values[..., :1])
+    write_key = unit(write_key) if normalize_writes else write_key
     read, S = delta_rule(
-        q, read_key, values, ones[..., 0], write_key=unit(write_key) if normalize_writes else write_key, scale=1.0,
-        initial_state=S, **shared,
+        q, read_key, values, ones[..., 0], write_key=write_key, scale=1.0, initial_state=S, **shared
     )  # fmt: skip
     before = None if z is None else z[..., None]
     divisor, after = linear_attention(q, k, ones, scale=1.0, initial_state=before, **shared)
@@ -65,7 +66,10 @@ SPEC = OpSpec(
         "ridge": Number(above=0), "refresh_every": Integer(least=1, optional=True), "refresh": Number(low=0),
         "eps": Number(above=0),
     },
-    backends={"reference": composed(by_delta_rule), "torch": composed(by_delta_rule)},
+    backends={
+        "reference": composed(by_delta_rule), "torch": composed(by_delta_rule),
+        "triton": composed(by_delta_rule, only={"refresh_every": None}, widest=WIDEST),
+    },
     cases={
         name: Case(given={"u": "HK"}, options={"refresh_every": every})
         for name, every in {"plain": None, "refresh": 20}.items()

@@ -9,13 +9,23 @@ import torch
 from torch import Tensor
 
 from ...framework import roles
-from ...framework.call import Arguments, chunkwise, run, sequential
+from ...framework.call import Arguments, choose_backend, chunkwise, kernels, sequential
+from ...framework.kernel_backend import KernelFamily
 from ...framework.spec import Number, OpSpec, Output, Role, State
 from .chunked import chunked
 from .reference import reference
 from .regularization import allowance, inverse
 
-__all__ = ["apply_inverse_gram"]
+__all__ = ["WIDEST", "apply_inverse_gram"]
+
+WIDEST = 128  # channels of the kernels, whose programs hold a matrix in registers
+
+
+def gram_kernels() -> KernelFamily:
+    from ....kernels.inverse_gram.rule import INVERSE_GRAM, GramInputs
+
+    return KernelFamily(INVERSE_GRAM, GramInputs, {"ridge": 1.0})
+
 
 SPEC = OpSpec(
     name="inverse_gram",
@@ -29,7 +39,11 @@ SPEC = OpSpec(
     states={"G": State("GKK")},
     outputs={"y": Output("GK")},
     options={"ridge": Number(above=0)},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+    backends={
+        "reference": sequential(reference),
+        "torch": chunkwise(chunked),
+        "triton": kernels(gram_kernels, widest=WIDEST),
+    },
 )
 
 
@@ -44,24 +58,28 @@ def apply_inverse_gram(
     initial_state: Tensor | None,
     heads: int,
     dtype: torch.dtype,
+    final: bool,
     cu_seqlens: Tensor | None,
     backend: str,
-) -> tuple[Tensor, Tensor]:
-    r"""$A_t b_t$ for every token, where
+) -> tuple[Tensor, Tensor | None]:
+    r"""$A_t b_t$ for every token, or without b $\mathrm{gain}_t A_t u_t$, where
 
     $$A_t = (e^{g_t} A_{t-1}^{-1} + \mathrm{gain}_t\, u_t u_t^\top)^{-1} + \mathrm{refresh}_t I$$
 
-    All in float64 inside: A is large in directions where $G = A^{-1}$, which is carried, holds small rests of large sums.
+    All in float64 inside: A is large in directions where $G = A^{-1}$, which is carried, holds small rests of large sums. The
+    kernels compute in float32, which is enough where G only grows: without decay. They do not refresh either; both are then left
+    to PyTorch.
 
     Args:
-        u, b: [B, T, h, K]; h divides the heads. b is u when None.
+        u, b: [B, T, h, K]; h divides the heads.
         gain, g: [B, T, h or heads]; gain at least 0, 1 when None. refresh: [B, T, 1], at least 0, a constant.
+        final: whether A after the last token is wanted.
         ridge: the prior that regularization.py refers to.
         initial_state: A before the first token, symmetric positive definite, [N, heads, K, K]; I / ridge when None.
         dtype: of A between calls and of the result.
 
     Returns:
-        $A_t b_t$ [B, T, heads, K], and A.
+        [B, T, heads, K], from kernels of 16-bit u without b in the dtype of u, and A or None.
     """
     count, key = len(u) if cu_seqlens is None else len(cu_seqlens) - 1, u.shape[3]
     if initial_state is None:
@@ -71,6 +89,11 @@ def apply_inverse_gram(
         A = 0.5 * (initial_state + initial_state.mT).double()
         G_0 = inverse(A, torch.finfo(dtype).eps * torch.linalg.matrix_norm(A.detach()))
     tokens = {"u": u, "b": b, "gain": gain, "g": g, "refresh": refresh}
-    inputs = {name: None if x is None else x.double() for name, x in tokens.items()}
-    (y,), (G,) = run(SPEC, Arguments(inputs, {"G": G_0}, {"ridge": ridge}, cu_seqlens, True, backend))
-    return y.to(dtype), inverse(G, allowance(G, ridge, dtype)).to(dtype)
+    if backend in ("auto", "triton"):
+        backend = "torch" if g is not None or refresh is not None else choose_backend(SPEC, backend, u, {}, key)
+    if backend != "triton":
+        tokens = {name: None if x is None else x.double() for name, x in tokens.items()}
+    arguments = Arguments(tokens, {"G": G_0}, {"ridge": ridge}, cu_seqlens, final, backend)
+    (y,), (G,) = SPEC.backends[backend].run(arguments)
+    y = y if backend == "triton" else y.to(dtype)
+    return y, inverse(G, allowance(G, ridge, dtype)).to(dtype) if final else None

@@ -48,4 +48,6 @@ def chunked(
     (start,), (final,) = chunks.scan(step, (G,), *inputs.values())
     steps = Steps(start, U, gains[..., 0], a[..., 0], restore[..., 0])
     x = chunks.merge(solve_prefixes(B, System(start, U, kept, weights, prior), steps, ridge))
-    return x if refresh is None else x + refresh[..., None] * (u if b is None else b), (final,)
+    if refresh is not None:
+        x = x + refresh[..., None] * (u if b is None else b)
+    return x if gain is None or b is not None else gain[..., None] * x, (final,)

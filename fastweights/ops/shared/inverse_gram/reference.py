@@ -21,8 +21,9 @@ def reference(
     *,
     ridge: float,
 ) -> tuple[Tensor, tuple[Tensor]]:
-    """u, b [B,T,H,K]; gain, g, refresh [B,T,H]; G [B,H,K,K] -> G_t^-1 b_t [B,T,H,K], (G,)."""
-    b = u if b is None else b
+    """u, b [B,T,H,K]; gain, g, refresh [B,T,H]; G [B,H,K,K] -> G_t^-1 b_t [B,T,H,K] or gain G_t^-1 u_t, (G,)."""
+    if b is None:
+        b = u if gain is None else gain[..., None] * u
     outputs = []
     for t in range(u.shape[1]):
         if g is not None:

@@ -1,0 +1,27 @@
+r"""The inverse of a growing Gram matrix at every token: the derivation that the kernels of this folder share.
+
+One head. A = G^-1, where G gains c u u^T per token (c the gain), and y_t = A_t b_t. With A at a chunk's start and rows as tokens,
+r_t = A_{t-1} u_t follows from Sherman and Morrison's formula, t times over:
+
+    r_t = A u_t - sum_{j < t} w_j r_j (r_j.u_t)      d_t = 1 + c_t r_t.u_t      w_t = c_t / d_t
+    Y = B A - tril(B R^T) diag(w) R                  y_t = r_t / d_t where b_t = u_t
+
+Between chunks no inverse is carried on: `chunk_sums` and `scan_sums` find G at every chunk's start, a sum that is added up in
+float64, and `invert_gram` inverts all of them in parallel. So errors do not grow with the number of tokens.
+
+`invert_gram` sweeps blocks of 16 channels. With P = L L^T the pivot block of M and R its rows, where the pivot's own columns
+are replaced by -I, and N = L^-1 R, one product takes a block to its place in -M^-1:
+
+    M <- (M without the block's rows and columns) - N^T N
+
+The factor of 16 rows is found by `eliminate`, in scalars that all threads hold, for the channels as for the tokens of a chunk.
+
+Backwards, with x_t = A_t dy_t, which is Y with dY in the place of B:
+
+    dA_t = dy_t b_t^T     dG_t = -(x_t y_t^T + y_t x_t^T) / 2     db_t = x_t     du_t = 2 c_t D_t u_t     dc_t = u_t^T D_t u_t
+
+Without b the output is c_t y_t: then c_t dy_t takes the place of dy_t, and dc_t gains y_t.dy_t.
+
+D_t = sum_{s >= t} dG_s, so -2 D_t u_t = sum_{s >= t} x_s (y_s.u_t) + y_s (x_s.u_t): two linear attentions, from the last token to
+the first, whose one state H = -2 D `chunk_sums` and `scan_sums` find for all chunks. No inverse is differentiated.
+"""

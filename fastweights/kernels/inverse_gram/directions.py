@@ -1,0 +1,134 @@
+"""r and d of all tokens, from A at the chunks' starts, and A_t b_t by them: see the head of this package."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..math import is_bad, of_tokens, so_far, without
+from ..packing import chunk_place
+from .sums import exact_dot, matrix_tile, tile_of, token_tile
+
+
+@triton.jit
+def spoiled_tokens(
+    u, gain, first, live, head, HV, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr
+):  # fmt: skip
+    """Whether a token of the chunk or one before it, in the chunk, has a NaN or an infinity."""
+    bad = tl.arange(0, 64) < 0
+    for c0 in range(0, K, BK):
+        U = token_tile(u, first, live, head, HV, c0 + tl.arange(0, BK), K, HEADS)
+        bad |= tl.max(is_bad(U).to(tl.int32), 1) > 0
+    if gain is not None:
+        bad |= is_bad(of_tokens(gain, first, live, head, HV, HEADS_GAIN))
+    return so_far(bad)
+
+
+@triton.jit
+def weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN: tl.constexpr):
+    """w of the tokens of a chunk; a bad gain counts as 0."""
+    if gain is None:
+        weights = 1.0 / divisors
+    else:
+        gains = of_tokens(gain, first, live, head, HV, HEADS_GAIN)
+        weights = without(gains, is_bad(gains)) / divisors
+    return weights
+
+
+@triton.jit
+def given_tile(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
+    """As `tile_of`, with 0 in the place of bad numbers."""
+    found = tile_of(x, first, live, head, HV, columns, K, HEADS)
+    return without(found, is_bad(found))
+
+
+@triton.jit(do_not_specialize=["time"])
+def token_products(
+    u, A, W, S, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """W = U A [BT, HV, K] and S = W U^T [M, HV, 64, 64]."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i, part = tl.arange(0, 64), tl.arange(0, BK)
+    live = i < count
+    matrix = m.to(tl.int64) * HV + head
+    products = tl.zeros((64, 64), tl.float32)
+    for c0 in range(0, K, BK):
+        c = c0 + part
+        found = tl.zeros((64, BK), tl.float32)
+        for r0 in range(0, K, BK):
+            U = given_tile(u, first, live, head, HV, r0 + part, K, HEADS)
+            found = exact_dot(U, matrix_tile(A, matrix, r0 + part, c, K), found, PRECISION)
+        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
+        tl.store(W + at, found, live[:, None] & (c < K)[None, :])
+        U = given_tile(u, first, live, head, HV, c, K, HEADS)
+        products = exact_dot(U, tl.trans(found), products, PRECISION)
+    tl.store(S + matrix * 4096 + i[:, None] * 64 + i[None, :], products)
+
+
+@triton.jit(do_not_specialize=["time"])
+def token_rows(
+    u, gain, T, D, R, y, chunks, time, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """R holds U A and is overwritten by T U A; where y is given gain_t A_t u_t. T [M, HV, 64, 64], D [BT, HV]."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i, part = tl.arange(0, 64), tl.arange(0, BK)
+    live = i < count
+    lower = tl.load(T + (m.to(tl.int64) * HV + head) * 4096 + i[:, None] * 64 + i[None, :])
+    if y is not None:
+        spoiled = spoiled_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
+        divisors = tl.load(D + first * HV + head + i * HV, live, 1.0)
+        weights = tl.where(spoiled, float("nan"), weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN))
+    for c0 in range(0, K, BK):
+        c = c0 + part
+        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
+        here = live[:, None] & (c < K)[None, :]
+        rows = tl.dot(lower, tl.load(R + at, here, 0.0), input_precision=PRECISION)
+        tl.debug_barrier()
+        tl.store(R + at, rows, here)
+        if y is not None:
+            tl.store(y + at, (weights[:, None] * rows).to(y.dtype.element_ty), here)
+
+
+@triton.jit(do_not_specialize=["time"])
+def solve_tokens(
+    u, gain, A, R, D, b, out, chunks, time, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr, HEADS_B: tl.constexpr,
+    SCALED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out_t = A_t b_t [BT, HV, K], SCALED: gain_t A_t b_t."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i, part = tl.arange(0, 64), tl.arange(0, BK)
+    live = i < count
+    matrix = m.to(tl.int64) * HV + head
+    spoiled = spoiled_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
+    scores = tl.zeros((64, 64), tl.float32)
+    for c0 in range(0, K, BK):
+        B = token_tile(b, first, live, head, HV, c0 + part, K, HEADS_B)
+        spoiled |= tl.max(is_bad(B).to(tl.int32), 1) > 0
+        rows = token_tile(R, first, live, head, HV, c0 + part, K, 1)
+        scores = tl.dot(without(B, is_bad(B)), tl.trans(rows), scores, input_precision=PRECISION)
+    divisors = tl.load(D + first * HV + head + i * HV, live, 1.0)
+    scores *= -weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN)[None, :]
+    scores = tl.where(i[:, None] >= i[None, :], scores, 0.0)
+    for c0 in range(0, K, BK):
+        x = tl.dot(scores, token_tile(R, first, live, head, HV, c0 + part, K, 1), input_precision=PRECISION)
+        for r0 in range(0, K, BK):
+            B = token_tile(b, first, live, head, HV, r0 + part, K, HEADS_B)
+            x = tl.dot(
+                without(B, is_bad(B)), matrix_tile(A, matrix, r0 + part, c0 + part, K), x, input_precision=PRECISION
+            )
+        if SCALED:
+            x *= of_tokens(gain, first, live, head, HV, HEADS_GAIN)[:, None]
+        at = (first * HV + head) * K + i[:, None] * (HV * K) + (c0 + part)[None, :]
+        x = tl.where(spoiled[:, None], float("nan"), x)
+        tl.store(out + at, x.to(out.dtype.element_ty), live[:, None] & (c0 + part < K)[None, :])

@@ -1,0 +1,112 @@
+"""A state that only adds up: what every chunk adds, and from that the state at every chunk's border."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..math import of_tokens
+from ..packing import chunk_place, pieces_of_sequence
+
+AHEAD = tl.constexpr(4)  # chunks that are loaded at once
+
+
+@triton.jit
+def tile_of(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
+    """[tokens, columns] of x [BT, HV // HEADS, K], from token `first` on."""
+    i = tl.arange(0, live.shape[0])
+    at = (first * (HV // HEADS) + head // HEADS) * K + i[:, None] * (HV // HEADS * K) + columns[None, :]
+    return tl.load(x + at, live[:, None] & (columns < K)[None, :], 0.0)
+
+
+@triton.jit
+def token_tile(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
+    """The same in float32."""
+    return tile_of(x, first, live, head, HV, columns, K, HEADS).to(tl.float32)
+
+
+@triton.jit
+def matrix_tile(x, matrix, rows, columns, K: tl.constexpr):
+    """[rows, columns] of one of the matrices x [M, HV, K, K]."""
+    at = matrix * K * K + rows[:, None] * K + columns[None, :]
+    return tl.load(x + at, (rows < K)[:, None] & (columns < K)[None, :], 0.0)
+
+
+@triton.jit
+def exact_dot(x, y, out, PRECISION: tl.constexpr):
+    """out + x y, in the precision of float32 where x comes in that of the inputs: a float32 y as three bfloat16 numbers."""
+    if x.dtype == tl.bfloat16 and y.dtype == tl.bfloat16:
+        out = tl.dot(x, y, out)
+    elif x.dtype == tl.bfloat16:
+        high = y.to(tl.bfloat16)
+        rest = y - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        out = tl.dot(x, high, tl.dot(x, middle, tl.dot(x, low, out)))
+    else:
+        out = tl.dot(x.to(tl.float32), y.to(tl.float32), out, input_precision=PRECISION)
+    return out
+
+
+@triton.jit(do_not_specialize=["time"])
+def chunk_sums(
+    x, y, divisor, gain, sums, chunks, time, HV,
+    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """sums [M, HV, K, K]: of every chunk sum_t gain_t x_t x_t^T, or where y is given
+    sum_t (x_t y_t^T + y_t x_t^T) / divisor_t. x [BT, HV // HEADS, K], y [BT, HV, K], divisor [BT, HV] or None."""
+    PARTS: tl.constexpr = (K + BK - 1) // BK
+    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i, r, c = tl.arange(0, 64), tl.arange(0, PK), part * BK + tl.arange(0, BK)
+    live = i < count
+    left, right = tile_of(x, first, live, head, HV, r, K, HEADS), tile_of(x, first, live, head, HV, c, K, HEADS)
+    out = tl.zeros((PK, BK), tl.float32)
+    if y is None:
+        if gain is not None:
+            right = right.to(tl.float32) * of_tokens(gain, first, live, head, HV, HEADS_GAIN)[:, None]
+        out = exact_dot(tl.trans(left), right, out, PRECISION)
+    else:
+        other, columns = tile_of(y, first, live, head, HV, r, K, 1), tile_of(y, first, live, head, HV, c, K, 1)
+        if divisor is not None:
+            share = 1.0 / tl.load(divisor + first * HV + head + i * HV, live, 1.0)
+            other, columns = other * share[:, None], columns * share[:, None]
+        out = tl.dot(tl.trans(left), columns, out, input_precision=PRECISION)
+        out = tl.dot(tl.trans(other), right, out, input_precision=PRECISION)
+    at = (m.to(tl.int64) * HV + head) * K * K
+    tl.store(sums + at + r[:, None] * K + c[None, :], out, (r < K)[:, None] & (c < K)[None, :])
+
+
+@triton.jit(do_not_specialize=["time"])
+def scan_sums(
+    start, sums, end, cu_seqlens, time, HV, K: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Turns `sums` into the state at every chunk's start, from `start` [N, HV, K, K], and leaves that after the last in `end`,
+    both in float64. BACK: into H at every chunk's end, where start and end are the gradients of the states after and before
+    the sequence."""
+    part, n, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    low, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
+    e = part * BLOCK + tl.arange(0, BLOCK)
+    inside = e < K * K
+    at_state = (n.to(tl.int64) * HV + head) * K * K
+    total = tl.zeros((BLOCK,), tl.float64)
+    if start is not None:
+        total = tl.load(start + at_state + e, inside, 0.0).to(tl.float64)
+        if BACK:
+            total = -(total + tl.load(start + at_state + e % K * K + e // K, inside, 0.0).to(tl.float64))
+    for step in range(0, count, AHEAD):
+        ahead = ()
+        for k in tl.static_range(AHEAD):
+            m = (low + count - 1 - step - k) if BACK else (low + step + k)
+            at = sums + (m.to(tl.int64) * HV + head) * K * K
+            ahead += (tl.load(at + e, inside & (step + k < count), 0.0),)
+        for k in tl.static_range(AHEAD):
+            m = (low + count - 1 - step - k) if BACK else (low + step + k)
+            at = sums + (m.to(tl.int64) * HV + head) * K * K
+            tl.store(at + e, total.to(tl.float32), inside & (step + k < count))
+            total += ahead[k].to(tl.float64)
+    if end is not None:
+        tl.store(end + at_state + e, -0.5 * total if BACK else total, inside)
