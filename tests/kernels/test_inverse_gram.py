@@ -49,7 +49,7 @@ def directions(k: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     ("spread", "time"),
     [
         pytest.param(0.02, 512, id="nearly dependent keys"),
-        pytest.param(None, 8192, id="any keys", marks=pytest.mark.slow),
+        pytest.param(None, 2048, id="any keys", marks=pytest.mark.slow),
         pytest.param(0.02, 8192, id="nearly dependent keys, 8192", marks=pytest.mark.slow),
         pytest.param(0.0, 8192, id="one key", marks=pytest.mark.slow),
     ],
