@@ -26,9 +26,9 @@ def test_values_and_gradients(name: str, started: bool) -> None:
 
 
 def test_several_chunks_and_sequences() -> None:
-    case, edges = KERNEL_CASES["palimpsa"], torch.tensor([0, 66, 66, 69])
+    case, edges = KERNEL_CASES["palimpsa"], torch.tensor([0, 66, 66, 69, 69])
     inputs = small(case, 69, key=4, value=4)
-    states = draw_states(case, inputs, 3)
+    states = draw_states(case, inputs, 4)
     got = values_and_gradients(case, inputs, states, backend="triton", cu_seqlens=edges)
     wanted = exact(case, inputs, states, cu_seqlens=edges)
     assert_close(got[0], wanted[0], CLOSE)
@@ -56,14 +56,14 @@ def test_key_channels_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("time", "decays", "gain", "started"),
     [
-        pytest.param(24, [-0.01], 0.05, False, id="chunks are undone"),
-        pytest.param(24, [-0.4], 0.05, False, id="chunks are stepped through, their blocks are undone"),
-        pytest.param(12, [-1.5, -3.0], 1.0, True, id="every token is stepped to"),
+        pytest.param(24, [-0.01], 0.05, False, id="a chunk is one block"),
+        pytest.param(24, [-0.4], 0.05, False, id="blocks of several tokens"),
+        pytest.param(12, [-1.5, -3.0], 1.0, True, id="blocks of one or two tokens"),
         pytest.param(70, [-0.01] * 40 + [-0.5, -6.0, -0.02] * 10, 0.5, True, id="all of these"),
     ],
 )
 def test_states_found_backwards(time: int, decays: list[float], gain: float, started: bool) -> None:
-    """The states of tokens, found from those after them or before them, whatever the decays."""
+    """The states of tokens, found from that at the end of a block as long as the decays allow."""
     case = KERNEL_CASES["palimpsa"]
     inputs = small(case, time, key=4, value=4)
     with torch.no_grad():

@@ -26,8 +26,7 @@ start can be summed forwards, weighted by exp(G_t) (`segment_gradients`): so seg
 Decays are left out of the loops. With f the inverse of the decays since some token, M f and J f only grow by k (f v)^T and
 k^2 (f beta)^T per token, o = (M f / (J f + f p))^T q, and the tile is multiplied by 1 / f once f is large. Backwards w is the
 decay from a token to the end of its block: M w and J w lose k (w v)^T and k^2 (w beta)^T per token, and dM / w and dJ / w only
-grow. So from the state at the end of a block the way back finds all others, and no state of a token reaches memory. This holds
-where the importance at the block's end is at most a small multiple of the prior, decayed to the block's first token. A block is
-a chunk, whose state at the end is given. Where a chunk is too long for this, blocks have 8 tokens: one pass through the chunk
-finds the states at their starts. Where a block of 8 tokens is too long, every token's state is stepped to from the block's start.
+grow. So from the state at the end of a block the way back finds all others, and no state of a token reaches memory. The block
+goes back as far as its decays leave enough of float32's precision. The state at its end is found by matrix products, from the
+state at the start of the chunk (`put_state`).
 """

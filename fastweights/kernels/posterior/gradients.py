@@ -5,55 +5,77 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, is_bad
+from ..math import clamped, is_bad, or_nan
 from ..packing import segment_place
 from .lanes import halve
-from .tile import at_token, load_rows, load_tile, load_token, spread, store_tile, times, write
+from .tile import at_token, channels, load_raw, load_tile, of_raw, spread, store_tile, times
 
-# The way back undoes the writes of a block where no importance at its end is above the limit times the decayed prior: the prior
-# times the decays from the block's first token to its end. The limit of a chunk is lower, because the state at a chunk's end
-# has the precision of a matrix product.
-LARGEST_OF_CHUNK, LARGEST_OF_BLOCK, LARGEST_IN_FLOAT32 = tl.constexpr(8.0), tl.constexpr(4096.0), tl.constexpr(8.0)
-
-
-@triton.jit
-def place_in_scratch(slot, part: tl.constexpr, PARTS: tl.constexpr):
-    return (slot * PARTS + part) * 128 + tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
+# The way back undoes writes as far as neither the prior nor an importance at the end of the undone tokens is above so many
+# times the prior that is decayed by them: by as much rounding errors grow.
+LARGEST, LARGEST_IN_FLOAT32 = tl.constexpr(4096.0), tl.constexpr(8.0)
 
 
 @triton.jit
-def put(scratch, slot, tile, PARTS: tl.constexpr):
-    for part in tl.static_range(PARTS):
-        tl.store(scratch + place_in_scratch(slot, part, PARTS), tile[part])
+def halves(x):
+    """x as a sum of two numbers that tf32 represents."""
+    upper = (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    return upper, x - upper
 
 
 @triton.jit
-def get(scratch, slot, PARTS: tl.constexpr):
+def put_state(
+    scratch_M, scratch_J, M_chunk, J_chunk, chunk, k, v, beta, g, end, column, first_key, HV,
+    K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write the state after `end` tokens of a chunk: that at its start and matrix products of 16 tokens at a time."""
+    row = tl.arange(0, 16)
+    M, J = (), ()
+    for pair in tl.static_range(PARTS // 2):
+        c = first_key + 16 * pair + row
+        inside = (c < K)[:, None] & (column < V)[None, :]
+        at = chunk * (K * V) + c[:, None] * V + column[None, :]
+        M = M + (tl.load(M_chunk + at, inside, 0.0).to(tl.float32),)
+        J = J + (tl.load(J_chunk + at, inside, 0.0).to(tl.float32),)
+    for t in range(0, end, 16):
+        i = t + row
+        live = i < end
+        # Sums of the later tokens' decays: differences of sums from the start would be less precise.
+        decays = clamped(tl.load(g + (i + 1) * (HV // HEADS_G), (row < 15) & (i + 1 < end), 0.0))
+        kept = tl.exp2(tl.cumsum(decays, 0, reverse=True))[:, None]
+        a = tl.exp2(tl.sum(decays, 0) + clamped(tl.load(g + t * (HV // HEADS_G))))
+        wanted = live[:, None] & (column < V)[None, :]
+        values = tl.load(v + i[:, None] * (HV * V) + column[None, :], wanted, 0.0).to(tl.float32)
+        gains = tl.load(beta + i[:, None] * (HV // HEADS_BETA * V) + column[None, :], wanted, 0.0).to(tl.float32)
+        value, small_value = halves(values * kept)
+        gain, small_gain = halves(gains * kept)
+        new_M, new_J = (), ()
+        for pair in tl.static_range(PARTS // 2):
+            c = first_key + 16 * pair + row
+            keys = tl.load(k + i[None, :] * (HV // HEADS_K * K) + c[:, None], live[None, :] & (c < K)[:, None], 0.0)
+            keys = keys.to(tl.float32)
+            square, small_square = halves(keys * keys)
+            m = tl.dot(keys, small_value, a * M[pair], input_precision=PRECISION)
+            j = tl.dot(square, small_gain, a * J[pair], input_precision=PRECISION)
+            j = tl.dot(small_square, gain, j, input_precision=PRECISION)
+            new_M = new_M + (tl.dot(keys, value, m, input_precision=PRECISION),)
+            new_J = new_J + (tl.dot(square, gain, j, input_precision=PRECISION),)
+        M, J = new_M, new_J
+    tl.debug_barrier()
+    for pair in tl.static_range(PARTS // 2):
+        at = (16 * pair + row[:, None]) * 16 + tl.arange(0, 16)[None, :]
+        tl.store(scratch_M + at, or_nan(M[pair]))
+        tl.store(scratch_J + at, or_nan(J[pair]))
+    tl.debug_barrier()
+
+
+@triton.jit
+def get(scratch, PARTS: tl.constexpr):
     tile = ()
     for part in tl.static_range(PARTS):
-        tile = tile + (tl.load(scratch + place_in_scratch(slot, part, PARTS)),)
+        at = channels(0, part)[:, None] * 16 + tl.arange(0, 16)[None, :]
+        tile = tile + (tl.load(scratch + at),)
     return tile
-
-
-@triton.jit
-def load_start(
-    x_start, x_chunk, state, before, is_first, first_key, column,
-    STARTED: tl.constexpr, K: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """The state at a chunk's start: that at the end of the chunk `before`, or a segment's own where the chunk is its first."""
-    tile = load_tile(x_chunk, before, first_key, column, ~is_first, K, V, PARTS)
-    if STARTED:
-        own = load_tile(x_start, state, first_key, column, is_first, K, V, PARTS)
-        tile = sum_of(tile, own, PARTS)
-    return tile
-
-
-@triton.jit
-def sum_of(A, B, PARTS: tl.constexpr):
-    out = ()
-    for part in tl.static_range(PARTS):
-        out = out + (A[part] + B[part],)
-    return out
 
 
 @triton.jit
@@ -73,27 +95,21 @@ def inner_product(A, B, PARTS: tl.constexpr):
 
 
 @triton.jit
-def step(M, J, key, value, gain, a, PARTS: tl.constexpr):
-    """The memory after a token, its decay included."""
-    M, J = times(M, a, PARTS), times(J, a, PARTS)
-    return write(M, J, key, value, gain, PARTS)
-
-
-@triton.jit
-def can_undo(M, J, kept, limit, PARTS: tl.constexpr):
-    """Whether no importance is above `limit` decayed priors, and all numbers are finite."""
-    largest = J[0]
+def largest_of(M, J, p, PARTS: tl.constexpr):
+    """The largest importance or prior, infinity where a number is not finite."""
+    largest = tl.maximum(J[0], p)
     for part in tl.static_range(PARTS):
         largest = tl.maximum(largest, tl.where(is_bad(M[part]) | is_bad(J[part]), float("inf"), J[part]))
-    return tl.max(largest) <= limit * kept
+    return tl.max(largest)
 
 
 @triton.jit
-def kept_after(g, count, stride):
-    """By how much `count` tokens from the one that g shows to decay the state of that one."""
+def first_undone(g, end, largest, stride):
+    """The earliest token of a chunk from which on the tokens before `end` have decays whose product is at least `largest`."""
     i = tl.arange(0, 64)
-    decays = tl.load(g + i * stride, (i > 0) & (i < count), 0.0)
-    return tl.exp2(tl.sum(clamped(decays)))
+    decays = clamped(tl.load(g + i * stride, i < end, 0.0))
+    kept = tl.exp2(tl.sum(decays, 0) - tl.cumsum(decays, 0))  # by the later ones
+    return end - tl.maximum(tl.sum(((i < end) & (kept >= largest)).to(tl.int32), 0), 1)
 
 
 @triton.jit
@@ -154,10 +170,12 @@ def store_key_gradients(dq, dk, at, of_q, of_k, first_key, K: tl.constexpr, PART
     for pair in tl.static_range(PARTS // 2):
         lower = halve(tl.reshape(of_q[2 * pair], (8, 2, 2)), tl.reshape(of_k[2 * pair], (8, 2, 2)), 2, is_k)
         upper = halve(tl.reshape(of_q[2 * pair + 1], (8, 2, 2)), tl.reshape(of_k[2 * pair + 1], (8, 2, 2)), 2, is_k)
-        total = halve(lower, upper, 1, upper_part)
-        channel = first_key + 16 * pair + tl.arange(0, 2)[None, :, None] + 2 * tl.arange(0, 8)[:, None, None]
-        channel = tl.broadcast_to(channel, (8, 2, 2))
-        out = tl.where(is_k, dk + at, dq + at)
+        # Turned, as stores take lanes in the order of the first axis where no axis is contiguous.
+        total = tl.permute(halve(lower, upper, 1, upper_part), (2, 1, 0))
+        is_k_first = tl.arange(0, 2)[:, None, None] > 0
+        odd = tl.where(tl.arange(0, 2)[None, :, None] > 0, 1, 0)
+        channel = tl.broadcast_to(first_key + 16 * pair + odd + 2 * tl.arange(0, 8)[None, None, :], (2, 2, 8))
+        out = tl.where(is_k_first, dk + at, dq + at)
         tl.store(out + channel, total.to(dq.dtype.element_ty), channel < K)
 
 
@@ -170,26 +188,26 @@ def store_value_gradients(dv, dbeta, at, to_v, to_beta, kept, first_column, V: t
     both = halve(tl.reshape(to_v, (2, 2, 2, 4, 4)), tl.reshape(to_beta, (2, 2, 2, 4, 4)), 2, is_beta)
     even_columns, odd_columns = tl.split(tl.reshape(both, (2, 2, 2, 4, 2, 2)))
     left_column, right_column = tl.split(halve(even_columns, odd_columns, 1, odd[:, :, :, :, None]))
-    total = halve(left_column, right_column, 0, right)
-    place = 2 * tl.arange(0, 2)[:, None, None, None] + tl.arange(0, 2)[None, :, None, None]
-    column = first_column + place + 4 * tl.arange(0, 4)[None, None, None, :]
-    column = tl.broadcast_to(column, (2, 2, 2, 4))
-    out = tl.where(tl.arange(0, 2)[None, None, :, None] > 0, dbeta + at, dv + at)
+    total = tl.permute(halve(left_column, right_column, 0, right), (3, 2, 1, 0))
+    place = tl.where(tl.arange(0, 2)[None, None, None, :] > 0, 2, 0) + tl.where(
+        tl.arange(0, 2)[None, None, :, None] > 0, 1, 0
+    )
+    column = tl.broadcast_to(first_column + place + 4 * tl.arange(0, 4)[:, None, None, None], (4, 2, 2, 2))
+    out = tl.where(tl.arange(0, 2)[None, :, None, None] > 0, dbeta + at, dv + at)
     tl.store(out + column, (kept * total).to(dv.dtype.element_ty), column < V)
 
 
 @triton.jit(do_not_specialize=["time", "tokens"])
 def posterior_gradients(
-    q, k, v, beta, g, prior, M_start, J_start, M_chunk, J_chunk, do, dw, dM_end, dJ_end, scratch_M, scratch_J,
+    q, k, v, beta, g, prior, M_chunk, J_chunk, do, dw, dM_end, dJ_end, scratch_M, scratch_J,
     dq, dk, dv, dbeta, dg, dprior, dM_start, dJ_start, segments, time, tokens, scale, HV,
-    K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr,
-    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr, STARTED: tl.constexpr,
+    K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
     GIVEN_M: tl.constexpr, GIVEN_J: tl.constexpr, ENDED: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """M_chunk, J_chunk [M, HV, K, V]: states at the chunks' ends."""
+    """M_chunk, J_chunk [M, HV, K, V]: states at the chunks' starts."""
     V_TILES: tl.constexpr = (V + 15) // 16
     K_TILES: tl.constexpr = (K + 8 * PARTS - 1) // (8 * PARTS)
-    SLOTS: tl.constexpr = 64 // BLOCK
     tile, segment, head = (
         tl.program_id(0) % (V_TILES * K_TILES),
         tl.program_id(0) // (V_TILES * K_TILES),
@@ -200,11 +218,10 @@ def posterior_gradients(
     column = (tile % V_TILES) * 16 + tl.arange(0, 16)
     first_key = (tile // V_TILES) * (8 * PARTS)
     p = tl.load(prior + head)
-    chunk_limit = p * (LARGEST_OF_CHUNK if PRECISION == "tf32" else LARGEST_IN_FLOAT32)
-    block_limit = p * (LARGEST_OF_BLOCK if PRECISION == "tf32" else LARGEST_IN_FLOAT32)
+    limit = p * (LARGEST if PRECISION == "tf32" else LARGEST_IN_FLOAT32)
     program = (segment.to(tl.int64) * (V_TILES * K_TILES) + tile) * HV + head
-    scratch_M += program * (SLOTS * PARTS * 128)
-    scratch_J += program * (SLOTS * PARTS * 128)
+    scratch_M += program * (PARTS * 128)
+    scratch_J += program * (PARTS * 128)
     state = segment.to(tl.int64) * HV + head
     dM = load_tile(dM_end, state, first_key, column, GIVEN_M & (time > 0), K, V, PARTS)
     dJ = load_tile(dJ_end, state, first_key, column, GIVEN_J & (time > 0), K, V, PARTS)
@@ -225,65 +242,51 @@ def posterior_gradients(
         v_chunk, do_chunk = v + first_row * V, do + first_row * V
         dq_chunk, dk_chunk = dq + first_row * K, dk + first_row * K
         dv_chunk, dbeta_chunk, dg_chunk = dv + first_row * V, dbeta + first_row * V, dg + first_row
-        if VARIANCE:
-            dw_chunk = dw + first_row * V
-        M = load_tile(M_chunk, chunk, first_key, column, time > 0, K, V, PARTS)
-        J = load_tile(J_chunk, chunk, first_key, column, time > 0, K, V, PARTS)
-        kept = kept_after(g_chunk, count, HV // HEADS_G)
-        size = 64
-        if ~can_undo(M, J, kept, chunk_limit, PARTS):
-            size = BLOCK
-            M = load_start(M_start, M_chunk, state, chunk - HV, c == 0, first_key, column, STARTED, K, V, PARTS)
-            J = load_start(J_start, J_chunk, state, chunk - HV, c == 0, first_key, column, STARTED, K, V, PARTS)
-            for i in range(0, count):
-                if i % BLOCK == 0:
-                    put(scratch_M, i // BLOCK, M, PARTS)
-                    put(scratch_J, i // BLOCK, J, PARTS)
-                key, value, gain, decay = load_token(
-                    k_chunk, v_chunk, beta_chunk, g_chunk, i, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA,
-                    HEADS_G,
-                )  # fmt: skip
-                M, J = step(M, J, key, value, gain, tl.exp2(decay), PARTS)
-            tl.debug_barrier()
-        # The gradient of the decay that follows the chunk; those inside come from it by differences.
-        later = inner_product(dM, M, PARTS) - inner_product(debt, J, PARTS)
-        blocks = (count + size - 1) // size
-        for back in range(0, blocks):
-            start = (blocks - 1 - back) * size
-            end = tl.minimum(start + size, count)
-            steep = False
-            if size == BLOCK:
-                if back > 0:
-                    M = get(scratch_M, blocks - back, PARTS)
-                    J = get(scratch_J, blocks - back, PARTS)
-                kept = kept_after(g_chunk + start * (HV // HEADS_G), end - start, HV // HEADS_G)
-                steep = ~can_undo(M, J, kept, block_limit, PARTS)
-            kept = 1.0  # by later tokens of the block
+        dw_chunk = dw + first_row * V if VARIANCE else None
+        end = count
+        while end > 0:
+            put_state(
+                scratch_M, scratch_J, M_chunk, J_chunk, chunk, k_chunk, v_chunk, beta_chunk, g_chunk, end, column, first_key, HV,
+                K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G, PRECISION,
+            )  # fmt: skip
+            M, J = get(scratch_M, PARTS), get(scratch_J, PARTS)
+            # The gradient of the decay that follows; those before come from it by differences.
+            later = inner_product(dM, M, PARTS) - inner_product(debt, J, PARTS)
+            start = first_undone(g_chunk, end, largest_of(M, J, p, PARTS) / limit, HV // HEADS_G)
+            kept, floor = (
+                1.0,
+                p,
+            )  # by later tokens of the block; a product p * kept below would be computed for every element
+            ahead = load_raw(
+                q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk, dw_chunk, end - 1, column, first_key, HV, K, PARTS, V,
+                HEADS_K, HEADS_BETA, HEADS_G,
+            )  # fmt: skip
             for i in range(end - 1, start - 1, -1):
-                if steep:
-                    M = get(scratch_M, start // BLOCK, PARTS)
-                    J = get(scratch_J, start // BLOCK, PARTS)
-                    for j in range(start, i + 1):
-                        key, value, gain, decay = load_token(
-                            k_chunk, v_chunk, beta_chunk, g_chunk, j, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA,
-                            HEADS_G,
-                        )  # fmt: skip
-                        M, J = step(M, J, key, value, gain, tl.exp2(decay), PARTS)
                 row = i * HV
-                key, value, gain, decay = load_token(
-                    k_chunk, v_chunk, beta_chunk, g_chunk, i, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA,
-                    HEADS_G,
+                token = ahead
+                ahead = load_raw(
+                    q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk, dw_chunk, tl.maximum(i - 1, 0), column, first_key,
+                    HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G,
                 )  # fmt: skip
-                live = column < V
-                query = load_rows(q_chunk, i * (HV // HEADS_K * K), first_key, K, PARTS)
-                grad_o = tl.load(do_chunk + row * V + column, live, 0.0).to(tl.float32) * scale
-                grad_w = grad_o
-                if VARIANCE:
-                    grad_w = tl.load(dw_chunk + row * V + column, live, 0.0).to(tl.float32) * (scale * scale * kept)
-                a = tl.exp2(decay)
+                query, key, value, gain, decay, grad_o, grad_w = of_raw(token, q, K, PARTS)
+                grad_o *= scale
+                grad_w *= scale * scale * kept
                 value, gain = kept * value, kept * gain
                 dM, debt, of_q, of_k, to_v, to_beta, read, of_variance = differentiate(
-                    M, J, dM, debt, key, query, value, gain, grad_o, grad_w, p * kept, PARTS, VARIANCE, PRECISION
+                    M,
+                    J,
+                    dM,
+                    debt,
+                    key,
+                    query,
+                    value,
+                    gain,
+                    grad_o,
+                    grad_w,
+                    floor,
+                    PARTS,
+                    VARIANCE,
+                    PRECISION,
                 )
                 store_key_gradients(dq_chunk, dk_chunk, row * K, of_q, of_k, first_key, K, PARTS)
                 store_value_gradients(dv_chunk, dbeta_chunk, row * V, to_v, to_beta, kept, (tile % V_TILES) * 16, V)
@@ -292,12 +295,11 @@ def posterior_gradients(
                 change = p * read - across(value[None, :] * to_v + gain[None, :] * to_beta) - of_variance
                 later += tl.sum(tl.sum(change, 1), 0)
                 tl.store(dg_chunk + row, later)
-                if steep:
-                    dM, debt = times(dM, a, PARTS), times(debt, a, PARTS)
-                else:
-                    M, J = undo(M, J, key, value, gain, PARTS)
-                    kept *= a
+                M, J = undo(M, J, key, value, gain, PARTS)
+                a = tl.exp2(decay)
+                kept, floor = kept * a, floor * a
             dM, debt = times(dM, kept, PARTS), times(debt, kept, PARTS)
+            end = start
     tl.store(dprior + program, -tl.sum(tl.sum(total, 1), 0))
     if ENDED:  # noqa: SIM102 (one is known when compiling)
         if is_first:
@@ -306,9 +308,11 @@ def posterior_gradients(
             store_tile(dJ_start, at_start, first_key, column, times(debt, -1.0, PARTS), K, V, PARTS)
 
 
-@triton.jit(do_not_specialize=["count", "tiles"])
-def sum_tiles(x, out, count, tiles, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
-    """out [count] from x [tiles, count]: what the tiles of a head left of a gradient. AT_ONCE tiles are loaded together."""
+@triton.jit(do_not_specialize=["units", "tiles"])
+def sum_tiles(x, out, units, tiles, UNIT: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
+    """out [count] from x [tiles, count]: what the tiles of a head left of a gradient. AT_ONCE tiles are loaded together.
+    count = units * UNIT: where it is known as a multiple of 8, 8 numbers are one load."""
+    count = units.to(tl.int64) * UNIT
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, tiles, AT_ONCE):

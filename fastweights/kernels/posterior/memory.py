@@ -10,7 +10,7 @@ import torch
 
 from ..chunk.state import combine_segments
 from ..chunk.tiles import padded
-from ..packing import CHUNK, record_tables
+from ..packing import record_tables
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
 from .gradients import posterior_gradients, sum_tiles
@@ -21,7 +21,8 @@ from .state import posterior_state
 __all__ = ["POSTERIOR", "PosteriorInputs"]
 
 SUM_BLOCK = 1024
-BLOCK = 8  # tokens between the states that a chunk's second pass keeps
+# Parts of key channels up to which the forward has registers for the loads of the next token; else these are prefetched into L1.
+MOST_LOADED_AHEAD = 6
 
 Options = tuple[float, bool]  # scale of q, whether the variance is an output
 
@@ -77,6 +78,7 @@ def forward(
         x.q, x.k, x.v, x.beta, x.g, x.prior, *(start if started else (x.prior, x.prior)), outputs[0],
         outputs[1] if variance else None, *outputs[-2:], segments.table, sizes.T, int(started), scale, sizes.HV,
         **sizes.heads(x), PARTS=key_parts, ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
+        LOADS_AHEAD=key_parts <= MOST_LOADED_AHEAD,
         num_warps=1, maxnreg=min(255, 65536 // (32 * programs_at_once(key_parts)) // 8 * 8),
     )  # fmt: skip
     return outputs, saved
@@ -121,7 +123,7 @@ def backward(
     dw, d_end = rest[0] if variance else None, tuple(rest[-2:])
     heads, float32 = sizes.heads(x), torch.float32
     start = segments.states or (x.M, x.J)
-    chunk_states = [sizes.state(sizes.M) for _ in range(2)]
+    chunk_states = [sizes.state(sizes.M, dtype=sizes.state_dtype) for _ in range(2)]
     record_states(recorder, x, sizes, segments, start, chunk_states, summary=False)
     key_parts = sizes.grad_parts
     v_tiles, k_tiles = -(-sizes.V // 16), -(-sizes.K // (8 * key_parts))
@@ -137,8 +139,7 @@ def backward(
             join_segments(recorder, x, sizes, segments, d_state, begin, back=True)
         d_end = tuple(added)
 
-    slots = programs * sizes.HV * (CHUNK // BLOCK)
-    scratch = [sizes.empty(slots, 128 * key_parts, dtype=float32) for _ in range(2)]
+    scratch = [sizes.empty(programs * sizes.HV, 128 * key_parts, dtype=float32) for _ in range(2)]
     per_token = sizes.B * sizes.T * sizes.HV
     dq, dk = (sizes.per_token(sizes.HV, sizes.K) for _ in range(2))
     dv, dbeta = (sizes.per_token(sizes.HV, sizes.V, dtype=y.dtype) for y in (x.v, x.beta))
@@ -154,19 +155,20 @@ def backward(
     given = [x.prior if y is None else y for y in d_end]  # a pointer in the place of what is not read
     recorder.launch(
         posterior_gradients, (programs, sizes.HV),
-        x.q, x.k, x.v, x.beta, x.g, x.prior, *start, *chunk_states, do, dw, *given, *scratch, *parts.values(), *d_start,
-        segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.HV, **heads, PARTS=key_parts, BLOCK=BLOCK,
-        STARTED=start[0] is not None, GIVEN_M=d_end[0] is not None, GIVEN_J=d_end[1] is not None, ENDED=wanted,
+        x.q, x.k, x.v, x.beta, x.g, x.prior, *chunk_states, do, dw, *given, *scratch, *parts.values(), *d_start,
+        segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.HV, **heads, PARTS=key_parts,
+        GIVEN_M=d_end[0] is not None, GIVEN_J=d_end[1] is not None, ENDED=wanted,
         VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
-        maxnreg=168 if k_tiles > 1 else 255,
+        maxnreg=168,
     )  # fmt: skip
     grads = {"dq": dq, "dk": dk, "dv": dv, "dbeta": dbeta, "dg": dg, "dprior": dprior}
     for name, out in grads.items():
         if parts[name] is not out:
-            count = prod(out.shape)
+            count, every = prod(out.shape), prod(parts[name].shape)
+            unit = 8 if out.shape[-1] % 8 == 0 else 1
             recorder.launch(
-                sum_tiles, (-(-count // SUM_BLOCK),), parts[name], out, count,
-                prod(parts[name].shape) // max(1, count), AT_ONCE=4, BLOCK=SUM_BLOCK, num_warps=4,
+                sum_tiles, (-(-count // SUM_BLOCK),), parts[name], out, count // unit, every // max(1, count), UNIT=unit,
+                AT_ONCE=4, BLOCK=SUM_BLOCK, num_warps=4,
             )  # fmt: skip
     return PosteriorInputs(dq, dk, dv, dbeta, dg, dprior, *d_start)
 

@@ -10,8 +10,7 @@ from ..chunk.sizes import CallSizes, max_pieces
 from ..packing import CHUNK
 
 MULTIPROCESSORS = 132  # of an H100 or H200
-# Programs per multiprocessor up to which sequences are cut on the way back.
-PROGRAMS_BACK = 7
+PROGRAMS_BACK = 12  # programs of one warp on a multiprocessor that step backwards, with 168 registers
 MIN_SEGMENT_CHUNKS = 8
 GRAD_KEYS = 48  # key channels of a tile of M, J and their gradients, at most
 
@@ -48,7 +47,7 @@ class PosteriorSizes(CallSizes):
 
     def __init__(self, x: PosteriorInputs, back: bool = False) -> None:
         super().__init__(x)
-        # The parts of gradients that tiles leave.
+        # Of the parts of gradients that tiles leave, and of the states at the chunks' starts.
         self.state_dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         self.read_parts, self.grad_parts = parts_of(self.K, self.K), parts_of(self.K, GRAD_KEYS)
         parts = self.grad_parts if back else self.read_parts

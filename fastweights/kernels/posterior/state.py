@@ -1,4 +1,4 @@
-"""The states M and J at the ends of chunks or, with SUMMARY, what each segment adds to them: by matrix products."""
+"""The states M and J at the starts of chunks or, with SUMMARY, what each segment adds to them: by matrix products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def posterior_state(
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
     STARTED: tl.constexpr, SUMMARY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """M_start, J_start [P, HV, K, V]: states at the segments' starts. M_out, J_out: states at the chunks' ends [M, HV, K, V],
+    """M_start, J_start [P, HV, K, V]: states at the segments' starts. M_out, J_out: states at the chunks' starts [M, HV, K, V],
     or with SUMMARY what a segment adds [P, HV, K, V] and in `transition` [P, HV, K] its log decay in base 2."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
@@ -38,6 +38,10 @@ def posterior_state(
         operand = tl.float32
     kept = 0.0
     for t in range(first, stop, 64):
+        if not SUMMARY:
+            at_chunk = (m * HV + head) * K * V
+            tl.store(M_out + at_chunk + in_state, M, inside)
+            tl.store(J_out + at_chunk + in_state, J, inside)
         count = (stop - t).to(tl.int32)
         live = i < count
         decay = tl.cumsum(clamped(of_tokens(g, t, live, head, HV, HEADS_G)), 0)
@@ -54,10 +58,6 @@ def posterior_state(
         squares = keys.to(tl.float32) * keys.to(tl.float32)
         written = values * kept_to_end
         M = tl.dot(tl.trans(keys.to(operand)), written.to(operand), tl.exp2(total) * M, input_precision=PRECISION)
-        if operand == tl.bfloat16 and not SUMMARY:
-            # The way back undoes writes from these states, which makes their errors grow.
-            rest = written - written.to(operand).to(tl.float32)
-            M = tl.dot(tl.trans(keys.to(operand)), rest.to(operand), M, input_precision=PRECISION)
         J = tl.dot(
             tl.trans(squares.to(operand)),
             (gains * kept_to_end).to(operand),
@@ -65,10 +65,6 @@ def posterior_state(
             input_precision=PRECISION,
         )
         kept += total
-        if not SUMMARY:
-            at_chunk = (m * HV + head) * K * V
-            tl.store(M_out + at_chunk + in_state, M, inside)
-            tl.store(J_out + at_chunk + in_state, J, inside)
         m += 1
     if SUMMARY:
         tl.store(M_out + at_segment * V + in_state, M, inside)

@@ -48,14 +48,28 @@ def times(tile, x, PARTS: tl.constexpr):
 
 @triton.jit
 def load_rows(x, at, first_key, K: tl.constexpr, PARTS: tl.constexpr):
-    """Those of the K numbers from x + at on that belong to the tile, by parts."""
+    """Those of the K numbers from x + at on that belong to the tile, as `of_rows` takes them."""
     rows = ()
     if K % 2 == 0 and x.dtype.element_ty.primitive_bitwidth == 16:
         pairs = (x + at).to(tl.pointer_type(tl.int32))
         for pair in tl.static_range(PARTS // 2):
             c = first_key // 2 + 8 * pair + tl.arange(0, 8)
-            two = tl.load(pairs + c, c < K // 2, 0)
-            if x.dtype.element_ty == tl.bfloat16:  # the upper half of a float32
+            rows = rows + (tl.load(pairs + c, c < K // 2, 0),)
+    else:
+        for part in tl.static_range(PARTS):
+            c = channels(first_key, part)
+            rows = rows + (tl.load(x + at + c, c < K, 0.0),)
+    return rows
+
+
+@triton.jit
+def of_rows(raw, like, K: tl.constexpr, PARTS: tl.constexpr):
+    """By parts, in float32."""
+    rows = ()
+    if K % 2 == 0 and like.dtype.element_ty.primitive_bitwidth == 16:
+        for pair in tl.static_range(PARTS // 2):
+            two = raw[pair]
+            if like.dtype.element_ty == tl.bfloat16:  # the upper half of a float32
                 even, odd = (two << 16).to(tl.float32, bitcast=True), (two & -65536).to(tl.float32, bitcast=True)
             else:
                 even = two.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -63,8 +77,7 @@ def load_rows(x, at, first_key, K: tl.constexpr, PARTS: tl.constexpr):
             rows = rows + (even, odd)
     else:
         for part in tl.static_range(PARTS):
-            c = channels(first_key, part)
-            rows = rows + (tl.load(x + at + c, c < K, 0.0).to(tl.float32),)
+            rows = rows + (raw[part].to(tl.float32),)
     return rows
 
 
@@ -75,17 +88,32 @@ def at_token(x, t, head, HV, HEADS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_token(
-    k, v, beta, g, i, column, first_key, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
+def load_raw(
+    q, k, v, beta, g, do, dw, i, column, first_key, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
 ):  # fmt: skip
-    """What a token writes, and its log decay in base 2: the token i after the one that the pointers show to."""
-    decay = clamped(tl.load(g + i * (HV // HEADS_G)))
-    key = load_rows(k, i * (HV // HEADS_K * K), first_key, K, PARTS)
+    """The token i after the one that the pointers show to, as it lies in memory: loops load it a step before `of_raw` takes it.
+    do and dw may be None."""
     live = column < V
-    value = tl.load(v + i * (HV * V) + column, live, 0.0).to(tl.float32)
-    gain = tl.load(beta + i * (HV // HEADS_BETA * V) + column, live, 0.0).to(tl.float32)
-    return key, value, spoiled(gain), decay
+    value = tl.load(v + i * (HV * V) + column, live, 0.0)
+    return (
+        load_rows(q, i * (HV // HEADS_K * K), first_key, K, PARTS),
+        load_rows(k, i * (HV // HEADS_K * K), first_key, K, PARTS),
+        value,
+        tl.load(beta + i * (HV // HEADS_BETA * V) + column, live, 0.0),
+        tl.load(g + i * (HV // HEADS_G)),
+        value if do is None else tl.load(do + i * (HV * V) + column, live, 0.0),
+        value if dw is None else tl.load(dw + i * (HV * V) + column, live, 0.0),
+    )
+
+
+@triton.jit
+def of_raw(token, like, K: tl.constexpr, PARTS: tl.constexpr):
+    """q, k (by parts), v, beta, the log decay in base 2, do and dw."""
+    q, k, v, beta, g, do, dw = token
+    query, key = of_rows(q, like, K, PARTS), of_rows(k, like, K, PARTS)
+    gain = spoiled(beta.to(tl.float32))
+    return query, key, v.to(tl.float32), gain, clamped(g), do.to(tl.float32), dw.to(tl.float32)
 
 
 @triton.jit
