@@ -29,6 +29,7 @@ OPS = {
     "pgdn": "`preconditioned_delta_rule`, one decay per head; peer `precond_gated_delta_rule`",
     "pkda": "`preconditioned_delta_rule`, one decay per key channel; peer `precond_kda`, which also normalizes q and k",
     "mesa": "`mesa`, 30 iterations; peer `mesa_net`",
+    "gka": "`gated_kalmanet`, 30 Chebyshev iterations; without a peer",
     "palimpsa": "`palimpsa`, without a peer; its floor is 9 float32 operations per element and token, 18 backwards",
 }
 

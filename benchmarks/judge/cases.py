@@ -178,6 +178,7 @@ CASES: dict[str, Case] = {
     "pgdn": declared(ops.preconditioned_delta_rule, "head"),
     "pkda": declared(ops.preconditioned_delta_rule, "channel"),
     "mesa": declared(ops.mesa, "", iterations=30, scale=1.0),
+    "gka": declared(ops.gated_kalmanet, "chebyshev", iterations=30),
     "palimpsa": declared(ops.palimpsa, "", elementwise=9.0),
     **{
         f"lattice-{objective}": declared(ops.lattice, f"{objective}-decay", elementwise=operations, objective=objective)

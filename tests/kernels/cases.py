@@ -6,6 +6,7 @@ small, and a chunk of 64 tokens and one head more is time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,16 +15,21 @@ from torch import Tensor
 
 from fastweights.kernels.availability import INTERPRETED
 from fastweights.ops.framework.call import composed, kernels
+from fastweights.ops.framework.spec import OpSpec
 from fastweights.testing import CASES, OpCase, OpInputs
 from tests.contract.compare import values_and_gradients
 
 
-def accepts_kernels(case: OpCase) -> bool:
-    """Whether backend "triton" takes this form: some take one value of an option only."""
-    backend = case.spec.backends.get("triton")
+def serves(spec: OpSpec, options: Mapping[str, Any]) -> bool:
+    """Whether backend "triton" takes these options: of some the kernels have a few values only."""
+    backend = spec.backends.get("triton")
     if not isinstance(backend, (kernels, composed)):
         return False
-    return all(case.case.options.get(name, value) == value for name, value in backend.only.items())
+    return all(options.get(name, served[0]) in served for name, served in backend.only.items())
+
+
+def accepts_kernels(case: OpCase) -> bool:
+    return serves(case.spec, case.case.options)
 
 
 def has_kernels(case: OpCase) -> bool:
@@ -40,15 +46,19 @@ SOME = [
     "preconditioned_delta_rule-channel",
     "precondition_keys",
 ]
-ONE_OF_EACH_FAMILY = [*SOME, "palimpsa", "lattice-decode", "lattice-encode-decay", "output_normalized_ttt"]
-# Token after token, so that the interpreter takes seconds: test_posterior.py, test_sphere.py, test_output_normalized_ttt.py and
-# test_inverse_gram.py have the fast tests of these.
+ONE_OF_EACH_FAMILY = [
+    *SOME, "palimpsa", "lattice-decode", "lattice-encode-decay", "output_normalized_ttt", "gated_kalmanet-chebyshev", "mesa"
+]  # fmt: skip
+# Token after token, or iteration after iteration, so that the interpreter takes seconds: test_posterior.py, test_sphere.py,
+# test_output_normalized_ttt.py, test_inverse_gram.py and test_ridge.py have the fast tests of these.
 STEP_BY_STEP = (
     "palimpsa",
     "lattice",
     "output_normalized_ttt",
     "recursive_least_squares",
     "variational_linear_attention",
+    "gated_kalmanet",
+    "mesa",
 )
 SLOW = [name for name, case in KERNEL_CASES.items() if case.spec.name.startswith(STEP_BY_STEP)]
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -93,15 +103,15 @@ def exact(
 
 
 def draw_states(case: OpCase, inputs: OpInputs, count: int) -> tuple[Tensor, ...]:
-    """float32 states that `count` sequences may be in: S and M of any numbers, A and J of positive ones, matrices [K, K] positive
-    definite, a count of tokens."""
+    """float32 states that `count` sequences may be in: S, M and U of any numbers, A and J of positive ones, matrices [K, K]
+    positive definite (H in its symmetric part), a count of tokens."""
     generator = torch.Generator().manual_seed(7)
     key = inputs.tokens["k"].shape[3]
     v = inputs.tokens.get("v")
     heads = next(iter(inputs.parameters.values())).numel() if v is None else v.shape[2]
     S = torch.randn(count, heads, key, 1 if v is None else v.shape[3], generator=generator)
-    root = torch.randn(count, heads, key, key, generator=generator)
+    root, skew = torch.randn(2, count, heads, key, key, generator=generator)
     matrix = root @ root.mT / key + torch.eye(key)
     of_dims = {"GKK": matrix, "GK": S[..., 0].abs(), "": torch.arange(count)}
-    of_name = {"S": S, "M": S, "J": S.square()}
+    of_name = {"S": S, "M": S, "U": S, "J": S.square(), "H": matrix + 0.1 * (skew - skew.mT)}
     return tuple(of_name.get(name, of_dims.get(state.dims)).to(DEVICE) for name, state in case.spec.states.items())

@@ -23,6 +23,7 @@ from .cases import (
     draw_states,
     exact,
     others_slow,
+    serves,
     small,
     some_cases,
     some_slow,
@@ -30,12 +31,14 @@ from .cases import (
 
 pytestmark = pytest.mark.kernels
 CLOSE = 1e-5  # float32; found are 3e-6 at most
+# Its solutions are up to 50 times longer where no key is than where the memory is read, and so is their rounding.
+CLOSE_OF = {"gated_kalmanet": 3e-5}
 
+SPECS = {case.spec.name: case.spec for case in KERNEL_CASES.values()}
 GOLDEN = [
     path
     for path in FILES
-    if path.stem.split("-")[0] in {case.spec.name for case in KERNEL_CASES.values()}
-    and not path.stem.endswith("refresh")  # of the penalty: left to PyTorch
+    if path.stem.split("-")[0] in SPECS and serves(SPECS[path.stem.split("-")[0]], load(path)[0]["kwargs"])
 ]
 
 
@@ -61,14 +64,15 @@ def test_golden(path: Path) -> None:
         assert relative_error(result.detach().cpu(), torch.tensor(arrays[f"out.{name}"])) <= CLOSE, name
     (o * torch.tensor(arrays["do"], device=DEVICE)).sum().backward()
     for name, x in arguments.items():
-        assert relative_error(x.grad.cpu(), torch.tensor(arrays[f"grad.{name}"])) <= CLOSE, name
+        if f"grad.{name}" in arrays:
+            assert relative_error(x.grad.cpu(), torch.tensor(arrays[f"grad.{name}"])) <= CLOSE, name
 
 
 def check(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...] | None = None, **keywords: Tensor) -> None:
     """Values and gradients, those of the states included, are the reference's."""
     got = values_and_gradients(case, inputs, states, backend="triton", **keywords)
     for g, w in zip(got, exact(case, inputs, states, **keywords)):
-        assert_close(g, w, CLOSE)
+        assert_close(g, w, CLOSE_OF.get(case.spec.name, CLOSE))
 
 
 WIDTHS = {

@@ -24,7 +24,8 @@ SHARED = {
     90: 227 * 1024,
 }  # bytes that a program may have (CUDA programming guide, compute capabilities)
 # Bytes per thread. A state and its gradient fill the registers; a warp holds slots, steps and products of a chunk; the
-# registers of Palimpsa's backward are limited, so that more programs run, as are those of a matrix of 128 channels.
+# registers of Palimpsa's backward are limited, so that more programs run, as are those of a matrix of 128 channels; conjugate
+# gradients hold four tiles of a chunk.
 SPILLED = {
     "pass_tokens_back": 224,
     "decode_tokens_back": 160,
@@ -35,6 +36,8 @@ SPILLED = {
     "eliminate_blocks": 544,
     "chunk_sums": 192,  # on sm_80: the tiles are those of Hopper
     "direction_gradients": 64,
+    "solve_chunk": 480,
+    "system_gradients": 960,
 }
 
 
@@ -112,6 +115,7 @@ CHOSEN = [
     ("lattice-decode", "bfloat16", 64, 90),
     ("output_normalized_ttt", "bfloat16", 64, 90),
     ("recursive_least_squares-none", "bfloat16", 128, 90),
+    ("gated_kalmanet-chebyshev", "bfloat16", 64, 90),
 ]
 MORE = [
     ("lattice-decode", "bfloat16", 128, 90),
@@ -121,6 +125,9 @@ MORE = [
     ("palimpsa", "float16", 128, 80),
     ("linear_attention-head", "bfloat16", 128, 90),
     ("precondition_keys", "float16", 128, 90),
+    ("gated_kalmanet-chebyshev", "bfloat16", 128, 90),
+    ("mesa", "bfloat16", 128, 90),
+    ("mesa", "float16", 64, 80),
     ("delta_rule-head", "bfloat16", 64, 90),
     ("delta_rule-head", "bfloat16", 128, 80),
     ("variational_linear_attention-plain", "bfloat16", 64, 90),

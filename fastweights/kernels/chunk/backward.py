@@ -50,7 +50,7 @@ def backward(
         """P^T dO, or with the states' gradients all of dV; and dP."""
         recorder.launch(
             value_grads, (sizes.M, HV),
-            chunks.q, chunks.write_key, chunks.u, do, saved.G, chunks.P, dh, out, dP, *place, scale, sizes.H, HV,
+            chunks.q, chunks.write_key, chunks.u, do, saved.G, chunks.P, dh, out, dP, None, *place, scale, sizes.H, HV,
             **shared, STATES=dh is not None, **sizes.tile_options("value_grads", "BK", "BV"),
         )  # fmt: skip
 
@@ -86,7 +86,7 @@ def backward(
         recorder.launch(
             chunk_gradients, (parts * sizes.M, HV),
             x.q, x.k, chunks.plain_write_key, x.v, x.beta, saved.G, chunks.u, du, do, dP, h, dh, *place, scale,
-            dq, dk, dw, dv, gate_grads, stride, sizes.H, HV, DECAY=sizes.decay, **common,
+            dq, dk, dw, dv, gate_grads, None, stride, sizes.H, HV, DECAY=sizes.decay, **common,
             **sizes.tile_options("chunk_gradients", "BK", "BV"),
         )  # fmt: skip
     dprecond_g = dprecond_beta = center_grads = dA = None

@@ -49,7 +49,8 @@ def forward(
 
 class ChunkOperands(NamedTuple):
     """What the state pass and the outputs take: queries and write keys, W, u (before the state pass U), and the write keys as
-    they are; with a decay per channel q and write_key come decayed, with P [BT, HV, 64] and G at the chunks' ends [M, HV, K]."""
+    they are; with a decay per channel q and write_key come decayed, with P [BT, HV, 64] and G at the chunks' ends [M, HV, K].
+    q_rest: what q lacks, where queries are sums of two tensors."""
 
     q: TensorSpec
     write_key: TensorSpec
@@ -58,6 +59,7 @@ class ChunkOperands(NamedTuple):
     plain_write_key: TensorSpec
     P: TensorSpec | None = None
     last_gate: TensorSpec | None = None
+    q_rest: TensorSpec | None = None
 
 
 def record_outputs(
@@ -73,7 +75,8 @@ def record_outputs(
     grid = (-(-V // sizes.tile["chunk_output"].BV) * sizes.M, HV)
     recorder.launch(
         chunk_output, grid,
-        chunks.q, chunks.write_key, chunks.u, saved.G, chunks.P, h, o, saved.chunk_table, sizes.T, scale, sizes.H, HV,
+        chunks.q, chunks.write_key, chunks.u, saved.G, chunks.P, h, o, chunks.q_rest, saved.chunk_table, sizes.T, scale,
+        sizes.H, HV,
         K=K, V=V, HEADS_Q=sizes.group(chunks.q), HEADS_K=sizes.group(chunks.write_key), DECAY=sizes.decay,
         PRECISION=sizes.precision, **sizes.tile_options("chunk_output", "BK", "BV"),
     )  # fmt: skip

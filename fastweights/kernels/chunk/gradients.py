@@ -67,7 +67,7 @@ def over_values(
 @triton.jit(do_not_specialize=["time", "stride"])
 def chunk_gradients(
     q, k, write_key, v, beta, gate, u, z, do, dP, h, dh, chunks, time, scale,
-    dq, dk, dw, dv, gate_grads, stride, H, HV,
+    dq, dk, dw, dv, gate_grads, q_rest, stride, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
     WRITE: tl.constexpr, DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
@@ -115,6 +115,9 @@ def chunk_gradients(
     queries = tl.load(q + key_start + at_key, here, 0.0)
     tl.store(dq + start * K + at_row, to_q.to(dq.dtype.element_ty), here)
     summed = tl.sum(queries.to(tl.float32) * to_q, 1)
+    if q_rest is not None:
+        rest = tl.load(q_rest + key_start + at_key, here, 0.0)
+        summed += tl.sum(rest.to(tl.float32) * to_q, 1)
     to_w = tl.dot(tl.trans(to_P), queries, to_w, input_precision=PRECISION)
     if DELTA:
         pair = i[:, None] > i[None, :]

@@ -15,11 +15,12 @@ from ..packing import chunk_place
 
 @triton.jit(do_not_specialize=["time"])
 def chunk_output(
-    q, k, u, gate, P, states, o, chunks, time, scale, H, HV,
+    q, k, u, gate, P, states, o, q_rest, chunks, time, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
     DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """With DECAY 2 q comes decayed and scaled and P [BT, HV, 64] is given."""
+    """With DECAY 2 q comes decayed and scaled and P [BT, HV, 64] is given. q_rest: what q lacks, where queries are sums of two
+    tensors."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -49,6 +50,10 @@ def chunk_output(
         if DECAY != 2:
             keys = tl.load(k + k_start + k_row + c[None, :], here, 0.0)
             inner = tl.dot(queries, tl.trans(keys), inner, input_precision=PRECISION)
+            if q_rest is not None:
+                rest = tl.load(q_rest + q_start + q_row + c[None, :], here, 0.0)
+                out = tl.dot(rest, S, out, input_precision=PRECISION)
+                inner = tl.dot(rest, tl.trans(keys), inner, input_precision=PRECISION)
     if DECAY == 2:
         inner = tl.load(P + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0).to(tl.float32)
     elif DECAY == 1:
@@ -72,7 +77,7 @@ def chunk_output(
 
 @triton.jit(do_not_specialize=["time"])
 def value_grads(
-    q, k, u, do, gate, P, states, dv, dP, chunks, time, scale, H, HV,
+    q, k, u, do, gate, P, states, dv, dP, q_rest, chunks, time, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
     DECAY: tl.constexpr, STATES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -100,6 +105,9 @@ def value_grads(
             keys = tl.load(k + k_start + k_row + c[None, :], here, 0.0)
             queries = tl.load(q + q_start + q_row + c[None, :], here, 0.0)
             inner = tl.dot(queries, tl.trans(keys), inner, input_precision=PRECISION)
+            if q_rest is not None:
+                rest = tl.load(q_rest + q_start + q_row + c[None, :], here, 0.0)
+                inner = tl.dot(rest, tl.trans(keys), inner, input_precision=PRECISION)
     if DECAY == 1:
         decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # past the end the last decay: no overflow
         pair = tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0)) * scale

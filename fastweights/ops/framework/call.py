@@ -149,7 +149,7 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
     available = spec.backends
     form = available.get("triton")
     only, widest = ({}, None) if form is None else (form.only, form.widest)
-    other = next((name for name, value in only.items() if options[name] != value), None)
+    other = next((name for name, served in only.items() if options[name] not in served), None)
     too_wide = widest is not None and width > widest
     if backend == "auto":
         serves = form is not None and other is None and not too_wide
@@ -161,8 +161,8 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
     if backend == "triton":
         if other is not None:
             raise ValueError(
-                f"{other} must be {only[other]!r} with backend 'triton', whose kernels of {spec.name} have no other, got "
-                f"{options[other]!r}; use backend 'torch' or 'auto'"
+                f"{other} must be {' or '.join(map(repr, only[other]))} with backend 'triton', whose kernels of {spec.name} have "
+                f"no other, got {options[other]!r}; use backend 'torch' or 'auto'"
             )
         if too_wide:
             raise ValueError(
@@ -184,7 +184,10 @@ class composed:
     backend "triton" it tells its parts to use their kernels; only and widest as for `kernels`."""
 
     def __init__(
-        self, function: Callable[..., Results], only: Mapping[str, Any] | None = None, widest: int | None = None
+        self,
+        function: Callable[..., Results],
+        only: Mapping[str, tuple[Any, ...]] | None = None,
+        widest: int | None = None,
     ) -> None:
         self.function = function
         self.only = only or {}

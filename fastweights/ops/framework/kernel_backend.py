@@ -26,11 +26,15 @@ class KernelFamily(NamedTuple):
 
 
 class kernels:
-    """load() imports the family: nothing of triton is imported before the first launch. only: the value of every option that
-    the kernels do not vary; widest: the most key or value channels that they take. For others "auto" takes the chunkwise form."""
+    """load() imports the family: nothing of triton is imported before the first launch. only: of options of which the kernels do
+    not have all values, those that they have, the default first; widest: the most key or value channels that they take. For
+    others "auto" takes the chunkwise form."""
 
     def __init__(
-        self, load: Callable[[], KernelFamily], only: Mapping[str, Any] | None = None, widest: int | None = None
+        self,
+        load: Callable[[], KernelFamily],
+        only: Mapping[str, tuple[Any, ...]] | None = None,
+        widest: int | None = None,
     ) -> None:
         self.load = load
         self.only = only or {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, sequential
+from ..framework.call import call, chunkwise, kernels, sequential
 from ..framework.spec import Case, Choice, Flag, Integer, Number, OpSpec, Output
-from ..shared.ridge import STATES, iteration_macs
+from ..shared.ridge import STATES, iteration_macs, ridge_kernels
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.iterations import SOLVERS
 from ..shared.ridge.reference import reference
@@ -26,7 +26,11 @@ SPEC = OpSpec(
         "ridge": Number(above=0), "iterations": Integer(least=1),
         "solver": Choice(SOLVERS), "adaptive_ridge": Flag(), "scale": roles.SCALE,
     },
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+    backends={
+        "reference": sequential(reference),
+        "torch": chunkwise(chunked),
+        "triton": kernels(ridge_kernels, only={"solver": ("chebyshev", "conjugate_gradient")}, widest=128),
+    },
     cases={
         # The gradient is by implicit differentiation, exact once the iteration has converged. The Chebyshev iteration and
         # gradient descent have not after so few; conjugate gradients must have, as before that they amplify rounding.
@@ -109,7 +113,9 @@ def gated_kalmanet(
             symmetric positive semidefinite matrix that it is. N is B, or the number of packed sequences.
         output_final_state: whether to return (H, U) after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise), "triton" (kernels, of the solvers "chebyshev" and
+            "conjugate_gradient"; not in float64, K and V up to 128) or "auto": kernels on CUDA where they serve, else the
+            chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and (H, U) in float32 (float64 for float64 inputs) or None.

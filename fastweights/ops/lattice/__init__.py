@@ -54,7 +54,7 @@ SPEC = OpSpec(
     options={"objective": Choice(OBJECTIVES), "normalize": Flag(), "l1": Number(low=0)},
     backends={
         "reference": sequential(reference), "torch": chunkwise(chunked),
-        "triton": kernels(sphere_kernels, only={"l1": 0.0}, widest=128),
+        "triton": kernels(sphere_kernels, only={"l1": (0.0,)}, widest=128),
     },
     recurrent=recurrent(recurrent_kernel),
     cases={

@@ -7,9 +7,9 @@ from functools import partial
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, sequential
+from ..framework.call import call, chunkwise, kernels, sequential
 from ..framework.spec import Case, Integer, OpSpec, Output
-from ..shared.ridge import STATES, iteration_macs
+from ..shared.ridge import STATES, iteration_macs, ridge_kernels
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.reference import reference
 
@@ -27,6 +27,7 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(partial(reference, solver="conjugate_gradient")),
         "torch": chunkwise(partial(chunked, solver="conjugate_gradient")),
+        "triton": kernels(ridge_kernels, widest=128),
     },
     cases={"": Case(options={"iterations": 16}, measured={"iterations": 30})},
     equation="H = a H + beta k k^T; U = a U + beta k v^T; o = U^T (H + Diag(ridge))^-1 q",
@@ -71,7 +72,8 @@ def mesa(
             symmetric positive semidefinite matrix that it is. N is B, or the number of packed sequences.
         output_final_state: whether to return (H, U) after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise), "triton" (kernels; not in float64, K and V up to 128)
+            or "auto": kernels on CUDA where they serve, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and (H, U) in float32 (float64 for float64 inputs) or None.

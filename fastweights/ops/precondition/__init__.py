@@ -86,7 +86,7 @@ KEYS_SPEC = OpSpec(
     backends={
         "reference": composed(keys_by_gram),
         "torch": composed(keys_by_gram),
-        "triton": kernels(by_kernels, only={"squash": "softsign"}),
+        "triton": kernels(by_kernels, only={"squash": ("softsign",)}),
     },
     cases={
         "": Case(),

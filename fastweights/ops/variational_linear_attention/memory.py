@@ -68,7 +68,7 @@ SPEC = OpSpec(
     },
     backends={
         "reference": composed(by_delta_rule), "torch": composed(by_delta_rule),
-        "triton": composed(by_delta_rule, only={"refresh_every": None}, widest=WIDEST),
+        "triton": composed(by_delta_rule, only={"refresh_every": (None,)}, widest=WIDEST),
     },
     cases={
         name: Case(given={"u": "HK"}, options={"refresh_every": every})

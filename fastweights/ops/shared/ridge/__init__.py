@@ -10,9 +10,10 @@ identity, times |H_t|_F (at least 1e-6) if adaptive_ridge. solver: one of `SOLVE
 
 from __future__ import annotations
 
+from ...framework.kernel_backend import KernelFamily
 from ...framework.spec import State
 
-__all__ = ["STATES", "iteration_macs"]
+__all__ = ["STATES", "iteration_macs", "ridge_kernels"]
 
 # Only its symmetric part is a Gram matrix.
 STATES = {
@@ -25,3 +26,11 @@ def iteration_macs(K: int, V: int, C: int = 64, iterations: int = 30) -> float:
     """Two state passes of linear attention; every iteration multiplies by the state and by the chunk's keys."""
     states = 2 * K * K + C * K + 2 * K * V + C * (K + V) / 2
     return states + iterations * (K * K + C * K)
+
+
+def ridge_kernels() -> KernelFamily:
+    from ....kernels.ridge.rule import RIDGE, RidgeInputs
+
+    # The values are those of mesa, whose ridge is a tensor.
+    options = {"ridge": 0.0, "iterations": 30, "solver": "conjugate_gradient", "adaptive_ridge": False, "scale": 1.0}
+    return KernelFamily(RIDGE, RidgeInputs, options)

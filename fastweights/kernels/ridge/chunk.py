@@ -1,0 +1,69 @@
+"""What the kernels read of a chunk: rows of keys and of vectors per value head, decays, gains."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..math import of_tokens
+
+
+@triton.jit
+def key_rows(k, first, live, head, HV, c, K: tl.constexpr, HEADS_K: tl.constexpr):
+    """[64, channels] of keys or queries, of the head that serves this value head."""
+    i = tl.arange(0, 64)
+    start = (first * (HV // HEADS_K) + head // HEADS_K) * K
+    return tl.load(k + start + i[:, None] * (HV // HEADS_K * K) + c[None, :], live[:, None] & (c < K)[None, :], 0.0)
+
+
+@triton.jit
+def rows_of(x, first, live, head, HV, c, K: tl.constexpr):
+    """[64, channels] of a tensor [BT, HV, K]."""
+    i = tl.arange(0, 64)
+    return tl.load(
+        x + (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :], live[:, None] & (c < K)[None, :], 0.0
+    )
+
+
+@triton.jit
+def whole_rows_of(x, rest, first, live, head, HV, c, K: tl.constexpr):
+    """The sum of two such tensors in float32, the second one or None."""
+    whole = rows_of(x, first, live, head, HV, c, K).to(tl.float32)
+    if rest is not None:
+        whole += rows_of(rest, first, live, head, HV, c, K).to(tl.float32)
+    return whole
+
+
+@triton.jit
+def store_in_two(x, to, rest, mask):
+    """x float32 as the sum of two tensors, or where `rest` is None as one. What float16 cannot hold becomes its largest
+    number."""
+    high = cast_in_range(x, to)
+    tl.store(to, high, mask)
+    if rest is not None:
+        tl.store(rest, cast_in_range(x - high.to(tl.float32), rest), mask)
+
+
+@triton.jit
+def cast_in_range(x, to):
+    if to.dtype.element_ty == tl.float16:
+        x = tl.where(x > 65504.0, 65504.0, tl.where(x < -65504.0, -65504.0, x))
+    return x.to(to.dtype.element_ty)
+
+
+@triton.jit
+def decay_factors(gate, first, count, head, HV):
+    """Of the chunk's tokens the log decay from its start (base 2; past the end the last one), and that of the whole chunk."""
+    i = tl.arange(0, 64)
+    decay = tl.load(gate + first * HV + head + tl.minimum(i, count - 1) * HV)
+    return decay, tl.load(gate + (first + count - 1) * HV + head)
+
+
+@triton.jit
+def gain_of(beta, first, live, head, HV, HEADS_BETA: tl.constexpr):
+    """The gains of the tokens, 0 past the end."""
+    if beta is None:  # noqa: SIM108 (one is known when compiling)
+        gain = live.to(tl.float32)
+    else:
+        gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
+    return gain

@@ -1,0 +1,135 @@
+"""What the systems of a chunk give to the gradients of its keys, gains, decays and of the ridge per channel, once the solutions
+are known; with what the memory's values and answers give to them. See the derivation in __init__."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..packing import chunk_place
+from .chunk import decay_factors, gain_of, key_rows, rows_of, whole_rows_of
+
+
+@triton.jit(do_not_specialize=["time", "stride"])
+def system_gradients(
+    k, beta, gate, x, x_rest, e, slope, norms, states, later, d_writes, memory_gates, gate_grads, dk, d_diagonal, chunks, time,
+    stride, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, MEMORY_PARTS: tl.constexpr,
+    ADAPTIVE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of key channels of a chunk. states, later [M, HV, K, K]: H at the chunk's start, its gradient at the chunk's end.
+    d_writes [BT, HV, K]: the gradient of beta k as the memory's keys. gate_grads [K tiles, 2, BT, HV]: partial sums of dbeta and
+    dg, `stride` from tile to tile; memory_gates: those of the memory, which the first tile adds."""
+    PARTS: tl.constexpr = (K + BK - 1) // BK
+    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i, column = tl.arange(0, 64), part * BK + tl.arange(0, BK)
+    live = i < count
+    lower = (i[:, None] >= i[None, :]) & live[:, None]
+    at_row = first * HV + head + i * HV
+    at_H = (m.to(tl.int64) * HV + head) * K * K
+    decay, total = decay_factors(gate, first, count, head, HV)
+    pair = tl.where(lower, tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0)), 0.0)
+    gain = gain_of(beta, first, live, head, HV, HEADS_BETA)
+
+    by_x = tl.zeros((64, 64), tl.float32)
+    by_e = by_x
+    for k0 in tl.static_range(0, K, BK):
+        c = k0 + tl.arange(0, BK)
+        turned = tl.trans(key_rows(k, first, live, head, HV, c, K, HEADS_K))
+        by_x = tl.dot(rows_of(x, first, live, head, HV, c, K), turned, by_x, input_precision=PRECISION)
+        if x_rest is not None:
+            by_x = tl.dot(rows_of(x_rest, first, live, head, HV, c, K), turned, by_x, input_precision=PRECISION)
+        by_e = tl.dot(rows_of(e, first, live, head, HV, c, K), turned, by_e, input_precision=PRECISION)
+    by_x *= pair
+    row, pairs = tl.zeros((64,), tl.float32), by_x * by_e
+    to_key = tl.zeros((64,), tl.float32)
+    if part == 0:  # what k_i k_i^T of an earlier token does to e_t^T H_t x_t, its gain aside
+        row -= tl.sum(pairs * gain[None, :], 1)
+        to_key -= tl.sum(pairs, 0)
+    adjoint = rows_of(e, first, live, head, HV, column, K)
+    low = adjoint.dtype
+    out = tl.dot(tl.trans(-by_x.to(low)), adjoint, input_precision=PRECISION)
+    answers = rows_of(x, first, live, head, HV, column, K)
+    out = tl.dot(tl.trans((-by_e * pair).to(low)), answers, out, input_precision=PRECISION)
+
+    across = tl.zeros((64, BK), tl.float32)
+    onward = across
+    at_end = tl.zeros((BK,), tl.float32)
+    for k0 in tl.static_range(0, K, BK):
+        c = k0 + tl.arange(0, BK)
+        inside = (c < K)[:, None] & (column < K)[None, :]
+        H = tl.load(states + at_H + c[:, None] * K + column[None, :], inside, 0.0)
+        L = tl.load(later + at_H + c[:, None] * K + column[None, :], inside, 0.0)
+        at_end += tl.sum(H * L, 0)
+        keys = key_rows(k, first, live, head, HV, c, K, HEADS_K)
+        across = tl.dot(rows_of(x, first, live, head, HV, c, K), H.to(low), across, input_precision=PRECISION)
+        if x_rest is not None:
+            rest = rows_of(x_rest, first, live, head, HV, c, K)
+            across = tl.dot(rest, H.to(low), across, input_precision=PRECISION)
+        onward = tl.dot(keys, L.to(low), onward, input_precision=PRECISION)
+    row -= tl.exp2(decay) * tl.sum(across * rows_of(e, first, live, head, HV, column, K).to(tl.float32), 1)
+    keys = key_rows(k, first, live, head, HV, column, K, HEADS_K)
+    onward *= tl.exp2(total - decay)[:, None]
+    to_end = tl.sum(onward * keys.to(tl.float32), 1)
+    to_key += to_end
+    ends = tl.exp2(total) * tl.sum(at_end, 0) + tl.sum(to_end * gain, 0)
+    out += 2 * onward
+    if ADAPTIVE:
+        w = tl.load(slope + at_row, live, 0.0)
+        norm = tl.load(norms + at_row, live, 0.0)
+        if part == 0:
+            row -= 0.5 * w * norm * norm
+        outside = tl.zeros((64, BK), tl.float32)
+        overlaps = tl.zeros((64, 64), tl.float32)
+        for k0 in tl.static_range(0, K, BK):
+            c = k0 + tl.arange(0, BK)
+            inside = (c < K)[:, None] & (column < K)[None, :]
+            H = tl.load(states + at_H + c[:, None] * K + column[None, :], inside, 0.0)
+            some = key_rows(k, first, live, head, HV, c, K, HEADS_K)
+            outside = tl.dot(some, H.to(low), outside, input_precision=PRECISION)
+            overlaps = tl.dot(some, tl.trans(some), overlaps, input_precision=PRECISION)
+        outside *= tl.sum(pair * (w * tl.exp2(decay))[:, None], 0)[:, None]
+        overlaps *= tl.dot(tl.trans((pair * w[:, None]).to(low)), pair.to(low), input_precision=PRECISION)
+        outside = tl.dot((overlaps * gain[None, :]).to(low), keys, outside, input_precision=PRECISION)
+        to_key -= 0.5 * tl.sum(outside * keys.to(tl.float32), 1)
+        out -= outside
+
+    at = (first * HV + head) * K + i[:, None] * (HV * K) + column[None, :]
+    here = live[:, None] & (column < K)[None, :]
+    written = tl.load(d_writes + at, here, 0.0).to(tl.float32)
+    tl.store(dk + at, ((out + written) * gain[:, None]).to(dk.dtype.element_ty), here)
+    if beta is not None:
+        again = key_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
+        tl.store(gate_grads + part * stride + at_row, to_key + tl.sum(written * again, 1), live)
+    change = row - gain * to_key
+    change = tl.cumsum(tl.where(live, tl.where(i == count - 1, change + ends, change), 0.0), 0, reverse=True)
+    if part == 0:
+        for other in tl.static_range(MEMORY_PARTS):
+            change += tl.load(memory_gates + other * stride + stride // 2 + at_row, live, 0.0)
+    tl.store(gate_grads + part * stride + stride // 2 + at_row, change, live)
+    if d_diagonal is not None:
+        both = tl.sum(
+            whole_rows_of(x, x_rest, first, live, head, HV, column, K)
+            * rows_of(e, first, live, head, HV, column, K).to(tl.float32),
+            0,
+        )
+        tl.store(d_diagonal + (m.to(tl.int64) * HV + head) * K + column, -both, column < K)
+
+
+@triton.jit(do_not_specialize=["M"])
+def sum_chunks(parts, out, chunks, M, HV, K: tl.constexpr, PK: tl.constexpr, ROWS: tl.constexpr):
+    """out [HV, K] from parts [M, HV, K]."""
+    head = tl.program_id(0)
+    c = tl.arange(0, PK)
+    total = tl.zeros((ROWS, PK), tl.float32)
+    for begin in range(0, M, ROWS):
+        m = begin + tl.arange(0, ROWS)
+        used = m < M
+        if chunks is not None:  # numbers that no chunk has were not written
+            used = tl.load(chunks + 2 * m + 1, used, 0) > 0
+        at = (m.to(tl.int64) * HV + head)[:, None] * K + c[None, :]
+        total += tl.load(parts + at, used[:, None] & (c < K)[None, :], 0.0)
+    tl.store(out + head * K + c, tl.sum(total, 0).to(out.dtype.element_ty), c < K)

@@ -1,0 +1,200 @@
+"""The ridge systems of all tokens of a chunk, solved in one program: see the derivation in __init__."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..math import is_bad, or_nan, so_far, without
+from ..packing import chunk_place
+from .chunk import decay_factors, gain_of, key_rows, rows_of, store_in_two, whole_rows_of
+
+SMALLEST_RIDGE = tl.constexpr(1e-6)  # the ridge without any key so far, as in the PyTorch form
+SMALLEST = tl.constexpr(1e-30)
+QUARTER = tl.constexpr(0.7853981633974483)  # of pi
+
+
+@triton.jit
+def size_of_rows(x, WIDTH: tl.constexpr):
+    """About the length of every row, up to a factor sqrt(WIDTH) more; NaN or infinity where the row holds one."""
+    return tl.sum(tl.abs(x), 1) * WIDTH**-0.5
+
+
+@triton.jit
+def exponent(x):
+    """The integer below log2 x, as a float; -127 for 0."""
+    return ((x.to(tl.int32, bitcast=True) >> 23) & 255).to(tl.float32) - 127.0
+
+
+@triton.jit
+def power_of_two(x):
+    """The largest one not above x: division by it rounds nothing. 1 for 0."""
+    return tl.where(x > 0, (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True), 1.0)
+
+
+@triton.jit
+def larger(x, y):
+    return tl.maximum(x, y)
+
+
+@triton.jit
+def root_of(j, count):
+    """Root j of so many of the Chebyshev polynomial on [0, 1], sin^2((2 j + 1) pi / (4 count)) by its series."""
+    y = (2 * j + 1) * QUARTER / count
+    z = y * y
+    sine = y * (1 - z / 6 * (1 - z / 20 * (1 - z / 42 * (1 - z / 72 * (1 - z / 110)))))
+    return sine * sine
+
+
+@triton.jit
+def product(x, keys, H, weights, kept, acc, PRECISION: tl.constexpr):
+    """acc + kept x H + (weights * x keys^T) keys."""
+    inner = tl.dot(x, tl.trans(keys), input_precision=PRECISION).to(x.dtype) * weights
+    acc = tl.dot(x * kept[:, None].to(x.dtype), H, acc, input_precision=PRECISION)
+    return tl.dot(inner, keys, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def chebyshev(
+    b, size, keys, H, weights, kept, low, iterations, stride, WORK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """The iterate for the right-hand sides size b, with eigenvalues in [low, 1 + low]: steps 1 / root along the residual, the
+    roots those of the Chebyshev polynomial, taken `stride` apart."""
+    count = iterations + 1
+    turn = 0
+    x = (size / (low + root_of(turn, count)))[:, None] * b.to(tl.float32)
+    for _ in range(iterations):
+        turn = (turn + stride) % count
+        step = 1.0 / (low + root_of(turn, count))
+        # Factors in 16 bits: a product of two 16-bit numbers is not moved out of the loop, where it would fill registers.
+        now = x.to(WORK) * (-step)[:, None].to(WORK)
+        acc = (1.0 - step * low)[:, None] * x + (b * (step * size)[:, None].to(WORK)).to(tl.float32)
+        x = product(now, keys, H, weights, kept, acc, PRECISION)
+    return x
+
+
+@triton.jit
+def conjugate_gradient(
+    b, keys, H, weights, kept, low, channels, iterations, WORK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """From zero, for the ridge low [64], times twice channels [K] unless None. b has about the size 1. What is solved already
+    stays as it is."""
+    residual = b.to(tl.float32)
+    x = tl.zeros(b.shape, tl.float32)
+    length = tl.sqrt(tl.maximum(tl.sum(residual * residual, 1), SMALLEST))
+    direction = (residual * (1.0 / length)[:, None]).to(WORK)  # over the length of the residual
+    for _ in range(iterations):
+        # A factor in 16 bits: the ridge in float32 would be moved out of the loop, the direction in float32 kept for later.
+        image = 2 * low[:, None] * (direction * (0.5 if channels is None else channels[None, :])).to(tl.float32)
+        image = product(direction, keys, H, weights, kept, image, PRECISION)
+        # The best step along the direction as it was rounded.
+        curvature = tl.abs(tl.sum(direction.to(tl.float32) * image, 1))
+        step = tl.sum(direction.to(tl.float32) * residual, 1) / tl.maximum(curvature, SMALLEST)
+        x += step[:, None] * direction.to(tl.float32)
+        residual -= step[:, None] * image
+        before = length
+        length = tl.sqrt(tl.maximum(tl.sum(residual * residual, 1), SMALLEST))
+        turn = length / before
+        direction = (residual * (1.0 / length)[:, None] + turn[:, None] * direction.to(tl.float32)).to(WORK)
+    return x
+
+
+@triton.jit(do_not_specialize=["time", "iterations", "stride"])
+def solve_chunk(
+    q, k, beta, gate, mix, diagonal, states, dy, x_high, x_rest, e, y_high, y_rest, norms, slope, dq, dmix, chunks, time, scale,
+    ridge, iterations, stride, HV,
+    K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_MIX: tl.constexpr,
+    CHEBYSHEV: tl.constexpr, ADAPTIVE: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. norms [BT, HV]: |H_t|_F; slope: w. diagonal [HV, K]: the
+    ridge per channel, None for a number."""
+    WORK: tl.constexpr = tl.float16 if PRECISION == "tf32" else tl.float32
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i, c = tl.arange(0, 64), tl.arange(0, PK)
+    live = i < count
+    lower = i[:, None] >= i[None, :]
+    decay, _ = decay_factors(gate, first, count, head, HV)
+    at_row = first * HV + head + i * HV
+
+    # The system in units in which 16-bit operands serve: keys of about length 1, H of Frobenius norm 1, rows of norm 1.
+    at_H = states + (m.to(tl.int64) * HV + head) * K * K + c[:, None] * K + c[None, :]
+    H = tl.load(at_H, (c < K)[:, None] & (c < K)[None, :], 0.0)
+    outside = tl.sqrt(tl.sum(tl.sum(H * H, 0), 0))
+    H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
+    keys = key_rows(k, first, live, head, HV, c, K, HEADS_K)
+    unit = size_of_rows(keys.to(tl.float32), PK)
+    bad = is_bad(unit)
+    unit = power_of_two(without(unit, bad))
+    keys = (without(keys, bad[:, None]).to(tl.float32) * (1.0 / unit)[:, None]).to(WORK)
+    gain = gain_of(beta, first, live, head, HV, HEADS_BETA) * unit * unit
+    reach = decay + tl.maximum(tl.associative_scan(exponent(gain) - decay, 0, larger), exponent(outside))
+    reach = tl.maximum(reach, -120.0)  # log of the largest weight of a row, about
+    weights = tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0) - reach[:, None]) * gain[None, :]
+    weights = tl.where(lower, weights, 0.0)
+    kept = tl.exp2(decay - reach) * outside
+    overlaps = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+    energies = tl.sum(tl.dot(keys, H, input_precision=PRECISION) * keys.to(tl.float32), 1)
+    inside = tl.dot(weights.to(WORK), (overlaps * overlaps).to(WORK), input_precision=PRECISION)
+    inside += (2 * kept)[:, None] * energies[None, :]
+    norm = tl.sqrt(tl.maximum(kept * kept + tl.sum(inside * weights, 1), SMALLEST))
+    weights = (weights * (1.0 / norm)[:, None]).to(WORK)
+    kept /= norm
+    norm = tl.maximum(norm * tl.exp2(reach), 1e-15)
+    if ADAPTIVE:  # noqa: SIM108 (one is known when compiling)
+        level = tl.maximum(ridge * norm, SMALLEST_RIDGE)
+    else:
+        level = tl.zeros((64,), tl.float32) + ridge
+
+    if BACK:
+        alpha = 1.0
+        if mix is not None:
+            alpha = tl.load(mix + first * (HV // HEADS_MIX) + head // HEADS_MIX + i * (HV // HEADS_MIX), live, 0.0)
+            alpha = alpha.to(tl.float32)[:, None]
+        b = rows_of(dy, first, live, head, HV, c, K).to(tl.float32) * alpha
+    else:
+        b = key_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
+    size = power_of_two(size_of_rows(b, PK))
+    b = (b * (1.0 / size)[:, None]).to(WORK)
+    if CHEBYSHEV:
+        low = level / norm
+        # So that the solution has at most about the size 1, and a step along it fits float16.
+        begin = tl.minimum(low, 1.0) * tl.minimum(1.0, 64.0 * (low + root_of(0, iterations + 1)))
+        x = chebyshev(b, begin, keys, H, weights, kept, low, iterations, stride, WORK, PRECISION)
+        x *= (size / (begin * norm))[:, None]
+    else:
+        channels = None
+        if diagonal is not None:
+            channels = tl.load(diagonal + head * K + c, c < K, 0.0).to(tl.float32)
+            level = tl.zeros((64,), tl.float32) + tl.max(channels, 0)
+            channels = (channels * (0.5 / tl.max(channels, 0))).to(WORK)
+        x = conjugate_gradient(b, keys, H, weights, kept, level / norm, channels, iterations, WORK, PRECISION)
+        x *= (size / norm)[:, None]
+    x = tl.where(so_far(bad)[:, None], float("nan"), or_nan(x))
+
+    at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
+    here = live[:, None] & (c < K)[None, :]
+    if BACK:
+        tl.store(e + at, x.to(e.dtype.element_ty), here)
+        if slope is not None:
+            along = tl.sum(x * whole_rows_of(x_high, x_rest, first, live, head, HV, c, K), 1)
+            w = tl.where(ridge * norm > SMALLEST_RIDGE, 2 * ridge * along / norm, 0.0)
+            tl.store(slope + at_row, w, live)
+        if mix is not None:
+            down = rows_of(dy, first, live, head, HV, c, K).to(tl.float32)
+            queries = key_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
+            answers = whole_rows_of(x_high, x_rest, first, live, head, HV, c, K)
+            tl.store(dmix + at_row, tl.sum(down * (answers - queries), 1).to(dmix.dtype.element_ty), live)
+            x += (1 - alpha) * down
+        tl.store(dq + at, (x * scale).to(dq.dtype.element_ty), here)
+    else:
+        store_in_two(x, x_high + at, None if x_rest is None else x_rest + at, here)
+        if norms is not None:
+            tl.store(norms + at_row, norm, live)
+        if y_high is not None:
+            alpha = tl.load(mix + first * (HV // HEADS_MIX) + head // HEADS_MIX + i * (HV // HEADS_MIX), live, 0.0)
+            queries = key_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
+            y = queries + alpha.to(tl.float32)[:, None] * (x - queries)
+            store_in_two(y, y_high + at, None if y_rest is None else y_rest + at, here)
