@@ -123,9 +123,10 @@ def test_other_solvers_and_wide_heads_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="solver must be 'chebyshev' or 'conjugate_gradient' with backend 'triton'"):
         gated_kalmanet(**arguments, solver="exact", backend="triton")
-    wide = KERNEL_CASES[MESA].draw(time=2, key=144, dtype=torch.float32).map(lambda x: x.to(DEVICE))
-    with pytest.raises(ValueError, match="at most 128 channels with backend 'triton'.*got 144"):
-        mesa(**wide.arguments(), backend="triton")
+    for dtype, most, width in ((torch.bfloat16, 128, 144), (torch.float32, 64, 80)):
+        wide = KERNEL_CASES[MESA].draw(time=2, key=width, dtype=dtype).map(lambda x: x.to(DEVICE))
+        with pytest.raises(ValueError, match=f"at most {most} channels with backend 'triton'.*got {width}"):
+            mesa(**wide.arguments(), backend="triton")
 
 
 @pytest.mark.parametrize("low", [0.002, 0.02, 0.25])

@@ -148,7 +148,7 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     available = spec.backends
     form = available.get("triton")
-    only, widest = ({}, None) if form is None else (form.only, form.widest)
+    only, widest = ({}, None) if form is None else (form.only, form.widest_of(x.dtype))
     other = next((name for name, served in only.items() if options[name] not in served), None)
     too_wide = widest is not None and width > widest
     if backend == "auto":
@@ -166,8 +166,8 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
             )
         if too_wide:
             raise ValueError(
-                f"q, k and v must have at most {widest} channels with backend 'triton' of {spec.name}, got {width}; use backend "
-                "'torch' or 'auto'"
+                f"q, k and v must have at most {widest} channels with backend 'triton' of {spec.name} in {x.dtype}, got {width}; "
+                "use backend 'torch' or 'auto'"
             )
         takes_kernels("triton", x)
     return backend
@@ -192,6 +192,9 @@ class composed:
         self.function = function
         self.only = only or {}
         self.widest = widest
+
+    def widest_of(self, dtype: torch.dtype) -> int | None:
+        return self.widest
 
     def bind(self, spec: OpSpec, backend: str) -> None:
         self.backend = backend

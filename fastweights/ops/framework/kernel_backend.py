@@ -27,18 +27,23 @@ class KernelFamily(NamedTuple):
 
 class kernels:
     """load() imports the family: nothing of triton is imported before the first launch. only: of options of which the kernels do
-    not have all values, those that they have, the default first; widest: the most key or value channels that they take. For
-    others "auto" takes the chunkwise form."""
+    not have all values, those that they have, the default first; widest: the most key or value channels that they take, and
+    widest_in_float32 where these are fewer in that dtype. For others "auto" takes the chunkwise form."""
 
     def __init__(
         self,
         load: Callable[[], KernelFamily],
         only: Mapping[str, tuple[Any, ...]] | None = None,
         widest: int | None = None,
+        widest_in_float32: int | None = None,
     ) -> None:
         self.load = load
         self.only = only or {}
         self.widest = widest
+        self.widest_in_float32 = widest_in_float32 or widest
+
+    def widest_of(self, dtype: torch.dtype) -> int | None:
+        return self.widest_in_float32 if dtype == torch.float32 else self.widest
 
     @cached_property
     def family(self) -> KernelFamily:

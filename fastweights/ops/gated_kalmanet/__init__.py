@@ -29,7 +29,9 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
-        "triton": kernels(ridge_kernels, only={"solver": ("chebyshev", "conjugate_gradient")}, widest=128),
+        "triton": kernels(
+            ridge_kernels, only={"solver": ("chebyshev", "conjugate_gradient")}, widest=128, widest_in_float32=64
+        ),
     },
     cases={
         # The gradient is by implicit differentiation, exact once the iteration has converged. The Chebyshev iteration and
@@ -114,8 +116,8 @@ def gated_kalmanet(
         output_final_state: whether to return (H, U) after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
         backend: "reference" (loop over tokens), "torch" (chunkwise), "triton" (kernels, of the solvers "chebyshev" and
-            "conjugate_gradient"; not in float64, K and V up to 128) or "auto": kernels on CUDA where they serve, else the
-            chunkwise form.
+            "conjugate_gradient"; not in float64, K and V up to 128, in float32 up to 64) or "auto": kernels on CUDA where they
+            serve, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and (H, U) in float32 (float64 for float64 inputs) or None.

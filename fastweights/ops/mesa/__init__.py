@@ -27,7 +27,7 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(partial(reference, solver="conjugate_gradient")),
         "torch": chunkwise(partial(chunked, solver="conjugate_gradient")),
-        "triton": kernels(ridge_kernels, widest=128),
+        "triton": kernels(ridge_kernels, widest=128, widest_in_float32=64),
     },
     cases={"": Case(options={"iterations": 16}, measured={"iterations": 30})},
     equation="H = a H + beta k k^T; U = a U + beta k v^T; o = U^T (H + Diag(ridge))^-1 q",
@@ -72,8 +72,8 @@ def mesa(
             symmetric positive semidefinite matrix that it is. N is B, or the number of packed sequences.
         output_final_state: whether to return (H, U) after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise), "triton" (kernels; not in float64, K and V up to 128)
-            or "auto": kernels on CUDA where they serve, else the chunkwise form.
+        backend: "reference" (loop over tokens), "torch" (chunkwise), "triton" (kernels; not in float64, K and V up to 128,
+            in float32 up to 64) or "auto": kernels on CUDA where they serve, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and (H, U) in float32 (float64 for float64 inputs) or None.
