@@ -1,6 +1,8 @@
 """Runs the tests that need a GPU and those of kernels on it, and writes what passed, the worst errors and the versions.
 
 python benchmarks/gpu_tests.py [arguments of pytest, such as -n 8]
+
+Into gpu_tests.json, or where -k or files choose among the tests into gpu_tests_chosen.json.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import transformers
 from environment import describe, write_json
 
 ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "gpu_tests.json"
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def main() -> None:
@@ -45,8 +47,10 @@ def main() -> None:
         "passed": int(counts["tests"]) - failed - int(counts["skipped"]), "failed": failed, "skipped": int(counts["skipped"]),
         "worst relative errors against float64": worst,
     }  # fmt: skip
-    write_json(RESULT, content)
-    print(f"written to {RESULT}")
+    chosen = any(argument == "-k" or argument.startswith("tests") for argument in sys.argv[1:])
+    result = RESULTS / ("gpu_tests_chosen.json" if chosen else "gpu_tests.json")
+    write_json(result, content)
+    print(f"written to {result}")
     sys.exit(code)
 
 

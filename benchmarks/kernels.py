@@ -18,7 +18,7 @@ With --against, exit code 1 says that an op takes more than --tolerance times th
 
 Result files, written after every op and continued by the next run of the same Python files (so a run may be split with
 --only): kernel-checks-<device>.json, kernels-<device>.json, kernels-against-<device>.json and peer-tuning-<device>.json in
---results.
+--results. kernels-<device>.json also keeps the rows of older files that are not measured again, and says of which.
 
 The peers tune themselves at their first call: 150 to 365 s an op from an empty cache, the most of it compiling. --warm-peers
 compiles in parallel; the choices are then timed in this process alone and kept in peer-tuning-<device>.json, which makes the
@@ -126,7 +126,7 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
         "device": device, "dtype": arguments.dtype, "backend": arguments.backend, "triton": version("triton"),
         "fla": version("fla-core"), "ceilings": ceilings._asdict(),
     }  # fmt: skip
-    record = Record(arguments.results, f"kernels-{suffix}.json", head)
+    record = Record(arguments.results, f"kernels-{suffix}.json", head, keep_older=True)
 
     def add(key: str, work: Callable[[], dict[str, Any]]) -> None:
         try:

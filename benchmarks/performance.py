@@ -31,6 +31,12 @@ OPS = {
     "mesa": "`mesa`, 30 iterations; peer `mesa_net`",
     "gka": "`gated_kalmanet`, 30 Chebyshev iterations; without a peer",
     "palimpsa": "`palimpsa`, without a peer; its floor is 9 float32 operations per element and token, 18 backwards",
+    **{
+        f"lattice-{objective}": f"`lattice`, objective {objective}, with a decay; without a peer. Its floor is float32 operations "
+        "at the full rate; decode is sequential in tokens"
+        for objective in ("decode", "encode", "similarity")
+    },
+    "ttt": "`output_normalized_ttt`; without a peer",
 }
 
 INTRODUCTION = """# Performance on a GPU
@@ -237,7 +243,21 @@ def origin(content: Mapping[str, Any]) -> str:
         if content.get(key)
     ]  # fmt: skip
     source = f", files {content['source']}" if "source" in content else ""
-    return f"Measured {content['time'][:10]} at commit {content['commit']}{source}; {', '.join(versions)}."
+    return (
+        f"Measured {content['time'][:10]} at commit {content['commit']}{source}; {', '.join(versions)}.{older(content)}"
+    )
+
+
+def older(content: Mapping[str, Any]) -> str:
+    """Which rows are of an earlier run of other files."""
+    found: dict[str, list[str]] = {}
+    for key, row in content["rows"].items() if "rows" in content else ():
+        if "measured" in row:
+            when = row["measured"]
+            found.setdefault(f"{when['time'][:10]} at commit {when['commit']}, files {when['source']}", []).append(key)
+    here = [key for key, row in content.get("rows", {}).items() if "measured" not in row]
+    said = [f" Of these files are the rows {'; '.join(here)}."] if found else []
+    return "".join([*said, *(f" {len(keys)} rows were measured {when}." for when, keys in found.items())])
 
 
 def times_page(content: Mapping[str, Any]) -> str:

@@ -95,3 +95,13 @@ def test_page_of_made_up_results(tmp_path: Path) -> None:
 
 def test_a_base_without_git_is_named_by_its_files() -> None:
     assert performance.base_name({"against": {"commit": "unknown", "source": "0f"}}) == "files 0f"
+
+
+def test_rows_of_older_files_are_named() -> None:
+    when = {"time": "2026-01-02T03:04", "commit": "abc", "source": "def"}
+    rows = {"gdn 1": {"measured": when}, "gla 1": {"measured": when}, "palimpsa 1": {}}
+    said = performance.older({"rows": rows})
+    assert said == (
+        " Of these files are the rows palimpsa 1. 2 rows were measured 2026-01-02 at commit abc, files def."
+    )
+    assert performance.older({"rows": {"gdn 1": {}}}) == "" == performance.older({})

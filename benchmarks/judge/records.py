@@ -1,5 +1,4 @@
-"""One result file: written after every row, so that nothing is lost when a run stops, and continued by the next run of the
-same Python files."""
+"""One result file: written after every row, so that nothing is lost when a run stops, and continued by the next run."""
 
 from __future__ import annotations
 
@@ -15,17 +14,22 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 class Record:
     """Rows by key beside what `describe` and `head` say. Rows of an existing file, in `folder` or else among the results,
-    are kept when it has the same `source` and the same `head` but for `ceilings`, which are measured anew."""
+    are kept when it has the same `source` and the same `head` but for `ceilings`, which are measured anew. With `keep_older`
+    others of the same device, dtype and backend stay too: `measured` in a row says when and of which files and versions."""
 
-    def __init__(self, folder: Path, name: str, head: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, name: str, head: Mapping[str, Any], keep_older: bool = False) -> None:
         self.path = folder / name
         self.content: dict[str, Any] = {**describe(), **head, "rows": {}}
         before = next((path for path in (self.path, RESULTS / name) if path.exists()), None)
-        if before is not None:
-            old = json.loads(before.read_text())
-            same = {"source": self.content["source"], **{key: x for key, x in head.items() if key != "ceilings"}}
-            if all(old.get(key) == value for key, value in same.items()):
-                self.content["rows"] = old["rows"]
+        if before is None:
+            return
+        old = json.loads(before.read_text())
+        differing = {key for key, value in self.content.items() if old.get(key) != value}
+        if not differing & {"source", *head} - {"ceilings"}:
+            self.content["rows"] = old["rows"]
+        elif keep_older and not differing & {"device", "dtype", "backend"}:
+            measured = {key: old[key] for key in ("time", "commit", "source", "triton", "fla") if key in old}
+            self.content["rows"] = {key: {"measured": measured, **row} for key, row in old["rows"].items()}
 
     @property
     def rows(self) -> dict[str, Any]:
@@ -36,6 +40,7 @@ class Record:
         write_json(self.path, self.content)
 
     def add_row(self, key: str, row: Mapping[str, Any]) -> None:
-        """A new row, or more of one."""
-        self.rows[key] = {**self.rows.get(key, {}), **row}
+        """A new row, or more of one that is as new."""
+        before = self.rows.get(key, {})
+        self.rows[key] = dict(row) if "measured" in before else {**before, **row}
         self.add()

@@ -1,4 +1,4 @@
-"""A result file grows row by row, and the next run of the same Python files continues it."""
+"""A result file grows row by row, and the next run continues it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ def test_rows_of_the_same_files_are_kept(
     second.add_row("b", {"n": 2})
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert rows == ({"a": {"n": 1}} if kept else {}) | {"b": {"n": 2}}
+
+
+def test_rows_of_older_files_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay until they are measured again, through as many runs as it takes."""
+    for source, key in (("abc", "a"), ("abc", "b"), ("other", "b"), ("third", "c")):
+        monkeypatch.setattr(records, "describe", lambda source=source: {"source": source, "time": 1, "commit": 2})
+        Record(tmp_path, "r.json", {"device": "x"}, keep_older=True).add_row(key, {"n": source})
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    of = {source: {"time": 1, "commit": 2, "source": source} for source in ("abc", "other")}
+    assert rows == {
+        "a": {"measured": of["abc"], "n": "abc"}, "b": {"measured": of["other"], "n": "other"}, "c": {"n": "third"},
+    }  # fmt: skip
 
 
 def test_the_source_changes_with_any_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
 
 pytestmark = pytest.mark.kernels
 CHEBYSHEV, CONJUGATE, MESA = "gated_kalmanet-chebyshev", "gated_kalmanet-conjugate_gradient", "mesa"
-CLOSE = 1e-5
+CLOSE = 3e-5  # a ridge of .02 makes fifty times the rounding of float32 of a first key's gradient, in PyTorch too
 
 
 def check(name: str, time: int, started: bool = False, edges: list[int] | None = None, **sizes: int) -> None:
