@@ -32,7 +32,7 @@ OPS = {
     "gka": "`gated_kalmanet`, 30 Chebyshev iterations; without a peer",
     "palimpsa": "`palimpsa`, without a peer; its floor is 9 float32 operations per element and token, 18 backwards",
     **{
-        f"lattice-{objective}": f"`lattice`, objective {objective}, with a decay; without a peer. Its floor is float32 operations "
+        f"lattice-{objective}": f"`lattice`, objective {objective}, with a decay, without a peer. Its floor: float32 operations "
         "at the full rate; decode is sequential in tokens"
         for objective in ("decode", "encode", "similarity")
     },
