@@ -251,11 +251,12 @@ def origin(content: Mapping[str, Any]) -> str:
 def older(content: Mapping[str, Any]) -> str:
     """Which rows are of an earlier run of other files."""
     found: dict[str, list[str]] = {}
-    for key, row in content["rows"].items() if "rows" in content else ():
+    rows = content.get("rows", {})
+    for key, row in rows.items():
         if "measured" in row:
             when = row["measured"]
             found.setdefault(f"{when['time'][:10]} at commit {when['commit']}, files {when['source']}", []).append(key)
-    here = [key for key, row in content.get("rows", {}).items() if "measured" not in row]
+    here = [key for key, row in rows.items() if "measured" not in row]
     said = [f" Of these files are the rows {'; '.join(here)}."] if found else []
     return "".join([*said, *(f" {len(keys)} rows were measured {when}." for when, keys in found.items())])
 

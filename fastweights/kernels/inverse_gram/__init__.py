@@ -7,9 +7,9 @@ r_t = A_{t-1} u_t follows from Sherman and Morrison's formula, t times over:
     Y = B A - tril(B R^T) diag(w) R                  y_t = r_t / d_t where b_t = u_t
 
 Between chunks no inverse is carried on: `chunk_sums` and `scan_sums` find G at every chunk's start, a sum that is added up in
-float64, and `invert_gram` inverts all of them in parallel. So errors do not grow with the number of tokens.
+float64, and `eliminate_blocks` inverts all of them in parallel. So errors do not grow with the number of tokens.
 
-`invert_gram` sweeps blocks of 16 channels. With P = L L^T the pivot block of M and R its rows, where the pivot's own columns
+`eliminate_blocks` sweeps blocks of 16 channels. With P = L L^T the pivot block of M and R its rows, where the pivot's own columns
 are replaced by -I, and N = L^-1 R, one product takes a block to its place in -M^-1:
 
     M <- (M without the block's rows and columns) - N^T N

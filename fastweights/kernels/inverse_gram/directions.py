@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, of_tokens, so_far, without
+from ..math import is_bad, of_tokens, rows_of_tokens, so_far, without
 from ..packing import chunk_place
-from .sums import exact_dot, matrix_tile, tile_of, token_tile
+from .sums import exact_dot, matrix_tile, token_tile
 
 
 @triton.jit
@@ -37,8 +37,8 @@ def weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN: tl.constexpr):
 
 @triton.jit
 def given_tile(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
-    """As `tile_of`, with 0 in the place of bad numbers."""
-    found = tile_of(x, first, live, head, HV, columns, K, HEADS)
+    """As `rows_of_tokens`, with 0 in the place of bad numbers."""
+    found = rows_of_tokens(x, first, live, head, HV, columns, K, HEADS)
     return without(found, is_bad(found))
 
 

@@ -5,24 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens
+from ..math import of_tokens, rows_of_tokens
 from ..packing import chunk_place, pieces_of_sequence
 
 AHEAD = tl.constexpr(4)  # chunks that are loaded at once
 
 
 @triton.jit
-def tile_of(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
-    """[tokens, columns] of x [BT, HV // HEADS, K], from token `first` on."""
-    i = tl.arange(0, live.shape[0])
-    at = (first * (HV // HEADS) + head // HEADS) * K + i[:, None] * (HV // HEADS * K) + columns[None, :]
-    return tl.load(x + at, live[:, None] & (columns < K)[None, :], 0.0)
-
-
-@triton.jit
 def token_tile(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
-    """The same in float32."""
-    return tile_of(x, first, live, head, HV, columns, K, HEADS).to(tl.float32)
+    """`rows_of_tokens` in float32."""
+    return rows_of_tokens(x, first, live, head, HV, columns, K, HEADS).to(tl.float32)
 
 
 @triton.jit
@@ -63,14 +55,20 @@ def chunk_sums(
         return
     i, r, c = tl.arange(0, 64), tl.arange(0, PK), part * BK + tl.arange(0, BK)
     live = i < count
-    left, right = tile_of(x, first, live, head, HV, r, K, HEADS), tile_of(x, first, live, head, HV, c, K, HEADS)
+    left, right = (
+        rows_of_tokens(x, first, live, head, HV, r, K, HEADS),
+        rows_of_tokens(x, first, live, head, HV, c, K, HEADS),
+    )
     out = tl.zeros((PK, BK), tl.float32)
     if y is None:
         if gain is not None:
             right = right.to(tl.float32) * of_tokens(gain, first, live, head, HV, HEADS_GAIN)[:, None]
         out = exact_dot(tl.trans(left), right, out, PRECISION)
     else:
-        other, columns = tile_of(y, first, live, head, HV, r, K, 1), tile_of(y, first, live, head, HV, c, K, 1)
+        other, columns = (
+            rows_of_tokens(y, first, live, head, HV, r, K, 1),
+            rows_of_tokens(y, first, live, head, HV, c, K, 1),
+        )
         if divisor is not None:
             share = 1.0 / tl.load(divisor + first * HV + head + i * HV, live, 1.0)
             other, columns = other * share[:, None], columns * share[:, None]

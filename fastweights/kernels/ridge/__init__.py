@@ -1,7 +1,7 @@
 r"""Ridge regression at every token, solved chunk by chunk: the derivation.
 
-One head, one chunk of 64 tokens. With H the Gram matrix at the chunk's start, z_c what is left of it at token c, M_cj the decay
-from token j to token c (0 for j > c) and b_j the gain, rows as tokens:
+One head, one chunk of 64 tokens. H is the Gram matrix at the chunk's start, z_c the decay from there to token c, M_cj the
+decay from token j to token c (0 for j > c), b_j the gain. Rows are tokens:
 
     H_c = z_c H + sum_j M_cj b_j k_j k_j^T            (H_c + lam_c) x_c = q_c            y_c = m_c x_c + (1 - m_c) q_c
 

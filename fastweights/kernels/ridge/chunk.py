@@ -1,36 +1,19 @@
-"""What the kernels read of a chunk: rows of keys and of vectors per value head, decays, gains."""
+"""What the kernels read of a chunk, and numbers written as sums of two."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ..math import of_tokens
-
-
-@triton.jit
-def key_rows(k, first, live, head, HV, c, K: tl.constexpr, HEADS_K: tl.constexpr):
-    """[64, channels] of keys or queries, of the head that serves this value head."""
-    i = tl.arange(0, 64)
-    start = (first * (HV // HEADS_K) + head // HEADS_K) * K
-    return tl.load(k + start + i[:, None] * (HV // HEADS_K * K) + c[None, :], live[:, None] & (c < K)[None, :], 0.0)
-
-
-@triton.jit
-def rows_of(x, first, live, head, HV, c, K: tl.constexpr):
-    """[64, channels] of a tensor [BT, HV, K]."""
-    i = tl.arange(0, 64)
-    return tl.load(
-        x + (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :], live[:, None] & (c < K)[None, :], 0.0
-    )
+from ..math import of_tokens, rows_of_tokens
 
 
 @triton.jit
 def whole_rows_of(x, rest, first, live, head, HV, c, K: tl.constexpr):
     """The sum of two such tensors in float32, the second one or None."""
-    whole = rows_of(x, first, live, head, HV, c, K).to(tl.float32)
+    whole = rows_of_tokens(x, first, live, head, HV, c, K, 1).to(tl.float32)
     if rest is not None:
-        whole += rows_of(rest, first, live, head, HV, c, K).to(tl.float32)
+        whole += rows_of_tokens(rest, first, live, head, HV, c, K, 1).to(tl.float32)
     return whole
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..math import rows_of_tokens
 from ..packing import chunk_place
-from .chunk import decay_factors, gain_of, key_rows, rows_of, whole_rows_of
+from .chunk import decay_factors, gain_of, whole_rows_of
 
 
 @triton.jit(do_not_specialize=["time", "stride"])
@@ -38,21 +39,23 @@ def system_gradients(
     by_e = by_x
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
-        turned = tl.trans(key_rows(k, first, live, head, HV, c, K, HEADS_K))
-        by_x = tl.dot(rows_of(x, first, live, head, HV, c, K), turned, by_x, input_precision=PRECISION)
+        turned = tl.trans(rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K))
+        by_x = tl.dot(rows_of_tokens(x, first, live, head, HV, c, K, 1), turned, by_x, input_precision=PRECISION)
         if x_rest is not None:
-            by_x = tl.dot(rows_of(x_rest, first, live, head, HV, c, K), turned, by_x, input_precision=PRECISION)
-        by_e = tl.dot(rows_of(e, first, live, head, HV, c, K), turned, by_e, input_precision=PRECISION)
+            by_x = tl.dot(
+                rows_of_tokens(x_rest, first, live, head, HV, c, K, 1), turned, by_x, input_precision=PRECISION
+            )
+        by_e = tl.dot(rows_of_tokens(e, first, live, head, HV, c, K, 1), turned, by_e, input_precision=PRECISION)
     by_x *= pair
     row, pairs = tl.zeros((64,), tl.float32), by_x * by_e
     to_key = tl.zeros((64,), tl.float32)
     if part == 0:  # what k_i k_i^T of an earlier token does to e_t^T H_t x_t, its gain aside
         row -= tl.sum(pairs * gain[None, :], 1)
         to_key -= tl.sum(pairs, 0)
-    adjoint = rows_of(e, first, live, head, HV, column, K)
+    adjoint = rows_of_tokens(e, first, live, head, HV, column, K, 1)
     low = adjoint.dtype
     out = tl.dot(tl.trans(-by_x.to(low)), adjoint, input_precision=PRECISION)
-    answers = rows_of(x, first, live, head, HV, column, K)
+    answers = rows_of_tokens(x, first, live, head, HV, column, K, 1)
     out = tl.dot(tl.trans((-by_e * pair).to(low)), answers, out, input_precision=PRECISION)
 
     across = tl.zeros((64, BK), tl.float32)
@@ -64,14 +67,14 @@ def system_gradients(
         H = tl.load(states + at_H + c[:, None] * K + column[None, :], inside, 0.0)
         L = tl.load(later + at_H + c[:, None] * K + column[None, :], inside, 0.0)
         at_end += tl.sum(H * L, 0)
-        keys = key_rows(k, first, live, head, HV, c, K, HEADS_K)
-        across = tl.dot(rows_of(x, first, live, head, HV, c, K), H.to(low), across, input_precision=PRECISION)
+        keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
+        across = tl.dot(rows_of_tokens(x, first, live, head, HV, c, K, 1), H.to(low), across, input_precision=PRECISION)
         if x_rest is not None:
-            rest = rows_of(x_rest, first, live, head, HV, c, K)
+            rest = rows_of_tokens(x_rest, first, live, head, HV, c, K, 1)
             across = tl.dot(rest, H.to(low), across, input_precision=PRECISION)
         onward = tl.dot(keys, L.to(low), onward, input_precision=PRECISION)
-    row -= tl.exp2(decay) * tl.sum(across * rows_of(e, first, live, head, HV, column, K).to(tl.float32), 1)
-    keys = key_rows(k, first, live, head, HV, column, K, HEADS_K)
+    row -= tl.exp2(decay) * tl.sum(across * rows_of_tokens(e, first, live, head, HV, column, K, 1).to(tl.float32), 1)
+    keys = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K)
     onward *= tl.exp2(total - decay)[:, None]
     to_end = tl.sum(onward * keys.to(tl.float32), 1)
     to_key += to_end
@@ -88,7 +91,7 @@ def system_gradients(
             c = k0 + tl.arange(0, BK)
             inside = (c < K)[:, None] & (column < K)[None, :]
             H = tl.load(states + at_H + c[:, None] * K + column[None, :], inside, 0.0)
-            some = key_rows(k, first, live, head, HV, c, K, HEADS_K)
+            some = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
             outside = tl.dot(some, H.to(low), outside, input_precision=PRECISION)
             overlaps = tl.dot(some, tl.trans(some), overlaps, input_precision=PRECISION)
         outside *= tl.sum(pair * (w * tl.exp2(decay))[:, None], 0)[:, None]
@@ -102,7 +105,7 @@ def system_gradients(
     written = tl.load(d_writes + at, here, 0.0).to(tl.float32)
     tl.store(dk + at, ((out + written) * gain[:, None]).to(dk.dtype.element_ty), here)
     if beta is not None:
-        again = key_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
+        again = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
         tl.store(gate_grads + part * stride + at_row, to_key + tl.sum(written * again, 1), live)
     change = row - gain * to_key
     change = tl.cumsum(tl.where(live, tl.where(i == count - 1, change + ends, change), 0.0), 0, reverse=True)
@@ -113,7 +116,7 @@ def system_gradients(
     if d_diagonal is not None:
         both = tl.sum(
             whole_rows_of(x, x_rest, first, live, head, HV, column, K)
-            * rows_of(e, first, live, head, HV, column, K).to(tl.float32),
+            * rows_of_tokens(e, first, live, head, HV, column, K, 1).to(tl.float32),
             0,
         )
         tl.store(d_diagonal + (m.to(tl.int64) * HV + head) * K + column, -both, column < K)

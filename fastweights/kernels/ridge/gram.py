@@ -6,9 +6,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan
+from ..math import is_bad, or_nan, rows_of_tokens
 from ..packing import chunk_place, pieces_of_sequence, tokens_of_sequence
-from .chunk import decay_factors, gain_of, key_rows, rows_of
+from .chunk import decay_factors, gain_of
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -25,8 +25,8 @@ def gram_sums(
         return
     i, c, column = tl.arange(0, 64), tl.arange(0, PK), part * BV + tl.arange(0, BV)
     live = i < count
-    keys = key_rows(k, first, live, head, HV, c, K, HEADS_K)
-    some = key_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
+    keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
+    some = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
     decay, total = decay_factors(gate, first, count, head, HV)
     gain = gain_of(beta, first, live, head, HV, HEADS_BETA)
     if writes is not None:
@@ -61,11 +61,11 @@ def gram_sums_back(
     live = i < count
     decay, _ = decay_factors(gate, first, count, head, HV)
     kept = tl.exp2(decay)
-    es = rows_of(e, first, live, head, HV, c, K)
-    right = (rows_of(x, first, live, head, HV, column, K).to(tl.float32) * kept[:, None]).to(es.dtype)
+    es = rows_of_tokens(e, first, live, head, HV, c, K, 1)
+    right = (rows_of_tokens(x, first, live, head, HV, column, K, 1).to(tl.float32) * kept[:, None]).to(es.dtype)
     found = tl.dot(tl.trans(es), right, input_precision=PRECISION)
-    xs = rows_of(x, first, live, head, HV, c, K)
-    right = (rows_of(e, first, live, head, HV, column, K).to(tl.float32) * kept[:, None]).to(es.dtype)
+    xs = rows_of_tokens(x, first, live, head, HV, c, K, 1)
+    right = (rows_of_tokens(e, first, live, head, HV, column, K, 1).to(tl.float32) * kept[:, None]).to(es.dtype)
     found = tl.dot(tl.trans(xs), right, found, input_precision=PRECISION)
     at = (m.to(tl.int64) * HV + head) * K * K + c[:, None] * K + column[None, :]
     inside = (c < K)[:, None] & (column < K)[None, :]
@@ -74,8 +74,8 @@ def gram_sums_back(
         pair = tl.exp2(tl.where(i[:, None] >= i[None, :], decay[:, None] - decay[None, :], 0.0))
         weight = tl.sum(tl.where(i[:, None] >= i[None, :], pair * w[:, None], 0.0), 0)
         weight *= gain_of(beta, first, live, head, HV, HEADS_BETA)
-        keys = key_rows(k, first, live, head, HV, c, K, HEADS_K)
-        some = key_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32) * weight[:, None]
+        keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
+        some = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32) * weight[:, None]
         found = tl.dot(tl.trans(keys), some.to(keys.dtype), found, input_precision=PRECISION)
         found += tl.sum(w * kept, 0) * tl.load(states + at, inside, 0.0)
     tl.store(sums + at, -0.5 * found, inside)

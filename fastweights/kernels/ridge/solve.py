@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan, so_far, without
+from ..math import is_bad, or_nan, rows_of_tokens, so_far, without
 from ..packing import chunk_place
-from .chunk import decay_factors, gain_of, key_rows, rows_of, store_in_two, whole_rows_of
+from .chunk import decay_factors, gain_of, store_in_two, whole_rows_of
 
 SMALLEST_RIDGE = tl.constexpr(1e-6)  # the ridge without any key so far, as in the PyTorch form
 SMALLEST = tl.constexpr(1e-30)
@@ -124,7 +124,7 @@ def solve_chunk(
     H = tl.load(at_H, (c < K)[:, None] & (c < K)[None, :], 0.0)
     outside = tl.sqrt(tl.sum(tl.sum(H * H, 0), 0))
     H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
-    keys = key_rows(k, first, live, head, HV, c, K, HEADS_K)
+    keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
     unit = size_of_rows(keys.to(tl.float32), PK)
     bad = is_bad(unit)
     unit = power_of_two(without(unit, bad))
@@ -153,9 +153,9 @@ def solve_chunk(
         if mix is not None:
             alpha = tl.load(mix + first * (HV // HEADS_MIX) + head // HEADS_MIX + i * (HV // HEADS_MIX), live, 0.0)
             alpha = alpha.to(tl.float32)[:, None]
-        b = rows_of(dy, first, live, head, HV, c, K).to(tl.float32) * alpha
+        b = rows_of_tokens(dy, first, live, head, HV, c, K, 1).to(tl.float32) * alpha
     else:
-        b = key_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
+        b = rows_of_tokens(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
     size = power_of_two(size_of_rows(b, PK))
     b = (b * (1.0 / size)[:, None]).to(WORK)
     if CHEBYSHEV:
@@ -183,8 +183,8 @@ def solve_chunk(
             w = tl.where(ridge * norm > SMALLEST_RIDGE, 2 * ridge * along / norm, 0.0)
             tl.store(slope + at_row, w, live)
         if mix is not None:
-            down = rows_of(dy, first, live, head, HV, c, K).to(tl.float32)
-            queries = key_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
+            down = rows_of_tokens(dy, first, live, head, HV, c, K, 1).to(tl.float32)
+            queries = rows_of_tokens(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
             answers = whole_rows_of(x_high, x_rest, first, live, head, HV, c, K)
             tl.store(dmix + at_row, tl.sum(down * (answers - queries), 1).to(dmix.dtype.element_ty), live)
             x += (1 - alpha) * down
@@ -195,6 +195,6 @@ def solve_chunk(
             tl.store(norms + at_row, norm, live)
         if y_high is not None:
             alpha = tl.load(mix + first * (HV // HEADS_MIX) + head // HEADS_MIX + i * (HV // HEADS_MIX), live, 0.0)
-            queries = key_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
+            queries = rows_of_tokens(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
             y = queries + alpha.to(tl.float32)[:, None] * (x - queries)
             store_in_two(y, y_high + at, None if y_rest is None else y_rest + at, here)

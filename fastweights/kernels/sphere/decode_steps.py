@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from ..math import float_or_nan
-from .forward import EVERY, LEAST_DECAY, TILE, edges, first_slots, not_below, store_state
+from .forward import EVERY, LEAST_DECAY, TILE, edges, first_slots, not_below, prefetch_tokens, store_state
 from .layout import both_over_slots, over_channels, over_slots, slot_and_channel
 from .own_slots import dot_of, load_own, own_over_channels, own_slot, own_start, store_own, to_tile
 from .slot_steps import inverse_root
-from .words import load_four, prefetch_rows, store_four
+from .words import load_four, store_four
 
 
 @triton.jit
@@ -33,19 +33,6 @@ def raw_token(
         gain,
         gain if decay is None else tl.load(decay + place // HEADS_DECAY, here, 0.0),
     )
-
-
-@triton.jit
-def prefetch_tokens(
-    q, k, v, gamma, decay, place, count, HV,
-    K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
-):  # fmt: skip
-    prefetch_rows(k, place // HEADS_K, count, HV // HEADS_K, K, EVERY)
-    prefetch_rows(q, place // HEADS_K, count, HV // HEADS_K, K, EVERY)
-    prefetch_rows(v, place, count, HV, V, EVERY)
-    prefetch_rows(gamma, place // HEADS_GAMMA, count, HV // HEADS_GAMMA, 1, EVERY)
-    if decay is not None:
-        prefetch_rows(decay, place // HEADS_DECAY, count, HV // HEADS_DECAY, 1, EVERY)
 
 
 @triton.jit(do_not_specialize=["T"])

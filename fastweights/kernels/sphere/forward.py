@@ -95,6 +95,20 @@ def raw_token(
     return key, query, value, gain, kept
 
 
+@triton.jit
+def prefetch_tokens(
+    q, k, v, gamma, decay, place, count, HV,
+    K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
+):  # fmt: skip
+    """Fetch `count` tokens of a head ahead, at most 16, from `place` on."""
+    prefetch_rows(k, place // HEADS_K, count, HV // HEADS_K, K, EVERY)
+    prefetch_rows(q, place // HEADS_K, count, HV // HEADS_K, K, EVERY)
+    prefetch_rows(v, place, count, HV, V, EVERY)
+    prefetch_rows(gamma, place // HEADS_GAMMA, count, HV // HEADS_GAMMA, 1, EVERY)
+    if decay is not None:
+        prefetch_rows(decay, place // HEADS_DECAY, count, HV // HEADS_DECAY, 1, EVERY)
+
+
 @triton.jit(do_not_specialize=["T"])
 def pass_tokens(
     q, k, v, gamma, decay, start, o, kept, turned, along, lengths, answers, states, end, grown, cu_seqlens, T, HV,
@@ -128,13 +142,10 @@ def pass_tokens(
         if q.dtype.element_ty.primitive_bitwidth == 16:
             coming = tl.minimum(stop - block - EVERY, EVERY).to(tl.int32)
             if coming > 0:
-                later = (block + EVERY) * HV + head
-                prefetch_rows(k, later // HEADS_K, coming, HV // HEADS_K, K, EVERY)
-                prefetch_rows(q, later // HEADS_K, coming, HV // HEADS_K, K, EVERY)
-                prefetch_rows(v, later, coming, HV, V, EVERY)
-                prefetch_rows(gamma, later // HEADS_GAMMA, coming, HV // HEADS_GAMMA, 1, EVERY)
-                if decay is not None:
-                    prefetch_rows(decay, later // HEADS_DECAY, coming, HV // HEADS_DECAY, 1, EVERY)
+                prefetch_tokens(
+                    q, k, v, gamma, decay, (block + EVERY) * HV + head, coming, HV, K, V, HEADS_K, HEADS_GAMMA,
+                    HEADS_DECAY,
+                )  # fmt: skip
         for t in range(block, tl.minimum(block + EVERY, stop)):
             ahead = raw_token(
                 q, k, v, gamma, decay, place + HV, t + 1 < stop, slot, channel, K, V, HEADS_K, HEADS_GAMMA,
