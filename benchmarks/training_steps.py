@@ -3,8 +3,9 @@
     python benchmarks/training_steps.py                                        all comparisons below
     python benchmarks/training_steps.py --only palimpsa-d-760m,lattice-110m
     python benchmarks/training_steps.py --mixers palimpsa-d,lattice --base gdn --batch 8    24 layers of width 1024
-    python benchmarks/training_steps.py --compile                              both sides by torch.compile
+    python benchmarks/training_steps.py --compile blocks                       both sides by torch.compile
 
+A name that ends in ", compiled" or ", compiled by blocks" is that model by torch.compile, as in "24 layers of gdn, compiled".
 Presets, or with --mixers the default configuration (24 layers, width 1024, 8 heads of 128) with each mixer. Random tokens,
 bfloat16 autocast, fused AdamW, the loss in pieces: what `fastweights train` does in a step. All models of a comparison lie on the
 GPU at once and take their steps in turn, so that a change of clocks meets all. Writes
@@ -25,8 +26,10 @@ from environment import describe, file_suffix, write_json
 from judge.timing import Milliseconds
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, preset
+from fastweights.training.language.compiling import compile_model
 
 RESULTS = Path(__file__).parent / "results"
+CACHE = "runs/tokens"  # where `fastweights train` keeps compiled code unless its run says otherwise
 WARM = 3
 
 
@@ -46,24 +49,33 @@ COMPARISONS = (
     Comparison("lattice-similarity-110m", "gdn-110m-lattice", 16),
     Comparison("lattice-110m", "gdn-110m-lattice", 32),
     Comparison("24 layers of palimpsa-d", "24 layers of gdn", 8),
+    Comparison("24 layers of gdn, compiled", "24 layers of gdn", 8),
+    Comparison("24 layers of gdn, compiled by blocks", "24 layers of gdn", 8),
 )
 LAYERS = "24 layers of "
+COMPILED: dict[str, bool | str] = {", compiled": True, ", compiled by blocks": "blocks"}  # what a name ends in
+
+
+def compiled(name: str) -> bool | str:
+    """What torch.compile compiles of the model of this name."""
+    return next((what for ending, what in COMPILED.items() if name.endswith(ending)), False)
 
 
 def configuration(name: str) -> FastWeightsConfig:
+    name = name.split(", ")[0]
     return FastWeightsConfig(mixer=name.removeprefix(LAYERS)) if name.startswith(LAYERS) else preset(name)
 
 
 class Trained:
     """A model that takes training steps on random tokens."""
 
-    def __init__(self, name: str, batch: int, length: int, compiled: bool) -> None:
+    def __init__(self, name: str, batch: int, length: int) -> None:
         torch.manual_seed(0)
         config = configuration(name)
         self.model = FastWeightsForCausalLM(config).cuda().train()
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.called = torch.compile(self.model) if compiled else self.model
+        compile_model(self.model, compiled(name), CACHE)
         self.tokens = torch.randint(config.vocab_size, (batch, length), device="cuda")
         self.times: list[float] = []
         torch.cuda.synchronize()
@@ -79,7 +91,7 @@ class Trained:
 
     def step(self) -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = self.called(input_ids=self.tokens, labels=self.tokens).loss
+            loss = self.model(input_ids=self.tokens, labels=self.tokens).loss
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -101,16 +113,16 @@ class Trained:
         }  # fmt: skip
 
 
-def compare(comparison: Comparison, length: int, rounds: int, compiled: bool) -> dict[str, Any]:
+def compare(comparison: Comparison, length: int, rounds: int) -> dict[str, Any]:
     names = (comparison.base, comparison.model)
-    trained = {name: Trained(name, comparison.batch, length, compiled) for name in names}
+    trained = {name: Trained(name, comparison.batch, length) for name in names}
     for _ in range(rounds):
         for one in trained.values():
             one.timed_step()
     rows = {name: one.row() for name, one in trained.items()}
     base, model = (rows[name] for name in names)
     return {
-        "batch": comparison.batch, "length": length, "compiled": compiled, "models": rows,
+        "batch": comparison.batch, "length": length, "models": rows,
         "step of the base": model["step, ms"][0] / base["step, ms"][0],
     }  # fmt: skip
 
@@ -128,6 +140,11 @@ def chosen(arguments: argparse.Namespace) -> list[Comparison]:
     return [one._replace(batch=arguments.batch) for one in found] if arguments.batch else found
 
 
+def both_compiled(comparison: Comparison, what: str | None) -> Comparison:
+    ending = {None: "", "whole": ", compiled", "blocks": ", compiled by blocks"}[what]
+    return comparison._replace(model=comparison.model + ending, base=comparison.base + ending)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="comparisons, of " + ", ".join(one.model for one in COMPARISONS))
@@ -136,21 +153,23 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="sequences per step")
     parser.add_argument("--length", type=int, default=2048, help="tokens per sequence")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument(
+        "--compile", choices=("whole", "blocks"), help="both models of every comparison by torch.compile"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    comparisons = chosen(arguments)
+    comparisons = [both_compiled(one, arguments.compile) for one in chosen(arguments)]
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
     device = torch.cuda.get_device_name()
     path = arguments.results / f"training-steps-{file_suffix(device)}.json"
     rows = json.loads(path.read_text())["comparisons"] if path.exists() else {}
     for comparison in comparisons:
-        row = {**compare(comparison, arguments.length, arguments.rounds, arguments.compile), "measured": describe()}
-        rows[f"{comparison.model}{', compiled' if arguments.compile else ''}"] = row
+        row = {**compare(comparison, arguments.length, arguments.rounds), "measured": describe()}
+        rows[comparison.model] = row
         for name, model in row["models"].items():
             print(
-                f"{name:28} {model['step, ms'][0]:8.1f} ms  {model['tokens/s'] / 1e3:6.1f} k tokens/s  "
+                f"{name:38} {model['step, ms'][0]:8.1f} ms  {model['tokens/s'] / 1e3:6.1f} k tokens/s  "
                 f"{model['activations, GiB']:5.1f} GiB  first step {model['first step, s']:.1f} s"
             )
         print(f"{comparison.model}: {row['step of the base']:.2f} of the step of {comparison.base}", flush=True)

@@ -18,8 +18,8 @@ from tests.kernels.described_gpu import described_gpu
 
 PACKAGE = Path(fastweights.__file__).parent
 RUNTIME = PACKAGE / "kernels" / "runtime"
-PRIVATE = re.compile(
-    r"torch\._[A-Za-z]\w*|\._dynamo|triton\.runtime|triton\.compiler|triton\.backends|from triton import knobs|packed_metadata"
+PRIVATE = re.compile(  # torch's manual has the marking of dynamic sizes under its underscore
+    r"torch\._(?!dynamo\.maybe_mark_dynamic)[A-Za-z]\w*|(?<!torch)\._dynamo|triton\.runtime|triton\.compiler|triton\.backends|from triton import knobs|packed_metadata"
 )
 
 

@@ -77,6 +77,7 @@ LANGUAGE: dict[str, list[Any]] = {
     "max_gradient_norm": POSITIVE,
     "precision": ["fp8", "float32", 16, None],
     "gradient_checkpointing": [1, "yes", None],
+    "compile": [1, "yes", 0.5],
     "fsdp": [1, "yes", None],
     "seed": [-1, 0.5, "0", None, 2**64],
     "log_every": SIZES[:-1],

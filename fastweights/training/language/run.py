@@ -62,6 +62,8 @@ class LanguageRun:
         max_gradient_norm: the gradient is scaled down to this norm where it is larger.
         precision: "no" (float32), "bf16" or "fp16" (on a GPU) mixed precision.
         gradient_checkpointing: compute activations twice instead of keeping them.
+        compile: what torch.compile compiles: "blocks" each block of layers, which starts sooner; True the whole model; False
+            nothing. None is "blocks" on a GPU and False without one. Losses differ by rounding.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
         seed: of first weights and data order.
         log_every: steps between two points of the loss curve. Each is the mean over the steps in between.
@@ -99,6 +101,7 @@ class LanguageRun:
     max_gradient_norm: float = 1.0
     precision: str = "no"
     gradient_checkpointing: bool = False
+    compile: bool | str | None = None
     fsdp: bool = False
     seed: int = 0
     log_every: int = 10
@@ -125,6 +128,7 @@ class LanguageRun:
         for name in ("gradient_checkpointing", "fsdp", "tensorboard"):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
+        self._check_compile()
         for name in ("output", "cache"):
             check_path(name, check_text(name, getattr(self, name), what="the path of a folder"), "the path of a folder")
         check_unicode("prompt", self.prompt)
@@ -139,6 +143,15 @@ class LanguageRun:
         object.__setattr__(self, "context_lengths", lengths)
         if len(set(self.mixers)) < len(self.mixers):
             raise ValueError(f"mixers must be different from each other, got {', '.join(self.mixers)}")
+
+    def _check_compile(self) -> None:
+        if not (self.compile is None or isinstance(self.compile, bool) or self.compile == "blocks"):
+            kind = ValueError if isinstance(self.compile, str) else TypeError
+            raise kind(f'compile must be "blocks", True, False or None, got {describe_value(self.compile)}')
+        if self.fsdp and self.compile is True:
+            raise ValueError(
+                'compile must not be True with fsdp, which gathers the parameters of one block at a time; choose "blocks"'
+            )
 
     def _check_model(self) -> None:
         if not isinstance(self.model, Mapping) or not all(isinstance(key, str) for key in self.model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ...models.card import write_card
 from ..optimization import learning_rate_factor, weight_decay_groups
 from .callbacks import check_finite
 from .checkpoints import drop_old, loading, saving
+from .compiling import compile_model, held_eager, what_to_compile, with_any_number_of_documents
 from .folder import LanguageFolder, world_size
 from .run import LanguageRun
 
@@ -61,6 +63,8 @@ class LanguageTrainer(Trainer):
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
+        self._compiled = what_to_compile(run)
+        compile_model(self.model, self._compiled, run.cache)
 
         # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
@@ -70,6 +74,10 @@ class LanguageTrainer(Trainer):
         loss = super().training_step(*args, **kwargs)
         self._losses += loss
         return loss
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        batch = super()._prepare_inputs(inputs)
+        return with_any_number_of_documents(batch) if self._compiled else batch
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Points of the loss curve hold the mean loss of all processes since the point before."""
@@ -128,7 +136,7 @@ class LanguageTrainer(Trainer):
     def _held_out_loss(self) -> float:
         summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)  # losses, tokens
         size, processes = self.run.batch_size, self.accelerator.num_processes
-        with evaluating(self.model):
+        with evaluating(self.model), held_eager() if self._compiled else nullcontext():
             for start in range(self.accelerator.process_index * size, len(self.held_out), processes * size):
                 rows = range(start, min(start + size, len(self.held_out)))
                 summed += self._summed_loss(rows)

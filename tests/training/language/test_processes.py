@@ -91,7 +91,9 @@ def assert_same_losses(result, expected):
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_with_twice_the_batch(run_file, alone):
+@pytest.mark.parametrize("compiled", ["false", '"blocks"', "true"])
+def test_two_processes_are_one_with_twice_the_batch(run_file, alone, compiled):
+    run_file.write_text(f"compile = {compiled}\n" + run_file.read_text())
     errors = torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4)
     assert "stopped after step 4" in errors
     assert errors.count("gdn: 2 processes x 1 row x 2 passes x 32 tokens = 128 tokens per step") == 1
@@ -134,8 +136,9 @@ def test_every_process_is_told_of_a_folder_that_is_refused(run_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone):
-    run_file.write_text("fsdp = true\n" + run_file.read_text())
+@pytest.mark.parametrize("compiled", ["false", '"blocks"'])
+def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone, compiled):
+    run_file.write_text(f"fsdp = true\ncompile = {compiled}\n" + run_file.read_text())
     run = load_run(run_file)
     torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4)
     assert_same_losses(load_result(Path(run.output, "result.json")), alone)
