@@ -18,8 +18,10 @@ from tests.kernels.described_gpu import described_gpu
 
 PACKAGE = Path(fastweights.__file__).parent
 RUNTIME = PACKAGE / "kernels" / "runtime"
-PRIVATE = re.compile(  # torch's manual has the marking of dynamic sizes under its underscore
-    r"torch\._(?!dynamo\.maybe_mark_dynamic)[A-Za-z]\w*|(?<!torch)\._dynamo|triton\.runtime|triton\.compiler|triton\.backends|from triton import knobs|packed_metadata"
+# torch's manual itself gives the name by which a size is marked as dynamic.
+PRIVATE = re.compile(
+    r"torch\._(?!dynamo\.maybe_mark_dynamic)[A-Za-z]\w*|(?<!torch)\._dynamo|triton\.runtime|triton\.compiler|triton\.backends"
+    r"|from triton import knobs|packed_metadata"
 )
 
 
