@@ -34,8 +34,8 @@ MEMORIES = {
 DECODING = {
     f"{name}_": MEMORIES[name]
     for name in (
-        "linear_attention", "delta_rule", "preconditioned_delta_rule", "palimpsa", "palimpsa_posterior", "lattice",
-        "output_normalized_ttt",
+        "linear_attention", "delta_rule", "preconditioned_delta_rule", "palimpsa", "palimpsa_posterior",
+        "gated_kalmanet", "mesa", "lattice", "output_normalized_ttt",
     )
 }  # fmt: skip
 AROUND = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastweights.layers import LayerCache, build_mixer
 from fastweights.testing import CASES, OpCase, OpInputs
-from tests.ops.decoding import DECODING, IN_PLACE, draw_states, exact, in_place, largest_error
+from tests.ops.decoding import BY_KERNEL, DECODING, IN_PLACE, draw_states, exact, in_place, largest_error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +37,7 @@ def walk(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], tokens: int
     return torch.cat(outputs, 1), *held
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", BY_KERNEL)
 def test_many_steps(name: str, record_property: Callable[[str, object], None]) -> None:
     case = CASES[name]
     inputs = on_gpu(case, batch=64, time=STEPS, heads=16, key=128, value=128)
@@ -74,7 +74,7 @@ def test_packed_rows(name: str, sizes: tuple[int, int]) -> None:
         assert torch.equal(after[lengths == 0].cpu(), before[lengths == 0].float())
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", BY_KERNEL)
 def test_in_a_cuda_graph(name: str) -> None:
     """Nothing waits for the device: the call can be captured, and every replay is a step."""
     case = CASES[name]
@@ -90,7 +90,7 @@ def test_in_a_cuda_graph(name: str) -> None:
     assert torch.equal(captured, o) and all(torch.equal(a, b) for a, b in zip(kept, held))
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", BY_KERNEL)
 def test_pool_in_a_cuda_graph(name: str) -> None:
     """Indices are read on the device: other numbers in the same tensor choose other states at the next replay."""
     case = CASES[name]
@@ -113,7 +113,7 @@ def test_pool_in_a_cuda_graph(name: str) -> None:
         assert torch.equal(new[others], old[others])
 
 
-@pytest.mark.parametrize("mixer", ["palimpsa-d", "palimpsa-m", "lattice", "ttt", "gdn"])
+@pytest.mark.parametrize("mixer", ["palimpsa-d", "palimpsa-m", "lattice", "ttt", "gka", "mesa", "gdn"])
 def test_layers_decode_by_the_kernel(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token after token with a cache, each in one recurrent kernel: the numbers of the whole sequence."""
     from fastweights.ops.framework.few_tokens import recurrent

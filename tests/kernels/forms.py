@@ -9,7 +9,9 @@ import torch
 
 from tests.ops.decoding import DECODING, call_decode, draw_states
 
-WHOLE_STATES = ("lattice-encode", "lattice-decode-decay", "output_normalized_ttt")
+WHOLE_STATES = (
+    "lattice-encode", "lattice-decode-decay", "output_normalized_ttt", "gated_kalmanet-chebyshev", "mesa",
+)  # fmt: skip
 
 
 def decoding() -> Iterator[Callable[[], object]]:

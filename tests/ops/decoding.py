@@ -23,7 +23,16 @@ IN_PLACE: dict[str, Callable[..., Tensor]] = {
     "palimpsa_posterior": _mean_and_deviation,
 }
 DECODING = {name: case for name, case in CASES.items() if case.spec.name in IN_PLACE}
+
+
+def has_kernel(case: OpCase) -> bool:
+    """Whether one kernel reads the tokens of this form; of some options it has a few values only."""
+    return all(case.case.options.get(name, served[0]) in served for name, served in case.spec.recurrent.only.items())
+
+
+BY_KERNEL = {name: case for name, case in DECODING.items() if has_kernel(case)}
 POSITIVE = ("A", "J")
+GRAM = ("H",)
 
 
 def draw_states(case: OpCase, inputs: OpInputs, count: int, seed: int = 5) -> tuple[Tensor, ...]:
@@ -35,6 +44,8 @@ def draw_states(case: OpCase, inputs: OpInputs, count: int, seed: int = 5) -> tu
     for name, declared in case.spec.states.items():
         shape = [sizes[d] for d in declared.dims]
         x = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+        if name in GRAM:
+            x = x @ x.mT / sizes["K"] + torch.eye(sizes["K"], dtype=torch.float64)
         states.append(x.abs() if name in POSITIVE else x)
     return tuple(states)
 
@@ -65,7 +76,11 @@ def call_decode(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], new:
     """The kernel's own function on the inputs of a case."""
     from fastweights.kernels.recurrent import RecurrentCall
 
-    options = {"scale": 8**-0.5, "bound": 1.5, "eps": 1e-6, "objective": "decode", "normalize": True, "l1": 0.0}
+    defaults = {
+        "scale": 8**-0.5, "bound": 1.5, "eps": 1e-6, "objective": "decode", "normalize": True, "l1": 0.0, "ridge": 0.02,
+        "solver": "chebyshev", "adaptive_ridge": True,
+    }  # fmt: skip
+    options = {name: x for name, x in defaults.items() if name in case.spec.options}
     call = RecurrentCall(
         {**inputs.tokens, **inputs.parameters}, dict(zip(case.states, states)), {**options, **inputs.options},
         None if new is None else dict(zip(case.states, new)),

@@ -124,7 +124,11 @@ def check_call(
     count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T).count
     like = inputs[0]
     implementation = spec.backends[choose_backend(spec, backend, like, values, max(sizes.K, sizes.V))]
-    recurs = spec.recurrent is not None and is_short(like, cu_seqlens) and spec.recurrent.serves(backend, like)
+    recurs = (
+        spec.recurrent is not None
+        and is_short(like, cu_seqlens)
+        and spec.recurrent.serves(backend, like, values, sizes.K)
+    )
     checks.check_states(spec, initial_state, sizes, count, like)
     if initial_state is None and isinstance(implementation, kernels):  # these make a first state themselves
         for name in spec.states:

@@ -42,7 +42,7 @@ def update_state(
     check_no_gradient(spec.name, {**named, **dict(zip(labels, states))})
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend != "reference" and takes_kernels(backend, like):
+    if backend != "reference" and spec.recurrent.takes(values, sizes.K) and takes_kernels(backend, like):
         for name, role in spec.parameters.items():
             named[name] = full_parameter(named[name], role, sizes, like)
         return spec.recurrent.update(named, dict(zip(spec.states, states)), values, cu_seqlens, state_indices)

@@ -19,10 +19,18 @@ __all__ = ["needs_gradient", "recurrent"]
 
 class recurrent:
     """The recurrent kernel of an op, which may have one without kernels for long sequences. load() imports `decode` of a file of
-    kernels.recurrent: nothing of triton is imported before the first launch."""
+    kernels.recurrent: nothing of triton is imported before the first launch. only: of options of which the kernel does not have
+    all values, those that it has; widest: the most key channels that it takes. Other calls go to a backend."""
 
-    def __init__(self, load: Callable[[], Callable[[RecurrentCall], Any]]) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Callable[[RecurrentCall], Any]],
+        only: Mapping[str, tuple[Any, ...]] | None = None,
+        widest: int | None = None,
+    ) -> None:
         self.load = load
+        self.only = only or {}
+        self.widest = widest
 
     @cached_property
     def decode(self) -> Callable[[RecurrentCall], Any]:
@@ -31,9 +39,16 @@ class recurrent:
     def bind(self, spec: OpSpec) -> None:
         self.spec = spec
 
-    def serves(self, backend: str, x: Tensor) -> bool:
+    def takes(self, options: Mapping[str, Any], key: int) -> bool:
+        """Whether it has these options, with so many key channels."""
+        has_options = all(options[name] in served for name, served in self.only.items())
+        return has_options and (self.widest is None or key <= self.widest)
+
+    def serves(self, backend: str, x: Tensor, options: Mapping[str, Any], key: int) -> bool:
         """Whether it runs for a few tokens like x that need no gradient."""
-        return backend in ("auto", "triton") and not torch.compiler.is_compiling() and takes_kernels(backend, x)
+        if backend not in ("auto", "triton") or torch.compiler.is_compiling() or not self.takes(options, key):
+            return False
+        return takes_kernels(backend, x)
 
     def run(self, x: Any, sizes: Sizes) -> tuple[Sequence[Any], Sequence[Any]]:
         """The outputs and the final states of checked `Arguments`. Given states are kept."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, sequential
+from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.spec import Case, Choice, Flag, Integer, Number, OpSpec, Output
-from ..shared.ridge import STATES, iteration_macs, ridge_kernels
+from ..shared.ridge import KERNEL_SOLVERS, STATES, WIDEST, decode_kernel, iteration_macs, ridge_kernels
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.iterations import SOLVERS
 from ..shared.ridge.reference import reference
@@ -30,9 +30,10 @@ SPEC = OpSpec(
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
         "triton": kernels(
-            ridge_kernels, only={"solver": ("chebyshev", "conjugate_gradient")}, widest=128, widest_in_float32=64
+            ridge_kernels, only={"solver": KERNEL_SOLVERS}, widest=WIDEST, widest_in_float32=64
         ),
     },
+    recurrent=recurrent(decode_kernel, only={"solver": KERNEL_SOLVERS}, widest=WIDEST),
     cases={
         # The gradient is by implicit differentiation, exact once the iteration has converged. The Chebyshev iteration and
         # gradient descent have not after so few; conjugate gradients must have, as before that they amplify rounding.
@@ -103,7 +104,7 @@ def gated_kalmanet(
         mix: m in [0, 1], the paper's alpha-connection: 1 (also when None) reads the regression, 0 is linear attention.
             [B, T, HV] or H heads, any float dtype.
         ridge: positive factor on |H_t|_F; without adaptive_ridge lambda_t itself.
-        iterations: of the iterative solvers, at least 1.
+        iterations: of the iterative solvers, at least 1. Conjugate gradients end early in the kernels: see `mesa`.
         solver: "chebyshev", "conjugate_gradient" (on random unit keys as accurate after 16 iterations as the first after
             30, values and gradients), "exact" (a Cholesky factor per token; NaN where a given state or rounding makes
             H_t + lambda_t I indefinite), or for comparison "gradient_descent" and "accelerated_gradient_descent" (Nesterov's,

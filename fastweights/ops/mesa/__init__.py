@@ -7,9 +7,9 @@ from functools import partial
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, sequential
+from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.spec import Case, Integer, OpSpec, Output
-from ..shared.ridge import STATES, iteration_macs, ridge_kernels
+from ..shared.ridge import STATES, WIDEST, decode_kernel, iteration_macs, ridge_kernels
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.reference import reference
 
@@ -27,8 +27,9 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(partial(reference, solver="conjugate_gradient")),
         "torch": chunkwise(partial(chunked, solver="conjugate_gradient")),
-        "triton": kernels(ridge_kernels, widest=128, widest_in_float32=64),
+        "triton": kernels(ridge_kernels, widest=WIDEST, widest_in_float32=64),
     },
+    recurrent=recurrent(decode_kernel, widest=WIDEST),
     cases={"": Case(options={"iterations": 16}, measured={"iterations": 30})},
     equation="H = a H + beta k k^T; U = a U + beta k v^T; o = U^T (H + Diag(ridge))^-1 q",
     macs=iteration_macs,
@@ -66,7 +67,8 @@ def mesa(
             Any float dtype.
         beta: gain of a token, at least 0, [B, T, HV] (or H heads). Any float dtype.
         ridge: positive, [HV, K] (or H heads; [HV] or a number are repeated over the channels).
-        iterations: steps of conjugate gradients, at least 1.
+        iterations: steps of conjugate gradients, at least 1. The kernels end those of a chunk of 64 tokens once all of its
+            residuals are 2^-13 of what they were (2^-26 in float32), which their operands cannot resolve.
         scale: factor on q, K^-0.5 by default.
         initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H is taken as the
             symmetric positive semidefinite matrix that it is. N is B, or the number of packed sequences.

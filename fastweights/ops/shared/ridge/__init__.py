@@ -10,10 +10,16 @@ identity, times |H_t|_F (at least 1e-6) if adaptive_ridge. solver: one of `SOLVE
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ...framework.kernel_backend import KernelFamily
 from ...framework.spec import State
 
-__all__ = ["STATES", "iteration_macs", "ridge_kernels"]
+__all__ = ["KERNEL_SOLVERS", "STATES", "WIDEST", "decode_kernel", "iteration_macs", "ridge_kernels"]
+
+KERNEL_SOLVERS = ("chebyshev", "conjugate_gradient")
+WIDEST = 128  # key channels, in the kernels
 
 # Only its symmetric part is a Gram matrix.
 STATES = {
@@ -34,3 +40,9 @@ def ridge_kernels() -> KernelFamily:
     # The values are those of mesa, whose ridge is a tensor.
     options = {"ridge": 0.0, "iterations": 30, "solver": "conjugate_gradient", "adaptive_ridge": False, "scale": 1.0}
     return KernelFamily(RIDGE, RidgeInputs, options)
+
+
+def decode_kernel() -> Callable[..., Any]:
+    from ....kernels.recurrent.ridge import decode
+
+    return decode

@@ -1,0 +1,194 @@
+"""The recurrent kernels of Gated KalmaNet and mesa: one solves a head's system, the one of linear attention asks the memory.
+
+A matrix H [K, K] stays in the registers of a program through all iterations, each one product of H with a vector. It is held as
+[L, K, J, E], column j L E + l E + e of J L E = K: Triton then spreads L over neighbouring lanes and the rows over the other lanes
+and the warps. A sum over columns takes two exchanges between lanes, and the vector goes through shared memory once per iteration.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..math import float_or_nan, is_bad
+from ..packing import tokens_of_sequence
+from . import RecurrentCall, delta_rule
+from .launching import Tile, padded, run
+from .states import pool_row
+from .tokens import any_layout, decay_from_log, number, row
+
+__all__ = ["decode"]
+
+
+def decode(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `gated_kalmanet`, or of `mesa` where the ridge is a tensor."""
+    x, options = call.inputs, call.options
+    ridge, beta, v = x.get("ridge"), x.get("beta"), x["v"]
+    asked_like = v.new_empty(1, dtype=call.states["H"].dtype).expand(*v.shape[:3], x["k"].shape[3])
+    asked, *writes = run(
+        decode_systems, call._replace(inputs={**x, "v": asked_like}), whole_matrix, inputs=INPUTS, states=("H",),
+        outputs=(True, beta is not None), parameters=(ridge, 0 if ridge is None else ridge.stride(0)),
+        numbers=(options.get("ridge", 0.0), options["iterations"], options["scale"]),
+        CHEBYSHEV=options.get("solver") == "chebyshev", ADAPTIVE=options.get("adaptive_ridge", False),
+        maxnreg=128,
+    )  # fmt: skip
+    memory = {"q": asked, "k": x["k"], "v": v, "g": x["g"], "write_key": writes[0] if writes else None}
+    finals = None if call.new_states is None else {"S": call.new_states["U"]}
+    return delta_rule.decode(
+        call._replace(inputs=memory, states={"S": call.states["U"]}, options={"scale": 1.0}, new_states=finals)
+    )
+
+
+def whole_matrix(key: int, width: int) -> Tile:
+    """All of H, on up to eight warps: an iteration is as long as its sums take to cross them."""
+    rows = padded(key, 1)
+    return Tile(rows, rows, max(1, min(8, rows * rows // 1024)))
+
+
+INPUTS = ("q", "k", "g", "beta", "mix")
+SMALLEST_RIDGE = tl.constexpr(1e-6)  # these three as in the op's system.py and iterations.py
+SMALLEST_NORM = tl.constexpr(1e-15)
+TINY = tl.constexpr(1.1754943508222875e-38)
+
+
+@triton.jit
+def norm_of(H):
+    """|H|_F, without overflow of the squares."""
+    largest = tl.max(over_columns_max(tl.abs(H)), 0)
+    H *= 1 / tl.where(largest > 0, largest, 1.0)
+    return largest * tl.sqrt(tl.sum(over_columns(H * H), 0))
+
+
+@triton.jit
+def over_columns(H):
+    """Sums of the rows, in a thread first."""
+    return tl.sum(tl.sum(tl.sum(H, 2), 2), 0)
+
+
+@triton.jit
+def over_columns_max(H):
+    return tl.max(tl.max(tl.max(H, 2), 2), 0)
+
+
+@triton.jit
+def along_columns(x, L: tl.constexpr, J: tl.constexpr, E: tl.constexpr):
+    """A vector [K] as it stands beside the columns."""
+    return tl.permute(tl.reshape(x, (J, 1, L, E)), (2, 1, 0, 3))
+
+
+@triton.jit
+def turned(H):
+    """The transpose."""
+    L: tl.constexpr = H.shape[0]
+    K: tl.constexpr = H.shape[1]
+    J: tl.constexpr = H.shape[2]
+    E: tl.constexpr = H.shape[3]
+    whole = tl.reshape(tl.permute(H, (1, 2, 0, 3)), (K, K))
+    return tl.permute(tl.reshape(tl.trans(whole), (K, J, L, E)), (2, 0, 1, 3))
+
+
+@triton.jit
+def product(H, x):
+    return over_columns(H * along_columns(x, H.shape[0], H.shape[2], H.shape[3]))
+
+
+@triton.jit
+def chebyshev(H, b, low, high, iterations):
+    """The iteration for eigenvalues of H + low I in [low, high]."""
+    contraction = (high - low) / (high + low)
+    step = 2 / (high + low)
+    omega = 2.0
+    x = step * b
+    before = tl.zeros_like(x)
+    for _ in range(iterations):
+        omega = 4 / (4 - contraction * contraction * omega)
+        residual = product(H, x) + low * x - b
+        x, before = before + omega * (x - before - step * residual), x
+    return x
+
+
+@triton.jit
+def conjugate_gradient(H, b, ridge, iterations):
+    """From zero. What is solved already stays as it is."""
+    size = tl.maximum(tl.max(tl.abs(b), 0), TINY)
+    residual = b * (1 / size)
+    direction = residual
+    x = tl.zeros_like(residual)
+    energy = tl.sum(residual * residual, 0)
+    for _ in range(iterations):
+        image = product(H, direction) + ridge * direction
+        step = energy / tl.maximum(tl.abs(tl.sum(direction * image, 0)), TINY)  # negative only by rounding
+        x += step * direction
+        residual -= step * image
+        left = tl.sum(residual * residual, 0)
+        direction = residual + left / tl.maximum(energy, TINY) * direction
+        energy = left
+    return size * x
+
+
+@triton.jit(**any_layout(INPUTS, "ridge", "asked", "writes", numbers=("ridge_head", "iterations")))
+def decode_systems(
+    q, q_token, q_head, Q_GROUP: tl.constexpr,
+    k, k_token, k_head, K_GROUP: tl.constexpr,
+    g, g_token, g_head, G_GROUP: tl.constexpr,
+    beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
+    mix, mix_token, mix_head, MIX_GROUP: tl.constexpr,
+    ridge, ridge_head, asked, writes, H, new_H, H_step, H_head,
+    state_indices, P, cu_seqlens, T, level, iterations, scale,
+    CHEBYSHEV: tl.constexpr, ADAPTIVE: tl.constexpr,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """x, x_token, x_head, X_GROUP: see `strides`. asked, writes [BT, HV, K]: what the memory is asked, and beta k. ridge [HV, K],
+    or None: `level`, times |H|_F if ADAPTIVE. V is K."""
+    n = tl.program_id(0) // HV
+    head = tl.program_id(0) % HV
+    index, held = pool_row(state_indices, n, P)
+    channel = tl.arange(0, BK)
+    is_channel = channel < K
+    E: tl.constexpr = min(4, BK)
+    L: tl.constexpr = min(4, BK // E)
+    J: tl.constexpr = BK // (E * L)
+    column = tl.arange(0, L)[:, None, None, None] * E + tl.arange(0, J)[None, None, :, None] * (L * E)
+    column += tl.arange(0, E)[None, None, None, :]
+    at_H = index * H_step + head * H_head + (channel[None, :, None, None] * K + column)
+    in_H = (channel < K)[None, :, None, None] & (column < K) & held
+    state = tl.load(H + at_H, in_H, 0.0, eviction_policy="evict_first")
+    state = 0.5 * (state + turned(state))
+    diagonal = level
+    if ridge is not None:
+        diagonal = tl.load(ridge + head * ridge_head + channel, mask=is_channel, other=1.0).to(tl.float32)
+
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
+    for t in range(count):
+        token = first + t
+        # All loads come before any use, so that their latencies overlap.
+        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        decay = decay_from_log(number(g, token, g_token, head, g_head, G_GROUP))
+        gain = 1.0
+        if beta is not None:
+            gain = float_or_nan(number(beta, token, beta_token, head, beta_head, BETA_GROUP))
+        if mix is not None:
+            part = float_or_nan(number(mix, token, mix_token, head, mix_head, MIX_GROUP))
+
+        key, query = float_or_nan(key), float_or_nan(query) * scale
+        state = decay * state + (gain * key)[None, :, None, None] * along_columns(key, L, J, E)
+        at = (token * HV + head) * K + channel
+        if writes is not None:
+            tl.store(writes + at, gain * key, mask=is_channel)
+        norm = norm_of(state)
+        if CHEBYSHEV:
+            bound = tl.maximum(norm, SMALLEST_NORM)
+            low = tl.maximum(level * bound, SMALLEST_RIDGE) if ADAPTIVE else level
+            x = chebyshev(state, query, low, low + bound, iterations)
+        elif ADAPTIVE:
+            x = conjugate_gradient(state, query, tl.maximum(level * norm, SMALLEST_RIDGE), iterations)
+        else:
+            x = conjugate_gradient(state, query, diagonal, iterations)
+        x = tl.where(is_bad(norm), float("nan"), x)
+        if mix is not None:
+            x = query + part * (x - query)
+        tl.store(asked + at, x, mask=is_channel)
+
+    tl.store(new_H + at_H, state, mask=in_H, eviction_policy="evict_first")
