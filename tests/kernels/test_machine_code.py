@@ -24,7 +24,7 @@ SHARED = {
     90: 227 * 1024,
 }  # bytes that a program may have (CUDA programming guide, compute capabilities)
 # Bytes per thread. A state and its gradient fill the registers; a warp holds slots, steps and products of a chunk; the
-# registers of Palimpsa's backward are limited, so that more programs run, as are those of a matrix of 128 channels; conjugate
+# registers of Palimpsa's backward are limited, so that more programs run, as are those of matrices of 128 channels; conjugate
 # gradients hold four tiles of a chunk.
 SPILLED = {
     "pass_tokens_back": 224,
@@ -36,7 +36,8 @@ SPILLED = {
     "eliminate_blocks": 544,
     "chunk_sums": 192,  # on sm_80: the tiles are those of Hopper
     "direction_gradients": 64,
-    "solve_chunk": 480,
+    "solve_chunk": 960,
+    "decode_systems": 64,
     "system_gradients": 960,
 }
 

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from fastweights.layers import LayerCache, build_mixer
+from fastweights.models import PRESETS, preset
+from fastweights.ops.shared.ridge import WIDEST
 
 from .by_hand import answer, decay, gate, heads, unit
+from .five_layers import differences
 from .variants import HIDDEN, VARIANTS, build
 
 
@@ -123,3 +126,43 @@ def test_names_of_gated_deltanet():
 def test_bad_options_are_refused(error, options, message):
     with pytest.raises(error, match=message):
         build_mixer("gka", hidden_size=16, num_heads=4, **options)
+
+
+def test_the_iteration_is_stable_through_five_layers():
+    """The paper's figure 1e: its error in the gradients does not grow from the last layer to the first."""
+    found = differences("cpu", None, head_dim=8, batch=1, length=64)
+    assert max(found) <= 2e-3 and max(found) <= 3 * found[-1], found
+
+
+def layers_of_presets(mixer):
+    """Hidden size, heads and options of the mixer's layers in all presets, each once."""
+    found = []
+    for config in map(preset, PRESETS):
+        for name, options in config.mixers():
+            layer = {"hidden_size": config.hidden_size, "num_heads": config.num_heads, **options}
+            if name == mixer and layer not in found:
+                found.append(layer)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mixer", "module", "op"), [("gka", "gated_kalmanet", "gated_kalmanet"), ("mesa", "mesa", "mesa")]
+)
+def test_layers_of_presets_run_by_kernels(mixer, module, op, monkeypatch):
+    """Under autocast the op gets what its kernels take: 16-bit inputs and few enough channels, by default."""
+    given = []
+
+    def called(q, k, v, *others, backend, **options):
+        given.append((q, k, v, backend, options.get("solver", "chebyshev")))
+        return v, (None, None)
+
+    monkeypatch.setattr(f"fastweights.layers.{module}.{op}", called)
+    layers = layers_of_presets(mixer)
+    for layer in layers:
+        built = build_mixer(mixer, **layer)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            built(torch.randn(1, 3, layer["hidden_size"]))
+    assert len(given) == len(layers) >= 2
+    for q, k, v, backend, solver in given:
+        assert {x.dtype for x in (q, k, v)} == {torch.bfloat16} and max(x.shape[3] for x in (q, k, v)) <= WIDEST
+        assert backend == "auto" and solver == "chebyshev"

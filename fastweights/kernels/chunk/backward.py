@@ -86,7 +86,7 @@ def backward(
         recorder.launch(
             chunk_gradients, (parts * sizes.M, HV),
             x.q, x.k, chunks.plain_write_key, x.v, x.beta, saved.G, chunks.u, du, do, dP, h, dh, *place, scale,
-            dq, dk, dw, dv, gate_grads, None, stride, sizes.H, HV, DECAY=sizes.decay, **common,
+            dq, dk, dw, dv, gate_grads, None, stride, sizes.H, HV, DECAY=sizes.decay, PAIRS=True, **common,
             **sizes.tile_options("chunk_gradients", "BK", "BV"),
         )  # fmt: skip
     dprecond_g = dprecond_beta = center_grads = dA = None

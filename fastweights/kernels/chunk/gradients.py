@@ -70,10 +70,11 @@ def chunk_gradients(
     dq, dk, dw, dv, gate_grads, q_rest, stride, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
-    WRITE: tl.constexpr, DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
+    WRITE: tl.constexpr, DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """gate_grads: partial sums of dbeta and dg [K tiles, 2, BT, HV], `stride` from tile to tile. Without WRITE dk holds both
-    roles of the key. Where beta, v, dv and gate_grads are None, z is the gradient of the memory's answers, negated."""
+    roles of the key. Where beta, v, dv and gate_grads are None, z is the gradient of the memory's answers, negated. Without
+    PAIRS, which DELTA needs, dw and dg lack what dP gives to them."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -111,14 +112,21 @@ def chunk_gradients(
         to_q *= tl.exp2(decay)[:, None]
         to_w *= tl.exp2(total - decay)[:, None]
         at_last = tl.exp2(total) * tl.sum(across, 0) + tl.sum(tl.sum(writes.to(tl.float32) * to_w, 1), 0)
-    to_q = tl.dot(to_P, writes, to_q * scale, input_precision=PRECISION)
+    to_q *= scale
+    if PAIRS:
+        to_q = tl.dot(to_P, writes, to_q, input_precision=PRECISION)
     queries = tl.load(q + key_start + at_key, here, 0.0)
-    tl.store(dq + start * K + at_row, to_q.to(dq.dtype.element_ty), here)
+    if PAIRS:
+        tl.store(dq + start * K + at_row, to_q.to(dq.dtype.element_ty), here)
     summed = tl.sum(queries.to(tl.float32) * to_q, 1)
     if q_rest is not None:
         rest = tl.load(q_rest + key_start + at_key, here, 0.0)
         summed += tl.sum(rest.to(tl.float32) * to_q, 1)
-    to_w = tl.dot(tl.trans(to_P), queries, to_w, input_precision=PRECISION)
+    if PAIRS:
+        to_w = tl.dot(tl.trans(to_P), queries, to_w, input_precision=PRECISION)
+    else:
+        to_q = tl.dot(to_P, writes, to_q, input_precision=PRECISION)
+        tl.store(dq + start * K + at_row, to_q.to(dq.dtype.element_ty), here)
     if DELTA:
         pair = i[:, None] > i[None, :]
         if DECAY:

@@ -144,7 +144,8 @@ def backward(
     recorder.launch(
         chunk_gradients, (parts * M, HV),
         x.q, x.k, x.k, None, None, None, saved.u, dz, do, dP, h, dh, *place, 1.0, dq, dk, None, None, None, None, 0, sizes.H, HV,
-        **shared, HEADS_BETA=1, HEADS_W=group, WRITE=False, DELTA=True, **sizes.tile_options("chunk_gradients", "BK", "BV"),
+        **shared, HEADS_BETA=1, HEADS_W=group, WRITE=False, DELTA=True, PAIRS=True,
+        **sizes.tile_options("chunk_gradients", "BK", "BV"),
     )  # fmt: skip
     return TTTInputs(dq, dk, dv, dgamma, None if x.S is None else dS)
 

@@ -6,21 +6,30 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import rows_of_tokens
+from ..math import of_tokens, rows_of_tokens
 from ..packing import chunk_place
 from .chunk import decay_factors, gain_of, whole_rows_of
 
 
+@triton.jit
+def sums_of_pairs(row, to_key, pairs, gain):
+    """With what pairs of a token and an earlier key, its gain aside, give to the decays from the one to the other: the same
+    numbers in both sums, so that they cancel but for the tokens between."""
+    return row + tl.sum(pairs * gain[None, :], 1), to_key + tl.sum(pairs, 0)
+
+
 @triton.jit(do_not_specialize=["time", "stride"])
 def system_gradients(
-    k, beta, gate, x, x_rest, e, slope, norms, states, later, d_writes, memory_gates, gate_grads, dk, d_diagonal, chunks, time,
-    stride, HV,
-    K: tl.constexpr, BK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, MEMORY_PARTS: tl.constexpr,
+    q, k, beta, gate, mix, dP, x, x_rest, e, slope, norms, units, outsides, later, d_writes, memory_gates, gate_grads, dk,
+    d_diagonal, chunks, time, scale, stride, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_MIX: tl.constexpr,
+    MEMORY_PARTS: tl.constexpr,
     ADAPTIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of key channels of a chunk. states, later [M, HV, K, K]: H at the chunk's start, its gradient at the chunk's end.
-    d_writes [BT, HV, K]: the gradient of beta k as the memory's keys. gate_grads [K tiles, 2, BT, HV]: partial sums of dbeta and
-    dg, `stride` from tile to tile; memory_gates: those of the memory, which the first tile adds."""
+    """One tile of key channels of a chunk. units, outsides: H at the chunk's start, see solve_chunk; later [M, HV, K, K]: its
+    gradient at the chunk's end. dP [BT, HV, 64]: tril(dO V^T), decayed. d_writes [BT, HV, K]: the gradient of beta k as the
+    memory's keys, less what the chunk's own tokens ask. gate_grads [K tiles, 2, BT, HV]: partial sums of dbeta and dg, `stride`
+    from tile to tile; memory_gates: those of the memory, less the same, which the first tile adds."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -35,8 +44,28 @@ def system_gradients(
     pair = tl.where(lower, tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0)), 0.0)
     gain = gain_of(beta, first, live, head, HV, HEADS_BETA)
 
+    low = k.dtype.element_ty
+    row, to_key = tl.zeros((64,), tl.float32), tl.zeros((64,), tl.float32)
+    out = tl.zeros((64, BK), tl.float32)
+    at_dP = dP + (first * HV + head) * 64 + i[:, None] * (HV * 64) + i[None, :]
+    asked = tl.load(at_dP, live[:, None], 0.0).to(tl.float32)  # what the answers of later tokens make of a key's own
+    if mix is not None:
+        alpha = of_tokens(mix, first, live, head, HV, HEADS_MIX)
+        by_q = tl.zeros((64, 64), tl.float32)
+        for k0 in tl.static_range(0, K, BK):
+            c = k0 + tl.arange(0, BK)
+            turned = tl.trans(rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K))
+            some = rows_of_tokens(q, first, live, head, HV, c, K, HEADS_K)
+            by_q = tl.dot(some, turned, by_q, input_precision=PRECISION)
+        plain = asked * (scale * (1 - alpha))[:, None]
+        if part == 0:
+            row, to_key = sums_of_pairs(row, to_key, plain * by_q, gain)
+        queries = rows_of_tokens(q, first, live, head, HV, column, K, HEADS_K)
+        out = tl.dot(tl.trans(plain.to(low)), queries, out, input_precision=PRECISION)
+        asked *= alpha[:, None]
+
     by_x = tl.zeros((64, 64), tl.float32)
-    by_e = by_x
+    by_e = tl.zeros((64, 64), tl.float32)
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         turned = tl.trans(rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K))
@@ -46,17 +75,15 @@ def system_gradients(
                 rows_of_tokens(x_rest, first, live, head, HV, c, K, 1), turned, by_x, input_precision=PRECISION
             )
         by_e = tl.dot(rows_of_tokens(e, first, live, head, HV, c, K, 1), turned, by_e, input_precision=PRECISION)
-    by_x *= pair
-    row, pairs = tl.zeros((64,), tl.float32), by_x * by_e
-    to_key = tl.zeros((64,), tl.float32)
-    if part == 0:  # what k_i k_i^T of an earlier token does to e_t^T H_t x_t, its gain aside
-        row -= tl.sum(pairs * gain[None, :], 1)
-        to_key -= tl.sum(pairs, 0)
-    adjoint = rows_of_tokens(e, first, live, head, HV, column, K, 1)
-    low = adjoint.dtype
-    out = tl.dot(tl.trans(-by_x.to(low)), adjoint, input_precision=PRECISION)
+    # Memory and system make nearly opposite gradients of a key. Their difference is taken before it is rounded and multiplied by
+    # x, which is long where no key is.
+    asked -= pair * by_e
+    if part == 0:
+        row, to_key = sums_of_pairs(row, to_key, asked * by_x, gain)
     answers = rows_of_tokens(x, first, live, head, HV, column, K, 1)
-    out = tl.dot(tl.trans((-by_e * pair).to(low)), answers, out, input_precision=PRECISION)
+    out = tl.dot(tl.trans(asked.to(low)), answers, out, input_precision=PRECISION)
+    adjoint = rows_of_tokens(e, first, live, head, HV, column, K, 1)
+    out = tl.dot(tl.trans((-by_x * pair).to(low)), adjoint, out, input_precision=PRECISION)
 
     across = tl.zeros((64, BK), tl.float32)
     onward = across
@@ -64,41 +91,46 @@ def system_gradients(
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         inside = (c < K)[:, None] & (column < K)[None, :]
-        H = tl.load(states + at_H + c[:, None] * K + column[None, :], inside, 0.0)
+        H = tl.load(units + at_H + c[:, None] * K + column[None, :], inside, 0.0)
         L = tl.load(later + at_H + c[:, None] * K + column[None, :], inside, 0.0)
-        at_end += tl.sum(H * L, 0)
+        at_end += tl.sum(H.to(tl.float32) * L, 0)
         keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
         across = tl.dot(rows_of_tokens(x, first, live, head, HV, c, K, 1), H.to(low), across, input_precision=PRECISION)
         if x_rest is not None:
             rest = rows_of_tokens(x_rest, first, live, head, HV, c, K, 1)
             across = tl.dot(rest, H.to(low), across, input_precision=PRECISION)
         onward = tl.dot(keys, L.to(low), onward, input_precision=PRECISION)
-    row -= tl.exp2(decay) * tl.sum(across * rows_of_tokens(e, first, live, head, HV, column, K, 1).to(tl.float32), 1)
+    outside = tl.load(outsides + m * HV + head)
+    row -= (
+        outside
+        * tl.exp2(decay)
+        * tl.sum(across * rows_of_tokens(e, first, live, head, HV, column, K, 1).to(tl.float32), 1)
+    )
     keys = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K)
     onward *= tl.exp2(total - decay)[:, None]
     to_end = tl.sum(onward * keys.to(tl.float32), 1)
     to_key += to_end
-    ends = tl.exp2(total) * tl.sum(at_end, 0) + tl.sum(to_end * gain, 0)
+    ends = outside * tl.exp2(total) * tl.sum(at_end, 0) + tl.sum(to_end * gain, 0)
     out += 2 * onward
     if ADAPTIVE:
         w = tl.load(slope + at_row, live, 0.0)
         norm = tl.load(norms + at_row, live, 0.0)
         if part == 0:
             row -= 0.5 * w * norm * norm
-        outside = tl.zeros((64, BK), tl.float32)
+        by_norm = tl.zeros((64, BK), tl.float32)
         overlaps = tl.zeros((64, 64), tl.float32)
         for k0 in tl.static_range(0, K, BK):
             c = k0 + tl.arange(0, BK)
             inside = (c < K)[:, None] & (column < K)[None, :]
-            H = tl.load(states + at_H + c[:, None] * K + column[None, :], inside, 0.0)
+            H = tl.load(units + at_H + c[:, None] * K + column[None, :], inside, 0.0)
             some = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
-            outside = tl.dot(some, H.to(low), outside, input_precision=PRECISION)
+            by_norm = tl.dot(some, H.to(low), by_norm, input_precision=PRECISION)
             overlaps = tl.dot(some, tl.trans(some), overlaps, input_precision=PRECISION)
-        outside *= tl.sum(pair * (w * tl.exp2(decay))[:, None], 0)[:, None]
+        by_norm *= (outside * tl.sum(pair * (w * tl.exp2(decay))[:, None], 0))[:, None]
         overlaps *= tl.dot(tl.trans((pair * w[:, None]).to(low)), pair.to(low), input_precision=PRECISION)
-        outside = tl.dot((overlaps * gain[None, :]).to(low), keys, outside, input_precision=PRECISION)
-        to_key -= 0.5 * tl.sum(outside * keys.to(tl.float32), 1)
-        out -= outside
+        by_norm = tl.dot((overlaps * gain[None, :]).to(low), keys, by_norm, input_precision=PRECISION)
+        to_key -= 0.5 * tl.sum(by_norm * keys.to(tl.float32), 1)
+        out -= by_norm
 
     at = (first * HV + head) * K + i[:, None] * (HV * K) + column[None, :]
     here = live[:, None] & (column < K)[None, :]

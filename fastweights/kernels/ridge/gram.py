@@ -46,12 +46,12 @@ def gram_sums(
 
 @triton.jit(do_not_specialize=["time"])
 def gram_sums_back(
-    k, beta, gate, x, e, slope, states, sums, chunks, time, HV,
+    k, beta, gate, x, e, slope, units, outsides, sums, chunks, time, HV,
     K: tl.constexpr, PK: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr,
     ADAPTIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums [M, HV, K, K]: what a chunk adds to the gradient of H at its start,
-    -(1/2) sum_t z_t (e_t x_t^T + x_t e_t^T + w_t H_t). slope [BT, HV]: w."""
+    -(1/2) sum_t z_t (e_t x_t^T + x_t e_t^T + w_t H_t). slope [BT, HV]: w; units, outsides: see solve_chunk."""
     PARTS: tl.constexpr = (K + BV - 1) // BV
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -77,7 +77,8 @@ def gram_sums_back(
         keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
         some = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32) * weight[:, None]
         found = tl.dot(tl.trans(keys), some.to(keys.dtype), found, input_precision=PRECISION)
-        found += tl.sum(w * kept, 0) * tl.load(states + at, inside, 0.0)
+        outside = tl.load(outsides + m * HV + head) * tl.sum(w * kept, 0)
+        found += outside * tl.load(units + at, inside, 0.0).to(tl.float32)
     tl.store(sums + at, -0.5 * found, inside)
 
 

@@ -56,13 +56,17 @@ class Options(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The solutions x and, with a mix, what the memory is asked, y, [BT, HV, K], in 16 bits as sums of two tensors each; |H_t|_F
-    [BT, HV] in float32; of the memory's linear attention the decays, the states at the segments' starts and the tables."""
+    """The solutions x and, with a mix, what the memory is asked, y, [BT, HV, K], in 16 bits as sums of two tensors each; beta k
+    or None; H at the chunks' starts over its norm [M, HV, K, K], in float16 unless the inputs are float32, the norm [M, HV], and
+    |H_t|_F [BT, HV]; of the memory's linear attention the decays, the states at the segments' starts and the tables."""
 
     x: Any
     x_rest: Any
     y: Any
     y_rest: Any
+    writes: Any
+    units: Any
+    outsides: Any
     norms: Any
     G: Any
     starts: Any
@@ -101,14 +105,20 @@ class RidgeSizes(ChunkSizes):
     def placeholders(self, x: RidgeInputs, options: Options) -> Saved:
         kept = self.saved()
         (solved, solved_rest), (y, y_rest) = self.in_two(), (None, None) if x.mix is None else self.in_two()
-        norms = self.per_token(self.HV, dtype=torch.float32) if options.adaptive_ridge else None
+        work = torch.float32 if self.dtype == torch.float32 else torch.float16
+        system = (
+            None if x.beta is None else self.per_token(self.HV, self.K),
+            self.empty(self.M, self.HV, self.K, self.K, dtype=work),
+            self.empty(self.M, self.HV, dtype=torch.float32),
+            self.per_token(self.HV, dtype=torch.float32) if options.adaptive_ridge else None,
+        )
         memory = kept.G, kept.starts, kept.transitions, kept.chunk_table, kept.segment_table
-        return Saved(solved, solved_rest, y, y_rest, norms, *memory)
+        return Saved(solved, solved_rest, y, y_rest, *system, *memory)
 
 
-def memory_of(x: RidgeInputs, sizes: RidgeSizes, saved: Saved, writes: TensorSpec | None) -> tuple[Any, Any]:
+def memory_of(x: RidgeInputs, sizes: RidgeSizes, saved: Saved) -> tuple[Any, Any]:
     """The inputs of the memory's linear attention, and what it saves."""
-    keys = x.k if writes is None else writes
+    keys = x.k if saved.writes is None else saved.writes
     inputs = sizes.memory._replace(q=saved.asked[0], k=keys, write_key=keys)
     kept = SavedForBackward(
         None, None, saved.G, saved.starts, saved.transitions, None, None, saved.chunk_table, saved.segment_table
@@ -129,24 +139,23 @@ def shapes(x: RidgeInputs, device: torch.device, options: Sequence[Any], final: 
 def forward(recorder: Recorder, x: RidgeInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
     sizes = RidgeSizes(x, device)
     (o, H_end, U_end), saved = shapes(x, device, options, final)
-    writes = None if x.beta is None else sizes.per_token(sizes.HV, sizes.K)
-    memory, kept = memory_of(x, sizes, saved, writes)
+    memory, kept = memory_of(x, sizes, saved)
     sizes.record_tables(recorder, memory, kept)
     chunks = transform_chunks(recorder, memory, sizes, kept, 1.0, reuse_saved=False)._replace(q_rest=saved.asked[1])
-    states = pass_gram(recorder, x, sizes, saved, writes, H_end)
-    solve(recorder, x, sizes, Options(*options), saved, states, norms=saved.norms)
+    states = pass_gram(recorder, x, sizes, saved, H_end)
+    solve(recorder, x, sizes, Options(*options), saved, states=states)
     record_outputs(recorder, memory, sizes, chunks, kept, 1.0, o, U_end)
     return (o, H_end, U_end), saved
 
 
 def pass_gram(
-    recorder: Recorder, x: RidgeInputs, sizes: RidgeSizes, saved: Saved, writes: TensorSpec | None, end: TensorSpec | None
+    recorder: Recorder, x: RidgeInputs, sizes: RidgeSizes, saved: Saved, end: TensorSpec | None
 ) -> TensorSpec:  # fmt: skip
-    """H at the chunks' starts; fills `writes` with beta k."""
+    """H at the chunks' starts; fills saved.writes."""
     states = sizes.gram(sizes.M)
     recorder.launch(
         gram_sums, (sizes.parts * sizes.M, sizes.HV),
-        x.k, x.beta, saved.G, states, writes, saved.chunk_table, sizes.T, sizes.HV, **sizes.constants, **sizes.columns,
+        x.k, x.beta, saved.G, states, saved.writes, saved.chunk_table, sizes.T, sizes.HV, **sizes.constants, **sizes.columns,
     )  # fmt: skip
     scan(recorder, x, sizes, saved, x.H, states, end, back=False)
     return states
@@ -164,18 +173,18 @@ def scan(
 
 
 def solve(
-    recorder: Recorder, x: RidgeInputs, sizes: RidgeSizes, options: Options, saved: Saved, states: TensorSpec, *,
-    norms: TensorSpec | None = None, dy: TensorSpec | None = None, e: TensorSpec | None = None, slope: TensorSpec | None = None,
+    recorder: Recorder, x: RidgeInputs, sizes: RidgeSizes, options: Options, saved: Saved, *,
+    states: TensorSpec | None = None, dy: TensorSpec | None = None, e: TensorSpec | None = None, slope: TensorSpec | None = None,
     dq: TensorSpec | None = None, dmix: TensorSpec | None = None,
 ) -> None:  # fmt: skip
-    """The solutions; with dy, the gradient of what the memory is asked, the adjoint ones."""
+    """The solutions, from H at the chunks' starts; with dy, the gradient of what the memory is asked, the adjoint ones."""
     by_chebyshev = options.solver == "chebyshev"
     lowest = options.ridge if options.adaptive_ridge else TYPICAL_RIDGE
     stride = stride_between_roots(options.iterations + 1, lowest) if by_chebyshev else 0
     recorder.launch(
         solve_chunk, (sizes.M, sizes.HV),
-        x.q, x.k, x.beta, saved.G, x.mix, x.ridge, states, dy, saved.x, saved.x_rest, e, saved.y, saved.y_rest, norms,
-        slope, dq, dmix, saved.chunk_table, sizes.T, options.scale, options.ridge, options.iterations,
+        x.q, x.k, x.beta, saved.G, x.mix, x.ridge, states, saved.units, saved.outsides, saved.norms, dy, saved.x, saved.x_rest, e,
+        saved.y, saved.y_rest, slope, dq, dmix, saved.chunk_table, sizes.T, options.scale, options.ridge, options.iterations,
         stride, sizes.HV, **sizes.constants,
         HEADS_MIX=sizes.group(x.mix), CHEBYSHEV=by_chebyshev, ADAPTIVE=options.adaptive_ridge,
         BACK=dy is not None, num_warps=4, num_stages=1,
@@ -189,21 +198,19 @@ def backward(
     sizes, chosen = RidgeSizes(x, device), Options(*options)
     do, dH_end, dU_end = output_grads
     HV, K, M, float32 = sizes.HV, sizes.K, sizes.M, torch.float32
-    writes = None if x.beta is None else sizes.per_token(HV, K)
-    states = pass_gram(recorder, x, sizes, saved, writes, None)
-    _, kept = memory_of(x, sizes, saved, writes)
-    dy, d_writes, dv, memory_gates, dU = memory_gradients(recorder, x, sizes, saved, writes, do, dU_end, state_grads)
+    _, kept = memory_of(x, sizes, saved)
+    dy, d_writes, dv, dP, memory_gates, dU = memory_gradients(recorder, x, sizes, saved, do, dU_end, state_grads)
 
     e, dq = sizes.per_token(HV, K), sizes.per_token(HV, K)
     slope = sizes.per_token(HV, dtype=float32) if chosen.adaptive_ridge else None
     dmix = gate_gradient(sizes, x.mix)
-    solve(recorder, x, sizes, chosen, saved, states, e=e, dy=dy, slope=slope, dq=dq, dmix=dmix)
+    solve(recorder, x, sizes, chosen, saved, e=e, dy=dy, slope=slope, dq=dq, dmix=dmix)
 
     later, dH = sizes.gram(M), sizes.gram(sizes.N) if state_grads else None
     place = saved.chunk_table, sizes.T
     recorder.launch(
         gram_sums_back, (sizes.parts * M, HV),
-        x.k, x.beta, saved.G, saved.x, e, slope, states, later, *place, HV, **sizes.constants,
+        x.k, x.beta, saved.G, saved.x, e, slope, saved.units, saved.outsides, later, *place, HV, **sizes.constants,
         ADAPTIVE=chosen.adaptive_ridge, **sizes.columns,
     )  # fmt: skip
     scan(recorder, x, sizes, saved, dH_end, later, dH, back=True)
@@ -212,10 +219,10 @@ def backward(
     system_gates = sizes.empty(sizes.parts, *memory_gates.shape[1:], dtype=float32)
     recorder.launch(
         system_gradients, (sizes.parts * M, HV),
-        x.k, x.beta, saved.G, saved.x, saved.x_rest, e, slope, saved.norms, states, later, d_writes, memory_gates,
-        system_gates, dk, per_chunk, *place, prod(memory_gates.shape[1:]), HV, K=K, BK=sizes.columns["BV"],
-        HEADS_K=sizes.group(x.k), HEADS_BETA=sizes.group(x.beta), MEMORY_PARTS=memory_gates.shape[0],
-        ADAPTIVE=chosen.adaptive_ridge, PRECISION=sizes.precision, num_warps=4, num_stages=1,
+        x.q, x.k, x.beta, saved.G, x.mix, dP, saved.x, saved.x_rest, e, slope, saved.norms, saved.units, saved.outsides, later,
+        d_writes, memory_gates, system_gates, dk, per_chunk, *place, chosen.scale, prod(memory_gates.shape[1:]), HV,
+        K=K, BK=sizes.columns["BV"], HEADS_K=sizes.group(x.k), HEADS_BETA=sizes.group(x.beta), HEADS_MIX=sizes.group(x.mix),
+        MEMORY_PARTS=memory_gates.shape[0], ADAPTIVE=chosen.adaptive_ridge, PRECISION=sizes.precision, num_warps=4, num_stages=1,
     )  # fmt: skip
     dbeta, dg, _ = reduce_grads(recorder, sizes.memory._replace(beta=x.beta), sizes, kept, system_gates, None)
     d_ridge = None
@@ -235,12 +242,12 @@ def gate_gradient(sizes: RidgeSizes, gate: Any) -> TensorSpec | None:
 
 
 def memory_gradients(
-    recorder: Recorder, x: RidgeInputs, sizes: RidgeSizes, saved: Saved, writes: TensorSpec | None, do: Any, dU_end: Any,
+    recorder: Recorder, x: RidgeInputs, sizes: RidgeSizes, saved: Saved, do: Any, dU_end: Any,
     state_grads: bool,
-) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec, TensorSpec | None]:  # fmt: skip
-    """The memory's gradients: of what it is asked, in float32, of its keys and values, the partial sums of dg, and of its first
-    state."""
-    memory, kept = memory_of(x, sizes, saved, writes)
+) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec, TensorSpec, TensorSpec | None]:  # fmt: skip
+    """The memory's gradients: of what it is asked, in float32, of its keys and values, of its scores, the partial sums of dg, and
+    of its first state. Those of keys and dg lack what tokens of the chunk do to each other."""
+    memory, kept = memory_of(x, sizes, saved)
     HV, K, V, M = sizes.HV, sizes.K, sizes.V, sizes.M
     keys = memory.k
     chunks = ChunkOperands(saved.asked[0], keys, None, x.v, keys)
@@ -265,9 +272,9 @@ def memory_gradients(
         chunks.q, keys, keys, None, None, saved.G, x.v, None, do, dP, h, dh, *place, 1.0, dy, None, d_writes, None,
         gate_grads, saved.asked[1],
         prod(gate_grads.shape[1:]), HV, HV, K=K, V=V, HEADS_BETA=1, HEADS_W=sizes.group(keys), WRITE=True, DELTA=False,
-        DECAY=1, PRECISION=sizes.precision, **sizes.tile_options("chunk_gradients", "BK", "BV"),
+        DECAY=1, PAIRS=False, PRECISION=sizes.precision, **sizes.tile_options("chunk_gradients", "BK", "BV"),
     )  # fmt: skip
-    return dy, d_writes, dv, gate_grads, dU
+    return dy, d_writes, dv, dP, gate_grads, dU
 
 
 # Inputs: RidgeInputs. Outputs: o, H, U.

@@ -77,13 +77,15 @@ def chebyshev(
 def conjugate_gradient(
     b, keys, H, weights, kept, low, channels, iterations, WORK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """From zero, for the ridge low [64], times twice channels [K] unless None. b has about the size 1. What is solved already
-    stays as it is."""
+    """From zero, for the ridge low [64], times twice channels [K] unless None. b has at least the length 1, or is 0. What is
+    solved already stays as it is; it ends when all residuals are smaller than the operands' rounding."""
+    enough: tl.constexpr = 2.0**-13 if PRECISION == "tf32" else 2.0**-26
     residual = b.to(tl.float32)
     x = tl.zeros(b.shape, tl.float32)
     length = tl.sqrt(tl.maximum(tl.sum(residual * residual, 1), SMALLEST))
     direction = (residual * (1.0 / length)[:, None]).to(WORK)  # over the length of the residual
-    for _ in range(iterations):
+    left = iterations
+    while left > 0:
         # A factor in 16 bits: the ridge in float32 would be moved out of the loop, the direction in float32 kept for later.
         image = 2 * low[:, None] * (direction * (0.5 if channels is None else channels[None, :])).to(tl.float32)
         image = product(direction, keys, H, weights, kept, image, PRECISION)
@@ -96,18 +98,20 @@ def conjugate_gradient(
         length = tl.sqrt(tl.maximum(tl.sum(residual * residual, 1), SMALLEST))
         turn = length / before
         direction = (residual * (1.0 / length)[:, None] + turn[:, None] * direction.to(tl.float32)).to(WORK)
+        left = tl.where(tl.max(length, 0) < enough, 0, left - 1)
     return x
 
 
 @triton.jit(do_not_specialize=["time", "iterations", "stride"])
 def solve_chunk(
-    q, k, beta, gate, mix, diagonal, states, dy, x_high, x_rest, e, y_high, y_rest, norms, slope, dq, dmix, chunks, time, scale,
-    ridge, iterations, stride, HV,
+    q, k, beta, gate, mix, diagonal, states, units, outsides, norms, dy, x_high, x_rest, e, y_high, y_rest, slope, dq, dmix,
+    chunks, time, scale, ridge, iterations, stride, HV,
     K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_MIX: tl.constexpr,
     CHEBYSHEV: tl.constexpr, ADAPTIVE: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. norms [BT, HV]: |H_t|_F; slope: w. diagonal [HV, K]: the
-    ridge per channel, None for a number."""
+    """x and y [BT, HV, K], each the sum of two tensors; BACK: e from dy. states [M, HV, K, K]: H at the chunk's
+    start; outsides [M, HV]: its norm, and units: H over that, which BACK reads. norms [BT, HV]: |H_t|_F; slope: w. diagonal
+    [HV, K]: the ridge per channel, None for a number."""
     WORK: tl.constexpr = tl.float16 if PRECISION == "tf32" else tl.float32
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -120,10 +124,17 @@ def solve_chunk(
     at_row = first * HV + head + i * HV
 
     # The system in units in which 16-bit operands serve: keys of about length 1, H of Frobenius norm 1, rows of norm 1.
-    at_H = states + (m.to(tl.int64) * HV + head) * K * K + c[:, None] * K + c[None, :]
-    H = tl.load(at_H, (c < K)[:, None] & (c < K)[None, :], 0.0)
-    outside = tl.sqrt(tl.sum(tl.sum(H * H, 0), 0))
-    H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
+    at_H = (m.to(tl.int64) * HV + head) * K * K + c[:, None] * K + c[None, :]
+    inside_H = (c < K)[:, None] & (c < K)[None, :]
+    if BACK:
+        H = tl.load(units + at_H, inside_H, 0.0)
+        outside = tl.load(outsides + m * HV + head)
+    else:
+        H = tl.load(states + at_H, inside_H, 0.0)
+        outside = tl.sqrt(tl.sum(tl.sum(H * H, 0), 0))
+        H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
+        tl.store(units + at_H, H, inside_H)
+        tl.store(outsides + m * HV + head, outside)
     keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
     unit = size_of_rows(keys.to(tl.float32), PK)
     bad = is_bad(unit)
