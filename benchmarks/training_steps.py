@@ -51,6 +51,10 @@ COMPARISONS = (
     Comparison("24 layers of palimpsa-d", "24 layers of gdn", 8),
     Comparison("24 layers of gdn, compiled", "24 layers of gdn", 8),
     Comparison("24 layers of gdn, compiled by blocks", "24 layers of gdn", 8),
+    Comparison("gka-440m", "gdn-440m-gka", 8),
+    Comparison("gka-440m with 20 iterations", "gdn-440m-gka", 8),
+    Comparison("gka-hybrid-2.8b", "gka-hybrid-2.8b with gdn", 2),
+    Comparison("gka-hybrid-2.8b with 20 iterations", "gka-hybrid-2.8b with gdn", 2),
 )
 LAYERS = "24 layers of "
 COMPILED: dict[str, bool | str] = {", compiled": True, ", compiled by blocks": "blocks"}  # what a name ends in
@@ -62,8 +66,24 @@ def compiled(name: str) -> bool | str:
 
 
 def configuration(name: str) -> FastWeightsConfig:
+    """Of a preset, of `LAYERS` and a mixer, or of a preset whose layers of Gated KalmaNet have another number of iterations or
+    are gated delta rules."""
     name = name.split(", ")[0]
-    return FastWeightsConfig(mixer=name.removeprefix(LAYERS)) if name.startswith(LAYERS) else preset(name)
+    if name.startswith(LAYERS):
+        return FastWeightsConfig(mixer=name.removeprefix(LAYERS))
+    known, _, change = name.partition(" with ")
+    if not change:
+        return preset(known)
+    iterations = change.removesuffix(" iterations")
+
+    def changed(mixer: str, options: dict[str, Any]) -> dict[str, Any]:
+        if mixer != "gka":
+            return {"name": mixer, **options}
+        if change == "gdn":
+            return {"name": "gdn", "output_gate": "silu", "conv_init": options["conv_init"]}
+        return {"name": mixer, **options, "iterations": int(iterations)}
+
+    return preset(known, mixer=[changed(*layer) for layer in preset(known).mixers()])
 
 
 class Trained:

@@ -21,3 +21,13 @@ def test_unknown_comparisons_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "argv", ["training_steps.py", "--only", "palimpsa"])
     with pytest.raises(SystemExit, match="--only must name comparisons, of palimpsa-d-760m"):
         training_steps.main()
+
+
+def test_layers_of_gated_kalmanet_are_changed_alone() -> None:
+    hybrid, fewer, gdn = (
+        configuration(f"gka-hybrid-2.8b{change}").mixers() for change in ("", " with 20 iterations", " with gdn")
+    )
+    for (mixer, options), (_, with_fewer), (other, _) in zip(hybrid, fewer, gdn, strict=True):
+        assert with_fewer == (options | {"iterations": 20} if mixer == "gka" else options)
+        assert other == ("gdn" if mixer == "gka" else mixer)
+    assert {mixer for mixer, _ in gdn} == {"gdn", "softmax"}
