@@ -23,21 +23,21 @@ def generate(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
     imports: Imports = None,
 ) -> None:
-    """Print a model's continuation of a text, token by token.
+    """Print a model's continuation of a text, token by token, and then how fast it came.
 
     Only the continuation goes to standard output. The prompt may be of any length: it is read in blocks.
     """
     with one_line_errors():
         import_mixers(imports)
-        from transformers import TextStreamer
-
         from ..evaluation import continue_text
+        from ..evaluation.continuation import TimedStreamer
         from ..evaluation.reading import within_memory
         from ..models.loading import load_language_model
 
         text = _standard_input() if prompt == "-" else prompt
         with within_memory("--dtype bfloat16"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+            streamer = TimedStreamer(tokenizer)
             continue_text(
                 language_model,
                 tokenizer,
@@ -47,8 +47,9 @@ def generate(
                 top_p=top_p,
                 greedy=greedy,
                 seed=seed,
-                streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+                streamer=streamer,
             )
+            print(streamer.speed(), file=sys.stderr)
 
 
 def _standard_input() -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TextStreamer
 
 from ..checks import (
     LARGEST_COUNT,
@@ -18,7 +20,7 @@ from ..checks import (
 )
 from .reading import check_model, evaluating, prompt_tokens
 
-__all__ = ["continue_text"]
+__all__ = ["TimedStreamer", "continue_text"]
 
 _PREFILL_BLOCK = 512  # tokens of the prompt that are read at a time
 
@@ -94,3 +96,23 @@ def _finite(ids_BT: Tensor, logits_BV: Tensor) -> Tensor:
     if not logits_BV.amax().isfinite():  # -inf alone is what a forbidden token has
         raise ValueError("model must give finite logits, got NaN or infinite ones; its weights are damaged")
     return logits_BV
+
+
+class TimedStreamer(TextStreamer):
+    """Prints tokens as they come, without the prompt, and notes when."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.times: list[float] = []
+
+    def put(self, value: Tensor) -> None:
+        super().put(value)
+        self.times.append(time.perf_counter())
+
+    def speed(self) -> str:
+        """How many tokens came, and how many per second after the first: that one has the time of the prompt."""
+        tokens = len(self.times) - 1  # the prompt comes first
+        came = "1 token" if tokens == 1 else f"{tokens} tokens"
+        if tokens < 2:
+            return came
+        return f"{came}, {(tokens - 1) / (self.times[-1] - self.times[1]):,.1f} per second after the first"

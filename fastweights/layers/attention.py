@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["causal_attention", "document_attention", "rotate"]
+__all__ = ["causal_attention", "document_attention", "ring_attention", "rotate"]
 
 
 def causal_attention(
@@ -37,6 +37,15 @@ def causal_attention(
         ],
         1,
     )
+
+
+def ring_attention(q_N1HK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, place_N: Tensor, padding_N: Tensor | None) -> Tensor:
+    """o [N, 1, H, K] of one query per row over S slots that tokens fill in turn: slot p modulo S has token p, and the query's own
+    is number `place`, the same in every row. The first `padding` tokens of a row are empty."""
+    slot_S = torch.arange(k_NSHK.shape[1], device=q_N1HK.device)
+    token_NS = place_N[:, None] - (place_N[:, None] - slot_S) % len(slot_S)
+    first_N = torch.zeros_like(place_N) if padding_N is None else padding_N
+    return _attend(q_N1HK, k_NSHK, v_NSHK, visible=(token_NS >= first_N[:, None])[:, None, None])
 
 
 def document_attention(

@@ -22,10 +22,12 @@ class LayerCache:
         memory: the fast weights (S and, with a preconditioner, A), or the keys and values of softmax attention: what the
             layer's `state_size` counts.
         context: other tensors that the next call needs: the last inputs of the short convolutions, the number of tokens seen.
+        fixed: the tensors stay where they are, with their sizes, and `keep` and `apply` write into them (`Mixer.fixed_cache`).
     """
 
     memory: dict[str, Tensor] = field(default_factory=dict)
     context: dict[str, Tensor] = field(default_factory=dict)
+    fixed: bool = False
 
     @property
     def count(self) -> int | None:
@@ -40,8 +42,18 @@ class LayerCache:
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace every tensor by change(tensor)."""
-        self.memory = {name: change(tensor) for name, tensor in self.memory.items()}
-        self.context = {name: change(tensor) for name, tensor in self.context.items()}
+        memory, context = ({name: change(x) for name, x in held.items()} for held in (self.memory, self.context))
+        if self.fixed:
+            self.keep(LayerCache(memory, context))
+        else:
+            self.memory, self.context = memory, context
+
+    def keep(self, after: LayerCache) -> None:
+        """Write what `after` holds into the tensors of this fixed cache."""
+        for held, new in ((self.memory, after.memory), (self.context, after.context)):
+            for name, x in held.items():
+                if new[name] is not x:
+                    x.copy_(new[name])
 
 
 def check_memory(memory: Mapping[str, Tensor], names: Collection[str]) -> None:

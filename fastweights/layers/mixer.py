@@ -53,6 +53,19 @@ class Mixer(nn.Module):
         """
         raise NotImplementedError
 
+    def fixed_cache(self, cache: LayerCache, tokens: int) -> LayerCache:
+        """A copy of a cache for `tokens` calls of one token per sequence, whose tensors keep their places and sizes: a CUDA graph
+        can be captured with them. A call replaces what it finds in a `LayerCache`; `LayerCache.keep` writes it back."""
+        memory, context = (
+            {name: x.clone(memory_format=torch.contiguous_format) for name, x in held.items()}
+            for held in (cache.memory, cache.context)
+        )
+        return LayerCache(memory, context, fixed=True)
+
+    def free_cache(self, cache: LayerCache) -> LayerCache:
+        """The ordinary cache at the point that a fixed one has reached. It holds the same tensors."""
+        return LayerCache(cache.memory, cache.context)
+
     def state_size(self, length: int = 1) -> int:
         """Numbers that the memory of one sequence holds after `length` tokens. The few inputs that short convolutions keep
         are not counted."""

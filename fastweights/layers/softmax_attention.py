@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
-from .attention import causal_attention, document_attention, rotate
+from .attention import causal_attention, document_attention, ring_attention, rotate
 from .cache import LayerCache, check_memory
 from .heads import head_width
 from .initialization import ResidualProjection
@@ -126,6 +127,8 @@ class SoftmaxAttention(ConfiguredMixer):
         """Answers [N, T, H, K] of rows whose tokens follow those of the cache. lengths: tokens of each row, None for T. Slots
         after the tokens of a row are padding, which no token attends to; their outputs mean nothing."""
         before = LayerCache() if cache is None else cache
+        if cache is not None and "place" in cache.context:
+            return self._attend_in_ring(q_NTHK, k_NTHK, v_NTHK, cache)
         q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, before.context.get("seen"))
         v_NSHK = v_NTHK
         check_memory(before.memory, ("keys", "values"))
@@ -160,6 +163,37 @@ class SoftmaxAttention(ConfiguredMixer):
         if padding_N is not None:
             context["padding"] = padding_N
         cache.memory, cache.context = {"keys": k_NSHK, "values": v_NSHK}, context
+
+    def _attend_in_ring(self, q_N1HK: Tensor, k_N1HK: Tensor, v_N1HK: Tensor, cache: LayerCache) -> Tensor:
+        """Answers [N, 1, H, K] of one token more, which takes the place of the oldest in the slots of a fixed cache."""
+        seen_N, place_N = (cache.context[name] for name in ("seen", "place"))
+        q_N1HK, k_N1HK = self._rotate(q_N1HK, k_N1HK, seen_N)
+        k_NSHK, v_NSHK = (cache.memory[name] for name in ("keys", "values"))
+        slot = place_N[:1] % k_NSHK.shape[1]
+        k_NSHK.index_copy_(1, slot, k_N1HK.to(k_NSHK.dtype))
+        v_NSHK.index_copy_(1, slot, v_N1HK.to(v_NSHK.dtype))
+        o_N1HK = ring_attention(q_N1HK, k_NSHK, v_NSHK, place_N, cache.context.get("padding"))
+        cache.update(cache.memory, {**cache.context, "seen": seen_N + 1, "place": place_N + 1})
+        return o_N1HK
+
+    def fixed_cache(self, cache: LayerCache, tokens: int) -> LayerCache:
+        """Slots for all tokens to come, or as many as a window has. `place` [N] counts the tokens that went into the slots,
+        padding included; token number p is in slot p modulo their number."""
+        fixed = super().fixed_cache(cache, tokens)
+        held = fixed.memory["keys"].shape[1]
+        slots = held + tokens if self.window is None else min(held + tokens, self.window)
+        fixed.memory = {name: F.pad(x, (0, 0, 0, 0, 0, slots - held)) for name, x in fixed.memory.items()}
+        fixed.context["place"] = torch.full_like(fixed.context["seen"], held)
+        return fixed
+
+    def free_cache(self, cache: LayerCache) -> LayerCache:
+        context = dict(cache.context)
+        place, slots = int(context.pop("place")[0]), cache.memory["keys"].shape[1]
+        kept = min(place, slots if self.window is None else self.window - 1)
+        slot = torch.arange(place - kept, place, device=cache.memory["keys"].device) % slots
+        if "padding" in context:
+            context["padding"] = (context["padding"] - (place - kept)).clamp_min(0)
+        return LayerCache({name: x[:, slot] for name, x in cache.memory.items()}, context)
 
     def state_size(self, length: int = 1) -> int:
         slots = length if self.window is None else min(length, self.window - 1)

@@ -11,6 +11,7 @@ from transformers import Cache
 
 from ..checks import LARGEST_DEPTH, check_whole_number
 from ..layers import LayerCache
+from .decoding import DecodeSteps
 
 __all__ = ["FastWeightsCache"]
 
@@ -27,6 +28,7 @@ class FastWeightsCache(Cache):
         columns: how many columns of the batch it has read, padding included.
         position: [N], the position of each sequence's next token, -1 before its first one. None while every sequence has
             read every column, from position 0.
+        steps: how a running `generate()` reads single tokens, None outside of it.
     """
 
     layers: list[LayerCache]  # type: ignore[assignment]  # not transformers' layers, which hold keys and values
@@ -35,11 +37,27 @@ class FastWeightsCache(Cache):
         super().__init__(layers=layers)  # type: ignore[arg-type]
         self.columns = 0
         self.position: Tensor | None = None
+        self.steps: DecodeSteps | None = None
 
     @classmethod
     def empty(cls, num_layers: int) -> FastWeightsCache:
         check_whole_number("num_layers", num_layers, high=LARGEST_DEPTH)
         return cls([LayerCache() for _ in range(num_layers)])
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Logits [N, 1, vocab_size] after one token more per sequence, where `steps` serve it."""
+        assert self.steps is not None
+        logits = self.steps(ids, self.layers, self.columns)
+        self.columns += 1
+        if self.position is not None:
+            self.position = self.position + 1
+        return logits
+
+    def end_steps(self) -> None:
+        """Make the layers' caches ordinary ones again, after `generate()`."""
+        if self.steps is not None:
+            self.steps.end(self.layers)
+        self.steps = None
 
     def copy(self) -> FastWeightsCache:
         """An independent cache at the same point. It costs nothing: layers never write into a tensor that a cache holds."""
@@ -114,7 +132,7 @@ class FastWeightsCache(Cache):
     def reset(self) -> None:
         """Forget everything."""
         self.layers = [LayerCache() for _ in self.layers]
-        self.columns, self.position = 0, None
+        self.columns, self.position, self.steps = 0, None, None
 
     def crop(self, *args: object, **kwargs: object) -> NoReturn:
         raise ValueError(

@@ -10,6 +10,7 @@ from transformers.generation import GenerationMode
 
 from ..checks import check_size
 from .cache import FastWeightsCache
+from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token
 from .rows import check_mask
 
@@ -21,6 +22,9 @@ class CachedGenerationMixin(GenerationMixin):
 
     `prefill_chunk_size` reads the prompt in blocks. Prompts of different lengths are padded on the left and come with their
     attention_mask. What takes tokens back (assisted, speculative, prompt-lookup decoding) is refused.
+
+    On a GPU the step of one token is captured as a CUDA graph at the beginning of every call and replayed, unless
+    disable_compile is set, as transformers' generation settings have it.
     """
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class
@@ -38,7 +42,15 @@ class CachedGenerationMixin(GenerationMixin):
                     f"past_key_values has read {cache.columns} tokens and the prompt has {length}: pass the whole prompt, with "
                     "the tokens that the cache has read first and at least one token more"
                 )
-        return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+        try:
+            result = super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            if isinstance(cache, FastWeightsCache):
+                cache.end_steps()
+        returned = getattr(result, "past_key_values", None)
+        if isinstance(returned, FastWeightsCache):
+            returned.end_steps()
+        return result
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """transformers' hook: no position_ids but those that the caller gives, because the model counts by itself."""
@@ -95,3 +107,8 @@ class CachedGenerationMixin(GenerationMixin):
             model_kwargs["past_key_values"]._is_user_defined = True  # generate() asks whether the cache outlives it
         elif cache is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = FastWeightsCache.empty(self.config.num_hidden_layers)
+        cache = model_kwargs.get("past_key_values")
+        shown = generation_config.output_hidden_states or generation_config.output_attentions
+        if cache is not None and can_replay(self) and not (shown or generation_config.disable_compile):
+            mask = model_kwargs.get("attention_mask")
+            cache.steps = DecodeSteps(self, 1 if mask is None else mask.shape[1], generation_config.max_length)

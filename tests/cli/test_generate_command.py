@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 import torch
@@ -27,10 +28,16 @@ def generate(run, *options):
 
 
 @pytest.mark.parametrize("folder", ["", "model"])
-def test_only_the_continuation_is_printed(run, folder, capsys):
+def test_the_continuation_alone_is_printed_and_its_speed_beside(run, folder, capsys):
     assert generate(run / folder, "The import", "--max-new-tokens", "12", "--greedy") == 0
     printed = capsys.readouterr()
-    assert printed.out == f"{WANTED}\n" and printed.err == ""
+    assert printed.out == f"{WANTED}\n"
+    assert re.fullmatch(r"12 tokens, [\d,]+\.\d per second after the first\n", printed.err)
+
+
+def test_a_single_token_has_no_speed(run, capsys):
+    assert generate(run, "The import", "--max-new-tokens", "1", "--greedy") == 0
+    assert capsys.readouterr().err == "1 token\n"
 
 
 def test_the_prompt_may_come_from_standard_input(run, capsys, monkeypatch):

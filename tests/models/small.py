@@ -8,6 +8,10 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 VOCABULARY = 32
 HYBRID = ["pgdn", {"name": "softmax", "qk_norm": True}, "pgla"]
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+MIXED = [*HYBRID, {"name": "softmax", "window": 5}]
+# left-padded; the first block of three holds no token at all
+PROMPTS = torch.tensor([[0] * n + [1] * (12 - n) for n in (3, 5, 11)])
 
 
 def config(mixer: Any = "gdn", **options: Any) -> FastWeightsConfig:

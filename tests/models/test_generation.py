@@ -9,12 +9,7 @@ from transformers import Cache, DynamicCache
 from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsCache
 
-from .small import HYBRID, config, model, tokens
-
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-MIXED = [*HYBRID, {"name": "softmax", "window": 5}]
-# left-padded; the first block of three holds no token at all
-PROMPTS = torch.tensor([[0] * n + [1] * (12 - n) for n in (3, 5, 11)])
+from .small import CLOSE, MIXED, PROMPTS, config, model, tokens
 
 
 def held(cache: FastWeightsCache) -> int:

@@ -1,0 +1,91 @@
+"""generate() on a GPU: the captured step gives what calls of the layers give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastweights.layers import MIXERS
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, decoding
+
+pytestmark = pytest.mark.gpu
+WINDOW = {"name": "softmax", "window": 12}
+
+
+def language_model(mixer: object, dtype: torch.dtype) -> FastWeightsForCausalLM:
+    torch.manual_seed(0)
+    layers = mixer if isinstance(mixer, list) else [mixer, mixer]
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 128,
+        "num_hidden_layers": len(layers),
+        "num_heads": 2,
+        "initializer_range": 0.1,
+    }
+    return FastWeightsForCausalLM(FastWeightsConfig(mixer=layers, **sizes)).to("cuda", dtype).eval()
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The graphs that were captured."""
+    graphs: list[object] = []
+    start = decoding.DecodeSteps._start
+
+    def noted(self: decoding.DecodeSteps, *given: object) -> None:
+        start(self, *given)
+        graphs.append(self.graph)
+
+    monkeypatch.setattr(decoding.DecodeSteps, "_start", noted)
+    return graphs
+
+
+def both(lm: FastWeightsForCausalLM, ids: torch.Tensor, **options: object) -> list[object]:
+    """Called layer by layer, and replayed."""
+    results = []
+    for disabled in (True, False):
+        torch.manual_seed(0)
+        options |= {"return_dict_in_generate": True, "output_logits": True, "disable_compile": disabled}
+        results.append(lm.generate(ids, max_new_tokens=24, **options))
+    return results
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mixer", [*MIXERS, WINDOW], ids=str)
+def test_every_mixer_is_captured_and_says_the_same(captured: list[object], mixer: object, dtype: torch.dtype) -> None:
+    ids = torch.randint(64, (3, 40), device="cuda")
+    called, replayed = both(language_model(mixer, dtype), ids, do_sample=True)
+    assert len(captured) == 1 and captured[0] is not None
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 5e-2}
+    torch.testing.assert_close(torch.stack(replayed.logits), torch.stack(called.logits), **close)
+    assert torch.equal(called.sequences, replayed.sequences) or dtype != torch.float32
+
+
+@pytest.mark.parametrize("mode", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}], ids=str)
+def test_beams_samples_and_padding(captured: list[object], mode: dict[str, object]) -> None:
+    ids = torch.randint(64, (3, 40), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[0, :7] = mask[1, :31] = 0
+    lm = language_model(["gdn", "softmax", WINDOW, "lattice"], torch.float32)
+    called, replayed = both(lm, ids, attention_mask=mask, **mode)
+    assert len(captured) == 1 and captured[0] is not None
+    assert torch.equal(called.sequences, replayed.sequences)
+    alone = [
+        lm.generate(ids[n : n + 1, mask[n].bool()], max_new_tokens=24, **{**mode, "do_sample": False}) for n in range(3)
+    ]
+    if "num_beams" in mode:
+        assert all(torch.equal(one[0, -24:], row[-24:]) for one, row in zip(alone, replayed.sequences, strict=True))
+
+
+def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, captured: list[object]) -> None:
+    lm = language_model("gdn", torch.float32)
+    rule = type(lm.model.layers[0].mixer).rule
+
+    def reads_a_number(self: object, x: torch.Tensor, *given: object) -> object:
+        x.sum().item()
+        return rule(self, x, *given)
+
+    monkeypatch.setattr(type(lm.model.layers[0].mixer), "rule", reads_a_number)
+    ids = torch.randint(64, (2, 10), device="cuda")
+    with pytest.warns(UserWarning, match="without a CUDA graph, because a layer could not be captured"):
+        called, replayed = both(lm, ids, do_sample=True)
+    assert captured == [None] and torch.equal(called.sequences, replayed.sequences)

@@ -1,0 +1,114 @@
+"""generate() by steps of one token over fixed caches, as they are captured on a GPU: the same tokens, logits and caches."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from fastweights.layers import MIXERS
+from fastweights.models import decoding, generation
+
+from .small import CLOSE, HYBRID, MIXED, PROMPTS, model, tokens
+
+WINDOW = {"name": "softmax", "window": 5}
+
+
+@pytest.fixture
+def by_steps(monkeypatch):
+    """A function that calls generate() once as ever and once by steps, and gives both results. Nothing is captured here."""
+
+    def both(lm, *inputs, cache=None, steps=None, **options):
+        results = []
+        for serves in (False, True):
+            monkeypatch.setattr(generation, "can_replay", lambda model, serves=serves: serves)
+            given = {} if cache is None else {"past_key_values": cache.copy()}
+            torch.manual_seed(0)
+            results.append(lm.generate(*inputs, return_dict_in_generate=True, output_logits=True, **given, **options))
+        assert len(taken) == (options["max_new_tokens"] - 1 if steps is None else steps)
+        taken.clear()
+        return results
+
+    taken = []
+    call = decoding.DecodeSteps.__call__
+
+    def count(self, *given):
+        taken.append(given)
+        return call(self, *given)
+
+    monkeypatch.setattr(decoding.DecodeSteps, "__call__", count)
+    monkeypatch.setattr(decoding, "FEWEST", 1)
+    monkeypatch.setattr(generation, "DecodeSteps", partial(decoding.DecodeSteps, replayed=False))
+    return both
+
+
+def assert_same(calls, steps, exact_cache=True):
+    assert torch.equal(calls.sequences, steps.sequences)
+    torch.testing.assert_close(torch.stack(steps.logits), torch.stack(calls.logits), **CLOSE)
+    before, after = calls.past_key_values, steps.past_key_values
+    assert before.columns == after.columns and after.steps is None
+    for one, other in zip(before.layers, after.layers, strict=True):
+        assert (
+            not other.fixed and one.memory.keys() == other.memory.keys() and one.context.keys() == other.context.keys()
+        )
+        for held, kept in ((one.memory, other.memory), (one.context, other.context)):
+            for name, x in held.items():
+                torch.testing.assert_close(kept[name], x, **CLOSE)
+
+
+@pytest.mark.parametrize("mixer", [*MIXERS, WINDOW], ids=str)
+def test_every_mixer(by_steps, mixer):
+    lm = model([mixer, "gdn"], initializer_range=0.1)
+    assert_same(*by_steps(lm, tokens(2, 9), max_new_tokens=12, do_sample=True))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [{"do_sample": True, "num_return_sequences": 3}, {"num_beams": 3}, {"num_beams": 3, "do_sample": True}],
+    ids=str,
+)
+def test_several_sequences_per_prompt(by_steps, mode):
+    calls, steps = by_steps(model(MIXED, initializer_range=0.5), tokens(2, 9), max_new_tokens=10, **mode)
+    assert torch.equal(calls.sequences, steps.sequences)
+
+
+@pytest.mark.parametrize("block", [None, 1, 3])
+def test_prompts_of_different_lengths(by_steps, block):
+    """Blocks of one token of the prompt may be padding, so they are no steps."""
+    options = {"attention_mask": PROMPTS, "prefill_chunk_size": block, "do_sample": False}
+    calls, steps = by_steps(model(MIXED), tokens(3, 12), max_new_tokens=8, **options)
+    assert_same(calls, steps)
+    assert torch.equal(calls.past_key_values.position, steps.past_key_values.position)
+
+
+@pytest.mark.parametrize("new", [2, 30])
+def test_a_cache_that_was_given_goes_on(by_steps, new):
+    """Its tensors are not written to, and calls after generate() continue where that ended."""
+    lm, ids = model([*HYBRID, WINDOW]), tokens(2, 20)
+    cache = lm(ids[:, :12]).past_key_values
+    held = [x.clone() for layer in cache.layers for x in layer.memory.values()]
+    calls, steps = by_steps(lm, ids, cache=cache, max_new_tokens=new, do_sample=False)
+    assert_same(calls, steps)
+    assert all(map(torch.equal, held, (x for layer in cache.layers for x in layer.memory.values())))
+    more = [lm(ids[:, :7], past_key_values=one.past_key_values).logits for one in (calls, steps)]
+    torch.testing.assert_close(*more, **CLOSE)
+
+
+@pytest.mark.parametrize("new, steps", [(7, 0), (8, 7)])
+def test_few_tokens_are_not_worth_a_capture(by_steps, monkeypatch, new, steps):
+    monkeypatch.setattr(decoding, "FEWEST", 8)
+    by_steps(model(), tokens(1, 4), max_new_tokens=new, steps=steps)
+
+
+@pytest.mark.parametrize(
+    "options", [{"disable_compile": True}, {"output_hidden_states": True, "return_dict_in_generate": True}]
+)
+def test_what_is_asked_for_in_other_ways_is_no_step(monkeypatch, options):
+    monkeypatch.setattr(generation, "can_replay", lambda model: True)
+    monkeypatch.setattr(generation, "DecodeSteps", None)  # which a call would fail with
+    model().generate(tokens(1, 4), max_new_tokens=12, **options)
+
+
+def test_a_model_on_the_cpu_is_not_captured():
+    assert not decoding.can_replay(model())
