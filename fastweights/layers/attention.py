@@ -7,11 +7,18 @@ of a row may be empty.
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["causal_attention", "document_attention", "ring_attention", "rotate"]
+from ..kernels.runtime.private_api import constant_when_traced
+
+__all__ = ["causal_attention", "document_attention", "packed_attention", "ring_attention", "rotate", "takes_packed"]
+
+WIDEST_PACKED = 256  # channels per head of torch's attention over packed sequences
 
 
 def causal_attention(
@@ -46,6 +53,37 @@ def ring_attention(q_N1HK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, place_N: Tens
     token_NS = place_N[:, None] - (place_N[:, None] - slot_S) % len(slot_S)
     first_N = torch.zeros_like(place_N) if padding_N is None else padding_N
     return _attend(q_N1HK, k_NSHK, v_NSHK, visible=(token_NS >= first_N[:, None])[:, None, None])
+
+
+def takes_packed(q_1THK: Tensor, v_1THK: Tensor) -> bool:
+    """Whether `packed_attention` is there for such tensors: in float16 or bfloat16 on a GPU from Ampere on."""
+    width = q_1THK.shape[3]
+    fits = q_1THK.is_cuda and q_1THK.dtype == v_1THK.dtype and width % 8 == 0 and width <= WIDEST_PACKED
+    return fits and _has_packed(q_1THK.dtype, q_1THK.device)
+
+
+@constant_when_traced
+def _has_packed(dtype: torch.dtype, device: torch.device) -> bool:
+    if dtype not in (torch.float16, torch.bfloat16) or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return "window_size" in inspect.signature(varlen_attn).parameters  # the first version knew no windows
+
+
+def packed_attention(q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, window: int | None) -> Tensor:
+    """o [1, T, H, K] of sequences packed into one row by torch's own kernel for them, which reads no length on the host."""
+    from torch.nn.attention.varlen import varlen_attn  # takes seconds
+
+    repeat = q_1THK.shape[2] // k_1THK.shape[2]
+    if repeat > 1:
+        k_1THK, v_1THK = (x.repeat_interleave(repeat, 2) for x in (k_1THK, v_1THK))
+    edges, most = cu_seqlens.int(), q_1THK.shape[1]
+    before = -1 if window is None else window - 1  # tokens that a token sees before itself
+    o_THK: Any = varlen_attn(q_1THK[0], k_1THK[0], v_1THK[0], edges, edges, most, most, window_size=(before, 0))
+    return o_THK[None]
 
 
 def document_attention(

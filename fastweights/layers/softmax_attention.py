@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
-from .attention import causal_attention, document_attention, ring_attention, rotate
+from .attention import causal_attention, document_attention, packed_attention, ring_attention, rotate, takes_packed
 from .cache import LayerCache, check_memory
 from .heads import head_width
 from .initialization import ResidualProjection
@@ -91,19 +91,26 @@ class SoftmaxAttention(ConfiguredMixer):
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTHK)
         if cu_seqlens is None:
             o_BTHK = self._attend(q_BTHK, k_BTHK, v_BTHK, None, cache)
-        elif torch.compiler.is_compiling() and cache is None:
-            # rotations by the place in the row: only distances within a sequence matter
-            q_BTHK, k_BTHK = self._rotate(q_BTHK, k_BTHK, None)
-            o_BTHK = document_attention(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), self.window)
         elif cache is not None:
             o_BTHK = self._attend_packed(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), cache)
         else:
-            o_BTHK = torch.zeros_like(q_BTHK)
-            for token, edges in by_length(cu_seqlens.to(x_BTD.device)):
-                q, k, v = (y[:, token] for y in (q_BTHK, k_BTHK, v_BTHK))
-                o_BTHK = o_BTHK.index_copy(1, token, self._attend_packed(q, k, v, edges, None))
+            o_BTHK = self._attend_documents(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device))
         self.probe(o=o_BTHK)
         return self.o_proj(o_BTHK.flatten(2))
+
+    def _attend_documents(self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Answers [1, T, H, K] of whole sequences packed into one row."""
+        packed = takes_packed(q_1THK, v_1THK)
+        if packed or torch.compiler.is_compiling():
+            # rotations by the place in the row: only distances within a sequence matter
+            q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, None)
+            attend = packed_attention if packed else document_attention
+            return attend(q_1THK, k_1THK, v_1THK, cu_seqlens, self.window)
+        o_1THK = torch.zeros_like(q_1THK)
+        for token, edges in by_length(cu_seqlens):
+            q, k, v = (y[:, token] for y in (q_1THK, k_1THK, v_1THK))
+            o_1THK = o_1THK.index_copy(1, token, self._attend_packed(q, k, v, edges, None))
+        return o_1THK
 
     def _attend_packed(
         self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, cache: LayerCache | None
