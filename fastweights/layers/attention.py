@@ -16,7 +16,15 @@ from torch import Tensor
 
 from ..kernels.runtime.private_api import constant_when_traced
 
-__all__ = ["causal_attention", "document_attention", "packed_attention", "ring_attention", "rotate", "takes_packed"]
+__all__ = [
+    "causal_attention",
+    "document_attention",
+    "packed_attention",
+    "ring_attention",
+    "rotate",
+    "rotation",
+    "takes_packed",
+]
 
 WIDEST_PACKED = 256  # channels per head of torch's attention over packed sequences
 
@@ -136,15 +144,19 @@ def _attend(
     return o_NHTK.transpose(1, 2)
 
 
-def rotate(x_BTHK: Tensor, position: Tensor, theta: float) -> Tensor:
-    """Rotary position embedding (RoFormer): x [B, T, H, K] with pairs of channels rotated by an angle that grows with the
-    position [B or 1, T]. Channel i is paired with channel i + K/2, at theta^(-2i/K) per token.
+def rotation(position: Tensor, channels: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [B or 1, T, 1, K/2] of rotary positions (RoFormer): the angle of a pair of channels grows with the position
+    [B or 1, T], at theta^(-2i/K) per token for channel i, which is paired with channel i + K/2.
 
     The angles are computed at every call in float32: positions are exact up to 2^24.
     """
-    half = x_BTHK.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, device=x_BTHK.device, dtype=torch.float32) / half)
+    half = channels // 2
+    frequency = theta ** (-torch.arange(half, device=position.device, dtype=torch.float32) / half)
     angle = (position[..., None].float() * frequency)[:, :, None]
-    cos, sin = angle.cos().to(x_BTHK.dtype), angle.sin().to(x_BTHK.dtype)
-    a, b = x_BTHK[..., :half], x_BTHK[..., half:]
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x with its pairs of channels rotated by the angles of `rotation`."""
+    a, b = x_BTHK.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

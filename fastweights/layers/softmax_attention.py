@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
-from .attention import causal_attention, document_attention, packed_attention, ring_attention, rotate, takes_packed
+from .attention import (
+    causal_attention,
+    document_attention,
+    packed_attention,
+    ring_attention,
+    rotate,
+    rotation,
+    takes_packed,
+)
 from .cache import LayerCache, check_memory
 from .heads import head_width
 from .initialization import ResidualProjection
@@ -126,7 +134,8 @@ class SoftmaxAttention(ConfiguredMixer):
         position = torch.arange(q_NTHK.shape[1], device=q_NTHK.device)[None]
         if seen_N is not None:
             position = seen_N[:, None] + position
-        return rotate(q_NTHK, position, self.rope_theta), rotate(k_NTHK, position, self.rope_theta)
+        cos, sin = rotation(position, self.head_dim, self.rope_theta, q_NTHK.dtype)
+        return rotate(q_NTHK, cos, sin), rotate(k_NTHK, cos, sin)
 
     def _attend(
         self, q_NTHK: Tensor, k_NTHK: Tensor, v_NTHK: Tensor, lengths_N: Tensor | None, cache: LayerCache | None

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fastweights.layers.attention import rotate
+from fastweights.layers.attention import rotate, rotation
 from fastweights.layers.convolution import ShortConvolution
 from fastweights.layers.decay import GLADecay, HeadDecay, KimiDecay
 from fastweights.layers.gates import PreconditionerGates, SigmoidGain
@@ -89,19 +89,23 @@ def test_rms_norm_keeps_the_dtype_of_its_input():
     assert norm(x.bfloat16()).dtype == torch.bfloat16
 
 
+def rotated(x, place, theta):
+    return rotate(x, *rotation(torch.tensor([[place]]), x.shape[3], theta, x.dtype))
+
+
 def test_rotation_depends_on_the_distance_alone():
     q, k = torch.randn(1, 1, 1, 8, dtype=torch.double), torch.randn(1, 1, 1, 8, dtype=torch.double)
 
     def score(i, j):
-        return (rotate(q, torch.tensor([[i]]), 100.0) * rotate(k, torch.tensor([[j]]), 100.0)).sum()
+        return (rotated(q, i, 100.0) * rotated(k, j, 100.0)).sum()
 
     torch.testing.assert_close(score(7, 3), score(14, 10), rtol=1e-5, atol=1e-5)
     assert abs(score(7, 3) - score(7, 4)) > 1e-3
-    torch.testing.assert_close(rotate(q, torch.tensor([[0]]), 100.0), q)
+    torch.testing.assert_close(rotated(q, 0, 100.0), q)
 
 
 def test_rotation_turns_pairs_of_channels():
     x = torch.tensor([1.0, 0.0, 0.0, 1.0]).view(1, 1, 1, 4)
-    turned = rotate(x, torch.tensor([[3]]), 16.0).flatten()  # angles 3 and 3/4
+    turned = rotated(x, 3, 16.0).flatten()  # angles 3 and 3/4
     wanted = [math.cos(3), -math.sin(0.75), math.sin(3), math.cos(0.75)]
     torch.testing.assert_close(turned, torch.tensor(wanted))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fastweights.layers import SoftmaxAttention
-from fastweights.layers.attention import rotate
+from fastweights.layers.attention import rotate, rotation
 
 
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"qk_norm": True}, {"rope_theta": None}])
@@ -16,7 +16,7 @@ def test_attention_is_a_softmax_over_earlier_tokens(options):
     if layer.rope_theta is not None:
         if options.get("qk_norm"):
             q, k = (y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
-        q, k = (rotate(y, torch.arange(7)[None], 10000.0) for y in (q, k))
+        q, k = (rotate(y, *rotation(torch.arange(7)[None], y.shape[3], 10000.0, y.dtype)) for y in (q, k))
     k, v = (y.repeat_interleave(4 // y.shape[2], 2) for y in (k, v))
     o = torch.zeros_like(q)
     for t in range(7):
