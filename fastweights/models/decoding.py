@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..layers import LayerCache
 from ..layers.mixer import Mixer
+from ..ops.framework.few_tokens import overwriting_states
 
 __all__ = ["DecodeSteps", "can_replay"]
 
@@ -100,9 +102,10 @@ class DecodeSteps:
     def _step(self, keep: bool = True) -> None:
         body = self.model.model
         x_N1D = body.embed_tokens(self.ids)
-        for block, fixed in zip(body.layers, self.layers, strict=True):
-            cache = LayerCache(dict(fixed.memory), dict(fixed.context))
-            x_N1D = block(x_N1D, past_key_values=cache)
-            if keep:
-                fixed.keep(cache)
+        with overwriting_states() if keep else nullcontext():
+            for block, fixed in zip(body.layers, self.layers, strict=True):
+                cache = LayerCache(dict(fixed.memory), dict(fixed.context))
+                x_N1D = block(x_N1D, past_key_values=cache)
+                if keep:
+                    fixed.keep(cache)
         self.logits = self.model.lm_head(body.norm(x_N1D))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fastweights.ops.framework.few_tokens import overwriting_states
 from fastweights.ops.framework.kernel_backend import kernels
 from fastweights.testing import OpCase
 from tests.contract.compare import assert_close, relative_error, values_and_gradients
@@ -151,7 +152,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Tensor]]:
 
 @others_slow(*SOME)
 def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list) -> None:
-    """At most 16 of a row, and of packed sequences at most two each on average; the states given are kept."""
+    """At most 16 of a row, and of packed sequences at most two each on average. The states given are kept, unless the caller
+    says that they are its own."""
     if case.spec.recurrent is None:
         pytest.skip("has no kernel for a few tokens")
     inputs = small(case, 20, heads=1, value_heads=2)
@@ -163,11 +165,15 @@ def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list)
     wanted, _ = exact(case, inputs, states, cu_seqlens=edges)
     assert all(relative_error(a, b) <= 1e-5 for a, b in zip((o, *final), wanted, strict=True))
 
+    with overwriting_states():
+        _, again = case(inputs, backend="triton", initial_state=case.initial_state(given), cu_seqlens=edges)
+    assert all(a.data_ptr() == b.data_ptr() and torch.equal(a, c) for a, b, c in zip(again, given, final, strict=True))
+
     row = inputs.at((slice(None), slice(0, 3)))
     wanted, _ = exact(case, row)
     o, final = case(row, backend="triton")
     assert all(relative_error(a, b) <= 1e-5 for a, b in zip((o, *final), wanted, strict=True))
-    assert len(decoded) == 2
+    assert len(decoded) == 3
 
 
 @some_cases

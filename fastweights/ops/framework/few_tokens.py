@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +16,21 @@ from ...kernels.recurrent import RecurrentCall
 from .checks import Sizes, as_tuple, first_state
 from .spec import OpSpec
 
-__all__ = ["needs_gradient", "recurrent"]
+__all__ = ["needs_gradient", "overwriting_states", "recurrent"]
+
+_overwrites = ContextVar("overwrites", default=False)
+
+
+@contextmanager
+def overwriting_states() -> Iterator[None]:
+    """In the body, recurrent kernels write the states after a call over those that it is given, which spares a
+    copy.
+    For callers that own these and need them no more."""
+    token = _overwrites.set(True)
+    try:
+        yield
+    finally:
+        _overwrites.reset(token)
 
 
 class recurrent:
@@ -51,7 +67,7 @@ class recurrent:
         return takes_kernels(backend, x)
 
     def run(self, x: Any, sizes: Sizes) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The outputs and the final states of checked `Arguments`. Given states are kept."""
+        """The outputs and the final states of checked `Arguments`. Given states are kept unless `overwriting_states`."""
         like, cu_seqlens = next(iter(x.inputs.values())), x.cu_seqlens
         before: dict[str, Tensor] = {}
         after: dict[str, Tensor] = {}
@@ -60,7 +76,8 @@ class recurrent:
                 count = sizes.B if cu_seqlens is None else len(cu_seqlens) - 1
                 before[name] = after[name] = first_state(self.spec, name, sizes, count, like).contiguous()
             else:
-                before[name], after[name] = given, given.new_empty(given.shape)
+                kept = not (_overwrites.get() and given.is_contiguous())
+                before[name], after[name] = given, given.new_empty(given.shape) if kept else given
         outputs = self.decode(RecurrentCall(x.inputs, before, x.options, after, on_device(cu_seqlens, like)))
         return as_tuple(outputs), tuple(after.values())
 
