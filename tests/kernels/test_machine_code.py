@@ -28,7 +28,9 @@ SHARED = {
 # gradients hold four tiles of a chunk.
 SPILLED = {
     "pass_tokens_back": 224,
+    "decode_tokens": 48,
     "decode_tokens_back": 160,
+    "read_slots": 224,
     "turn_slots": 320,
     "turn_slots_back": 1100,
     "slot_gradients": 960,

@@ -4,7 +4,7 @@ short case of each fact; the slow set runs every form through the tests that all
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -43,12 +43,15 @@ def plans() -> Iterator[None]:
 
 
 def check(
-    name: str, time: int, started: bool, cu_seqlens: Tensor | None = None, longer: float = 1.0, **sizes: int
+    name: str, time: int, started: bool, cu_seqlens: Tensor | None = None, longer: Iterable[float] = (), **sizes: int
 ) -> None:
-    """longer: by how much values are than drawn."""
+    """longer: by how much the values of the first tokens are than drawn."""
     case = KERNEL_CASES[name]
     inputs = small(case, time, **sizes)
-    inputs = with_tokens(inputs, v=longer * inputs.tokens["v"])
+    v = inputs.tokens["v"].clone()
+    for t, factor in enumerate(longer):
+        v[:, t] *= factor
+    inputs = with_tokens(inputs, v=v)
     count = 1 if cu_seqlens is None else len(cu_seqlens) - 1
     states = draw_states(case, inputs, count) if started else None
     keywords = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
@@ -166,8 +169,33 @@ def test_slots_keep_their_length_whatever_comes(objective: str) -> None:
 
 
 def test_steps_that_cannot_be_undone() -> None:
-    """Long values turn slots until little is left of them (f near 0): the states of a block are found from its first."""
-    check("lattice-decode-decay", BLOCK + 2, True, longer=30.0)
+    """Long values turn slots until little is left of them (f near 0): the states of that block are found from its first, those of
+    the next block undone."""
+    check("lattice-decode-decay", BLOCK + 2, True, longer=[30.0] * BLOCK)
+
+
+def test_every_block_has_its_own_way_back() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2 * BLOCK, 1, n, generator=generator) for n in (4, 4, 8))
+    v[:, :BLOCK] *= 300
+    inputs = [x.to(DEVICE).requires_grad_() for x in (q, k, v, torch.full((1, 2 * BLOCK, 1), 0.01))]
+    o, _ = lattice(*inputs, objective="decode", backend="triton")
+    (steep,) = [x for x in o.grad_fn.saved_tensors if x is not None and x.dtype == torch.int32]
+    assert steep[:, 0].any(1).tolist() == [True, False]
+
+
+def test_a_slot_that_a_token_replaces() -> None:
+    """f = 0: gamma b is the decay, here 1."""
+    k, v = torch.ones(1, 3, 1, 1), torch.tensor([2.0, 1.0]).expand(1, 3, 1, 2)
+    start = torch.tensor([[[[1.0, 0.0]]]])
+
+    def results(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x.to(DEVICE, dtype).clone().requires_grad_() for x in (k, k, v, torch.ones(1, 3, 1))]
+        o, S = lattice(*inputs, initial_state=start.to(DEVICE), output_final_state=True, backend=backend)
+        return [o, S, *torch.autograd.grad(o.square().sum(), inputs)]
+
+    for g, w in zip(results("triton", torch.float32), results("reference", torch.float64)):
+        torch.testing.assert_close(g.double(), w.double(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a function of a kernel is replaced")

@@ -16,6 +16,7 @@ gradient in the state after the token, that of its output included, A = L s and 
 
 with N the gradient in log n where lengths are free (0 otherwise), which becomes N - 2 a da.
 
-Where slots have length 1, decode has kernels of its own: decode_steps.py, decode_steps_back.py and own_slots.py.
+Where slots have length 1, decode has kernels of its own: decode_steps.py, decode_steps_back.py and own_slots.py; its outputs come
+from slot_outputs.py.
 Normalised encode and similarity take 16 tokens together: slot_steps.py, slot_outputs.py and slot_gradients.py.
 """

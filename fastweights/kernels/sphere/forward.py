@@ -12,7 +12,7 @@ import triton.language as tl
 from ..math import float_or_nan
 from ..packing import pieces_of_sequence, tokens_of_sequence
 from .layout import both_over_slots, over_channels, over_slots, slot_and_channel
-from .words import load_four, neighbours, prefetch_rows, store_four
+from .words import each_slot, load_four, neighbours, prefetch_rows, store_four
 
 SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long
 LEAST_DECAY = tl.constexpr(2.0**-23)
@@ -32,13 +32,13 @@ def edges(cu_seqlens, n, T):
 
 @triton.jit
 def load_state(x, slot, channel, K: tl.constexpr, V: tl.constexpr):
-    each = slot * 4 + neighbours(3)
+    each = each_slot(slot)
     return load_four(x, each, channel, each < K, V, 5).to(tl.float32)
 
 
 @triton.jit
 def store_state(x, slot, channel, S, K: tl.constexpr, V: tl.constexpr):
-    each = slot * 4 + neighbours(3)
+    each = each_slot(slot)
     store_four(x, each, channel, S, each < K, V, 5)
 
 
@@ -46,7 +46,7 @@ def store_state(x, slot, channel, S, K: tl.constexpr, V: tl.constexpr):
 def first_slots(start, at, slot, channel, K: tl.constexpr, V: tl.constexpr):
     """Direction and length of the initial slots; rows of the identity where none are given."""
     if start is None:
-        each = slot * 4 + neighbours(3)
+        each = each_slot(slot)
         S = tl.where((each == channel * 4 + neighbours(5)) & (each < K) & (each < V), 1.0, 0.0)
         length = tl.where((each < K) & (each < V), 1.0, 0.0)
     else:
@@ -100,9 +100,10 @@ def prefetch_tokens(
     q, k, v, gamma, decay, place, count, HV,
     K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """Fetch `count` tokens of a head ahead, at most 16, from `place` on."""
+    """Fetch `count` tokens of a head ahead, at most 16, from `place` on. q and decay may be None."""
     prefetch_rows(k, place // HEADS_K, count, HV // HEADS_K, K, EVERY)
-    prefetch_rows(q, place // HEADS_K, count, HV // HEADS_K, K, EVERY)
+    if q is not None:
+        prefetch_rows(q, place // HEADS_K, count, HV // HEADS_K, K, EVERY)
     prefetch_rows(v, place, count, HV, V, EVERY)
     prefetch_rows(gamma, place // HEADS_GAMMA, count, HV // HEADS_GAMMA, 1, EVERY)
     if decay is not None:

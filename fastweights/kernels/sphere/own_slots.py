@@ -1,11 +1,11 @@
-"""One slot per lane: how the kernels of the decode objective sum over value channels.
+"""A slot of its own for every lane: how the kernels of the decode objective sum over value channels.
 
-A tile is [8, LK, W, 4, GV, RV], as in layout.py: eight lanes share the channels of four slots. Where every lane keeps the sum of
-one slot (two lanes the same one), a sum over channels takes 4 exchanges in place of 12, and what follows from it is computed
-for one slot in place of four. `to_tile` gives results back to all eight lanes.
+A tile is [8, LK, W, RK, GV, 4], as in layout.py: eight lanes share the channels of RK slots, 4 or 8. Where every lane keeps the
+sum of one slot (of four slots two lanes have the same one), a sum over channels takes few exchanges, and what follows from it
+is computed once per slot. `to_tile` gives results back to all eight lanes.
 
-A vector of one slot per lane is [8, LK, W]: lanes 0 to 7 have the slots 0, 0, 2, 2, 1, 1, 3, 3 of their four. In this order the
-exchanges leave the numbers of a thread in their places.
+A vector with a slot for every lane is [8, LK, W]. Of the bits of a slot's place among its eight or four, lanes have the lowest as
+their highest: in this order the exchanges leave the numbers of a thread in their places.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..posterior.lanes import halve, partner
+from ..posterior.lanes import halve
 from .forward import inverse_square
-from .layout import hidden
+from .layout import hidden, of_lane
 
 
 @triton.jit
-def own_slot(LK: tl.constexpr, W: tl.constexpr):
-    """The slot of every lane, and which of the two lanes with this slot it is."""
+def own_slot(LK: tl.constexpr, W: tl.constexpr, RK: tl.constexpr):
+    """The slot of every lane, and which of the lanes with this slot it is."""
     lv, lk, warp = tl.arange(0, 8)[:, None, None], tl.arange(0, LK)[None, :, None], tl.arange(0, W)[None, None, :]
-    slot = hidden((warp * LK + lk) * 4 + lv // 2 % 2 * 2 + lv // 4)
-    return slot, (lv + 0 * slot) % 2
+    last = lv % 2
+    slot = hidden((warp * LK + lk) * RK + lv // 2 % 2 * 2 + lv // 4 + last * (RK - 4))
+    return slot, (last if RK == 4 else 0) + 0 * slot
 
 
 @triton.jit
@@ -40,46 +41,49 @@ def one_of_two(x):
 
 
 @triton.jit
-def two_from_one(x):
-    """The way back: from x [P, Q, LK, W, R] one with twice the slots per lane."""
-    P: tl.constexpr = x.shape[0]
-    Q: tl.constexpr = x.shape[1]
-    LK: tl.constexpr = x.shape[2]
-    W: tl.constexpr = x.shape[3]
-    R: tl.constexpr = x.shape[4]
-    mine = tl.reshape(x, (P // 2, 2, Q, LK, W, R))
-    other = partner(mine, 1)
-    is_upper = (tl.arange(0, 2) > 0)[None, :, None, None, None, None]
-    pairs = tl.join(tl.where(is_upper, other, mine), tl.where(is_upper, mine, other))
-    return tl.reshape(pairs, (P // 2, 2 * Q, LK, W, 2 * R))
+def of_threads(x):
+    """The sums of x [8, LK, W, R, GV, RV] over the channels of a thread [8, LK, W, R]. One after the other: products fuse with
+    that."""
+    return tl.sum(tl.reshape(x, (8, x.shape[1], x.shape[2], x.shape[3], x.shape[4] * x.shape[5])), 4)
 
 
 @triton.jit
 def own_over_channels(x):
-    """The sums of x [8, LK, W, 4, GV, RV] over channels, one slot per lane."""
-    of_thread = tl.reshape(tl.sum(tl.sum(x, 5), 4), (1, 8, x.shape[1], x.shape[2], 4))
-    own = one_of_two(one_of_two(of_thread))
-    own = tl.broadcast_to(tl.sum(own, 1, keep_dims=True), own.shape)
+    """The sums of x [8, LK, W, RK, GV, RV] over channels, one slot per lane."""
+    RK: tl.constexpr = x.shape[3]
+    own = one_of_two(one_of_two(tl.reshape(of_threads(x), (1, 8, x.shape[1], x.shape[2], RK))))
+    own = tl.broadcast_to(tl.sum(own, 1, keep_dims=True), own.shape) if RK == 4 else one_of_two(own)
     return tl.reshape(own, (8, x.shape[1], x.shape[2]))
 
 
 @triton.jit
-def to_tile(x):
-    """x [8, LK, W] as [8, LK, W, 4, 1, 1]."""
-    four = two_from_one(two_from_one(tl.reshape(x, (4, 2, x.shape[1], x.shape[2], 1))))
-    return tl.reshape(four, (8, x.shape[1], x.shape[2], 4, 1, 1))
+def of_two_lanes(x, lane: tl.constexpr, other: tl.constexpr):
+    """The numbers of two lanes of eight, in all of them: from x [8, LK, W] [8, LK, W, 2]."""
+    return tl.join(of_lane(x, tl.full((1, 1, 1), lane, tl.int32)), of_lane(x, tl.full((1, 1, 1), other, tl.int32)))
+
+
+@triton.jit
+def to_tile(x, RK: tl.constexpr):
+    """x [8, LK, W] as [8, LK, W, RK, 1, 1]."""
+    if RK == 4:
+        even, odd = of_two_lanes(x, 0, 2), of_two_lanes(x, 4, 6)
+    else:
+        even = tl.join(of_two_lanes(x, 0, 1), of_two_lanes(x, 2, 3))
+        odd = tl.join(of_two_lanes(x, 4, 5), of_two_lanes(x, 6, 7))
+    return tl.reshape(tl.join(even, odd), (8, x.shape[1], x.shape[2], RK, 1, 1))
 
 
 @triton.jit
 def dot_of(x, y):
     """x.y of vectors [8, LK, W, 1, GV, RV], in every lane [8, LK, W]."""
-    of_thread = tl.reshape(tl.sum(tl.sum(x * y, 5), 4), (8, x.shape[1], x.shape[2]))
+    of_thread = tl.reshape(of_threads(x * y), (8, x.shape[1], x.shape[2]))
     return tl.broadcast_to(tl.sum(of_thread, 0, keep_dims=True), of_thread.shape)
 
 
 @triton.jit
 def over_four_slots(x):
-    """The sum of x [8, LK, W] over the slots of eight lanes. The two lanes of a slot may have numbers, and sums, of their own."""
+    """The sum of x [8, LK, W] over the slots of eight lanes that share four. The two lanes of a slot may have numbers, and
+    sums, of their own."""
     slots = tl.reshape(x, (4, 2, x.shape[1], x.shape[2]))
     return tl.reshape(tl.broadcast_to(tl.sum(slots, 0, keep_dims=True), slots.shape), x.shape)
 

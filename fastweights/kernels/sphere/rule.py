@@ -59,13 +59,15 @@ class Saved(NamedTuple):
     scores: Any = None
     first_per_square: Any = None
     grown: Any = None
+    steep: Any = None
 
 
 @lru_cache
-def tile(K: int, V: int) -> dict[str, int]:
-    """The layout of a tile (see layout.py) and its warps: a thread holds 4 slots of 4, 8 or 16 value channels."""
-    warps = padded(K) // 16
-    return {"LV": 8, "LK": 4, "W": warps, "RK": 4, "GV": padded(V, 32) // 32, "RV": 4, "num_warps": warps}
+def tile(K: int, V: int, slots: int = 4) -> dict[str, int]:
+    """The layout of a tile (see layout.py) and its warps: a thread holds `slots` slots, 4 or 8, of 4, 8 or 16 value channels."""
+    each = min(slots, padded(K) // 4)
+    warps = padded(K) // (4 * each)
+    return {"LV": 8, "LK": 4, "W": warps, "RK": each, "GV": padded(V, 32) // 32, "RV": 4, "num_warps": warps}
 
 
 class SphereSizes(CallSizes):
@@ -91,18 +93,24 @@ class SphereSizes(CallSizes):
         """One per token and value head."""
         return self.per_token(self.HV, width, dtype=dtype)
 
+    @property
+    def decode_tile(self) -> dict[str, int]:
+        """Of the forward of the decode objective: half of the warps that its backward needs."""
+        return tile(self.K, self.V, 8)
+
     def saved(self) -> Saved:
         f, w, b = (self.vectors(self.K) for _ in range(3))
         lengths = self.vectors(self.K) if self.free else None
         errors = self.vectors(self.V) if self.objective == "decode" else None
-        scores = first_per_square = grown = None
+        scores = first_per_square = grown = steep = None
         if self.by_chunks:
             scores = self.empty(self.M, self.HV, EVERY.value, EVERY.value)
             first_per_square = self.empty(self.N, self.HV, self.K, dtype=torch.float32)
-        if self.by_chunks or self.decodes:
             grown = self.empty(self.N, self.HV, self.tiles, dtype=torch.float32)
+        if self.decodes:
+            steep = self.empty(self.M, self.HV, self.decode_tile["W"], dtype=torch.int32)
         states = self.state(self.M, self.dtype if self.by_chunks else torch.float32)
-        return Saved(f, w, b, lengths, errors, states, scores, first_per_square, grown)
+        return Saved(f, w, b, lengths, errors, states, scores, first_per_square, grown, steep)
 
     def record_blocks(self, recorder: Recorder, x: SphereInputs) -> TensorSpec | None:
         """The table that the place of 16 tokens is read from, where it does not follow from their number."""
@@ -128,11 +136,7 @@ def forward(recorder: Recorder, x: SphereInputs, device: torch.device, options: 
     if sizes.by_chunks:
         forward_by_chunks(recorder, x, sizes, o, S, saved)
     if sizes.decodes:
-        recorder.launch(
-            decode_tokens, (sizes.N, sizes.HV),
-            x.q, x.k, x.v, x.gamma, x.decay, x.S, o, saved.kept, saved.turned, saved.along, saved.answers, saved.states, S,
-            saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.of_heads, **tile(sizes.K, sizes.V),
-        )  # fmt: skip
+        forward_decoding(recorder, x, sizes, o, S, saved)
         return (o, S), saved
     recorder.launch(
         pass_tokens, (sizes.N, sizes.HV),
@@ -166,6 +170,20 @@ def forward_by_chunks(recorder: Recorder, x: SphereInputs, sizes: SphereSizes, o
     )  # fmt: skip
 
 
+def forward_decoding(recorder: Recorder, x: SphereInputs, sizes: SphereSizes, o: Any, S: Any, saved: Saved) -> None:
+    """Token after token, then the outputs of all blocks."""
+    recorder.launch(
+        decode_tokens, (sizes.N, sizes.HV),
+        x.k, x.v, x.gamma, x.decay, x.S, saved.kept, saved.turned, saved.along, saved.answers, saved.states, S, saved.steep,
+        x.cu_seqlens, sizes.T, sizes.HV, **sizes.of_heads, **sizes.decode_tile,
+    )  # fmt: skip
+    recorder.launch(
+        read_slots, (sizes.M, sizes.HV), x.q, saved.answers, saved.kept, saved.turned, saved.states, o, None,
+        sizes.record_blocks(recorder, x), sizes.T, HV=sizes.HV, K=sizes.K, V=sizes.V, BV=padded(sizes.V, 64),
+        HEADS_K=sizes.constants["HEADS_K"], PRECISION=sizes.precision, num_warps=1, num_stages=1,
+    )  # fmt: skip
+
+
 def backward(
     recorder: Recorder, x: SphereInputs, device: torch.device, options: Sequence[Any], saved: Saved,
     output_grads: Sequence[Any], state_grads: bool,
@@ -176,7 +194,6 @@ def backward(
     dv = sizes.vectors(sizes.V, dtype=sizes.dtype)
     dgamma, ddecay = (None if gate is None else TensorSpec(gate.shape, gate.dtype) for gate in (x.gamma, x.decay))
     dS = sizes.state(sizes.N) if state_grads else None
-    scratch = sizes.state(sizes.N * (EVERY.value // FEW.value))
     layout = tile(sizes.K, sizes.V)
     parts = TensorSpec((layout["W"], 2, *sizes.rows, sizes.HV), torch.float32)
     gates = sizes.B * sizes.T * sizes.HV
@@ -186,14 +203,16 @@ def backward(
         recorder.launch(
             decode_tokens_back, (sizes.N, sizes.HV),
             x.q, x.k, x.gamma, x.decay, x.S, do, d_end, saved.kept, saved.turned, saved.along, saved.answers, saved.states,
-            dq, dk, dv, parts, gates, dS, saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.of_heads, **layout,
+            dq, dk, dv, parts, gates, dS, saved.steep, x.cu_seqlens, sizes.T, sizes.HV, **sizes.of_heads, **layout,
+            FLAGS=sizes.decode_tile["W"],
         )  # fmt: skip
-    recorder.launch(
-        pass_tokens_back, (sizes.N, sizes.HV),
-        x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *saved[:6], scratch, dq, dk, dv, parts, gates, dS,
-        saved.grown, x.cu_seqlens,
-        sizes.T, sizes.HV, **sizes.constants, **layout,
-    )  # fmt: skip
+    else:
+        scratch = sizes.state(sizes.N * (EVERY.value // FEW.value))
+        recorder.launch(
+            pass_tokens_back, (sizes.N, sizes.HV),
+            x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *saved[:6], scratch, dq, dk, dv, parts, gates, dS,
+            saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants, **layout,
+        )  # fmt: skip
     counts = [0 if gate is None else prod(gate.shape) for gate in (x.gamma, x.decay)]
     recorder.launch(
         reduce_gate_grads, (-(-max(counts) // REDUCE_BLOCK),), parts, None, dgamma, ddecay, None, None, 2 * gates, *counts, 0,

@@ -70,7 +70,7 @@ def read_slots(
     q, v, kept, turned, states, o, scores, blocks, T, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """scores [M, HV, 16, 16], kept for backward: what token t reads of the h of token c."""
+    """v: the h of all tokens. scores [M, HV, 16, 16], kept for a backward or None: what token t reads of the h of token c."""
     m, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count, _, _ = block_place(blocks, m, T)
     if count > 0:
@@ -93,7 +93,8 @@ def read_slots(
             from_start = (after * from_border(F, t, EVERY)).to(dtype)
             out = tl.dot(from_start, S.to(dtype), out, input_precision=PRECISION)
         reads = reads.to(dtype)
-        tl.store(scores + (m * HV + head) * EVERY * EVERY + t * EVERY + c, reads)
+        if scores is not None:
+            tl.store(scores + (m * HV + head) * EVERY * EVERY + t * EVERY + c, reads)
         h = rows_of(v, first, count, head, HV, V, BV)
         out = tl.dot(reads, without(h, is_bad(h)), out, input_precision=PRECISION)
         tl.store(

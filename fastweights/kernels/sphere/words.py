@@ -23,6 +23,14 @@ def neighbours(AXIS: tl.constexpr):
 
 
 @triton.jit
+def each_slot(four):
+    """The slots of `four` [LV, LK, W, G, 1, 1], in units of four, one by one [LV, LK, W, 4 G, 1, 1]."""
+    SHAPE: tl.constexpr = (four.shape[0], four.shape[1], four.shape[2], four.shape[3], 4, 1)
+    each = tl.broadcast_to(four * 4, SHAPE) + tl.arange(0, 4)[None, None, None, None, :, None]
+    return tl.reshape(each, (SHAPE[0], SHAPE[1], SHAPE[2], 4 * SHAPE[3], 1, 1))
+
+
+@triton.jit
 def load_four(x, row, four, mask, SIZE: tl.constexpr, AXIS: tl.constexpr):
     """In the dtype of memory; 0 past the end of the row or where `mask` does not hold."""
     dtype: tl.constexpr = x.dtype.element_ty
