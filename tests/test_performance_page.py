@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import performance  # noqa: E402
+import performance_text  # noqa: E402
 
 ORIGIN = {
     "time": "2026-01-02T00:00:00+00:00",
@@ -100,8 +101,29 @@ def test_a_base_without_git_is_named_by_its_files() -> None:
 def test_rows_of_older_files_are_named() -> None:
     when = {"time": "2026-01-02T03:04", "commit": "abc", "source": "def"}
     rows = {"gdn 1": {"measured": when}, "gla 1": {"measured": when}, "palimpsa 1": {}}
-    said = performance.older({"rows": rows})
+    said = performance_text.older({"rows": rows})
     assert said == (
         " Of these files are the rows palimpsa 1. 2 rows were measured 2026-01-02 at commit abc, files def."
     )
-    assert performance.older({"rows": {"gdn 1": {}}}) == "" == performance.older({})
+    assert performance_text.older({"rows": {"gdn 1": {}}}) == "" == performance_text.older({})
+
+
+def test_whole_models_have_their_pages(tmp_path: Path) -> None:
+    when = {"measured": {"time": "2026-01-02T00:00:00", "source": "abc"}}
+    model = {"tokens/s": 5e4, "activations, GiB": 3.0, "first step, s": 7.0}
+    models = {"base": {**model, "step, ms": [100.0] * 3}, "ours": {**model, "step, ms": [150.0] * 3}}
+    compared = {"ours": {"batch": 8, "length": 2048, "models": models, **when}}
+    step = {
+        "ms per token": 1.5,
+        "all, ms per token": 1.8,
+        "step, ms": 1.2,
+        "without a graph, ms per token": 30.0,
+        "tokens/s": 666.0,
+    }
+    made = {"prompt": 2048, "batch 1": step, "prefill of 16384": {"ms": 30.0, "share of the rate": 0.4}, **when}
+    (tmp_path / "training-steps-test.json").write_text(json.dumps({**ORIGIN, "comparisons": compared}))
+    (tmp_path / "generate-test.json").write_text(json.dumps({**ORIGIN, "mixers": {"gdn": made}}))
+    page = performance.render(tmp_path)
+    assert "| ours | 8 x 2,048 | 150 | 1.50 | 50.0 | 3.00 | 7.00 | 2026-01-02, files abc |" in page
+    assert "| gdn | 1 | 1.50 | 1.80 | 1.20 | 30.0 | 666 | 2026-01-02, files abc |" in page
+    assert "gdn: prefill of 16384 tokens in 30.0 ms, 40% of the rate" in page

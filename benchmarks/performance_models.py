@@ -1,0 +1,72 @@
+"""The parts of docs/performance.md about whole layers and models: training steps, generate(), decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from performance_text import number, table
+
+
+def measured(row: Mapping[str, Any]) -> str:
+    return f"{row['measured']['time'][:10]}, files {row['measured']['source']}"
+
+
+def steps_page(content: Mapping[str, Any]) -> str:
+    """Every model beside the one that its step is compared with."""
+    rows = []
+    for row in content["comparisons"].values():
+        base, *_ = row["models"].values()
+        for name, model in row["models"].items():
+            ratio = "" if model is base else f"{model['step, ms'][0] / base['step, ms'][0]:.2f}"
+            rows.append(
+                [
+                    name, f"{row['batch']} x {row['length']:,}", number(model["step, ms"][0]), ratio,
+                    number(model["tokens/s"] / 1e3), number(model["activations, GiB"]), number(model["first step, s"]),
+                    measured(row),
+                ]
+            )  # fmt: skip
+    text = (
+        f"## Training steps, {content['device']}\n\nForward, backward and fused AdamW under bfloat16 autocast; "
+        "`training_steps.py`. The ratio is to the row above,\nboth models in one run.\n"
+    )
+    head = ["model", "tokens per step", "ms per step", "ratio", "thousand tokens/s", "GiB", "first step, s", "measured"]
+    return "\n".join([text, table(head, rows)])
+
+
+def generate_page(content: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            mixer, stage.removeprefix("batch "), *(number(part[name]) for name in (
+                "ms per token", "all, ms per token", "step, ms", "without a graph, ms per token", "tokens/s",
+            )), measured(row),
+        ]
+        for mixer, row in content["mixers"].items() for stage, part in row.items() if stage.startswith("batch ")
+    ]  # fmt: skip
+    prompts = [
+        f"- {mixer}: {stage} tokens in {number(part['ms'])} ms, {part['share of the rate']:.0%} of the rate of matrix products."
+        for mixer, row in content["mixers"].items()
+        for stage, part in row.items()
+        if stage.startswith("prefill")
+    ]
+    prompt = next(iter(content["mixers"].values()))["prompt"]
+    text = (
+        f"## generate(), {content['device']}\n\n24 layers of width 1024 in bfloat16 after a prompt of {prompt:,} tokens; "
+        "`generate.py`. *all* is the whole call over its 128\ntokens, prompt and capture included; *step* the replayed graph by "
+        "itself.\n"
+    )
+    head = ["mixer", "sequences", "ms per token", "all", "step", "without a graph", "tokens/s", "measured"]
+    return "\n".join([text, table(head, rows), "\n".join(prompts) + "\n"])
+
+
+def layers_page(content: Mapping[str, Any]) -> str:
+    """One token per sequence of a whole layer beside a layer with another memory."""
+    rows = [
+        [
+            pair, width.removeprefix("width "), *(number(layer["ms"][0] * 1e3) for layer in found["layers"].values()),
+            f"{found['tokens/s of the base']:.2f}",
+        ]
+        for pair, widths in content["pairs"].items() for width, found in widths.items() if width.startswith("width ")
+    ]  # fmt: skip
+    text = f"## One token of a whole layer, {content['device']}\n\nDevice time; `decode_layers.py`.\n"
+    return "\n".join([text, table(["layers", "width", "us", "us of the second", "tokens/s of the second"], rows)])
