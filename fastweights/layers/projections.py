@@ -149,7 +149,7 @@ class ValueSkip(OwnInitialValues):
         return {"D": torch.full_like(self.D, self.first)}
 
     def forward(self, o_BTGV: Tensor, v_BTGV: Tensor) -> Tensor:
-        return o_BTGV + self.D[:, None].to(v_BTGV.dtype) * v_BTGV
+        return torch.addcmul(o_BTGV, self.D[:, None].to(v_BTGV.dtype), v_BTGV)
 
 
 class OutputProjection(nn.Module):
