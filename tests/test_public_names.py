@@ -41,7 +41,9 @@ DECODING = {
 AROUND = {
     "short_convolution": f"x, weight, bias=None, *, activation=None, normalize=None, eps=1e-06, {TRAILING}",
     "gated_rms_norm": "x, weight, gate=None, *, activation='silu', eps=1e-06, gate_first=False, backend='auto'",
+    "gated_writes": "v, s, z=None, c=None, *, backend='auto'",
 }
+SHAPES = {"gated_rms_norm": "[..., V]", "gated_writes": "[..., G, V]"}
 SIGNATURES = {
     **{name: f"{begin}, {TRAILING}" for name, begin in MEMORIES.items()},
     **{name: f"{begin}, {IN_PLACE}" for name, begin in DECODING.items()},
@@ -67,7 +69,7 @@ def test_signature(name: str) -> None:
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_docstring_states_the_contract(name: str) -> None:
     text = inspect.getdoc(getattr(ops, name))
-    for part in ("$$", "Args:", "Returns:", "Raises:", "[..., V]" if name == "gated_rms_norm" else "[B, T,"):
+    for part in ("$$", "Args:", "Returns:", "Raises:", SHAPES.get(name, "[B, T,")):
         assert part in text, part
 
 

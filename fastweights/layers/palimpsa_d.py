@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .decay import HeadDecay
 from .gates import ImportanceGain, SigmoidGain
 from .memory_layer import MemoryLayer, RuleCall
-from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
-from .posterior import PosteriorOptions, read_posterior
+from .posterior import PosteriorOptions, read_posterior, write_posterior
 from .projections import GATES, ValueSkip
 from .registry import MEAN_AND_IMPORTANCE, register_mixer
 
@@ -73,9 +73,8 @@ class PalimpsaD(MemoryLayer):
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         s_BTG = None if self.gain is None else self.gain(x_BTD)
-        s_BTG1 = 1 if s_BTG is None else s_BTG[..., None]
-        write_BTGV = (at_least_float32(v_BTGV) * s_BTG1).to(v_BTGV.dtype)
-        beta_BTGV = None if self.importance is None else self.importance(x_BTD) * s_BTG1
+        gate_BTG = torch.ones_like(v_BTGV[..., 0], dtype=torch.float32) if s_BTG is None else s_BTG
+        write_BTGV, beta_BTGV = write_posterior(x_BTD, v_BTGV, gate_BTG, self.importance, self.options.backend)
         g_BTG = self.decay(x_BTD)
         self.probe(step_size=s_BTG, importance=beta_BTGV, g=g_BTG)
         return read_posterior(

@@ -17,9 +17,9 @@ from .heads import HeadSizes
 from .initialization import ResidualProjection
 from .memory_layer import RuleCall
 from .mixer import ConfiguredMixer, check_input
-from .norms import GroupedRMSNorm, at_least_float32
+from .norms import GroupedRMSNorm
 from .options import LONGEST_CONVOLUTION, at_least_zero, one_of, option, up_to
-from .posterior import PosteriorOptions, read_posterior
+from .posterior import PosteriorOptions, read_posterior, write_posterior
 from .projections import GATES, ValueSkip, backend_beside
 from .registry import ADDITIVE, MATRIX, MEAN_AND_IMPORTANCE, register_mixer
 
@@ -145,8 +145,7 @@ class PalimpsaM(ConfiguredMixer):
         )  # fmt: skip
         v_BTGV, k_BTHK, q_BTHK = self._split(vkq)
         dt_BTG, g_BTG = self.decay(step_BTG)
-        beta_BTGV = None if self.importance is None else self.importance(x_BTD) * dt_BTG[..., None]
-        write_BTGV = (at_least_float32(v_BTGV) * dt_BTG[..., None]).to(v_BTGV.dtype)
+        write_BTGV, beta_BTGV = write_posterior(x_BTD, v_BTGV, dt_BTG, self.importance, backend)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g_BTG, step_size=dt_BTG, importance=beta_BTGV)
         o_BTGV, memory = read_posterior(
             q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, run, prior=self.options.prior, scale=1.0

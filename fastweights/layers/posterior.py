@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..checks import check_flag, check_number, check_positive
-from ..ops import linear_attention, palimpsa
+from ..ops import gated_writes, linear_attention, palimpsa
+from .gates import ImportanceGain
 from .memory_layer import RuleCall
 from .options import DecayOptions, one_of, option
+from .projections import backend_beside
 
-__all__ = ["PosteriorOptions", "read_posterior"]
+__all__ = ["PosteriorOptions", "read_posterior", "write_posterior"]
 
 
 def number_or_interval(name: str, value: object) -> float | tuple[float, float]:
@@ -44,6 +46,14 @@ class PosteriorOptions(DecayOptions):
     beta_init: str = option("normal", one_of("normal", "uniform"))
     residual: bool = option(True, check_flag)
     skip_init: float = option(1.0, check_number)
+
+
+def write_posterior(
+    x_BTD: Tensor, v_BTGV: Tensor, s_BTG: Tensor, importance: ImportanceGain | None, backend: str
+) -> tuple[Tensor, Tensor | None]:
+    """What is written, s v, and its gain in importance [B, T, G, V] (None without importance), both in v's dtype."""
+    z_BTGV, c_BTG = (None, None) if importance is None else importance(x_BTD, s_BTG)
+    return gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=backend_beside(backend))
 
 
 def read_posterior(

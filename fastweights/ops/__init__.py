@@ -15,6 +15,7 @@ from .delta_rule import delta_rule
 from .elementwise_longhorn import elementwise_longhorn
 from .gated_kalmanet import gated_kalmanet
 from .gated_norm import gated_rms_norm as gated_rms_norm
+from .gated_writes import gated_writes as gated_writes
 from .lattice import lattice
 from .linear_attention import linear_attention
 from .mesa import mesa

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
 from fastweights.ops.gated_norm import gated_rms_norm
+from fastweights.ops.gated_writes import gated_writes
 from fastweights.ops.short_convolution import short_convolution
 
 pytestmark = [
@@ -97,6 +98,19 @@ def test_gated_norm(shape, per_group, activation, first, dtype):
 
     gate = [] if activation is None else [leaf(*shape, dtype=dtype, seed=1)]
     compare(call, [leaf(*shape, dtype=dtype), leaf(*shape[-2 if per_group else -1 :], seed=2), *gate], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("gain", [False, True])
+@pytest.mark.parametrize("shape", [(4, 2048, 16, 48), (2, 700, 4, 192), (3, 65, 2, 20), (64, 1, 8, 128)], ids=str)
+def test_gated_writes(shape, gain, dtype):
+    """Gates in float32, as layers have them."""
+
+    def call(*given: Tensor, backend: str) -> list[Tensor]:
+        return [x for x in gated_writes(*given, backend=backend) if x is not None]
+
+    of_gain = [leaf(*shape, dtype=dtype, seed=2), leaf(*shape[:-1], seed=3)] if gain else []
+    compare(call, [leaf(*shape, dtype=dtype), leaf(*shape[:-1], seed=1), *of_gain], dtype)
 
 
 def test_in_one_graph_and_captured():

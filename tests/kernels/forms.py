@@ -1,4 +1,5 @@
-"""The forms in which layers launch the kernels that stand beside the memories: decoding, short convolution, gated norm."""
+"""The forms in which layers launch the kernels that stand beside the memories: decoding, short convolution, gated norm,
+Palimpsa's gates."""
 
 from __future__ import annotations
 
@@ -66,3 +67,16 @@ def gated_norm() -> Iterator[Callable[[], object]]:
             options = (x, torch.empty(width), x, activation, 1e-6, first)
             yield partial(forward, *options)
             yield partial(backward, x, *options)
+
+
+def gated_writes() -> Iterator[Callable[[], object]]:
+    """Values alone, and with the gain of the importance."""
+    from fastweights.kernels.pointwise.gated_writes import backward, forward
+
+    for dtype in (torch.bfloat16, torch.float32):
+        for width in (48, 192):
+            v, s = torch.empty(4096, 16, width, dtype=dtype), torch.empty(4096, 16)
+            yield partial(forward, v, s, None, None)
+            yield partial(backward, v, None, v, s, None, None)
+            yield partial(forward, v, s, v, s)
+            yield partial(backward, v, v, v, s, v, s)

@@ -219,6 +219,7 @@ def test_memory(name: str, dtype: str, width: int, capability: int) -> None:
 AROUND = [
     forms.decoding,
     forms.gated_norm,
+    forms.gated_writes,
     forms.convolution_of_packed_rows,
     pytest.param(forms.convolution_of_rows, marks=pytest.mark.slow),
 ]

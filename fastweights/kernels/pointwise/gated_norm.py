@@ -21,7 +21,7 @@ from ..chunk.tiles import padded
 from ..math import sigmoid
 from ..runtime.launch_plan import launch
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "grouped", "tile_of"]
 
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -129,13 +129,13 @@ def backward_kernel(
     tl.store(dw_sums + at_sums + column, tl.sum(dw, 0), column < V)
 
 
-def _grouped(x: Tensor) -> Tensor:
+def grouped(x: Tensor) -> Tensor:
     """[..., G, V] as [M, G, V], rows contiguous; a copy only where strides do not allow a view."""
     x = rows_together(x)
     return x.flatten(0, -3) if x.ndim > 2 else x.reshape(-1, 1, x.shape[-1])
 
 
-def _tile(width: int, numbers: int) -> tuple[int, int, int]:
+def tile_of(width: int, numbers: int) -> tuple[int, int, int]:
     """Padded width, rows and warps of a tile with so many numbers per thread."""
     whole = padded(width, 1)
     rows = max(1, 128 * numbers // whole)
@@ -147,9 +147,9 @@ def forward(x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps
     y = x.new_empty(x.shape)
     if not y.numel():
         return y
-    x, z = _grouped(x), None if gate is None else _grouped(gate)
+    x, z = grouped(x), None if gate is None else grouped(gate)
     rows, groups, width = x.shape
-    whole, tile, warps = _tile(width, FORWARD_NUMBERS)
+    whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
     with on_device_of(x):
         strides = (*x.stride()[:2], *((0, 0) if z is None else z.stride()[:2]))
         launch(
@@ -168,9 +168,9 @@ def backward(
     dx, dz = x.new_empty(x.shape), None if gate is None else gate.new_empty(gate.shape)
     if not dx.numel():
         return dx, torch.zeros_like(weight), dz
-    dy, x, z = _grouped(dy), _grouped(x), None if gate is None else _grouped(gate)
+    dy, x, z = grouped(dy), grouped(x), None if gate is None else grouped(gate)
     rows, groups, width = x.shape
-    whole, tile, warps = _tile(width, BACKWARD_NUMBERS)
+    whole, tile, warps = tile_of(width, BACKWARD_NUMBERS)
     steps = max(1, -(-rows // tile) * groups // ENOUGH_PROGRAMS)
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, groups, width), device=x.device, dtype=torch.float32)

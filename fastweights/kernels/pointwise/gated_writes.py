@@ -1,0 +1,122 @@
+r"""Kernels of Palimpsa's gates: each pass reads every number once, and the backward needs only the inputs.
+
+    w = s v        beta = c sigmoid(z)        s, c: one number per head
+
+    dv = s dw      ds = sum dw v              dz = c dbeta sigma (1 - sigma)      dc = sum dbeta sigma,   sigma = sigmoid(z)
+
+A program takes a tile of R rows of one head.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..availability import alignment, on_device_of
+from ..math import sigmoid
+from ..runtime.launch_plan import launch
+from .gated_norm import grouped, tile_of
+
+__all__ = ["backward", "forward"]
+
+FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
+VARYING = ["rows"]  # a single row gets no kernel of its own
+
+
+@triton.jit
+def place(rows, groups, V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr):
+    """The group of a program, its rows, where their numbers lie in contiguous tensors, and which exist."""
+    group = (tl.program_id(0) % groups).to(tl.int64)
+    row = (tl.program_id(0) // groups).to(tl.int64) * R + tl.arange(0, R)
+    column = tl.arange(0, BV)
+    here = (row < rows)[:, None] & (column < V)[None, :]
+    return group, row, ((row * groups + group) * V)[:, None] + column[None, :], here
+
+
+@triton.jit
+def load_rows(x, group, row, stride, group_stride, here, BV: tl.constexpr, ALIGN: tl.constexpr):
+    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
+        stride, group_stride = tl.multiple_of(stride, ALIGN), tl.multiple_of(group_stride, ALIGN)
+    at = (group * group_stride + row * stride)[:, None] + tl.arange(0, BV)[None, :]
+    return tl.load(x + at, here, 0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def forward_kernel(
+    v, s, z, c, write, beta, rows, groups, stride_v, group_stride_v, stride_z, group_stride_z,
+    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    group, row, at, here = place(rows, groups, V, BV, R)
+    value = load_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
+    gate = tl.load(s + row * groups + group, row < rows, 0.0).to(tl.float32)[:, None]
+    tl.store(write + at, (value * gate).to(write.dtype.element_ty), here)
+    if z is not None:
+        share = sigmoid(load_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN))
+        scale = tl.load(c + row * groups + group, row < rows, 0.0).to(tl.float32)[:, None]
+        tl.store(beta + at, (share * scale).to(beta.dtype.element_ty), here)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def backward_kernel(
+    dwrite, dbeta, v, s, z, c, dv, ds, dz, dc, rows, groups,
+    stride_dw, group_stride_dw, stride_db, group_stride_db, stride_v, group_stride_v, stride_z, group_stride_z,
+    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    group, row, at, here = place(rows, groups, V, BV, R)
+    of_head = row * groups + group
+    value = load_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
+    d = load_rows(dwrite, group, row, stride_dw, group_stride_dw, here, BV, ALIGN)
+    gate = tl.load(s + of_head, row < rows, 0.0).to(tl.float32)[:, None]
+    tl.store(dv + at, (d * gate).to(dv.dtype.element_ty), here)
+    tl.store(ds + of_head, tl.sum(d * value, 1).to(ds.dtype.element_ty), row < rows)
+    if z is not None:
+        share = sigmoid(load_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN))
+        d = load_rows(dbeta, group, row, stride_db, group_stride_db, here, BV, ALIGN) * share
+        scale = tl.load(c + of_head, row < rows, 0.0).to(tl.float32)[:, None]
+        tl.store(dz + at, (d * (1 - share) * scale).to(dz.dtype.element_ty), here)
+        tl.store(dc + of_head, tl.sum(d, 1).to(dc.dtype.element_ty), row < rows)
+
+
+def strides_of(x: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if x is None else (x.stride(0), x.stride(1))
+
+
+def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """w and beta, None without z; nothing is checked."""
+    write, beta = v.new_empty(v.shape), None if z is None else v.new_empty(v.shape)
+    if not v.numel():
+        return write, beta
+    v, z = grouped(v), None if z is None else grouped(z)
+    rows, groups, width = v.shape
+    whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
+    strides = (*strides_of(v), *strides_of(z))
+    with on_device_of(v):
+        launch(
+            forward_kernel, (-(-rows // tile) * groups,),
+            v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta, rows, groups, *strides,
+            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        )  # fmt: skip
+    return write, beta
+
+
+def backward(
+    dwrite: Tensor, dbeta: Tensor | None, v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of v, s, z and c."""
+    dv, ds = v.new_empty(v.shape), s.new_empty(s.shape)
+    dz, dc = (None, None) if z is None or c is None else (z.new_empty(z.shape), c.new_empty(c.shape))
+    if not v.numel():
+        return dv, ds.zero_(), dz, None if dc is None else dc.zero_()
+    dwrite, v = grouped(dwrite), grouped(v)
+    dbeta, z = (None if x is None else grouped(x) for x in (dbeta, z))
+    rows, groups, width = v.shape
+    whole, tile, warps = tile_of(width, BACKWARD_NUMBERS)
+    strides = (*strides_of(dwrite), *strides_of(dbeta), *strides_of(v), *strides_of(z))
+    with on_device_of(v):
+        launch(
+            backward_kernel, (-(-rows // tile) * groups,),
+            dwrite, dbeta, v, s.contiguous(), z, None if c is None else c.contiguous(), dv, ds, dz, dc, rows, groups, *strides,
+            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        )  # fmt: skip
+    return dv, ds, dz, dc

@@ -1,0 +1,101 @@
+"""Palimpsa's gates: what a token writes, and how much it adds to the importance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels.availability import takes_kernels
+from ..framework.checks import check_same_shape, check_tensor, shape_of
+from ..framework.node import Node, Tensors
+
+__all__ = ["gated_writes"]
+
+WIDEST = 4096  # row that the kernels hold in registers
+
+
+def torch_form(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    write = (v * s[..., None]).to(v.dtype)
+    if z is None or c is None:
+        return write, None
+    share = torch.sigmoid(z.to(torch.promote_types(z.dtype, torch.float32)))
+    return write, (share * c[..., None]).to(v.dtype)
+
+
+class GatedWrites:
+    """The kernels as a node: (v, s, z, c) -> w, beta."""
+
+    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
+        from ...kernels.pointwise.gated_writes import forward
+
+        return forward(*tensors), ()  # type: ignore[arg-type]
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        v, _, z, _ = tensors
+        assert v is not None
+        return (v.new_empty(v.shape), None if z is None else v.new_empty(v.shape)), ()
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        from ...kernels.pointwise.gated_writes import backward
+
+        v, _, z, _ = tensors
+        assert v is not None
+        # An output that nothing reads has no gradient.
+        dwrite, dbeta = (v.new_zeros(v.shape) if g is None or not g.numel() else g for g in output_grads)
+        return backward(dwrite, None if z is None else dbeta, *tensors)  # type: ignore[arg-type]
+
+
+NODE = Node("gated_writes", {"v": False, "s": False, "z": True, "c": True}, {}, outputs=2, rule=GatedWrites())
+
+
+def check_per_head(name: str, x: Tensor, v: Tensor) -> None:
+    if check_tensor(name, x, v).shape != v.shape[:-1]:
+        raise ValueError(f"{name} must be {list(v.shape[:-1])}, one number per head of v, got shape {shape_of(x)}")
+
+
+def gated_writes(
+    v: Tensor, s: Tensor, z: Tensor | None = None, c: Tensor | None = None, *, backend: str = "auto"
+) -> tuple[Tensor, Tensor | None]:
+    r"""Values times a gate of each head, and the gain of each value channel in the importance.
+
+    $$w = s\, v, \qquad \beta = c\, \mathrm{sigmoid}(z)$$
+
+    Palimpsa, section 2.4 and appendix A.1. On CUDA with triton installed one kernel computes both in float32, and another all
+    gradients from the inputs alone; a second derivative needs backend "torch".
+
+    Args:
+        v: values [..., G, V], float16, bfloat16, float32 or float64.
+        s: gate, one number per head [..., G], any float dtype.
+        z: of the shape of v and any float dtype; no gain when None.
+        c: scale of the gain, one number per head [..., G], any float dtype; with z only.
+        backend: "torch", "triton" (not in float64; V up to 4096) or "auto", triton on CUDA where it can.
+
+    Returns:
+        w and beta (None without z), of the shape and dtype of v.
+
+    Raises:
+        ValueError: a shape, dtype, device or backend that does not fit; the message says which.
+        TypeError: an argument of the wrong kind.
+    """
+    check_tensor("v", v)
+    if v.ndim < 2 or v.shape[-1] < 1:
+        raise ValueError(f"v must be [..., G, V] with V >= 1, got shape {shape_of(v)}")
+    if (z is None) != (c is None):
+        raise ValueError("z and c must be given together: c scales the gain that z gives; pass both or neither")
+    check_per_head("s", s, v)
+    if z is not None and c is not None:
+        check_same_shape("z", check_tensor("z", z, v), "v", v)
+        check_per_head("c", c, v)
+    if takes_kernels(backend, v) and (backend == "triton" or v.shape[-1] <= WIDEST):
+        if v.shape[-1] > WIDEST:
+            raise ValueError(
+                f"backend 'triton' takes rows up to {WIDEST} wide, got {v.shape[-1]}; use 'torch' or 'auto'"
+            )
+        write, beta = NODE((v, s, z, c), ())
+        return write, beta
+    return torch_form(v, s, z, c)
