@@ -21,7 +21,7 @@ ORDER = (
     ("checksums",),
     ("kernels", "data", "results"),
     ("ops",),
-    ("layers",),
+    ("layers", "integrations"),
     ("models", "testing"),
     ("analysis", "conversion", "evaluation"),
     ("inspection",),

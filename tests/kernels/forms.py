@@ -80,3 +80,12 @@ def gated_writes() -> Iterator[Callable[[], object]]:
             yield partial(backward, v, None, v, s, None, None)
             yield partial(forward, v, s, v, s)
             yield partial(backward, v, v, v, s, v, s)
+
+
+def convolution_step() -> Iterator[Callable[[], object]]:
+    """One token of a layer of transformers, whose filter sees as many inputs as are kept, and with a bias and fewer kept."""
+    from fastweights.kernels.pointwise.convolution_step import step
+
+    x = torch.empty(4, 8192, 1, dtype=torch.bfloat16)
+    yield partial(step, x, x.new_empty(4, 8192, 4), x.new_empty(8192, 4), None, True)
+    yield partial(step, x.float(), torch.empty(4, 8192, 2), torch.empty(8192, 3), torch.empty(8192), False)

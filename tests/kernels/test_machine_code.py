@@ -221,6 +221,7 @@ AROUND = [
     forms.gated_norm,
     forms.gated_writes,
     forms.convolution_of_packed_rows,
+    forms.convolution_step,
     pytest.param(forms.convolution_of_rows, marks=pytest.mark.slow),
 ]
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 from fastweights.ops.short_convolution import short_convolution
+from fastweights.ops.short_convolution.step import short_convolution_step, takes_step
 from tests.kernels.cases import DEVICE
 
 
@@ -259,3 +260,45 @@ def test_filters_too_wide_for_the_kernels():
     with pytest.raises(ValueError, match="up to 8 wide"):
         short_convolution(x, weight, backend="triton")
     assert short_convolution(x, weight)[0].shape == x.shape
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "width, kept, silu, biased", [(4, 4, True, False), (3, 2, False, True), (1, 1, True, True), (2, 5, True, False)]
+)
+def test_a_step_updates_the_last_inputs(width: int, kept: int, silu: bool, biased: bool, dtype: torch.dtype) -> None:
+    """One token after others, in the layout of transformers: inputs of a channel lie together."""
+    torch.manual_seed(0)
+    before, x = torch.randn(3, 130, kept), torch.randn(3, 260, 1)[:, ::2]
+    weight, bias = torch.randn(130, width), torch.randn(130) if biased else None
+    before, x = before.to(DEVICE, dtype), x.to(DEVICE, dtype)
+    weight, bias = weight.to(DEVICE), None if bias is None else bias.to(DEVICE)
+    seen = torch.cat([before, x], 2)
+    wanted = (seen[..., -width:].float() * weight).sum(2) + (0 if bias is None else bias)
+    state = before.clone()
+    assert takes_step(x, state, weight, bias, backend="triton")
+    y = short_convolution_step(x, state, weight, bias, silu)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
+    torch.testing.assert_close(y[..., 0].float(), torch.nn.functional.silu(wanted) if silu else wanted, **tolerance)
+    assert torch.equal(state, seen[..., 1:])
+
+    def choose(*tensors: Tensor | None) -> Tensor | None:
+        return short_convolution_step(*tensors, silu) if takes_step(*tensors, "triton") else None
+
+    again = before.clone()
+    assert torch.equal(torch.compile(choose, fullgraph=True, backend="aot_eager")(x, again, weight, bias), y)
+    assert torch.equal(again, state)
+    torch.library.opcheck(torch.ops.fastweights.short_convolution_step.default, (x, again, weight, bias, silu))
+
+
+@pytest.mark.kernels
+def test_steps_for_the_kernel() -> None:
+    """One token without gradients, and inputs that lie together."""
+    x, state, weight = (torch.ones(shape, device=DEVICE) for shape in ((2, 6, 1), (2, 6, 4), (6, 4)))
+    assert takes_step(x, state, weight, None, "triton")
+    for other in (
+        (x.expand(2, 6, 3), state, weight), (x, state.mT.contiguous().mT, weight), (x, state[..., :2], weight),
+        (x, state, weight.clone().requires_grad_()),
+    ):  # fmt: skip
+        assert not takes_step(*other, None, "triton")

@@ -1,0 +1,1 @@
+"""The ops of this library inside models of other libraries."""
