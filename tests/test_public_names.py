@@ -35,7 +35,8 @@ DECODING = {
     f"{name}_": MEMORIES[name]
     for name in (
         "linear_attention", "delta_rule", "preconditioned_delta_rule", "palimpsa", "palimpsa_posterior",
-        "gated_kalmanet", "mesa", "lattice", "output_normalized_ttt",
+        "gated_kalmanet", "mesa", "lattice", "output_normalized_ttt", "recursive_least_squares",
+        "variational_linear_attention",
     )
 }  # fmt: skip
 AROUND = {

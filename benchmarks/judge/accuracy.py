@@ -19,7 +19,7 @@ from .cases import Case
 # The largest error in half precision: outputs and final states; gradients of q, k, write_key, v and of initial states of
 # that kind (S, H, U); gradients of gates and parameters.
 OUTPUT_BUDGET, GRADIENT_BUDGET, GATE_BUDGET = 5e-3, 8e-3, 2e-2
-VECTORS = {"dq", "dk", "dwrite_key", "dv", "dS", "dH", "dU"}
+VECTORS = {"dq", "dk", "dwrite_key", "dv", "du", "dS", "dH", "dU"}
 FLOAT32_BUDGET = 1e-4
 
 # The gradient of a preconditioner's first state passes a logarithm and the tokens before the first forgetting only, so that
@@ -45,7 +45,8 @@ def cotangents(case: Case, inputs: Mapping[str, Tensor], states: Mapping[str, Te
     def like(x: Tensor) -> Tensor:
         return torch.randn(x.shape, device=x.device, generator=generator)
 
-    return {"o": like(inputs["v"]).to(inputs["v"].dtype), **{name: 0.1 * like(x) for name, x in states.items()}}
+    of_states = {name: 0.1 * like(x) for name, x in states.items() if x.is_floating_point()}
+    return {"o": like(inputs["v"]).to(inputs["v"].dtype), **of_states}
 
 
 def results(
@@ -60,15 +61,19 @@ def results(
     initial = next(iter(states.values())) if len(states) == 1 else tuple(states.values())
     o, final = case.ours(inputs, backend=backend, initial_state=initial, output_final_state=True, **more)
     values = dict(zip(("o", *states), (o, *(final if isinstance(final, tuple) else (final,)))))
-    leaves = {**inputs, **states}
+    leaves = {name: x for name, x in {**inputs, **states}.items() if x.is_floating_point()}  # a count has no gradient
+    reached = {name: x for name, x in values.items() if x.is_floating_point()}
     gradients = torch.autograd.grad(
-        list(values.values()), list(leaves.values()), [given[name].to(x.dtype) for name, x in values.items()]
+        list(reached.values()), list(leaves.values()), [given[name].to(x.dtype) for name, x in reached.items()]
     )
     return {**{name: x.detach() for name, x in values.items()}, **{f"d{n}": x for n, x in zip(leaves, gradients)}}
 
 
 def in_float64(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: x.detach().double().requires_grad_(x.requires_grad) for name, x in tensors.items()}
+    return {
+        name: x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
+        for name, x in tensors.items()
+    }
 
 
 def errors(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, float]:
@@ -77,6 +82,7 @@ def errors(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str,
             return float("inf")
         if not y.numel():
             return 0.0
+        y = y.double()
         return float((x.double() - y).square().mean().sqrt() / y.square().mean().sqrt().clamp_min(NOTHING))
 
     return {name: relative(got[name], y) for name, y in wanted.items() if name in got}

@@ -68,11 +68,16 @@ class Case:
         generator = torch.Generator(device).manual_seed(seed)
         states = {}
         for name, shape in self.states.items():
+            if name == "count":
+                states[name] = torch.arange(count, device=device)
+                continue
             x = torch.randn(count, sizes.heads, *(getattr(sizes, d) for d in shape), device=device, generator=generator)
             if shape == "K" or name == "J":
                 x = x.square() * 4 / sizes.K
             elif shape == "KK":
                 x = x @ x.mT / sizes.K
+                if name in ("P", "A"):  # inverses, which no direction may leave
+                    x += torch.eye(sizes.K, device=device)
             elif name == "J":
                 x = x.square() / sizes.K
             states[name] = x.requires_grad_()
@@ -105,6 +110,13 @@ class Draw(NamedTuple):
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(self.sizes.B, self.sizes.T, *shape, device=self.device, generator=self.generator)
+
+    def positive(self) -> Tensor:
+        """As ELU + 1 leaves queries and keys."""
+        return (F.elu(self.normal(self.sizes.H, self.sizes.K)) + 1).to(self.dtype)
+
+    def penalty(self) -> Tensor:
+        return (F.normalize(self.normal(self.sizes.H, self.sizes.K), dim=-1) * self.sizes.K**-0.5).to(self.dtype)
 
     def key(self) -> Tensor:
         return F.normalize(self.normal(self.sizes.H, self.sizes.K), dim=-1).to(self.dtype)
@@ -151,6 +163,7 @@ KINDS: dict[str, Callable[[Draw], Tensor]] = {
     "query": Draw.key, "key": Draw.key, "write key": Draw.write_key, "value": Draw.value, "gate": Draw.gain,
     "decay": Draw.decay, "channel decay": Draw.channel_decay, "center": Draw.center, "ridge": Draw.ridge,
     "value gate": Draw.value_gain, "joint value": Draw.joint_value, "kept": Draw.kept, "prior": Draw.prior,
+    "positive query": Draw.positive, "positive key": Draw.positive, "penalty": Draw.penalty,
 }  # fmt: skip
 
 
@@ -179,6 +192,8 @@ CASES: dict[str, Case] = {
     "pkda": declared(ops.preconditioned_delta_rule, "channel"),
     "mesa": declared(ops.mesa, "", iterations=30, scale=1.0),
     "gka": declared(ops.gated_kalmanet, "chebyshev", iterations=30),
+    "rls": declared(ops.recursive_least_squares, "none"),
+    "vla": declared(ops.variational_linear_attention, "refresh", refresh_every=20),
     "palimpsa": declared(ops.palimpsa, "", elementwise=9.0),
     **{
         f"lattice-{objective}": declared(ops.lattice, f"{objective}-decay", elementwise=operations, objective=objective)

@@ -10,6 +10,8 @@ from .decoding import (
     palimpsa_,
     palimpsa_posterior_,
     preconditioned_delta_rule_,
+    recursive_least_squares_,
+    variational_linear_attention_,
 )
 from .delta_rule import delta_rule
 from .elementwise_longhorn import elementwise_longhorn
@@ -50,5 +52,7 @@ __all__ = [
     "preconditioned_delta_rule",
     "preconditioned_delta_rule_",
     "recursive_least_squares",
+    "recursive_least_squares_",
     "variational_linear_attention",
+    "variational_linear_attention_",
 ]

@@ -38,7 +38,8 @@ def test_the_torch_form_passes(name: str) -> None:
     for what in (Combination(SMALL), Combination(packed, "float32", "forgetting", packed=True)):
         row = checks.check(name, what, "cpu", "torch", 0)
         assert row["failures"] == []
-        assert row["errors"].keys() >= {"o", "dq", "dv", *CASES[name].states, *(f"d{s}" for s in CASES[name].states)}
+        states = CASES[name].states
+        assert row["errors"].keys() >= {"o", "dq", "dv", *states, *(f"d{s}" for s in states if s != "count")}
 
 
 def break_op(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:

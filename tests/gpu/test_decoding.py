@@ -10,7 +10,16 @@ from torch import Tensor
 
 from fastweights.layers import LayerCache, build_mixer
 from fastweights.testing import CASES, OpCase, OpInputs
-from tests.ops.decoding import BY_KERNEL, DECODING, IN_PLACE, draw_states, exact, in_place, largest_error
+from tests.ops.decoding import (
+    BY_KERNEL,
+    DECODING,
+    IN_PLACE,
+    draw_states,
+    exact,
+    in_float32,
+    in_place,
+    largest_error,
+)  # fmt: skip
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +34,7 @@ def on_gpu(case: OpCase, **sizes: int) -> OpInputs:
 
 def walk(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], tokens: int) -> tuple[Tensor, ...]:
     """o and the states after the whole sequence, `tokens` at a time."""
-    held = tuple(s.cuda().float() for s in states)
+    held = tuple(in_float32(s.cuda()) for s in states)
     outputs = [
         IN_PLACE[case.spec.name](
             **inputs.at((slice(None), slice(t, t + tokens))).arguments(),
@@ -71,7 +80,7 @@ def test_packed_rows(name: str, sizes: tuple[int, int]) -> None:
     assert largest_error((o, ()), (wanted, ())) < 1e-2
     assert largest_error((held[0], held), (final[0], final)) < 1e-5
     for before, after in zip(states, held):
-        assert torch.equal(after[lengths == 0].cpu(), before[lengths == 0].float())
+        assert torch.equal(after[lengths == 0].cpu(), in_float32(before[lengths == 0]))
 
 
 @pytest.mark.parametrize("name", BY_KERNEL)
@@ -82,7 +91,7 @@ def test_in_a_cuda_graph(name: str) -> None:
     edges = torch.tensor([0, 2, 5]).cuda()
     states = draw_states(case, inputs, 2)
     o, held = in_place(case, inputs, states, cu_seqlens=edges)
-    kept = tuple(s.cuda().float() for s in states)
+    kept = tuple(in_float32(s.cuda()) for s in states)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = IN_PLACE[case.spec.name](**inputs.arguments(), state=case.initial_state(kept), cu_seqlens=edges)
@@ -95,7 +104,7 @@ def test_pool_in_a_cuda_graph(name: str) -> None:
     """Indices are read on the device: other numbers in the same tensor choose other states at the next replay."""
     case = CASES[name]
     inputs = on_gpu(case, batch=3, time=1, heads=2, key=64, value=64)
-    pool = tuple(s.cuda().float() for s in draw_states(case, inputs, 9))
+    pool = tuple(in_float32(s.cuda()) for s in draw_states(case, inputs, 9))
     before = tuple(s.clone() for s in pool)
     indices = torch.tensor([-1, -1, -1], device="cuda")
     call = {"state": case.initial_state(pool), "state_indices": indices}
@@ -113,7 +122,7 @@ def test_pool_in_a_cuda_graph(name: str) -> None:
         assert torch.equal(new[others], old[others])
 
 
-@pytest.mark.parametrize("mixer", ["palimpsa-d", "palimpsa-m", "lattice", "ttt", "gka", "mesa", "gdn"])
+@pytest.mark.parametrize("mixer", ["palimpsa-d", "palimpsa-m", "lattice", "ttt", "gka", "mesa", "gdn", "rls", "vla"])
 def test_layers_decode_by_the_kernel(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token after token with a cache, each in one recurrent kernel: the numbers of the whole sequence."""
     from fastweights.ops.framework.few_tokens import recurrent

@@ -8,10 +8,11 @@ from functools import partial
 
 import torch
 
-from tests.ops.decoding import DECODING, call_decode, draw_states
+from tests.ops.decoding import DECODING, call_decode, draw_states, in_float32
 
 WHOLE_STATES = (
     "lattice-encode", "lattice-decode-decay", "output_normalized_ttt", "gated_kalmanet-chebyshev", "mesa",
+    "recursive_least_squares-none", "variational_linear_attention-refresh",
 )  # fmt: skip
 
 
@@ -25,7 +26,7 @@ def decoding() -> Iterator[Callable[[], object]]:
         # A whole state of 256 channels does not fit the registers, nor quite one of 128 for several tokens.
         for time, size in ((4, 64), (1, 128)) if name in WHOLE_STATES else ((1, 64), (4, 128), (1, 256)):
             inputs = DECODING[name].draw(batch=2, time=time, key=size, value=size, dtype=torch.bfloat16)
-            states = tuple(s.float() for s in draw_states(DECODING[name], inputs, 2))
+            states = tuple(in_float32(s) for s in draw_states(DECODING[name], inputs, 2))
             yield partial(call_decode, DECODING[name], inputs, states, None)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,9 +18,10 @@ from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
 pytestmark = pytest.mark.kernels
 CLOSE = 1e-5
 RLS, VLA = "recursive_least_squares-none", "variational_linear_attention-plain"
+REFRESHED = "variational_linear_attention-refresh"  # every 20 tokens
 
 
-@pytest.mark.parametrize(("name", "time", "started"), [(RLS, 70, False), (VLA, 9, True)])
+@pytest.mark.parametrize(("name", "time", "started"), [(RLS, 70, False), (VLA, 9, True), (REFRESHED, 70, True)])
 def test_values_and_gradients(name: str, time: int, started: bool) -> None:
     """Two value heads per key head, two blocks of key channels, an odd number of tokens; from a first state."""
     case = KERNEL_CASES[name]
@@ -29,8 +32,10 @@ def test_values_and_gradients(name: str, time: int, started: bool) -> None:
     assert_close(got[1], wanted[1], CLOSE)
 
 
-def test_packed_sequences_of_several_chunks() -> None:
-    case, edges = KERNEL_CASES[RLS], torch.tensor([0, 66, 66, 69])
+@pytest.mark.parametrize("name", [RLS, REFRESHED])
+def test_packed_sequences_of_several_chunks(name: str) -> None:
+    """With a refresh each sequence counts its own tokens, from those that came before the call."""
+    case, edges = KERNEL_CASES[name], torch.tensor([0, 66, 66, 69])
     inputs = small(case, 69, key=4, value=4)
     states = draw_states(case, inputs, 3)
     got = values_and_gradients(case, inputs, states, backend="triton", cu_seqlens=edges)
@@ -39,27 +44,46 @@ def test_packed_sequences_of_several_chunks() -> None:
     assert_close(got[1], wanted[1], CLOSE)
 
 
-def directions(k: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-    """P_t k_t and the last P, ridge 1."""
+def test_coarser_products_without_gradients() -> None:
+    """16-bit inputs then take other kernels; with states before and after."""
+    case = KERNEL_CASES[REFRESHED]
+    inputs = small(case, 40, key=16, value=8).map(Tensor.half)
+    states = draw_states(case, inputs, 1)
+    with torch.no_grad():
+        o, final = case(inputs, initial_state=states, backend="triton")
+    exactly = inputs.map(lambda x: x.cpu().double())
+    doubled = tuple(s.cpu().double() if s.is_floating_point() else s.cpu() for s in states)
+    wanted, wanted_final = case(exactly, initial_state=doubled, backend="reference")
+    assert_close([o], [wanted.to(DEVICE)], 1e-3)
+    assert_close(list(final), [x.to(DEVICE) for x in wanted_final], 1e-3)
+
+
+def directions(k: Tensor, backend: str, every: int | None = None) -> tuple[Tensor, Tensor]:
+    """P_t k_t and the last P, ridge 1; with a refresh of .001 at every such token."""
     options = {"ridge": 1.0, "initial_state": None, "heads": 1, "dtype": k.dtype, "final": True, "cu_seqlens": None}
+    if every is not None:
+        due = (torch.arange(k.shape[1], device=k.device) + 1) % every == 0
+        return apply_inverse_gram(k, k, refresh=1e-3 * due.double()[None, :, None], backend=backend, **options)
     return apply_inverse_gram(k, gain=torch.ones(k.shape[:3], device=k.device), backend=backend, **options)
 
 
 @pytest.mark.parametrize(
-    ("spread", "time"),
+    ("spread", "time", "every"),
     [
-        pytest.param(0.02, 512, id="nearly dependent keys"),
-        pytest.param(None, 2048, id="any keys", marks=pytest.mark.slow),
-        pytest.param(0.02, 8192, id="nearly dependent keys, 8192", marks=pytest.mark.slow),
-        pytest.param(0.0, 8192, id="one key", marks=pytest.mark.slow),
+        pytest.param(0.02, 512, None, id="nearly dependent keys"),
+        pytest.param(0.02, 256, 20, id="nearly dependent keys, refreshed"),
+        pytest.param(None, 2048, None, id="any keys", marks=pytest.mark.slow),
+        pytest.param(0.02, 8192, None, id="nearly dependent keys, 8192", marks=pytest.mark.slow),
+        pytest.param(0.0, 8192, None, id="one key", marks=pytest.mark.slow),
+        pytest.param(0.0, 8192, 20, id="one key, refreshed", marks=pytest.mark.slow),
     ],
 )
-def test_many_tokens(spread: float | None, time: int) -> None:
+def test_many_tokens(spread: float | None, time: int, every: int | None) -> None:
     """Weights of up to 8,192 beside the prior's 1, as float32 tells them apart."""
     generator = torch.Generator().manual_seed(0)
     key, noise = torch.randn(1, 1, 1, 8, generator=generator), torch.randn(1, time, 1, 8, generator=generator)
     k = F.normalize(noise if spread is None else F.normalize(key, dim=-1) + spread * noise, dim=-1).to(DEVICE)
-    (y, P), (wanted, wanted_P) = directions(k, "triton"), directions(k.double(), "torch")
+    (y, P), (wanted, wanted_P) = directions(k, "triton", every), directions(k.double(), "torch", every)
     assert relative_error(y, wanted) <= 1e-4
     assert relative_error(P, wanted_P) <= 1e-3
 
@@ -72,24 +96,31 @@ def test_a_gain_of_zero_writes_nothing() -> None:
     torch.testing.assert_close(P, 2.0 * torch.eye(8, device=DEVICE).expand_as(P))
 
 
-@pytest.mark.parametrize("name", ["k", "beta"])
-def test_a_bad_number_reaches_later_tokens_only(name: str) -> None:
-    tokens = dict(small(KERNEL_CASES[RLS], 20).tokens)
-    clean, _ = ops.recursive_least_squares(**tokens, backend="triton")
-    broken = tokens[name].clone()
+@pytest.mark.parametrize(("form", "name"), [(RLS, "k"), (RLS, "beta"), (REFRESHED, "u")])
+def test_a_bad_number_reaches_later_tokens_only(form: str, name: str) -> None:
+    case = KERNEL_CASES[form]
+    inputs = small(case, 20)
+    clean, _ = case(inputs, backend="triton")
+    broken = inputs.tokens[name].clone()
     broken[0, 9] = float("nan")
-    o, (S, P) = ops.recursive_least_squares(**{**tokens, name: broken}, output_final_state=True, backend="triton")
+    o, (S, P, *_) = case(replace(inputs, tokens={**inputs.tokens, name: broken}), backend="triton")
     torch.testing.assert_close(o[:, :9], clean[:, :9], rtol=0, atol=0)
     assert all(x.isnan().all() for x in (o[:, 9:], S, P))
 
 
 def test_what_the_kernels_do_not_serve_is_refused() -> None:
-    tokens = small(KERNEL_CASES[VLA], 5).tokens
-    with pytest.raises(ValueError, match="refresh_every must be None with backend 'triton'"):
-        ops.variational_linear_attention(**tokens, refresh_every=2, backend="triton")
     wide = small(KERNEL_CASES[VLA], 2, key=129).tokens
     with pytest.raises(ValueError, match="at most 128 channels with backend 'triton'"):
         ops.variational_linear_attention(**wide, backend="triton")
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_several_refreshes_inside_a_chunk(every: int) -> None:
+    """Each adds to what the tokens after it find, and to the write key of its own token."""
+    k = F.normalize(torch.randn(1, 24, 1, 8, generator=torch.Generator().manual_seed(0)), dim=-1).to(DEVICE)
+    (y, A), (wanted, wanted_A) = directions(k, "triton", every), directions(k.double(), "reference", every)
+    assert relative_error(y, wanted) <= 1e-6
+    assert relative_error(A, wanted_A) <= 1e-6
 
 
 def test_with_a_decay_the_delta_rule_alone_is_by_kernels() -> None:

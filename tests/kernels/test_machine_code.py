@@ -36,6 +36,8 @@ SPILLED = {
     "slot_gradients": 960,
     "posterior_gradients": 400,
     "eliminate_blocks": 544,
+    "chunk_adjoint": 128,
+    "decode_inverse_gram": 64,
     "chunk_sums": 192,  # on sm_80: the tiles are those of Hopper
     "direction_gradients": 64,
     "solve_chunk": 960,
@@ -94,9 +96,8 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
     wrong = []
     for one in kernels.values():
         compiled = one.compile(capability)
-        in_float32 = (
-            one.kernel.fn.__module__.startswith("fastweights.kernels.chunk.") and "tf32x3" in one.choices.values()
-        )
+        of_chunk = one.kernel.fn.__module__.startswith("fastweights.kernels.chunk.")
+        in_float32 = of_chunk and not {"*bf16", "*fp16"} & set(one.signature.values())
         allowed = 1200 if in_float32 else SPILLED.get(one.kernel.__name__, 0)  # see docs/kernels.md, Tools
         if compiled.shared > SHARED[capability] or compiled.stack > allowed:
             wrong.append(
@@ -133,6 +134,7 @@ MORE = [
     ("mesa", "float16", 64, 80),
     ("delta_rule-head", "bfloat16", 64, 90),
     ("delta_rule-head", "bfloat16", 128, 80),
+    ("variational_linear_attention-refresh", "bfloat16", 128, 90),
     ("variational_linear_attention-plain", "bfloat16", 64, 90),
     ("recursive_least_squares-none", "float16", 128, 80),
 ]

@@ -26,17 +26,18 @@ DECODING = {name: case for name, case in CASES.items() if case.spec.name in IN_P
 
 
 def has_kernel(case: OpCase) -> bool:
-    """Whether one kernel reads the tokens of this form; of some options it has a few values only."""
-    return all(case.case.options.get(name, served[0]) in served for name, served in case.spec.recurrent.only.items())
+    """Whether the kernel reads the tokens of this form; of some options it has a few values only."""
+    kernel = case.spec.recurrent
+    has_options = all(case.case.options.get(name, served[0]) in served for name, served in kernel.only.items())
+    return has_options and not set(kernel.without) & set(case.case.given)
 
 
 BY_KERNEL = {name: case for name, case in DECODING.items() if has_kernel(case)}
-POSITIVE = ("A", "J")
-GRAM = ("H",)
+POSITIVE = ("A", "J", "z")
 
 
 def draw_states(case: OpCase, inputs: OpInputs, count: int, seed: int = 5) -> tuple[Tensor, ...]:
-    """States in float64, of any numbers or of positive ones."""
+    """States in float64, of any numbers, of positive ones, positive definite, or a number of tokens."""
     generator = torch.Generator().manual_seed(seed)
     heads, value = inputs.tokens["v"].shape[2:]
     sizes = {"G": heads, "K": inputs.tokens["k"].shape[3], "V": value}
@@ -44,10 +45,19 @@ def draw_states(case: OpCase, inputs: OpInputs, count: int, seed: int = 5) -> tu
     for name, declared in case.spec.states.items():
         shape = [sizes[d] for d in declared.dims]
         x = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
-        if name in GRAM:
+        if declared.counts:
+            x = torch.arange(17, 17 + count)
+        elif declared.dims == "GKK":
             x = x @ x.mT / sizes["K"] + torch.eye(sizes["K"], dtype=torch.float64)
-        states.append(x.abs() if name in POSITIVE else x)
+        elif name in POSITIVE:
+            x = x.abs()
+        states.append(x)
     return tuple(states)
+
+
+def in_float32(state: Tensor) -> Tensor:
+    """A state as the ops keep it: a number of tokens stays an integer."""
+    return state.float() if state.is_floating_point() else state
 
 
 def in_place(
@@ -55,7 +65,9 @@ def in_place(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """o and the states after the call, in copies of these in the dtype of the computation."""
     dtype = torch.float64 if inputs.tokens["v"].dtype == torch.float64 else torch.float32
-    held = tuple(s.to(inputs.tokens["v"].device, dtype, copy=True) for s in states)
+    held = tuple(
+        s.to(inputs.tokens["v"].device, dtype if s.is_floating_point() else s.dtype, copy=True) for s in states
+    )
     o = IN_PLACE[case.spec.name](**inputs.arguments(), state=case.initial_state(held), **keywords)
     return o, held
 
@@ -78,9 +90,11 @@ def call_decode(case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...], new:
 
     defaults = {
         "scale": 8**-0.5, "bound": 1.5, "eps": 1e-6, "objective": "decode", "normalize": True, "l1": 0.0, "ridge": 0.02,
-        "solver": "chebyshev", "adaptive_ridge": True,
+        "solver": "chebyshev", "adaptive_ridge": True, "refresh": 1e-3, "refresh_every": None,
     }  # fmt: skip
     options = {name: x for name, x in defaults.items() if name in case.spec.options}
+    if case.spec.name == "variational_linear_attention":
+        options["eps"] = 1e-4
     call = RecurrentCall(
         {**inputs.tokens, **inputs.parameters}, dict(zip(case.states, states)), {**options, **inputs.options},
         None if new is None else dict(zip(case.states, new)),

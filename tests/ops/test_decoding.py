@@ -21,6 +21,7 @@ from .decoding import (
     draw_states,
     exact,
     has_kernel,
+    in_float32,
     in_place,
     largest_error,
 )
@@ -28,6 +29,7 @@ from .decoding import (
 SOME = [
     "linear_attention-channel", "delta_rule-head-write", "preconditioned_delta_rule-head", "palimpsa_posterior",
     "lattice-decode-decay", "output_normalized_ttt", "gated_kalmanet-chebyshev", "mesa",
+    "variational_linear_attention-refresh",
 ]  # fmt: skip
 some_cases = pytest.mark.parametrize("case", [DECODING[name] for name in SOME], ids=SOME)
 
@@ -89,7 +91,7 @@ def test_low_precision_inputs_keep_a_float32_state(case: OpCase, dtype: torch.dt
 def refused(case: OpCase, match: str, *, time: int = 3, states: Any = None, **changed: Any) -> None:
     inputs = case.draw(time=time, batch=changed.pop("batch", 2), dtype=torch.float32)
     if states is None:
-        states = case.initial_state(tuple(s.float() for s in draw_states(case, inputs, changed.pop("count", 2))))
+        states = case.initial_state(tuple(in_float32(s) for s in draw_states(case, inputs, changed.pop("count", 2))))
     with pytest.raises(ValueError, match=match):
         IN_PLACE[case.spec.name](**{**inputs.arguments(), "state": states, **changed})
 
@@ -104,7 +106,7 @@ def test_gradients_are_refused(case: OpCase) -> None:
     for name, x in {**inputs.tokens, **inputs.parameters}.items():
         leaf = x.clone().requires_grad_()
         refused(case, "must not require a gradient", **{name: leaf})
-    S, *rest = (s.float() for s in draw_states(case, inputs, 2))
+    S, *rest = (in_float32(s) for s in draw_states(case, inputs, 2))
     learned = case.initial_state((S.requires_grad_(), *rest))
     refused(case, "state( [SMH])? must not require a gradient", states=learned)
     with torch.no_grad():
@@ -114,7 +116,7 @@ def test_gradients_are_refused(case: OpCase) -> None:
 def test_states_that_do_not_fit_are_refused(case: OpCase) -> None:
     S, *rest = draw_states(case, case.draw(time=3), 2)
     refused(case, "must be torch.float32", states=case.initial_state((S, *rest)))
-    S, *rest = (S.float(), *(x.float() for x in rest))
+    S, *rest = (in_float32(S), *(in_float32(x) for x in rest))
     refused(case, "must have shape", states=case.initial_state((S[:1], *rest)))
     refused(case, "must have shape", states=case.initial_state((S[..., 1:], *rest)))
     if rest:
@@ -126,7 +128,8 @@ def test_options_that_do_not_fit_are_refused(case: OpCase) -> None:
     refused(case, "the batch must be 1", cu_seqlens=torch.tensor([0, 3]))
     refused(case, "cu_seqlens must rise", batch=1, count=1, cu_seqlens=torch.tensor([0, 2]))
     inputs = case.draw(time=3)
-    why = "float64 inputs" if has_kernel(case) else "solver must be 'chebyshev' or 'conjugate_gradient'"
+    served = has_kernel(case) or not case.spec.recurrent.only
+    why = "float64 inputs" if served else "solver must be 'chebyshev' or 'conjugate_gradient'"
     with pytest.raises(ValueError, match=why):
         in_place(case, inputs, draw_states(case, inputs, 2), backend="triton")
 
@@ -164,7 +167,7 @@ def check_pool(case: OpCase, inputs: OpInputs, pool: tuple[Tensor, ...], got: An
         new, rows = new.cpu(), INDICES[held]
         assert largest_error((new[rows], ()), (w[held], ())) < 1e-5
         others = torch.ones(len(old), dtype=torch.bool).index_fill(0, rows, False)
-        assert torch.equal(new[others], old[others].float())
+        assert torch.equal(new[others], in_float32(old[others]))
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
@@ -190,7 +193,7 @@ def test_state_indices_that_do_not_fit_are_refused(case: OpCase) -> None:
 def test_expanded_states_are_refused(case: OpCase) -> None:
     """They hold one number where several would be written."""
     inputs = case.draw(time=3, dtype=torch.float32)
-    states = tuple(s[:1].float().expand(2, *s.shape[1:]) for s in draw_states(case, inputs, 2))
+    states = tuple(in_float32(s[:1]).expand(2, *s.shape[1:]) for s in draw_states(case, inputs, 2))
     refused(case, "must have a place in memory for each number", states=case.initial_state(states))
 
 
@@ -230,7 +233,7 @@ def test_kernel_on_packed_rows(case: OpCase, index: torch.dtype) -> None:
     o, held = in_place(case, inputs.map(lambda x: x.to(DEVICE)), states, backend="triton", cu_seqlens=edges)
     assert largest_error((o, held), exact(case, inputs, states, cu_seqlens=EDGES)) < 1e-5
     for before, after in zip(states, held):
-        assert torch.equal(after[[0, 3]].cpu(), before[[0, 3]].float())
+        assert torch.equal(after[[0, 3]].cpu(), in_float32(before[[0, 3]]))
 
 
 @pytest.mark.kernels
@@ -256,7 +259,7 @@ def test_kernel_on_rows_of_a_wider_pool(case: OpCase) -> None:
     """The rows of a pool may lie apart, as where several layers share its memory; it is written where it is."""
     inputs, pool, _ = drawn_pool(case, False)
     inputs = inputs.map(lambda x: x.to(DEVICE))
-    wide = tuple(torch.zeros(7, 2, *s.shape[1:], device=DEVICE) for s in pool)
+    wide = tuple(torch.zeros(7, 2, *s.shape[1:], dtype=in_float32(s).dtype, device=DEVICE) for s in pool)
     for both, s in zip(wide, pool):
         both[:, 1] = s
     rows = tuple(both[:, 1] for both in wide)
@@ -274,10 +277,10 @@ def test_kernel_leaves_states_outside_of_the_pool_alone(case: OpCase) -> None:
     from fastweights.kernels.recurrent import RecurrentCall
 
     inputs = case.draw(batch=2, time=1, dtype=torch.float32).map(lambda x: x.to(DEVICE))
-    around = tuple(s.float().to(DEVICE) for s in draw_states(case, inputs, 5))
+    around = tuple(in_float32(s).to(DEVICE) for s in draw_states(case, inputs, 5))
     before = tuple(s.clone() for s in around)
     pool = dict(zip(case.states, (s[:3] for s in around)))
-    options = {"scale": 1.0, "bound": 1.5, "eps": 1e-6, **{"normalize": True, "l1": 0.0}, **inputs.options}
+    options = {"scale": 1.0, "bound": 1.5, "eps": 1e-6, "normalize": True, "l1": 0.0, "refresh": 1e-3, **inputs.options}
     indices = torch.tensor([3, 2**40], device=DEVICE)
     o = case.spec.recurrent.decode(
         RecurrentCall({**inputs.tokens, **inputs.parameters}, pool, options, None, None, indices)
@@ -307,9 +310,9 @@ def test_kernel_into_new_states(by_kernel: OpCase) -> None:
     """The states given stay as they are, and the new ones are those of an update in place, bit by bit."""
     case = by_kernel
     inputs = case.draw(time=2, heads=1, key=8, value=40, dtype=torch.float32).map(lambda x: x.to(DEVICE))
-    states = tuple(s.float().to(DEVICE) for s in draw_states(case, inputs, 2))
+    states = tuple(in_float32(s).to(DEVICE) for s in draw_states(case, inputs, 2))
     before = tuple(s.clone() for s in states)
-    new = tuple(torch.full_like(s, math.nan) for s in states)
+    new = tuple(torch.full_like(s, math.nan if s.is_floating_point() else -1) for s in states)
     o = call_decode(case, inputs, states, new)
     assert all(torch.equal(s, b) for s, b in zip(states, before))
     wanted, held = in_place(case, inputs, states, backend="triton")
@@ -328,18 +331,20 @@ def test_op_of_few_tokens_runs_the_kernel(case: OpCase, monkeypatch: pytest.Monk
     ran: list[Any] = []
     plain = few_tokens.recurrent.run
     monkeypatch.setattr(few_tokens, "takes_kernels", lambda *arguments: True)
-    monkeypatch.setattr(few_tokens.recurrent, "run", lambda *arguments: ran.append(plain) or plain(*arguments))
+    monkeypatch.setattr(few_tokens.recurrent, "run", lambda this, *x: ran.append(this.spec) or plain(this, *x))
     inputs = case.draw(time=3, dtype=torch.float32).map(lambda x: x.to(DEVICE))
-    in_float64 = inputs.map(lambda x: x.cpu().double())
-    assert largest_error(case(inputs), case(in_float64, backend="reference")) < 1e-5
-    states = tuple(s.float().to(DEVICE) for s in draw_states(case, inputs, 2))
+    same = inputs.map(lambda x: x.cpu().double())
+    assert largest_error(case(inputs), case(same, backend="reference")) < 1e-5
+    states = tuple(in_float32(s).to(DEVICE) for s in draw_states(case, inputs, 2))
     before = tuple(s.clone() for s in states)
     got = case(inputs, initial_state=case.initial_state(states))
-    assert largest_error(got, exact(case, inputs, tuple(s.double().cpu() for s in before))) < 1e-5
+    started = tuple((s.double() if s.is_floating_point() else s).cpu() for s in before)
+    assert largest_error(got, exact(case, inputs, started)) < 1e-5
     assert all(torch.equal(a, b) for a, b in zip(states, before))
-    assert len(ran) == 2
+    runs = 1 + case.spec.recurrent.starts
+    assert ran.count(case.spec) == runs
     case(inputs.map(Tensor.requires_grad_))
-    assert len(ran) == 2
+    assert ran.count(case.spec) == runs
 
 
 def rearranged(x: Tensor) -> list[Tensor]:
@@ -366,7 +371,8 @@ def test_kernel_on_any_layout(case: OpCase, time: int) -> None:
         o, final = in_place(case, OpInputs(tokens, inputs.parameters, inputs.options), states, backend="triton")
         assert torch.equal(o, wanted)
         assert all(torch.equal(a, b) for a, b in zip(final, held))
-    turned = tuple(s.to(DEVICE, torch.float32, copy=True).transpose(0, 1).contiguous().transpose(0, 1) for s in states)
+    turned = tuple(in_float32(s).to(DEVICE, copy=True) for s in states)
+    turned = tuple(s.transpose(0, 1).contiguous().transpose(0, 1) if s.ndim > 1 else s for s in turned)
     o = IN_PLACE[case.spec.name](**inputs.arguments(), state=case.initial_state(turned), backend="triton")
     assert torch.equal(o, wanted)
     assert all(torch.equal(a, b) for a, b in zip(turned, held))
@@ -457,6 +463,8 @@ def test_kernel_keeps_a_bad_state_where_it_belongs(by_kernel: OpCase) -> None:
     states = draw_states(case, inputs, 2)
     clean = in_place(case, inputs, states, backend="triton")
     for place in range(len(states)):
+        if not states[place].is_floating_point():
+            continue
         broken = tuple(s.clone() for s in states)
         broken[place][(0, 1, 3, 2)[: states[place].ndim]] = math.nan
         check_bad_numbers(case, inputs, broken, clean)
@@ -470,4 +478,4 @@ def test_kernel_without_tokens(case: OpCase, batch: int, time: int) -> None:
     states = draw_states(case, inputs, batch)
     o, held = in_place(case, inputs, states, backend="triton")
     assert o.shape[:3] == inputs.tokens["v"].shape[:3]
-    assert all(torch.equal(after.cpu(), before.float()) for before, after in zip(states, held))
+    assert all(torch.equal(after.cpu(), in_float32(before)) for before, after in zip(states, held))

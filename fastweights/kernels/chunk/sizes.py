@@ -35,6 +35,12 @@ class KernelInputs(NamedTuple):
     cu_seqlens: Any = None
 
 
+class CoarseInputs(KernelInputs):
+    """In float32, of which products take the first 11 bits: what came from 16-bit numbers."""
+
+    in_float32 = "tf32"
+
+
 class SavedForBackward(NamedTuple):
     """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts [P, HV, K, V], the segments' transitions
     [P, HV, K(, K)], the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], and the tables of
@@ -86,7 +92,7 @@ class CallSizes:
         self.HV, self.V = x.v.shape[2:]
         self.packed = x.cu_seqlens is not None
         self.N = x.cu_seqlens.shape[0] - 1 if self.packed else self.B
-        self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"
+        self.precision = getattr(x, "in_float32", "tf32x3") if self.dtype == torch.float32 else "tf32"
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
         return TensorSpec(shape, dtype or self.dtype)

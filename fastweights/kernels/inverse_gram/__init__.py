@@ -24,4 +24,22 @@ Without b the output is c_t y_t: then c_t dy_t takes the place of dy_t, and dc_t
 
 D_t = sum_{s >= t} dG_s, so -2 D_t u_t = sum_{s >= t} x_s (y_s.u_t) + y_s (x_s.u_t): two linear attentions, from the last token to
 the first, whose one state H = -2 D `chunk_sums` and `scan_sums` find for all chunks. No inverse is differentiated.
+
+**What tokens add to A.** With a refresh A_t = (A_{t-1}^-1 + u u^T)^-1 + rho_t I, and G is no sum. A is then the covariance of a
+vector that is observed through every u with noise 1 and takes a random step of variance rho after some observations. So a
+chunk of any tokens has the same form: with n_t what was added before token t since the chunk's start, and m_t = n_t + rho_t,
+
+    W_t = (A + n_t I) u_t      S_ts = S_st = W_t.u_s for t <= s      I + S = L L^T      Z = L^-1 W
+    A_t b = (A + m_t I) b - sum_{j <= t} z_j (z_j.b)
+
+`carry_inverse` passes A through a sequence in this form, 16 tokens at a time, and the launches above do the rest.
+
+Backwards, with Y_t = A_t b_t, Q = tril(B Z^T), Q' = tril(dY Z^T), F the adjoint of A at the chunk's end, and H(X) the lower
+triangle of X with half of its diagonal:
+
+    dZ = -Q^T dY - Q'^T B - Z (F + F^T)      X = L^-T (H(dZ Z^T) + H(dZ Z^T)^T) L^-1      C = -H(X)^T
+    dW = L^-T dZ + C U      dU = (dW + C^T U) A + n (dW) + C^T (n U)
+
+dW is linear in F. So the adjoint at a chunk's start is E^T F E + N with E = I - Z^T L^-1 U, and N = dY^T B + dW^T U for F = 0.
+`chunk_adjoint` finds E and N of all chunks, `carry_adjoint` passes F through a sequence, and both are used once more for dU.
 """

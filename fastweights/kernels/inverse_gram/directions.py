@@ -44,9 +44,9 @@ def given_tile(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.con
 
 @triton.jit(do_not_specialize=["time"])
 def token_products(
-    u, A, W, S, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr
+    u, refresh, A, W, S, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """W = U A [BT, HV, K] and S = W U^T [M, HV, 64, 64]."""
+    """W = U A [BT, HV, K], where tokens add to A what each finds of it, and S = W U^T [M, HV, 64, 64]."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
     if count == 0:
@@ -55,16 +55,23 @@ def token_products(
     live = i < count
     matrix = m.to(tl.int64) * HV + head
     products = tl.zeros((64, 64), tl.float32)
+    if refresh is not None:
+        added = of_tokens(refresh, first, live, 0, 1, 1)
+        before = tl.cumsum(added, 0) - added
     for c0 in range(0, K, BK):
         c = c0 + part
         found = tl.zeros((64, BK), tl.float32)
         for r0 in range(0, K, BK):
             U = given_tile(u, first, live, head, HV, r0 + part, K, HEADS)
             found = exact_dot(U, matrix_tile(A, matrix, r0 + part, c, K), found, PRECISION)
+        U = given_tile(u, first, live, head, HV, c, K, HEADS)
+        if refresh is not None:
+            found += before[:, None] * U.to(tl.float32)
         at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
         tl.store(W + at, found, live[:, None] & (c < K)[None, :])
-        U = given_tile(u, first, live, head, HV, c, K, HEADS)
         products = exact_dot(U, tl.trans(found), products, PRECISION)
+    if refresh is not None:  # U A U^T with what the earlier of two tokens finds
+        products = tl.where(i[:, None] > i[None, :], products, tl.trans(products))
     tl.store(S + matrix * 4096 + i[:, None] * 64 + i[None, :], products)
 
 
@@ -98,7 +105,7 @@ def token_rows(
 
 @triton.jit(do_not_specialize=["time"])
 def solve_tokens(
-    u, gain, A, R, D, b, out, chunks, time, HV,
+    u, gain, refresh, A, R, D, b, out, chunks, time, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr, HEADS_B: tl.constexpr,
     SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -127,6 +134,10 @@ def solve_tokens(
             x = tl.dot(
                 without(B, is_bad(B)), matrix_tile(A, matrix, r0 + part, c0 + part, K), x, input_precision=PRECISION
             )
+        if refresh is not None:
+            added = tl.cumsum(of_tokens(refresh, first, live, 0, 1, 1), 0)
+            B = token_tile(b, first, live, head, HV, c0 + part, K, HEADS_B)
+            x += added[:, None] * without(B, is_bad(B))
         if SCALED:
             x *= of_tokens(gain, first, live, head, HV, HEADS_GAIN)[:, None]
         at = (first * HV + head) * K + i[:, None] * (HV * K) + (c0 + part)[None, :]

@@ -13,12 +13,13 @@ from ..packing import CHUNK, record_tables
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
 from .directions import solve_tokens, token_products, token_rows
-from .elimination import ROWS, eliminate_blocks
+from .elimination import eliminate_blocks
 from .gradients import direction_gradients
 from .sums import chunk_sums, scan_sums
 
 __all__ = ["INVERSE_GRAM", "GramInputs"]
 
+ROWS = 16  # of a block that is eliminated at once
 SCAN_BLOCK = 1024  # numbers of the state that one program adds up
 
 
@@ -43,10 +44,10 @@ class Saved(NamedTuple):
 
 
 class GramSizes:
-    def __init__(self, x: GramInputs) -> None:
+    def __init__(self, x: Any, state: Any) -> None:
         self.dtype = x.u.dtype
         self.B, self.T = x.u.shape[:2]
-        self.N, self.HV, self.K = x.G.shape[:3]
+        self.N, self.HV, self.K = state.shape[:3]
         self.PK = padded(self.K)
         self.packed = x.cu_seqlens is not None
         self.M = max_pieces(self.N, self.T, CHUNK, self.packed)
@@ -72,6 +73,11 @@ class GramSizes:
         """Key channels of a program's tile; where a product is three, wider ones spill."""
         return min(32 if precision == "tf32x3" else 64, self.PK)
 
+    def record_table(self, recorder: Recorder, x: Any, saved: Any) -> None:
+        if self.packed:  # nothing here reads the place of a segment
+            segments = TensorSpec((self.N, 5), torch.int32)
+            record_tables(recorder, x.cu_seqlens, saved.chunk_table, segments, self.T, self.T + CHUNK)
+
     def record_states(
         self, recorder: Recorder, x: GramInputs, saved: Saved, added: tuple[Any, ...], start: Any, end: Any, back: bool
     ) -> TensorSpec:
@@ -91,24 +97,49 @@ class GramSizes:
         return sums
 
     def record_elimination(
-        self, recorder: Recorder, x: GramInputs, saved: Saved, matrix: TensorSpec, out: TensorSpec, ridge: float,
+        self, recorder: Recorder, gain: Any, saved: Any, matrix: TensorSpec, out: TensorSpec, ridge: float,
         size: int, tokens: bool = False,
     ) -> None:  # fmt: skip
-        padded_size, rows = padded(size), ROWS.value
-        scratch = TensorSpec((self.M, self.HV, 2 * rows * padded_size + rows * rows), torch.float32)
+        padded_size = padded(size)
+        scratch = TensorSpec((self.M, self.HV, ROWS, padded_size), torch.float32)
         recorder.launch(
-            eliminate_blocks, (self.M, self.HV), matrix, out, saved.D if tokens else None, x.gain if tokens else None, scratch,
-            saved.chunk_table, self.T, ridge, self.HV, K=size, PK=padded_size, HEADS_GAIN=self.group(x.gain), TOKENS=tokens,
-            PRECISION=self.precision, num_warps=2 if padded_size <= 64 else 4, num_stages=1,
+            eliminate_blocks, (self.M, self.HV), matrix, out, saved.D if tokens else None, gain if tokens else None, scratch,
+            saved.chunk_table, self.T, ridge, self.HV, K=size, PK=padded_size, HEADS_GAIN=self.group(gain), TOKENS=tokens,
+            PRECISION=self.precision, num_warps=4, num_stages=1,
+        )  # fmt: skip
+
+    def record_tokens(
+        self,
+        recorder: Recorder,
+        x: Any,
+        saved: Any,
+        T: TensorSpec,
+        y: Any,
+        ridge: float,
+        gain: Any = None,
+        refresh: Any = None,
+    ) -> None:
+        """r and d of all tokens and their T [M, HV, 64, 64] from A; y where b is u."""
+        grid, place = (self.M, self.HV), (saved.chunk_table, self.T, self.HV)
+        S = TensorSpec((*grid, CHUNK, CHUNK), torch.float32)
+        recorder.launch(
+            token_products, grid, x.u, refresh, saved.A, saved.R, S, *place, K=self.K, BK=self.exact_tile,
+            HEADS=self.group(x.u), PRECISION=self.precision, num_warps=4, num_stages=1,
+        )  # fmt: skip
+        self.record_elimination(recorder, gain, saved, S, T, ridge, CHUNK, tokens=True)
+        recorder.launch(
+            token_rows, grid, x.u, gain, T, saved.D, saved.R, y, *place, K=self.K, BK=self.tile(self.precision),
+            HEADS=self.group(x.u), HEADS_GAIN=self.group(gain), PRECISION=self.precision, num_warps=4, num_stages=1,
         )  # fmt: skip
 
     def record_solve(
-        self, recorder: Recorder, x: GramInputs, saved: Saved, b: Any, out: Any, precision: str, scaled: bool = False
-    ) -> None:
+        self, recorder: Recorder, x: Any, saved: Any, b: Any, out: Any, precision: str, gain: Any = None, refresh: Any = None,
+        scaled: bool = False,
+    ) -> None:  # fmt: skip
         """out_t = A_t b_t; `scaled`: times the gain."""
         recorder.launch(
-            solve_tokens, (self.M, self.HV), x.u, x.gain, saved.A, saved.R, saved.D, b, out, saved.chunk_table, self.T,
-            self.HV, K=self.K, BK=self.tile(precision), HEADS=self.group(x.u), HEADS_GAIN=self.group(x.gain),
+            solve_tokens, (self.M, self.HV), x.u, gain, refresh, saved.A, saved.R, saved.D, b, out, saved.chunk_table, self.T,
+            self.HV, K=self.K, BK=self.tile(precision), HEADS=self.group(x.u), HEADS_GAIN=self.group(gain),
             HEADS_B=self.group(b), SCALED=scaled, PRECISION=precision, num_warps=4, num_stages=1,
         )  # fmt: skip
 
@@ -118,7 +149,7 @@ Results = tuple[tuple[TensorSpec | None, ...], Saved]
 
 def shapes(x: GramInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
     """y and G (None unless `final`), and what a backward needs."""
-    sizes = GramSizes(x)
+    sizes = GramSizes(x, x.G)
     table = TensorSpec((sizes.M, 2), torch.int32) if sizes.packed else None
     y = sizes.vectors(sizes.dtype if x.b is None else torch.float32)
     saved = Saved(sizes.matrices(sizes.M), sizes.vectors(), sizes.per_token(sizes.HV), table)
@@ -126,28 +157,15 @@ def shapes(x: GramInputs, device: torch.device, options: Sequence[Any], final: b
 
 
 def forward(recorder: Recorder, x: GramInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
-    sizes = GramSizes(x)
+    sizes = GramSizes(x, x.G)
     (y, end), saved = shapes(x, device, options, final)
-    if sizes.packed:  # nothing here reads the place of a segment
-        segments = TensorSpec((sizes.N, 5), torch.int32)
-        record_tables(recorder, x.cu_seqlens, saved.chunk_table, segments, sizes.T, sizes.T + CHUNK)
-    grid, place = (sizes.M, sizes.HV), (saved.chunk_table, sizes.T, sizes.HV)
+    sizes.record_table(recorder, x, saved)
     G = sizes.record_states(recorder, x, saved, (x.u, None, None, x.gain), x.G, end, back=False)
-    sizes.record_elimination(recorder, x, saved, G, saved.A, options[0], sizes.K)
-    S = TensorSpec((*grid, CHUNK, CHUNK), torch.float32)
-    recorder.launch(
-        token_products, grid, x.u, saved.A, saved.R, S, *place, K=sizes.K, BK=sizes.exact_tile, HEADS=sizes.group(x.u),
-        PRECISION=sizes.precision, num_warps=4, num_stages=1,
-    )  # fmt: skip
-    T = TensorSpec((*grid, CHUNK, CHUNK), torch.float32)
-    sizes.record_elimination(recorder, x, saved, S, T, options[0], CHUNK, tokens=True)
-    recorder.launch(
-        token_rows, grid, x.u, x.gain, T, saved.D, saved.R, y if x.b is None else None, *place, K=sizes.K,
-        BK=sizes.tile(sizes.precision), HEADS=sizes.group(x.u), HEADS_GAIN=sizes.group(x.gain), PRECISION=sizes.precision,
-        num_warps=4, num_stages=1,
-    )  # fmt: skip
+    sizes.record_elimination(recorder, x.gain, saved, G, saved.A, options[0], sizes.K)
+    T = TensorSpec((sizes.M, sizes.HV, CHUNK, CHUNK), torch.float32)
+    sizes.record_tokens(recorder, x, saved, T, y if x.b is None else None, options[0], x.gain)
     if x.b is not None:
-        sizes.record_solve(recorder, x, saved, x.b, y, sizes.precision)
+        sizes.record_solve(recorder, x, saved, x.b, y, sizes.precision, x.gain)
     return (y, end), saved
 
 
@@ -155,14 +173,16 @@ def backward(
     recorder: Recorder, x: GramInputs, device: torch.device, options: Sequence[Any], saved: Saved,
     output_grads: Sequence[Any], state_grads: bool,
 ) -> GramInputs:  # fmt: skip
-    sizes = GramSizes(x)
+    sizes = GramSizes(x, x.G)
     dy, dG_end = output_grads
     alone = x.b is None
     adjoint, y, divisor = sizes.vectors(), saved.R, saved.D
-    sizes.record_solve(recorder, x, saved, dy, adjoint, sizes.of_gradients, scaled=alone and x.gain is not None)
+    sizes.record_solve(
+        recorder, x, saved, dy, adjoint, sizes.of_gradients, x.gain, scaled=alone and x.gain is not None
+    )  # fmt: skip
     if not alone:
         y, divisor = sizes.vectors(), None
-        sizes.record_solve(recorder, x, saved, x.b, y, sizes.precision)
+        sizes.record_solve(recorder, x, saved, x.b, y, sizes.precision, x.gain)
     dG = sizes.matrices(sizes.N, torch.float64) if state_grads else None
     H = sizes.record_states(recorder, x, saved, (adjoint, y, divisor, None), dG_end, dG, back=True)
     du = sizes.vectors(sizes.dtype)

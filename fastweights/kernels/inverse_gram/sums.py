@@ -25,15 +25,22 @@ def matrix_tile(x, matrix, rows, columns, K: tl.constexpr):
 
 
 @triton.jit
+def first_bits(x):
+    """The first eight bits of float32 numbers in bfloat16, and the rest. A conversion, which rounds, takes many times as long."""
+    bits = x.to(tl.int32, bitcast=True)
+    high = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return high, x - (bits & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def exact_dot(x, y, out, PRECISION: tl.constexpr):
     """out + x y, in the precision of float32 where x comes in that of the inputs: a float32 y as three bfloat16 numbers."""
     if x.dtype == tl.bfloat16 and y.dtype == tl.bfloat16:
         out = tl.dot(x, y, out)
     elif x.dtype == tl.bfloat16:
-        high = y.to(tl.bfloat16)
-        rest = y - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        high, rest = first_bits(y)
+        middle, rest = first_bits(rest)
+        low, rest = first_bits(rest)
         out = tl.dot(x, high, tl.dot(x, middle, tl.dot(x, low, out)))
     else:
         out = tl.dot(x.to(tl.float32), y.to(tl.float32), out, input_precision=PRECISION)

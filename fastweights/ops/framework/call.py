@@ -127,7 +127,7 @@ def check_call(
     recurs = (
         spec.recurrent is not None
         and is_short(like, cu_seqlens)
-        and spec.recurrent.serves(backend, like, values, sizes.K)
+        and spec.recurrent.serves(backend, dict(zip(spec.inputs, inputs)), values, sizes.K, initial_state is not None)
     )
     checks.check_states(spec, initial_state, sizes, count, like)
     if initial_state is None and isinstance(implementation, kernels):  # these make a first state themselves

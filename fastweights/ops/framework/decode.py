@@ -35,14 +35,14 @@ def update_state(
     labels = [f"state {name}" for name in spec.states] if len(states) > 1 else ["state"]
     count = sequences.count if state_indices is None else pool_size(labels[0], states[0])
     for label, x, declared in zip(labels, states, spec.states.values()):
-        check_state(label, x, (count, *sizes.shape(declared.dims)), like)
+        check_state(label, x, (count, *sizes.shape(declared.dims)), like, integer=declared.counts)
     if state_indices is not None:
         check_state_indices(state_indices, sequences.count, count, like)
     named = dict(zip(spec.inputs, inputs))
     check_no_gradient(spec.name, {**named, **dict(zip(labels, states))})
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend != "reference" and spec.recurrent.takes(values, sizes.K) and takes_kernels(backend, like):
+    if backend != "reference" and spec.recurrent.takes(named, values, sizes.K) and takes_kernels(backend, like):
         for name, role in spec.parameters.items():
             named[name] = full_parameter(named[name], role, sizes, like)
         return spec.recurrent.update(named, dict(zip(spec.states, states)), values, cu_seqlens, state_indices)

@@ -30,11 +30,11 @@ def pool_size(name: str, pool: Any) -> int:
     return len(pool) if isinstance(pool, Tensor) else 1
 
 
-def check_state(name: str, state: Any, shape: tuple[int, ...], like: Tensor) -> None:
-    check_tensor(name, state, like)
+def check_state(name: str, state: Any, shape: tuple[int, ...], like: Tensor, integer: bool = False) -> None:
+    check_tensor(name, state, like, integer=integer)
     if tuple(state.shape) != shape:
         raise ValueError(f"{name} must have shape {list(shape)}, got {shape_of(state)}")
-    dtype = compute_dtype(like)
+    dtype = torch.int64 if integer else compute_dtype(like)
     if state.dtype != dtype:
         raise ValueError(f"{name} must be {dtype} for {like.dtype} inputs, got {state.dtype}; convert it")
     if any(step == 0 and n > 1 for step, n in zip(state.stride(), state.shape)):

@@ -36,17 +36,22 @@ def overwriting_states() -> Iterator[None]:
 class recurrent:
     """The recurrent kernel of an op, which may have one without kernels for long sequences. load() imports `decode` of a file of
     kernels.recurrent: nothing of triton is imported before the first launch. only: of options of which the kernel does not have
-    all values, those that it has; widest: the most key channels that it takes. Other calls go to a backend."""
+    all values, those that it has; without: inputs that it does not take; widest: the most key channels that it takes; starts:
+    whether it makes a first state itself. Other calls go to a backend."""
 
     def __init__(
         self,
         load: Callable[[], Callable[[RecurrentCall], Any]],
         only: Mapping[str, tuple[Any, ...]] | None = None,
+        without: Sequence[str] = (),
         widest: int | None = None,
+        starts: bool = True,
     ) -> None:
         self.load = load
         self.only = only or {}
+        self.without = without
         self.widest = widest
+        self.starts = starts
 
     @cached_property
     def decode(self) -> Callable[[RecurrentCall], Any]:
@@ -55,16 +60,21 @@ class recurrent:
     def bind(self, spec: OpSpec) -> None:
         self.spec = spec
 
-    def takes(self, options: Mapping[str, Any], key: int) -> bool:
-        """Whether it has these options, with so many key channels."""
-        has_options = all(options[name] in served for name, served in self.only.items())
-        return has_options and (self.widest is None or key <= self.widest)
+    def takes(self, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int) -> bool:
+        """Whether it has this form of the op, with so many key channels."""
+        has_form = all(options[name] in served for name, served in self.only.items())
+        has_form = has_form and all(inputs[name] is None for name in self.without)
+        return has_form and (self.widest is None or key <= self.widest)
 
-    def serves(self, backend: str, x: Tensor, options: Mapping[str, Any], key: int) -> bool:
-        """Whether it runs for a few tokens like x that need no gradient."""
-        if backend not in ("auto", "triton") or torch.compiler.is_compiling() or not self.takes(options, key):
+    def serves(
+        self, backend: str, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int, started: bool
+    ) -> bool:  # fmt: skip
+        """Whether it runs for these few tokens where they need no gradient."""
+        if backend not in ("auto", "triton") or torch.compiler.is_compiling():
             return False
-        return takes_kernels(backend, x)
+        if not (self.starts or started) or not self.takes(inputs, options, key):
+            return False
+        return takes_kernels(backend, next(iter(inputs.values())))
 
     def run(self, x: Any, sizes: Sizes) -> tuple[Sequence[Any], Sequence[Any]]:
         """The outputs and the final states of checked `Arguments`. Given states are kept unless `overwriting_states`."""

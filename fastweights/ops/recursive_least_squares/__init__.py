@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Results, call, composed
+from ..framework.call import Results, call, composed, recurrent
 from ..framework.checks import compute_dtype
 from ..framework.spec import Case, Number, OpSpec, Output, State
-from ..shared.inverse_gram import WIDEST, apply_inverse_gram
+from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
 
 __all__ = ["recursive_least_squares"]
 
@@ -42,6 +45,12 @@ def by_inverse_gram(
     return o.to(v.dtype), (S, P)
 
 
+def recurrent_kernel() -> Callable[..., Any]:
+    from ...kernels.recurrent.inverse_gram import decode_least_squares
+
+    return decode_least_squares
+
+
 SPEC = OpSpec(
     name="recursive_least_squares",
     inputs={
@@ -55,7 +64,9 @@ SPEC = OpSpec(
         "reference": composed(by_inverse_gram), "torch": composed(by_inverse_gram),
         "triton": composed(by_inverse_gram, widest=WIDEST),
     },
+    recurrent=recurrent(recurrent_kernel, widest=WIDEST, without=("g",), starts=False),
     cases={"none": Case(), "head": Case(given={"g": "G"})},
+    macs=exact_macs,
     equation="P = (P^-1 a + beta k k^T)^-1; S = S + beta (P k) (v - S^T k)^T; o = S^T q",
 )  # fmt: skip
 

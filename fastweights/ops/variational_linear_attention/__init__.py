@@ -52,7 +52,7 @@ def variational_linear_attention(
         output_final_state: whether to return (S, A, z, count) after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
         backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; not in float64, at most 128
-            channels, without refresh_every) or "auto": kernels on CUDA where they serve, else the chunkwise form.
+            channels) or "auto": kernels on CUDA where they serve, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and (S, A, z) in float32 (float64 for float64 inputs) with count in int64, or None.

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..delta_rule import SPEC as DELTA_RULE
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Results, call, composed
+from ..framework.call import Arguments, Results, call, composed, recurrent
 from ..framework.checks import compute_dtype
+from ..framework.few_tokens import needs_gradient
 from ..framework.spec import Case, Flag, Integer, Number, OpSpec, Output, State
+from ..linear_attention import SPEC as LINEAR_ATTENTION
 from ..linear_attention import linear_attention
-from ..shared.inverse_gram import WIDEST, apply_inverse_gram
+from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
+from ..shared.memory_kernels import in_tf32
 
 __all__ = ["SPEC", "penalized_memory"]
+
+# Positive keys overlap: bfloat16 is too coarse for them. The first 11 bits are enough for the answers to 16-bit inputs, not for
+# gradients.
+COARSE_DELTA_RULE, COARSE_LINEAR_ATTENTION = in_tf32(DELTA_RULE), in_tf32(LINEAR_ATTENTION)
 
 
 def by_delta_rule(
@@ -25,10 +34,11 @@ def by_delta_rule(
     normalize_keys: bool = True, normalize_writes: bool = True, output_final_state: bool, cu_seqlens: Tensor | None,
     backend: str,
 ) -> Results:  # fmt: skip
-    """A delta rule with gain 1 that writes along A khat; without u A stays I / ridge, and the state has no A."""
+    """A delta rule that writes along A khat, the inverse of its length the gain. Without u A stays I / ridge, and the state has
+    no A."""
     dtype = compute_dtype(v)
     shared: dict[str, Any] = {"cu_seqlens": cu_seqlens, "backend": backend}
-    q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)  # positive keys overlap: too much for bfloat16
+    q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
     read_key = unit(k) if normalize_keys else k
     if count is None:
         sequences = len(v) if cu_seqlens is None else len(cu_seqlens) - 1
@@ -45,16 +55,38 @@ def by_delta_rule(
         )  # fmt: skip
     shared["output_final_state"] = output_final_state
     ones = torch.ones_like(values[..., :1])
-    write_key = unit(write_key) if normalize_writes else write_key
-    read, S = delta_rule(
-        q, read_key, values, ones[..., 0], write_key=write_key, scale=1.0, initial_state=S, **shared
-    )  # fmt: skip
+    gain = length(write_key).reciprocal() if normalize_writes else ones[..., 0]
     before = None if z is None else z[..., None]
-    divisor, after = linear_attention(q, k, ones, scale=1.0, initial_state=before, **shared)
+    learns = needs_gradient({"q": q, "k": k, "v": values, "u": write_key, "S": S, "z": z})
+    if backend == "triton" and v.dtype != dtype and not learns:
+
+        def coarse(spec: OpSpec, state: Tensor | None, **tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+            inputs = {**dict.fromkeys(spec.inputs), **tokens}
+            arguments = Arguments(inputs, {"S": state}, {"scale": 1.0}, cu_seqlens, output_final_state, backend)
+            (found,), (final,) = spec.backends[backend].run(arguments)
+            return found, final
+
+        read, S = coarse(COARSE_DELTA_RULE, S, q=q, k=read_key, v=values, beta=gain, write_key=write_key)
+        divisor, after = coarse(COARSE_LINEAR_ATTENTION, before, q=q, k=k, v=ones)
+    else:
+        read, S = delta_rule(
+            q, read_key, values, gain, write_key=write_key, scale=1.0, initial_state=S, **shared
+        )  # fmt: skip
+        divisor, after = linear_attention(q, k, ones, scale=1.0, initial_state=before, **shared)
     o = (read / divisor.clamp_min(eps)).to(v.dtype)
     read_so_far = count + (v.shape[1] if cu_seqlens is None else cu_seqlens.diff())
     states = {"S": S, "A": A, "z": None if after is None else after[..., 0], "count": read_so_far}
     return o, tuple(states[name] for name in (SPEC if u is not None else WITHOUT_PENALTY).states)
+
+
+def recurrent_kernel() -> Callable[..., Any]:
+    from ...kernels.recurrent.inverse_gram import decode_variational
+
+    return decode_variational
+
+
+def for_few_tokens() -> recurrent:
+    return recurrent(recurrent_kernel, widest=WIDEST, starts=False)
 
 
 SPEC = OpSpec(
@@ -68,17 +100,22 @@ SPEC = OpSpec(
     },
     backends={
         "reference": composed(by_delta_rule), "torch": composed(by_delta_rule),
-        "triton": composed(by_delta_rule, only={"refresh_every": (None,)}, widest=WIDEST),
+        "triton": composed(by_delta_rule, widest=WIDEST),
     },
+    recurrent=for_few_tokens(),
     cases={
         name: Case(given={"u": "HK"}, options={"refresh_every": every})
         for name, every in {"plain": None, "refresh": 20}.items()
     },
+    macs=exact_macs,
     equation="A = (A^-1 + u u^T)^-1; w = A khat / |A khat|; S = S + w (v - S^T khat)^T; o = S^T q / max(z . q, eps)",
 )  # fmt: skip
-ABLATION = replace(SPEC, options={**SPEC.options, "normalize_keys": Flag(), "normalize_writes": Flag()})
+ABLATION = replace(
+    SPEC, recurrent=for_few_tokens(), options={**SPEC.options, "normalize_keys": Flag(), "normalize_writes": Flag()}
+)
 WITHOUT_PENALTY = replace(
     ABLATION,
+    recurrent=None,
     inputs={name: role for name, role in SPEC.inputs.items() if name != "u"},
     states={name: state for name, state in SPEC.states.items() if name != "A"},
 )
@@ -117,8 +154,13 @@ def penalized_memory(
 
 def unit(x: Tensor) -> Tensor:
     """x of length 1 in the last dimension; zero stays zero, with a finite gradient."""
-    square = x.square().sum(-1, keepdim=True)
-    return x / square.masked_fill(square == 0, 1.0).sqrt()
+    return x / length(x)[..., None]
+
+
+def length(x: Tensor) -> Tensor:
+    """In the last dimension, 1 where it is zero."""
+    found = torch.linalg.vector_norm(x, dim=-1)
+    return found.masked_fill(found == 0, 1.0)
 
 
 def due(time: int, count: Tensor, period: int, cu_seqlens: Tensor | None) -> Tensor:

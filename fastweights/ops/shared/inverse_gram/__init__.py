@@ -8,23 +8,35 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...delta_rule import delta_macs
 from ...framework import roles
 from ...framework.call import Arguments, choose_backend, chunkwise, kernels, sequential
 from ...framework.kernel_backend import KernelFamily
 from ...framework.spec import Number, OpSpec, Output, Role, State
-from .chunked import chunked
+from .chunked import CHUNK, chunked
 from .reference import reference
 from .regularization import allowance, inverse
 
-__all__ = ["WIDEST", "apply_inverse_gram"]
+__all__ = ["WIDEST", "apply_inverse_gram", "exact_macs"]
 
 WIDEST = 128  # channels of the kernels, whose programs hold a matrix in registers
+
+
+def exact_macs(K: int, V: int) -> float:
+    """With the delta rule that writes along the solutions."""
+    return delta_macs(K, V) + 7 * K**2 + 8 * CHUNK * K + K**3 / CHUNK
 
 
 def gram_kernels() -> KernelFamily:
     from ....kernels.inverse_gram.rule import INVERSE_GRAM, GramInputs
 
     return KernelFamily(INVERSE_GRAM, GramInputs, {"ridge": 1.0})
+
+
+def refreshed_kernels() -> KernelFamily:
+    from ....kernels.inverse_gram.refreshed_rule import REFRESHED, RefreshInputs
+
+    return KernelFamily(REFRESHED, RefreshInputs, {})
 
 
 SPEC = OpSpec(
@@ -44,6 +56,14 @@ SPEC = OpSpec(
         "torch": chunkwise(chunked),
         "triton": kernels(gram_kernels, widest=WIDEST),
     },
+)
+
+REFRESHED_SPEC = OpSpec(
+    name="refreshed_inverse_gram",
+    inputs={name: SPEC.inputs[name] for name in ("u", "b", "refresh")},
+    states={"A": State("GKK")},
+    outputs=SPEC.outputs,
+    backends={"triton": kernels(refreshed_kernels, widest=WIDEST)},
 )
 
 
@@ -67,8 +87,8 @@ def apply_inverse_gram(
     $$A_t = (e^{g_t} A_{t-1}^{-1} + \mathrm{gain}_t\, u_t u_t^\top)^{-1} + \mathrm{refresh}_t I$$
 
     All in float64 inside: A is large in directions where $G = A^{-1}$, which is carried, holds small rests of large sums. The
-    kernels compute in float32, which is enough where G only grows: without decay. They do not refresh either; both are then left
-    to PyTorch.
+    kernels compute in float32, which is enough without decay: where G only grows, or where a refresh forgets old errors with old
+    tokens. A decay is left to PyTorch.
 
     Args:
         u, b: [B, T, h, K]; h divides the heads.
@@ -82,6 +102,18 @@ def apply_inverse_gram(
         [B, T, heads, K], from kernels of 16-bit u without b in the dtype of u, and A or None.
     """
     count, key = len(u) if cu_seqlens is None else len(cu_seqlens) - 1, u.shape[3]
+    if backend in ("auto", "triton"):
+        backend = "torch" if g is not None else choose_backend(SPEC, backend, u, {}, key)
+    if refresh is not None and backend == "triton":
+        assert b is not None and gain is None
+        if initial_state is None:
+            A_0 = (torch.eye(key, device=u.device) / ridge).expand(count, heads, -1, -1)
+        else:
+            A_0 = 0.5 * (initial_state + initial_state.mT)
+        given = {"u": u, "b": b, "refresh": refresh.float()}
+        arguments = Arguments(given, {"A": A_0}, {}, cu_seqlens, final, backend)
+        (y,), (A,) = REFRESHED_SPEC.backends[backend].run(arguments)
+        return y, A
     if initial_state is None:
         identity = torch.eye(key, dtype=torch.float64, device=u.device)
         G_0 = ridge * identity.expand(count, heads, -1, -1)
@@ -89,8 +121,6 @@ def apply_inverse_gram(
         A = 0.5 * (initial_state + initial_state.mT).double()
         G_0 = inverse(A, torch.finfo(dtype).eps * torch.linalg.matrix_norm(A.detach()))
     tokens = {"u": u, "b": b, "gain": gain, "g": g, "refresh": refresh}
-    if backend in ("auto", "triton"):
-        backend = "torch" if g is not None or refresh is not None else choose_backend(SPEC, backend, u, {}, key)
     if backend != "triton":
         tokens = {name: None if x is None else x.double() for name, x in tokens.items()}
     arguments = Arguments(tokens, {"G": G_0}, {"ridge": ridge}, cu_seqlens, final, backend)

@@ -1,0 +1,147 @@
+"""The adjoint of A across a chunk, and the gradients of the tokens in it, where tokens also add to A: see the head of this
+package."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..math import of_tokens
+from ..packing import chunk_place, pieces_of_sequence
+from .sums import matrix_tile, token_tile
+
+
+@triton.jit
+def rows_of_factor(R, root, first, live, head, HV, columns, K: tl.constexpr):
+    """Rows of Z."""
+    return root[:, None] * token_tile(R, first, live, head, HV, columns, K, 1)
+
+
+@triton.jit(do_not_specialize=["time"])
+def chunk_adjoint(
+    u, b, dy, refresh, R, D, T, adjoint, transition, written, W, V, rest, chunks, time, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """From the tokens alone, without `adjoint`: E and N of the chunk, `transition` and `written` [M, HV, K, K]; W is scratch
+    [BT, HV, K]. With the adjoint of A at the chunk's end: V and `rest`, from which `finish_gradients` finds du."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i, part = tl.arange(0, 64), tl.arange(0, BK)
+    live = i < count
+    matrix = m.to(tl.int64) * HV + head
+    root = tl.where(live, tl.rsqrt(tl.load(D + first * HV + head + i * HV, live, 1.0)), 0.0)
+    along_b, along_dy = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
+    for c0 in range(0, K, BK):
+        c = c0 + part
+        Z = tl.trans(rows_of_factor(R, root, first, live, head, HV, c, K))
+        B = token_tile(b, first, live, head, HV, c, K, HEADS_B)
+        along_b = tl.dot(B, Z, along_b, input_precision=PRECISION)
+        along_dy = tl.dot(token_tile(dy, first, live, head, HV, c, K, 1), Z, along_dy, input_precision=PRECISION)
+    lower = i[:, None] >= i[None, :]
+    along_b, along_dy = tl.trans(tl.where(lower, -along_b, 0.0)), tl.trans(tl.where(lower, -along_dy, 0.0))
+    overlaps = tl.zeros((64, 64), tl.float32)
+    for c0 in range(0, K, BK):
+        c = c0 + part
+        dZ = tl.dot(along_b, token_tile(dy, first, live, head, HV, c, K, 1), input_precision=PRECISION)
+        dZ = tl.dot(along_dy, token_tile(b, first, live, head, HV, c, K, HEADS_B), dZ, input_precision=PRECISION)
+        if adjoint is not None:
+            for r0 in range(0, K, BK):
+                r = r0 + part
+                both = matrix_tile(adjoint, matrix, r, c, K) + tl.trans(matrix_tile(adjoint, matrix, c, r, K))
+                Z = rows_of_factor(R, root, first, live, head, HV, r, K)
+                dZ = tl.dot(-Z, both, dZ, input_precision=PRECISION)
+        Z = rows_of_factor(R, root, first, live, head, HV, c, K)
+        overlaps = tl.dot(dZ, tl.trans(Z), overlaps, input_precision=PRECISION)
+        here = live[:, None] & (c < K)[None, :]
+        tl.store(W + (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :], dZ, here)
+    tl.debug_barrier()
+    scale = tl.where(i[:, None] > i[None, :], 1.0, tl.where(i[:, None] == i[None, :], 0.5, 0.0))
+    overlaps *= scale
+    overlaps += tl.trans(overlaps)
+    lifted = root[:, None] * tl.load(T + matrix * 4096 + i[:, None] * 64 + i[None, :])  # L^-1
+    products = tl.dot(overlaps, lifted, input_precision=PRECISION)
+    products = -tl.dot(tl.trans(lifted), products, input_precision=PRECISION) * tl.trans(scale)
+    added = of_tokens(refresh, first, live, 0, 1, 1)
+    before = tl.cumsum(added, 0) - added
+    for c0 in range(0, K, BK):
+        c = c0 + part
+        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
+        here = live[:, None] & (c < K)[None, :]
+        U = token_tile(u, first, live, head, HV, c, K, HEADS)
+        dW = tl.dot(tl.trans(lifted), tl.load(W + at, here, 0.0), input_precision=PRECISION)
+        dW = tl.dot(products, U, dW, input_precision=PRECISION)
+        if adjoint is None:
+            tl.debug_barrier()
+            tl.store(W + at, dW, here)
+        else:
+            tl.store(V + at, tl.dot(tl.trans(products), U, dW, input_precision=PRECISION), here)
+            through = tl.dot(tl.trans(products), before[:, None] * U, before[:, None] * dW, input_precision=PRECISION)
+            tl.store(rest + at, through, here)
+    if adjoint is None:
+        tl.debug_barrier()
+        for c0 in range(0, K, BK):
+            c = c0 + part
+            U = token_tile(u, first, live, head, HV, c, K, HEADS)
+            B = token_tile(b, first, live, head, HV, c, K, HEADS_B)
+            X = tl.dot(lifted, U, input_precision=PRECISION)
+            for r0 in range(0, K, BK):
+                r = r0 + part
+                at = matrix * K * K + r[:, None] * K + c[None, :]
+                inside = (r < K)[:, None] & (c < K)[None, :]
+                Z = tl.trans(rows_of_factor(R, root, first, live, head, HV, r, K))
+                identity = tl.where(r[:, None] == c[None, :], 1.0, 0.0)
+                tl.store(transition + at, tl.dot(-Z, X, identity, input_precision=PRECISION), inside)
+                found = tl.dot(
+                    tl.trans(token_tile(dy, first, live, head, HV, r, K, 1)), B, input_precision=PRECISION
+                )  # fmt: skip
+                dW = tl.trans(token_tile(W, first, live, head, HV, r, K, 1))
+                tl.store(written + at, tl.dot(dW, U, found, input_precision=PRECISION), inside)
+
+
+@triton.jit(do_not_specialize=["time"])
+def carry_adjoint(
+    start, transition, written, adjoint, end, cu_seqlens, time, HV, K: tl.constexpr, PK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """The adjoint of A at every chunk's end [M, HV, K, K], from that after the sequence, `start` [N, HV, K, K] or None, and what
+    is left of it before the sequence in `end`."""
+    n, head = tl.program_id(0), tl.program_id(1)
+    chunk, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
+    c = tl.arange(0, PK)
+    inside = (c < K)[:, None] & (c < K)[None, :]
+    at = c[:, None] * K + c[None, :]
+    place = n.to(tl.int64) * HV + head
+    now = tl.zeros((PK, PK), tl.float32)
+    if start is not None:
+        now = matrix_tile(start, place, c, c, K)
+    for step in range(0, count):
+        number = (chunk + count - 1 - step).to(tl.int64) * HV + head
+        tl.store(adjoint + number * K * K + at, now, inside)
+        E = matrix_tile(transition, number, c, c, K)
+        half = tl.dot(now, E, input_precision=PRECISION)
+        now = tl.dot(tl.trans(E), half, matrix_tile(written, number, c, c, K), input_precision=PRECISION)
+    if end is not None:
+        tl.store(end + place * K * K + at, now, inside)
+
+
+@triton.jit(do_not_specialize=["time"])
+def finish_gradients(
+    A, V, rest, du, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """du = V A + rest [BT, HV, K]."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i, part = tl.arange(0, 64), tl.arange(0, BK)
+    live = i < count
+    matrix = m.to(tl.int64) * HV + head
+    for c0 in range(0, K, BK):
+        c = c0 + part
+        found = token_tile(rest, first, live, head, HV, c, K, 1)
+        for r0 in range(0, K, BK):
+            rows = token_tile(V, first, live, head, HV, r0 + part, K, 1)
+            found = tl.dot(rows, matrix_tile(A, matrix, r0 + part, c, K), found, input_precision=PRECISION)
+        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
+        tl.store(du + at, found.to(du.dtype.element_ty), live[:, None] & (c < K)[None, :])

@@ -1,0 +1,171 @@
+"""The recurrent kernels of recursive least squares and variational linear attention.
+
+One kernel updates the inverse Gram matrix and writes what the delta rule's kernel then takes: write keys, and for variational
+linear attention unit keys and divided queries. So either matrix is read and written once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..availability import on_device_of
+from ..math import float_or_nan
+from ..packing import tokens_of_sequence
+from ..runtime.launch_plan import launch
+from . import RecurrentCall, delta_rule
+from .launching import padded
+from .states import PlacedState, pool_row, state_tile
+from .tokens import any_layout, number, row, strides
+
+__all__ = ["decode_least_squares", "decode_variational"]
+
+
+def decode_least_squares(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `recursive_least_squares` without decay."""
+    made = directions(call, "P", {"k": call.inputs["k"], "u": call.inputs["k"], "beta": call.inputs["beta"]})
+    return with_delta_rule(call, {"beta": call.inputs["beta"], **made}, call.options["scale"])
+
+
+def decode_variational(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `variational_linear_attention`, also of its ablations that keep u."""
+    x, options = call.inputs, call.options
+    made = directions(
+        call, "A", {"k": x["k"], "u": x["u"], "q": x["q"]},
+        every=options["refresh_every"] or 0, refresh=float(options["refresh"]), eps=float(options["eps"]),
+        UNIT_KEYS=options.get("normalize_keys", True), UNIT_WRITES=options.get("normalize_writes", True),
+    )  # fmt: skip
+    return with_delta_rule(call, made, 1.0)
+
+
+def with_delta_rule(call: RecurrentCall, made: dict[str, Tensor], scale: float) -> Tensor:
+    new = None if call.new_states is None else {"S": call.new_states["S"]}
+    inner = call._replace(
+        inputs={**{name: call.inputs[name] for name in ("q", "k", "v")}, **made}, states={"S": call.states["S"]},
+        options={"scale": scale}, new_states=new,
+    )  # fmt: skip
+    return delta_rule.decode(inner)
+
+
+def directions(
+    call: RecurrentCall, matrix: str, inputs: dict[str, Tensor], every: int = 0, refresh: float = 0.0, eps: float = 0.0,
+    **units: bool,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The delta rule's write keys, and where q is given its k, q and beta; the matrix, z and the count are updated."""
+    v = call.inputs["v"]
+    *sizes, _ = v.shape
+    key = call.inputs["k"].shape[3]
+    names = ["write_key", *(["k", "q", "beta"] if "q" in inputs else [])]
+    made = {
+        name: torch.empty(*sizes, *(() if name == "beta" else (key,)), dtype=torch.float32, device=v.device)
+        for name in names
+    }
+    programs = call.sequences * sizes[2]
+    if not programs:
+        return made
+    given = [strides(inputs.get(name), *sizes) for name in ("q", "k", "u", "beta")]
+    placed = [PlacedState.of(call, name) for name in (matrix, "z") if name in call.states]
+    z: tuple[Any, ...] = placed[1].arguments if len(placed) > 1 else (None, None, 0, 0)
+    counts: tuple[Any, ...] = (None, None, 0)
+    if "count" in call.states:
+        # The first head's program writes the count, perhaps before those of other heads read it.
+        seen = call.states["count"].clone(memory_format=torch.contiguous_format)
+        new_seen = (call.new_states or call.states)["count"]
+        counts = (seen, new_seen, new_seen.stride(0))
+    rows = padded(key, 1)
+    warps = max(1, rows * rows // 2048)
+    limit = {"maxnreg": 128} if warps == 8 else {}  # so that a multiprocessor runs two programs
+    with on_device_of(v):
+        launch(
+            decode_inverse_gram, (programs,), *[x for each in given for x in each],
+            *(made.get(name) for name in ("write_key", "k", "q", "beta")), *placed[0].arguments, *z, *counts,
+            call.state_indices, len(call.states[matrix]), call.cu_seqlens, sizes[1], every, refresh, eps,
+            **{"UNIT_KEYS": True, "UNIT_WRITES": True, **units}, HV=sizes[2], K=key, BK=rows,
+            num_warps=warps, **limit,
+        )  # fmt: skip
+    for state in placed:
+        state.finish()
+    return made
+
+
+INPUTS = ("q", "k", "u", "beta")
+
+
+OTHERS = ("write_key", "read_key", "query", "gain", "seen", "new_seen")
+
+
+@triton.jit(**any_layout(INPUTS, *OTHERS, numbers=("every", "z_step", "z_head", "seen_step")))
+def decode_inverse_gram(
+    q, q_token, q_head, Q_GROUP: tl.constexpr,
+    k, k_token, k_head, K_GROUP: tl.constexpr,
+    u, u_token, u_head, U_GROUP: tl.constexpr,
+    beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
+    write_key, read_key, query, gain, A, new_A, A_step, A_head, z, new_z, z_step, z_head, seen, new_seen, seen_step,
+    state_indices, P, cu_seqlens, T, every, refresh, eps,
+    UNIT_KEYS: tl.constexpr, UNIT_WRITES: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """x, x_token, x_head, X_GROUP: see `strides`. Without q the write key is A_t k; with it A_t khat, and gain divides by its
+    length."""
+    n = tl.program_id(0) // HV
+    head = tl.program_id(0) % HV
+    index, held = pool_row(state_indices, n, P)
+    channel = tl.arange(0, BK)
+    is_channel = channel < K
+    at_A, in_state, inverse = state_tile(A, index, A_step, head, A_head, held, channel, channel, K, K)
+    if q is not None:
+        at_z = index * z_step + head * z_head + channel
+        total = tl.load(z + at_z, is_channel & held, 0.0)
+        count_before = tl.load(seen + index, held, 0)
+
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
+    for t in range(count):
+        token = first + t
+        penalty = row(u, token, u_token, head, u_head, U_GROUP, channel, is_channel)
+        if q is None:
+            weight = number(beta, token, beta_token, head, beta_head, BETA_GROUP)
+        if q is not None:
+            key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+            asked = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+
+        at = (token * HV + head) * K + channel
+        penalty = float_or_nan(penalty)
+        along = tl.sum(inverse * penalty[:, None], 0)
+        overlap = tl.sum(along * penalty, 0)
+        if q is None:
+            weight = float_or_nan(weight)
+            share = 1 / (1 + weight * overlap)
+            tl.store(write_key + at, share * along, is_channel)
+            inverse -= (weight * share * along)[:, None] * along[None, :]
+        else:
+            weight = 1 / (1 + overlap)
+            key, asked = float_or_nan(key), float_or_nan(asked)
+            total += key
+            unit_key = key
+            if UNIT_KEYS:
+                square = tl.sum(key * key, 0)
+                unit_key /= tl.sqrt(tl.where(square == 0, 1.0, square))
+            along_key = tl.sum(inverse * unit_key[:, None], 0) - weight * tl.sum(along * unit_key, 0) * along
+            inverse -= (weight * along)[:, None] * along[None, :]
+            if every > 0:
+                added = tl.where((count_before + t + 1) % tl.maximum(every, 1) == 0, refresh, 0.0)
+                along_key += added * unit_key
+                inverse += tl.where(channel[:, None] == channel[None, :], added, 0.0)
+            if UNIT_WRITES:
+                square = tl.sum(along_key * along_key, 0)
+                tl.store(gain + token * HV + head, 1 / tl.sqrt(tl.where(square == 0, 1.0, square)))
+            else:
+                tl.store(gain + token * HV + head, 1.0)
+            divisor = tl.sum(total * asked, 0)
+            tl.store(write_key + at, along_key, is_channel)
+            tl.store(read_key + at, unit_key, is_channel)
+            tl.store(query + at, asked / tl.where(divisor < eps, eps, divisor), is_channel)
+
+    tl.store(new_A + at_A, inverse, mask=in_state, eviction_policy="evict_first")
+    if q is not None:
+        tl.store(new_z + at_z, total, mask=is_channel & held)
+        if head == 0:
+            tl.store(new_seen + index * seen_step, count_before + count, held)
