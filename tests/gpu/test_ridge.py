@@ -31,4 +31,4 @@ def test_the_iteration_is_stable_through_five_layers(record_property: Record) ->
     """The paper's figure 1e, in bfloat16: the error in the gradients does not grow from the last layer to the first."""
     found = differences("cuda", torch.bfloat16, head_dim=64, batch=4, length=256)
     record_property("differences", found)
-    assert max(found) <= 8e-2 and max(found) <= 4 * found[-1], found
+    assert max(found) <= 5e-2 and max(found) <= 2 * found[-1], found

@@ -323,6 +323,34 @@ def test_kernel_into_new_states(by_kernel: OpCase) -> None:
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("name", ["gated_kalmanet-chebyshev", "mesa"])
+def test_kernel_takes_the_symmetric_part_of_a_gram_matrix(name: str) -> None:
+    """As the ops do; a sequence without tokens keeps its matrix to the last bit."""
+    case = DECODING[name]
+    inputs = case.draw(batch=1, time=3, heads=1, key=6, value=5, dtype=torch.float32)
+    H, U = draw_states(case, inputs, 2)
+    H = H + 0.2 * torch.randn(H.shape, generator=torch.Generator().manual_seed(3), dtype=H.dtype)
+    edges = torch.tensor([0, 3, 3])
+    o, held = in_place(case, inputs.map(lambda x: x.to(DEVICE)), (H, U), backend="triton", cu_seqlens=edges.to(DEVICE))
+    wanted, final = exact(case, inputs, (H, U), cu_seqlens=edges)
+    assert largest_error((o, [x[:1] for x in held]), (wanted, [x[:1] for x in final])) < 1e-5
+    assert torch.equal(held[0][1].cpu(), H[1].float())
+
+
+@pytest.mark.kernels
+def test_conjugate_gradients_end_once_they_have_converged() -> None:
+    """o after any number of iterations that is enough is the same bits."""
+    case = DECODING["mesa"]
+    inputs = case.draw(batch=1, time=4, heads=2, key=32, value=256, dtype=torch.float16).map(lambda x: x.to(DEVICE))
+    states = draw_states(case, inputs, 1)
+    few, enough, more = (
+        in_place(case, OpInputs(inputs.tokens, inputs.parameters, {"iterations": n}), states, backend="triton")[0]
+        for n in (2, 10, 32)
+    )
+    assert torch.equal(enough, more) and not torch.equal(few, enough)
+
+
+@pytest.mark.kernels
 @some_cases
 def test_op_of_few_tokens_runs_the_kernel(case: OpCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the op itself, with the states that it begins with and with given ones, which stay as they are."""

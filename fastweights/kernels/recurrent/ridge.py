@@ -109,14 +109,15 @@ def chebyshev(H, b, low, high, iterations):
 
 
 @triton.jit
-def conjugate_gradient(H, b, ridge, iterations):
-    """From zero. What is solved already stays as it is."""
+def conjugate_gradient(H, b, ridge, iterations, enough):
+    """From zero, until the residual is `enough` of b. What is solved already stays as it is."""
     size = tl.maximum(tl.max(tl.abs(b), 0), TINY)
     residual = b * (1 / size)
     direction = residual
     x = tl.zeros_like(residual)
     energy = tl.sum(residual * residual, 0)
-    for _ in range(iterations):
+    least = enough * enough * energy
+    while iterations > 0:
         image = product(H, direction) + ridge * direction
         step = energy / tl.maximum(tl.abs(tl.sum(direction * image, 0)), TINY)  # negative only by rounding
         x += step * direction
@@ -124,6 +125,7 @@ def conjugate_gradient(H, b, ridge, iterations):
         left = tl.sum(residual * residual, 0)
         direction = residual + left / tl.maximum(energy, TINY) * direction
         energy = left
+        iterations = tl.where(left <= least, 0, iterations - 1)
     return size * x
 
 
@@ -154,12 +156,13 @@ def decode_systems(
     at_H = index * H_step + head * H_head + (channel[None, :, None, None] * K + column)
     in_H = (channel < K)[None, :, None, None] & (column < K) & held
     state = tl.load(H + at_H, in_H, 0.0, eviction_policy="evict_first")
-    state = 0.5 * (state + turned(state))
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
+    state = tl.where(count > 0, 0.5 * (state + turned(state)), state)  # without a token it stays as it is
+    enough: tl.constexpr = 2.0**-26 if q.dtype.element_ty == tl.float32 else 2.0**-13  # as in the chunk kernels
     diagonal = level
     if ridge is not None:
         diagonal = tl.load(ridge + head * ridge_head + channel, mask=is_channel, other=1.0).to(tl.float32)
 
-    first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.
@@ -183,9 +186,9 @@ def decode_systems(
             low = tl.maximum(level * bound, SMALLEST_RIDGE) if ADAPTIVE else level
             x = chebyshev(state, query, low, low + bound, iterations)
         elif ADAPTIVE:
-            x = conjugate_gradient(state, query, tl.maximum(level * norm, SMALLEST_RIDGE), iterations)
+            x = conjugate_gradient(state, query, tl.maximum(level * norm, SMALLEST_RIDGE), iterations, enough)
         else:
-            x = conjugate_gradient(state, query, diagonal, iterations)
+            x = conjugate_gradient(state, query, diagonal, iterations, enough)
         x = tl.where(is_bad(norm), float("nan"), x)
         if mix is not None:
             x = query + part * (x - query)
