@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -52,14 +53,20 @@ def errors(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, float
 
 @pytest.mark.parametrize("family", INSTALLED)
 def test_families(family: str, record_property: Any) -> None:
-    """In float32 as without us; in bfloat16 at most twice as far from that as transformers' own code."""
-    exact = tiny(family).cuda()
-    rounded = deepcopy(exact).bfloat16()
-    wanted, theirs = outputs(exact), outputs(rounded)
-    accelerate(exact)
-    ours, ours_rounded = outputs(exact), outputs(rounded)
-    far = {"float32": errors(ours, wanted), "bfloat16": errors(ours_rounded, wanted), "theirs": errors(theirs, wanted)}
-    for name in wanted:
-        record_property(f"{family} {name}", {side: found[name] for side, found in far.items()})
-    assert max(far["float32"].values()) < 1e-4, far
-    assert all(far["bfloat16"][name] <= 2 * x for name, x in far["theirs"].items()), far
+    """In float32 as without us; in bfloat16 at most twice as far from that as transformers' own code, over several draws: random
+    layers on one another enlarge the roundings of a single one."""
+    far: dict[str, list[dict[str, float]]] = {"float32": [], "bfloat16": [], "theirs": []}
+    for seed in range(3):
+        exact = tiny(family, seed).cuda()
+        rounded = deepcopy(exact).bfloat16()
+        wanted = outputs(exact)
+        far["theirs"].append(errors(outputs(rounded), wanted))
+        accelerate(exact)
+        far["float32"].append(errors(outputs(exact), wanted))
+        far["bfloat16"].append(errors(outputs(rounded), wanted))
+        restore()
+    mean = {side: {name: fmean(one[name] for one in found) for name in found[0]} for side, found in far.items()}
+    for name in mean["theirs"]:
+        record_property(f"{family} {name}", {side: found[name] for side, found in mean.items()})
+    assert max(mean["float32"].values()) < 1e-4, mean
+    assert all(mean["bfloat16"][name] <= 2 * x for name, x in mean["theirs"].items()), mean

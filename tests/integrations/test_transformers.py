@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -72,6 +73,18 @@ def test_logits_and_gradients(family: str, calls: dict[str, int]) -> None:
     assert accelerate(model) == (family,)
     assert_same(results(model), wanted)
     assert calls == {"delta_rule": 2, "short_convolution": 2, "gated_rms_norm": 2}  # two layers of the memory
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear"])
+def test_bfloat16(family: str) -> None:
+    """At most twice as far from float32 as transformers' own code."""
+    exact = tiny(family)
+    rounded, wanted = deepcopy(exact).bfloat16(), results_of(exact, TOKENS)
+    theirs = results_of(rounded, TOKENS)
+    accelerate(rounded)
+    ours = results_of(rounded, TOKENS)
+    assert ours.dtype == theirs.dtype == torch.bfloat16 and not torch.equal(ours, theirs)
+    assert (ours - wanted).norm() <= 2 * (theirs - wanted).norm()
 
 
 GENERATING = [name for name in INSTALLED if name != "glm5_next"]  # whose text model has no head of its own
@@ -200,6 +213,19 @@ def test_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     accelerate(model)
     assert_same(run(), wanted)
     assert len(launched) == 3
+
+
+@pytest.mark.kernels
+def test_the_convolution_reads_what_the_layer_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[B, D, T] as a view of [B, T, D] is not copied, and neither is what comes back."""
+    from fastweights.kernels.pointwise import short_convolution as kernels
+
+    read = []
+    monkeypatch.setattr(kernels, "launch", lambda kernel, grid, x, *rest, **constants: read.append(x.data_ptr()))
+    monkeypatch.setattr(around, "short_convolution", partial(around.short_convolution, backend="triton"))
+    x = torch.randn(2, 10, 8, device=DEVICE)
+    y = around.convolution(around.plain_convolution)(x.mT, x.new_ones(8, 4), activation="silu")
+    assert read == [x.data_ptr()] and y.shape == (2, 8, 10) and y.mT.is_contiguous()
 
 
 def test_float64_runs_the_originals(calls: dict[str, int]) -> None:

@@ -51,13 +51,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 INSTALLED = [name for name in MODELS if find_spec(f"transformers.models.{name}") is not None]
 
 
-def tiny(family: str, **changes: Any) -> nn.Module:
-    """The same weights for the same changes."""
+def tiny(family: str, seed: int = 0, **changes: Any) -> nn.Module:
+    """The same weights for the same seed and changes."""
     config_name, model_name, sizes = MODELS[family]
     modeling = import_module(f"transformers.models.{family}.modeling_{family}")
     configuration = import_module(f"transformers.models.{family}.configuration_{family}")
     config = getattr(configuration, config_name)(**{**SHARED, **sizes, **changes})
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = getattr(modeling, model_name)(config).eval()
     for x in model.parameters():  # their small initial values would hide a wrong memory behind the residual stream
         if x.ndim == 2:
