@@ -20,7 +20,9 @@ from .forward import (
     has_grown,
     inverse_square,
     load_state,
+    load_step_slots,
     not_below,
+    step_place,
     store_state,
 )
 from .layout import over_channels, over_slots, over_slots_of_warp, slot_and_channel
@@ -29,12 +31,12 @@ from .words import load_four, prefetch_rows, store_four
 
 @triton.jit
 def load_step(
-    v, kept, turned, answers, place, slot, channel,
-    K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr,
+    v, kept, turned, answers, place, step, slot, channel,
+    K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, BY_CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """f, w and h of a token."""
-    f = load_four(kept + place * K, 0, slot, True, K, 3)
-    w = load_four(turned + place * K, 0, slot, True, K, 3)
+    """f, w and h of a token; step: see `step_place`."""
+    f = load_step_slots(kept + step, slot, K, BY_CHUNKS)
+    w = load_step_slots(turned + step, slot, K, BY_CHUNKS)
     if OBJECTIVE == "decode":
         h = load_four(answers + place * V, 0, channel, True, V, 5)
     else:
@@ -44,18 +46,18 @@ def load_step(
 
 @triton.jit
 def one_step(
-    S, v, kept, turned, answers, place, slot, channel,
-    K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr,
+    S, v, kept, turned, answers, place, step, slot, channel,
+    K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, BY_CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """The state after a token from the one before it."""
-    f, w, h = load_step(v, kept, turned, answers, place, slot, channel, K, V, OBJECTIVE)
+    f, w, h = load_step(v, kept, turned, answers, place, step, slot, channel, K, V, OBJECTIVE, BY_CHUNKS)
     return f * S + w * h
 
 
 @triton.jit
 def load_rest(
-    q, k, gamma, decay, do, along, lengths, place, slot, channel,
-    K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, NORMALIZE: tl.constexpr, HEADS_K: tl.constexpr,
+    q, k, gamma, decay, do, along, lengths, place, step, slot, channel,
+    K: tl.constexpr, V: tl.constexpr, NORMALIZE: tl.constexpr, BY_CHUNKS: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
     """Of a token: query, key, gradient of the output, gamma, decay, b and, where lengths are free, its slots' length."""
@@ -64,27 +66,29 @@ def load_rest(
     grad_o = load_four(do + place * V, 0, channel, True, V, 5).to(tl.float32)
     gain = float_or_nan(tl.load(gamma + place // HEADS_GAMMA))
     d = 1.0 if decay is None else not_below(float_or_nan(tl.load(decay + place // HEADS_DECAY)), LEAST_DECAY)
-    b = load_four(along + place * K, 0, slot, True, K, 3)
+    b = load_step_slots(along + step, slot, K, BY_CHUNKS)
     length = b if NORMALIZE else load_four(lengths + place * K, 0, slot, True, K, 3)
     return query, key, grad_o, gain, d, b, length
 
 
 @triton.jit
 def prefetch_block(
-    q, k, v, gamma, decay, do, kept, turned, along, answers, place, HV,
-    K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
-    HEADS_DECAY: tl.constexpr,
+    q, k, v, gamma, decay, do, kept, turned, along, answers, place, step, HV,
+    K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, BY_CHUNKS: tl.constexpr, HEADS_K: tl.constexpr,
+    HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """A whole block, from `place` on."""
+    """A whole block, from `place` on; step: of its first token, see `step_place`."""
     prefetch_rows(q, place // HEADS_K, EVERY, HV // HEADS_K, K, EVERY)
     prefetch_rows(k, place // HEADS_K, EVERY, HV // HEADS_K, K, EVERY)
     prefetch_rows(do, place, EVERY, HV, V, EVERY)
     prefetch_rows(gamma, place // HEADS_GAMMA, EVERY, HV // HEADS_GAMMA, 1, EVERY)
     if decay is not None:
         prefetch_rows(decay, place // HEADS_DECAY, EVERY, HV // HEADS_DECAY, 1, EVERY)
-    prefetch_rows(kept, place, EVERY, HV, K, EVERY)
-    prefetch_rows(turned, place, EVERY, HV, K, EVERY)
-    prefetch_rows(along, place, EVERY, HV, K, EVERY)
+    ROWS: tl.constexpr = 1 if BY_CHUNKS else EVERY
+    SIZE: tl.constexpr = K * EVERY if BY_CHUNKS else K
+    prefetch_rows(kept + step, 0, ROWS, HV, SIZE, ROWS)
+    prefetch_rows(turned + step, 0, ROWS, HV, SIZE, ROWS)
+    prefetch_rows(along + step, 0, ROWS, HV, SIZE, ROWS)
     prefetch_rows(answers if OBJECTIVE == "decode" else v, place, EVERY, HV, V, EVERY)
 
 
@@ -138,6 +142,7 @@ def pass_tokens_back(
     if grown is not None:  # noqa: SIM102 (one is known when compiling)
         if not has_grown(grown, n * HV + head, K):
             return
+    BY_CHUNKS: tl.constexpr = NORMALIZE and OBJECTIVE != "decode"
     first, stop, m = edges(cu_seqlens, n, T)
     slot, channel, thread = slot_and_channel(LV, LK, W, RK, GV, RV)
     lane = thread % LV
@@ -165,15 +170,19 @@ def pass_tokens_back(
             if token > first:
                 prefetch_rows(states, ((m + blocks - 2 - block) * HV + head) * K, K, 1, V, LK * W * RK)
                 prefetch_block(
-                    q, k, v, gamma, decay, do, kept, turned, along, answers, (token - EVERY) * HV + head, HV, K, V,
-                    OBJECTIVE, HEADS_K, HEADS_GAMMA, HEADS_DECAY,
+                    q, k, v, gamma, decay, do, kept, turned, along, answers, (token - EVERY) * HV + head,
+                    step_place(token - EVERY, first, m, HV, head, K, BY_CHUNKS), HV, K, V, OBJECTIVE, BY_CHUNKS, HEADS_K,
+                    HEADS_GAMMA, HEADS_DECAY,
                 )  # fmt: skip
         S = load_state(states + ((m + blocks - 1 - block) * HV + head) * K * V, slot, channel, K, V)
         store_state(scratch, slot, channel, S, K, V)
         for part in range(1, parts):
             for i in range(0, FEW):
-                place = (token + (part - 1) * FEW + i) * HV + head
-                S = one_step(S, v, kept, turned, answers, place, slot, channel, K, V, OBJECTIVE)
+                t = token + (part - 1) * FEW + i
+                step = step_place(t, first, m, HV, head, K, BY_CHUNKS)
+                S = one_step(
+                    S, v, kept, turned, answers, t * HV + head, step, slot, channel, K, V, OBJECTIVE, BY_CHUNKS
+                )
             store_state(scratch + part * K * V, slot, channel, S, K, V)
         for part in range(0, parts):
             begin = token + (parts - 1 - part) * FEW
@@ -181,15 +190,18 @@ def pass_tokens_back(
             for back in range(0, few):
                 before = few - 1 - back  # tokens from `begin` to this one
                 t = begin + before
-                place = t * HV + head
+                place, step = t * HV + head, step_place(t, first, m, HV, head, K, BY_CHUNKS)
                 query, key, grad_o, gain, d, b, length = load_rest(
-                    q, k, gamma, decay, do, along, lengths, place, slot, channel, K, V, OBJECTIVE, NORMALIZE,
+                    q, k, gamma, decay, do, along, lengths, place, step, slot, channel, K, V, NORMALIZE, BY_CHUNKS,
                     HEADS_K, HEADS_GAMMA, HEADS_DECAY,
                 )  # fmt: skip
-                f, w, h = load_step(v, kept, turned, answers, place, slot, channel, K, V, OBJECTIVE)
+                f, w, h = load_step(v, kept, turned, answers, place, step, slot, channel, K, V, OBJECTIVE, BY_CHUNKS)
                 S = load_state(scratch + (parts - 1 - part) * K * V, slot, channel, K, V)
                 for i in range(0, before):
-                    S = one_step(S, v, kept, turned, answers, (begin + i) * HV + head, slot, channel, K, V, OBJECTIVE)
+                    S = one_step(
+                        S, v, kept, turned, answers, (begin + i) * HV + head,
+                        step_place(begin + i, first, m, HV, head, K, BY_CHUNKS), slot, channel, K, V, OBJECTIVE, BY_CHUNKS,
+                    )  # fmt: skip
                 d_query = f * over_channels(S * grad_o) + w * over_channels(h * grad_o)
                 if NORMALIZE:
                     length = alive

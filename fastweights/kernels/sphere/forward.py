@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ..math import float_or_nan
 from ..packing import pieces_of_sequence, tokens_of_sequence
-from .layout import both_over_slots, over_channels, over_slots, slot_and_channel
+from .layout import both_over_slots, hidden, over_channels, over_slots, slot_and_channel
 from .words import each_slot, load_four, neighbours, prefetch_rows, store_four
 
 SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long
@@ -71,6 +71,38 @@ def not_below(x, least):
 
 
 @triton.jit
+def step_place(t, first, m, HV, head, K: tl.constexpr, BY_CHUNKS: tl.constexpr):
+    """Where kept, turned and along begin for the step of token t: [M, HV, K, 16] by chunks, [BT, HV, K] else. m: the number of
+    the chunk that begins at token `first`."""
+    if BY_CHUNKS:
+        number = t - first
+        found = ((m + number // EVERY) * HV + head) * K * EVERY + number % EVERY
+    else:
+        found = (t * HV + head) * K
+    return found
+
+
+@triton.jit
+def load_step_slots(x, slot, K: tl.constexpr, BY_CHUNKS: tl.constexpr):
+    """A step's numbers of slots, from the place that `step_place` gives."""
+    if BY_CHUNKS:
+        each = slot * 4 + neighbours(3)
+        found = tl.load(x + hidden(each * EVERY), each < K, 0.0)
+    else:
+        found = load_four(x, 0, slot, True, K, 3)
+    return found
+
+
+@triton.jit
+def store_step_slots(x, slot, values, mask, K: tl.constexpr, BY_CHUNKS: tl.constexpr):
+    if BY_CHUNKS:
+        each = slot * 4 + neighbours(3)
+        tl.store(x + hidden(each * EVERY), values, mask & (each < K))
+    else:
+        store_four(x, 0, slot, values, mask, K, 3)
+
+
+@triton.jit
 def has_grown(grown, number, K: tl.constexpr):
     """Whether coefficients of slots came to more than LARGEST in the sequence and head of this number. grown [N, HV, tiles]: the
     square of the largest, of every tile of slots."""
@@ -117,12 +149,13 @@ def pass_tokens(
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
     LV: tl.constexpr, LK: tl.constexpr, W: tl.constexpr, RK: tl.constexpr, GV: tl.constexpr, RV: tl.constexpr,
 ):  # fmt: skip
-    """kept, turned, along, lengths [BT, HV, K]; answers [BT, HV, V]; states [M, HV, K, V]: every 16 tokens. grown: see
-    `has_grown`; None where this is the only form."""
+    """kept, turned, along: see `step_place`. lengths [BT, HV, K]; answers [BT, HV, V]; states [M, HV, K, V]: every 16 tokens.
+    grown: see `has_grown`; None where this is the only form."""
     n, head = tl.program_id(0), tl.program_id(1)
     if grown is not None:  # noqa: SIM102 (one is known when compiling)
         if not has_grown(grown, n * HV + head, K):
             return
+    BY_CHUNKS: tl.constexpr = NORMALIZE and OBJECTIVE != "decode"
     first, stop, m = edges(cu_seqlens, n, T)
     slot, channel, thread = slot_and_channel(LV, LK, W, RK, GV, RV)
     stores_slots, stores_channels = thread % LV == 0, thread // LV == 0
@@ -138,7 +171,6 @@ def pass_tokens(
         answer = over_slots(S * now[0].to(tl.float32))
     for block in range(first, stop, EVERY):
         store_state(states + (m * HV + head) * K * V, slot, channel, S, K, V)
-        m += 1
         # The interpreter runs float32, and does without.
         if q.dtype.element_ty.primitive_bitwidth == 16:
             coming = tl.minimum(stop - block - EVERY, EVERY).to(tl.int32)
@@ -170,9 +202,10 @@ def pass_tokens(
             inverse = tl.rsqrt(longer)
             f, w = (d - a * b) * inverse * unit, a * inverse
             S = f * S + w * h
-            store_four(kept + place * K, 0, slot, f, stores_slots, K, 3)
-            store_four(turned + place * K, 0, slot, w, stores_slots, K, 3)
-            store_four(along + place * K, 0, slot, b, stores_slots, K, 3)
+            step = step_place(t, block, m, HV, head, K, BY_CHUNKS)
+            store_step_slots(kept + step, slot, f, stores_slots, K, BY_CHUNKS)
+            store_step_slots(turned + step, slot, w, stores_slots, K, BY_CHUNKS)
+            store_step_slots(along + step, slot, b, stores_slots, K, BY_CHUNKS)
             if NORMALIZE:
                 length, per_square, read = alive, alive, query
             else:
@@ -188,5 +221,6 @@ def pass_tokens(
             store_four(o + place * V, 0, channel, out, stores_channels, V, 5)
             now = ahead
             place += HV
+        m += 1
     if end is not None:
         store_state(end + at, slot, channel, S * length, K, V)

@@ -46,9 +46,9 @@ class Saved(NamedTuple):
     """Of every token f, w and b of its step and, where slots are free in length, their length [BT, HV, K]; what the memory
     answers (for decode its error) [BT, HV, V]; every 16th state [M, HV, K, V]. All float32, None where a rule lacks one.
 
-    Where tokens are taken by chunks: the states and what tokens of a chunk read of each other [M, HV, 16, 16] in the inputs'
-    dtype, 1 / n^2 of the first step [N, HV, K], and the square of the largest coefficient of every tile of slots
-    [N, HV, tiles]."""
+    Where tokens are taken by chunks: f, w and b [M, HV, K, 16], 1, 0 and 0 past the last token; the states and what tokens of a
+    chunk read of each other [M, HV, 16, 16] in the inputs' dtype; 1 / n^2 of the first step [N, HV, K]; the square of the
+    largest coefficient of every tile of slots [N, HV, tiles]."""
 
     kept: Any
     turned: Any
@@ -98,8 +98,14 @@ class SphereSizes(CallSizes):
         """Of the forward of the decode objective: half of the warps that its backward needs."""
         return tile(self.K, self.V, 8)
 
+    def steps(self) -> TensorSpec:
+        """One number per token and slot; by chunks those of a slot's 16 tokens are neighbours."""
+        if self.by_chunks:
+            return self.empty(self.M, self.HV, self.K, EVERY.value, dtype=torch.float32)
+        return self.vectors(self.K)
+
     def saved(self) -> Saved:
-        f, w, b = (self.vectors(self.K) for _ in range(3))
+        f, w, b = (self.steps() for _ in range(3))
         lengths = self.vectors(self.K) if self.free else None
         errors = self.vectors(self.V) if self.objective == "decode" else None
         scores = first_per_square = grown = steep = None
@@ -229,7 +235,7 @@ def backward_by_chunks(
     """The gradients in the slots of a chunk by their products with what lies before."""
     blocks = sizes.record_blocks(recorder, x)
     gram, reads = (sizes.empty(sizes.M, sizes.HV, EVERY.value, EVERY.value, dtype=torch.float32) for _ in range(2))
-    of_A, of_D, A, D = (sizes.vectors(sizes.K) for _ in range(4))
+    of_A, of_D, A, D = (sizes.steps() for _ in range(4))
     adjoints = sizes.state(sizes.M, sizes.dtype)
     options = {
         **{name: sizes.constants[name] for name in ("K", "V", "HEADS_K", "HEADS_GAMMA", "HEADS_DECAY")},

@@ -18,19 +18,22 @@ from .slot_steps import (
     block_place,
     fetch_of_slots,
     fetch_rows,
+    fetch_steps,
     inverse_root,
     is_there,
     of_slots,
+    of_steps,
     of_tokens,
     product,
     row,
     rows_of,
+    step_places,
 )
 
 
 @triton.jit
 def step_again(
-    k, gamma, decay, first_per_square, along, F, W, square, place, count, head, n, is_first, token, slot,
+    k, gamma, decay, first_per_square, along, F, W, square, place, in_head, count, head, n, is_first, token, slot,
     HV: tl.constexpr, K: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
     HEADS_DECAY: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
@@ -41,7 +44,7 @@ def step_again(
     d = gain * 0 + 1
     if decay is not None:
         d = not_below(float_or_nan(of_tokens(decay, place, token, count, HV, HEADS_DECAY, 1.0)), LEAST_DECAY)
-    b = of_slots(along, place, token, slot, count, HV, K, 1)
+    b = of_steps(along, in_head, token, slot, K, 0.0)
     per_square = tl.load(first_per_square + (n * HV + head) * K + slot, slot < K, 0.0)
     per_square = tl.where((token == 0) & is_first, per_square, tl.where(per_square > 0, 1.0, 0.0))
     gain *= per_square
@@ -64,12 +67,12 @@ def prepare_turns_back(
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What `turn_slots_back` needs of a chunk: the products of its h and of its output gradients with its h (gram, reads
-    [M, HV, 16, 16]) and with the slots at its start (to A and D [BT, HV, K]), of_A and of_D."""
+    [M, HV, 16, 16]) and with the slots at its start (to A and D [M, HV, K, 16]), of_A and of_D."""
     m, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count, n, is_first = block_place(blocks, m, T)
     if count > 0:
         dtype: tl.constexpr = v.dtype.element_ty
-        place = first * HV + head
+        place, in_head = first * HV + head, m * HV + head
         token, other = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
         channel = tl.arange(0, BV)[None, :]
         h, grad_o = rows_of(v, first, count, head, HV, V, BV), rows_of(do, first, count, head, HV, V, BV)
@@ -80,19 +83,18 @@ def prepare_turns_back(
         states += (m * HV + head) * K * V
         for part in range(0, K, TILE):
             slot = tl.multiple_of(part + tl.arange(0, TILE)[None, :], [1, 1])
-            F, W = load_steps(kept, turned, first, count, head, slot, token, HV, K)
+            F, W = load_steps(kept, turned, in_head, slot, token, K)
             _, _, _, _, _, _, _, from_A, from_D = step_again(
-                k, gamma, decay, first_per_square, along, F, W, square, place, count, head, n, is_first, token, slot, HV,
-                K, OBJECTIVE, HEADS_K, HEADS_GAMMA, HEADS_DECAY, dtype,
+                k, gamma, decay, first_per_square, along, F, W, square, place, in_head, count, head, n, is_first, token,
+                slot, HV, K, OBJECTIVE, HEADS_K, HEADS_GAMMA, HEADS_DECAY, dtype,
             )  # fmt: skip
-            inside = is_there(token, slot, count, K)
-            at = token * (HV * K)
-            tl.store(of_A + place * K + slot + at, from_A, inside)
-            tl.store(of_D + place * K + slot + at, from_D, inside)
+            in_steps = step_places(in_head, token, slot, K)
+            tl.store(of_A + in_steps, from_A, slot < K)
+            tl.store(of_D + in_steps, from_D, slot < K)
             state_row = part + tl.arange(0, TILE)[:, None]
             S = tl.trans(tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0))
-            tl.store(A + place * K + slot + at, tl.dot(h, S, input_precision=PRECISION), inside)
-            tl.store(D + place * K + slot + at, tl.dot(grad_o, S, input_precision=PRECISION), inside)
+            tl.store(A + in_steps, tl.dot(h, S, input_precision=PRECISION), slot < K)
+            tl.store(D + in_steps, tl.dot(grad_o, S, input_precision=PRECISION), slot < K)
 
 
 @triton.jit
@@ -106,8 +108,8 @@ def turn_slots_back(
     q, v, do, d_end, kept, turned, of_A, of_D, A, D, gram, reads, states, adjoints, d_start, cu_seqlens, T,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr,
 ):  # fmt: skip
-    """A and D [BT, HV, K]: before, the products of the slots at the chunk's start with h and with the output's gradient. adjoints
-    [M, HV, K, V]: L at the chunk's end. d_start: L at the start, still to be divided by the slots' length."""
+    """A and D [M, HV, K, 16]: before, the products of the slots at the chunk's start with h and with the output's gradient.
+    adjoints [M, HV, K, V]: L at the chunk's end. d_start: L at the start, still to be divided by the slots' length."""
     n, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, stop, m = edges(cu_seqlens, n, T)
     token = tl.arange(0, EVERY)[:, None]
@@ -129,16 +131,16 @@ def turn_slots_back(
         # The chunk before is fetched while this one is computed; it is whole.
         back_by = tl.where(begin > first, 1, 0)
         ahead, last = place - back_by * EVERY * HV, tl.where(begin > first, EVERY, left) - 1
+        before_head = in_head - back_by * HV
         fetch_rows(v + ahead * V, last, HV * V, EVERY, V, dtype)
         fetch_rows(do + ahead * V, last, HV * V, EVERY, V, dtype)
         fetch_of_slots(q, ahead, part, last, HV, K, HEADS_K, dtype)
-        fetch_of_slots(kept, ahead, part, last, HV, K, 1, dtype)
-        fetch_of_slots(turned, ahead, part, last, HV, K, 1, dtype)
-        fetch_of_slots(of_A, ahead, part, last, HV, K, 1, dtype)
-        fetch_of_slots(of_D, ahead, part, last, HV, K, 1, dtype)
-        fetch_of_slots(A, ahead, part, last, HV, K, 1, dtype)
-        fetch_of_slots(D, ahead, part, last, HV, K, 1, dtype)
-        before_head = in_head - back_by * HV
+        fetch_steps(kept, before_head, part, K, dtype)
+        fetch_steps(turned, before_head, part, K, dtype)
+        fetch_steps(of_A, before_head, part, K, dtype)
+        fetch_steps(of_D, before_head, part, K, dtype)
+        fetch_steps(A, before_head, part, K, dtype)
+        fetch_steps(D, before_head, part, K, dtype)
         fetch_rows(gram + before_head * EVERY * EVERY, 0, 0, 1, EVERY * EVERY, dtype)
         fetch_rows(reads + before_head * EVERY * EVERY, 0, 0, 1, EVERY * EVERY, dtype)
         fetch_rows(
@@ -155,11 +157,11 @@ def turn_slots_back(
         else:
             z = tl.trans(tl.dot((L * S).to(dtype), ones))
         query = of_slots(q, place, token, slot, left, HV, K, HEADS_K).to(tl.float32)
-        F, W = load_steps(kept, turned, begin, left, head, slot, token, HV, K)
-        from_A = of_slots(of_A, place, token, slot, left, HV, K, 1)
-        from_D = of_slots(of_D, place, token, slot, left, HV, K, 1)
-        slot_h = of_slots(A, place, token, slot, left, HV, K, 1)
-        slot_do = of_slots(D, place, token, slot, left, HV, K, 1)
+        F, W = load_steps(kept, turned, in_head, slot, token, K)
+        from_A = of_steps(of_A, in_head, token, slot, K, 0.0)
+        from_D = of_steps(of_D, in_head, token, slot, K, 0.0)
+        slot_h = of_steps(A, in_head, token, slot, K, 0.0)
+        slot_do = of_steps(D, in_head, token, slot, K, 0.0)
         # The layout of what was loaded last, as in `turn_slots`.
         y, z = tl.where(token < left, y, slot_do), row(tl.where(token < left, z, slot_do), token, 0)
         As = tl.zeros_like(y)
@@ -179,9 +181,9 @@ def turn_slots_back(
             As, Ds, X = tl.where(now, A_t, As), tl.where(now, D_t, Ds), tl.where(now, x, X)
             y = f * y + x * tl.load(gram + in_head * EVERY * EVERY + t * EVERY + token)
             z = f * z + x * row(slot_h, token, t)
-        stored = is_there(token, slot, left, K)
-        tl.store(A + place * K + slot + token * (HV * K), As, stored)
-        tl.store(D + place * K + slot + token * (HV * K), Ds, stored)
+        in_steps = step_places(in_head, token, slot, K)
+        tl.store(A + in_steps, As, slot < K)
+        tl.store(D + in_steps, Ds, slot < K)
         before = tl.full((1, TILE), 1.0, tl.float32)
         for t in tl.static_range(EVERY):
             X = tl.where(token == t, before * X, X)
@@ -232,16 +234,16 @@ def slot_gradients(
         dh = tl.zeros((EVERY, BV), tl.float32)
         d_gain = tl.zeros((EVERY, 1), tl.float32)
         d_decay, of_h = d_gain, d_gain
-        in_head = (m * HV + head) * K * V
+        in_head = m * HV + head
         for part in range(0, K, TILE):
             slot = tl.multiple_of(part + tl.arange(0, TILE)[None, :], [1, 1])
-            F, W = load_steps(kept, turned, first, count, head, slot, t, HV, K)
+            F, W = load_steps(kept, turned, in_head, slot, t, K)
             b, error, per_square, gain, d, inverse, across, of_A, of_D = step_again(
-                k, gamma, decay, first_per_square, along, F, W, square, place, count, head, n, is_first, t, slot, HV,
-                K, OBJECTIVE, HEADS_K, HEADS_GAMMA, HEADS_DECAY, dtype,
+                k, gamma, decay, first_per_square, along, F, W, square, place, in_head, count, head, n, is_first, t, slot,
+                HV, K, OBJECTIVE, HEADS_K, HEADS_GAMMA, HEADS_DECAY, dtype,
             )  # fmt: skip
-            A_t = of_slots(A, place, t, slot, count, HV, K, 1)
-            D_t = of_slots(D, place, t, slot, count, HV, K, 1)
+            A_t = of_steps(A, in_head, t, slot, K, 0.0)
+            D_t = of_steps(D, in_head, t, slot, K, 0.0)
             x = of_A * A_t + of_D * D_t
             E = F * A_t + W * D_t
             da = (D_t - b * A_t) * inverse - across * E
@@ -254,7 +256,7 @@ def slot_gradients(
                 of_decay = W * (across * A_t + inverse * inverse * d * (b * A_t - D_t))
                 d_decay += tl.sum(of_decay, 1, keep_dims=True)
             state_row = part + tl.arange(0, TILE)[:, None]
-            in_state = in_head + state_row * V + channel
+            in_state = in_head * K * V + state_row * V + channel
             in_tile = (state_row < K) & (channel < V)
             S = tl.load(states + in_state, in_tile, 0.0)
             if d_start is not None:  # noqa: SIM102 (one is known when compiling)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ..math import float_or_nan, is_bad, without
 from .forward import EVERY, TILE
-from .slot_steps import block_place, is_there, of_slots, row, rows_of
+from .slot_steps import block_place, of_slots, of_steps, row, rows_of
 
 
 @triton.jit
@@ -56,13 +56,9 @@ def across_borders(found, left, F, W, token, dtype: tl.constexpr, PRECISION: tl.
 
 
 @triton.jit
-def load_steps(kept, turned, first, count, head, slot, token, HV: tl.constexpr, K: tl.constexpr):
-    """f and w of a chunk [16, BK]; 1 and 0 where there is no token or no slot."""
-    inside = is_there(token, slot, count, K)
-    at = (first * HV + head) * K
-    return tl.load(kept + at + slot + token * (HV * K), inside, 1.0), tl.load(
-        turned + at + slot + token * (HV * K), inside, 0.0
-    )
+def load_steps(kept, turned, in_head, slot, token, K: tl.constexpr):
+    """f and w of a chunk [16, TILE]; 1 and 0 where there is no token or no slot."""
+    return of_steps(kept, in_head, token, slot, K, 1.0), of_steps(turned, in_head, token, slot, K, 0.0)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -82,7 +78,7 @@ def read_slots(
         out = tl.zeros((EVERY, BV), tl.float32)
         for part in range(0, K, TILE):
             slot = tl.multiple_of(part + tl.arange(0, TILE)[None, :], [1, 1])
-            F, W = load_steps(kept, turned, first, count, head, slot, t, HV, K)
+            F, W = load_steps(kept, turned, m * HV + head, slot, t, K)
             query = float_or_nan(of_slots(q, first * HV + head, t, slot, count, HV, K, HEADS_K))
             state_row = part + tl.arange(0, TILE)[:, None]
             S = tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0)

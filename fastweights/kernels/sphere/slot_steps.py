@@ -105,6 +105,20 @@ def of_slots(x, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HE
 
 
 @triton.jit
+def step_places(in_head, token, slot, K: tl.constexpr):
+    """Where the steps of a chunk are in an array [M, HV, K, 16]. in_head: the chunk's number times HV + head. Slots are called
+    contiguous, which they are not, so that tiles of slots keep their layout; at a divisibility of 1 nothing else follows."""
+    in_chunk = tl.multiple_of(tl.max_contiguous(slot * EVERY, [1, TILE]), [1, 1])
+    return in_head * K * EVERY + in_chunk + token
+
+
+@triton.jit
+def of_steps(x, in_head, token, slot, K: tl.constexpr, other):
+    """The steps of a chunk [16, TILE], of x [M, HV, K, 16]."""
+    return tl.load(x + step_places(in_head, token, slot, K), slot < K, other)
+
+
+@triton.jit
 def of_tokens(x, place, token, count, HV: tl.constexpr, HEADS: tl.constexpr, other):
     """A chunk's numbers [16, 1] of x [BT, HV // HEADS], as they are in memory."""
     return tl.load(x + place // HEADS + token * (HV // HEADS), token < count, other)
@@ -130,6 +144,15 @@ def fetch_of_slots(x, place, part, last, HV: tl.constexpr, K: tl.constexpr, HEAD
 
 
 @triton.jit
+def fetch_steps(x, in_head, part, K: tl.constexpr, dtype: tl.constexpr):
+    """The same for the steps of a tile of slots."""
+    SIZE: tl.constexpr = min(TILE, K) * EVERY
+    fetch_rows(
+        x + tl.minimum((in_head * K + part * TILE) * EVERY, (in_head + 1) * K * EVERY - SIZE), 0, 0, 1, SIZE, dtype
+    )
+
+
+@triton.jit
 def steps_inputs(
     k, gamma, decay, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
@@ -146,7 +169,8 @@ def turn_slots(
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """The steps of a tile of slots, chunk after chunk. kept, turned, along [BT, HV, K]: f, w and b. states [M, HV, K, V]: at the
+    """The steps of a tile of slots, chunk after chunk. kept, turned, along [M, HV, K, 16]: f, w and b; 1, 0 and 0
+    past the last token. states [M, HV, K, V]: at the
     start of every chunk. first_per_square [N, HV, K]: 1 / n^2 of the first step. grown: see `has_grown`."""
     dtype: tl.constexpr = v.dtype.element_ty
     n, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -226,10 +250,11 @@ def turn_slots(
         for back in tl.static_range(EVERY):
             R = tl.where(token == EVERY - 1 - back, to_end * W, R)
             to_end *= row(F, token, EVERY - 1 - back)
-        stored = is_there(token, slot, left, K)
-        tl.store(kept + place * K + slot + token * (HV * K), F, stored)
-        tl.store(turned + place * K + slot + token * (HV * K), W, stored)
-        tl.store(along + place * K + slot + token * (HV * K), along_h, stored)
+        in_steps = step_places(m * HV + head, token, slot, K)
+        there = token < left
+        tl.store(kept + in_steps, tl.where(there, F, 1.0), slot < K)
+        tl.store(turned + in_steps, tl.where(there, W, 0.0), slot < K)
+        tl.store(along + in_steps, tl.where(there, along_h, 0.0), slot < K)
         S = tl.trans(to_end) * S + product(tl.trans(R), h, dtype)
         own = tl.sum(S * S, 1, keep_dims=True)
         S *= tl.where(own == 0, 0.0, tl.rsqrt(own))
