@@ -17,7 +17,7 @@ from .words import each_slot, load_four, neighbours, prefetch_rows, store_four
 SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long
 LEAST_DECAY = tl.constexpr(2.0**-23)
 EVERY = tl.constexpr(16)  # tokens from one kept state to the next
-TILE = tl.constexpr(32)  # slots of a program where the steps of a chunk are coefficients
+TILE = tl.constexpr(32)  # slots taken together where the steps of a chunk are known
 LARGEST = tl.constexpr(16.0)  # coefficients beyond it cancel, and little but rounding would be left
 FEW = tl.constexpr(4)  # tokens from one state to the next where backward finds them again
 
@@ -102,11 +102,17 @@ def store_step_slots(x, slot, values, mask, K: tl.constexpr, BY_CHUNKS: tl.const
         store_four(x, 0, slot, values, mask, K, 3)
 
 
+@triton.constexpr_function
+def slots_of(K):
+    """Slots of a program where the steps of a chunk are coefficients."""
+    return 16 if K <= 64 else 32
+
+
 @triton.jit
 def has_grown(grown, number, K: tl.constexpr):
     """Whether coefficients of slots came to more than LARGEST in the sequence and head of this number. grown [N, HV, tiles]: the
     square of the largest, of every tile of slots."""
-    tiles: tl.constexpr = (K + TILE - 1) // TILE
+    tiles: tl.constexpr = (K + slots_of(K) - 1) // slots_of(K)
     most = tl.load(grown + number * tiles)
     for tile in tl.static_range(1, tiles):
         most = tl.maximum(most, tl.load(grown + number * tiles + tile))

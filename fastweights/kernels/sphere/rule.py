@@ -19,10 +19,10 @@ from ..runtime.workspace import TensorSpec
 from .backward import FEW, pass_tokens_back
 from .decode_steps import decode_tokens
 from .decode_steps_back import decode_tokens_back
-from .forward import EVERY, TILE, pass_tokens
+from .forward import EVERY, pass_tokens, slots_of
 from .slot_gradients import prepare_turns_back, slot_gradients, turn_slots_back
 from .slot_outputs import read_slots
-from .slot_steps import inner_products, turn_slots
+from .slot_turns import BLOCK, inner_products, turn_slots
 
 __all__ = ["SPHERE", "SphereInputs"]
 
@@ -79,7 +79,7 @@ class SphereSizes(CallSizes):
         self.objective, self.free = objective, not normalize
         self.by_chunks = normalize and objective in ("encode", "similarity")
         self.decodes = normalize and objective == "decode"
-        self.tiles = -(-self.K // TILE.value)
+        self.tiles = -(-self.K // slots_of(self.K))
         self.constants = {
             "K": self.K, "V": self.V, "OBJECTIVE": objective, "NORMALIZE": normalize, "HEADS_K": self.group(x.q),
             "HEADS_GAMMA": self.group(x.gamma), "HEADS_DECAY": self.group(x.decay),
@@ -155,7 +155,7 @@ def forward(recorder: Recorder, x: SphereInputs, device: torch.device, options: 
 def forward_by_chunks(recorder: Recorder, x: SphereInputs, sizes: SphereSizes, o: Any, S: Any, saved: Saved) -> None:
     """The slots of a chunk as coefficients."""
     blocks = sizes.record_blocks(recorder, x)
-    gram = sizes.empty(sizes.M, sizes.HV, EVERY.value, EVERY.value, dtype=torch.float32)
+    gram = sizes.empty(sizes.M, sizes.HV, EVERY.value, BLOCK.value, dtype=torch.float32)
     widths = {"HV": sizes.HV, "K": sizes.K, "V": sizes.V}
     BV = padded(sizes.V, 64)  # wider than a tile of slots, whose layout Triton would take from the values otherwise
     of_heads = {name: sizes.constants[name] for name in ("HEADS_K", "HEADS_GAMMA", "HEADS_DECAY")}
@@ -168,11 +168,12 @@ def forward_by_chunks(recorder: Recorder, x: SphereInputs, sizes: SphereSizes, o
         turn_slots, (sizes.N, sizes.HV, sizes.tiles),
         x.k, x.v, x.gamma, x.decay, x.S, gram, saved.kept, saved.turned, saved.along, saved.states,
         saved.first_per_square, S, saved.grown, x.cu_seqlens,
-        sizes.T, **widths, BV=BV, OBJECTIVE=sizes.objective, **of_heads, num_warps=1, num_stages=1,
+        sizes.T, **widths, BV=BV, OBJECTIVE=sizes.objective, **of_heads, SLOTS=slots_of(sizes.K),
+        num_warps=4 if sizes.K <= 64 else 8, num_stages=1,
     )  # fmt: skip
     recorder.launch(
         read_slots, grid, x.q, x.v, saved.kept, saved.turned, saved.states, o, saved.scores, blocks, sizes.T, **widths,
-        BV=BV, HEADS_K=of_heads["HEADS_K"], PRECISION=sizes.precision, num_warps=1, num_stages=1,
+        BV=BV, HEADS_K=of_heads["HEADS_K"], BY_CHUNKS=True, PRECISION=sizes.precision, num_warps=1, num_stages=1,
     )  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def forward_decoding(recorder: Recorder, x: SphereInputs, sizes: SphereSizes, o:
     recorder.launch(
         read_slots, (sizes.M, sizes.HV), x.q, saved.answers, saved.kept, saved.turned, saved.states, o, None,
         sizes.record_blocks(recorder, x), sizes.T, HV=sizes.HV, K=sizes.K, V=sizes.V, BV=padded(sizes.V, 64),
-        HEADS_K=sizes.constants["HEADS_K"], PRECISION=sizes.precision, num_warps=1, num_stages=1,
+        HEADS_K=sizes.constants["HEADS_K"], BY_CHUNKS=False, PRECISION=sizes.precision, num_warps=1, num_stages=1,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ..math import float_or_nan, is_bad, without
 from .forward import EVERY, TILE
-from .slot_steps import block_place, of_slots, of_steps, row, rows_of
+from .slot_steps import block_place, of_steps, row, rows_of
 
 
 @triton.jit
@@ -61,38 +61,117 @@ def load_steps(kept, turned, in_head, slot, token, K: tl.constexpr):
     return of_steps(kept, in_head, token, slot, K, 1.0), of_steps(turned, in_head, token, slot, K, 0.0)
 
 
+@triton.jit
+def operand_tile(part):
+    """The tokens and slots of a tile [2, TILE // 8, 2, 8, 4] as operands of a product of 16 bits have them: token 8 i + l and
+    slot 8 j + 2 m + n at [i, j, n, l, m], the lanes of a warp being the last two dimensions."""
+    high, low = tl.arange(0, 2)[:, None, None, None, None], tl.arange(0, 8)[None, None, None, :, None]
+    block, pair = tl.arange(0, TILE // 8)[None, :, None, None, None], tl.arange(0, 2)[None, None, :, None, None]
+    group = tl.arange(0, 4)[None, None, None, None, :]
+    return high * 8 + low, part + block * 8 + group * 2 + pair
+
+
+@triton.jit
+def as_operand(x):
+    """[16, TILE] of such a tile."""
+    return tl.reshape(tl.permute(x, (0, 3, 1, 4, 2)), (EVERY, TILE))
+
+
+@triton.jit
+def as_right_operand(x):
+    """The same, [TILE, 16]; turned over by itself it would go through shared memory."""
+    return tl.reshape(tl.permute(x, (1, 4, 2, 0, 3)), (TILE, EVERY))
+
+
+@triton.jit
+def load_operand(x, token, slot, per_token, per_slot, mask, other):
+    """The offsets are called contiguous along the lanes, which they are not, so that Triton leaves every number where the tile
+    has it."""
+    at = tl.multiple_of(tl.max_contiguous(slot * per_slot + token * per_token, [1, 1, 1, 2, 4]), [1, 1, 1, 1, 1])
+    return tl.load(x + at, mask, other)
+
+
+@triton.jit
+def operand_steps(
+    kept, turned, first, count, m, head, token, slot, HV: tl.constexpr, K: tl.constexpr, BY_CHUNKS: tl.constexpr
+):  # fmt: skip
+    """f and w of chunk m, [M, HV, K, 16] by chunks and [BT, HV, K] else; 1 and 0 where there is no token or no slot."""
+    at = (m * HV + head) * K * EVERY if BY_CHUNKS else (first * HV + head) * K
+    inside = slot < K if BY_CHUNKS else (token < count) & (slot < K)
+    PER_TOKEN: tl.constexpr = 1 if BY_CHUNKS else HV * K
+    PER_SLOT: tl.constexpr = EVERY if BY_CHUNKS else 1
+    return (
+        load_operand(kept + at, token, slot, PER_TOKEN, PER_SLOT, inside, 1.0),
+        load_operand(turned + at, token, slot, PER_TOKEN, PER_SLOT, inside, 0.0),
+    )
+
+
+@triton.jit
+def of_neighbour(x, token, SIZE: tl.constexpr, dtype: tl.constexpr):
+    """What token t ^ SIZE has, SIZE < 8: it lies 4 SIZE lanes away."""
+    if dtype == tl.float32:
+        found = tl.gather(x, tl.broadcast_to(token % 8 ^ SIZE, x.shape), 3)
+    else:
+        found = tl.inline_asm_elementwise(
+            "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", "=f,f,r", [x, token * 0 + 4 * SIZE], dtype=tl.float32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    return found
+
+
+@triton.jit
+def pairs_of(found, after, before, dtype: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr):
+    """`found` [16, 16] with what tokens of the second half of a block of 2 SIZE read of those of the first."""
+    t, c = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
+    joined = (t // (2 * SIZE) == c // (2 * SIZE)) & ((t & SIZE) > 0) & ((c & SIZE) == 0)
+    after, before = as_operand(after.to(dtype)), as_right_operand(before.to(dtype))
+    return tl.where(joined, tl.dot(after, before, found, input_precision=PRECISION), found)
+
+
 @triton.jit(do_not_specialize=["T"])
 def read_slots(
     q, v, kept, turned, states, o, scores, blocks, T, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    HEADS_K: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS_K: tl.constexpr, BY_CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """v: the h of all tokens. scores [M, HV, 16, 16], kept for a backward or None: what token t reads of the h of token c."""
     m, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count, _, _ = block_place(blocks, m, T)
     if count > 0:
-        dtype: tl.constexpr = v.dtype.element_ty
+        dtype: tl.constexpr = q.dtype.element_ty  # decode's h is in float32
         t, c = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
         channel = tl.arange(0, BV)[None, :]
-        states += (m * HV + head) * K * V
+        in_head = m * HV + head
+        states += in_head * K * V
         reads = tl.zeros((EVERY, EVERY), tl.float32)
         out = tl.zeros((EVERY, BV), tl.float32)
         for part in range(0, K, TILE):
-            slot = tl.multiple_of(part + tl.arange(0, TILE)[None, :], [1, 1])
-            F, W = load_steps(kept, turned, m * HV + head, slot, t, K)
-            query = float_or_nan(of_slots(q, first * HV + head, t, slot, count, HV, K, HEADS_K))
+            token, slot = operand_tile(part)
+            F, W = operand_steps(kept, turned, first, count, m, head, token, slot, HV, K, BY_CHUNKS)
+            query = load_operand(
+                q + (first * HV + head) // HEADS_K * K, token, slot, HV // HEADS_K * K, 1, (token < count) & (slot < K), 0.0
+            )  # fmt: skip
+            query = float_or_nan(query)
             state_row = part + tl.arange(0, TILE)[:, None]
             S = tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0)
-            after = F * query
-            reads = across_borders(reads, after, F, W, t, dtype, PRECISION)
-            own = tl.dot(query.to(dtype), tl.trans(W.to(dtype)), reads, input_precision=PRECISION)
+            own = tl.dot(as_operand(query.to(dtype)), as_right_operand(W.to(dtype)), reads, input_precision=PRECISION)
             reads = tl.where(t == c, own, reads)
-            from_start = (after * from_border(F, t, EVERY)).to(dtype)
-            out = tl.dot(from_start, S.to(dtype), out, input_precision=PRECISION)
+            after, before, whole = F * query, W, F
+            for level in tl.static_range(3):
+                reads = pairs_of(reads, after, before, dtype, PRECISION, 1 << level)
+                # The products of f from the border to a token, and from there to the next border.
+                other = of_neighbour(whole, token, 1 << level, dtype)
+                late = (token & (1 << level)) > 0
+                after, before = tl.where(late, after * other, after), tl.where(late, before, before * other)
+                whole *= other
+            reads = pairs_of(reads, after, before, dtype, PRECISION, 8)
+            first_half = tl.sum(tl.where(token < 8, whole, 0.0), 0, keep_dims=True)
+            after = tl.where(token < 8, after, after * first_half)
+            out = tl.dot(as_operand(after.to(dtype)), S.to(dtype), out, input_precision=PRECISION)
         reads = reads.to(dtype)
         if scores is not None:
-            tl.store(scores + (m * HV + head) * EVERY * EVERY + t * EVERY + c, reads)
+            tl.store(scores + in_head * EVERY * EVERY + t * EVERY + c, reads)
         h = rows_of(v, first, count, head, HV, V, BV)
-        out = tl.dot(reads, without(h, is_bad(h)), out, input_precision=PRECISION)
+        out = tl.dot(reads, without(h, is_bad(h)).to(dtype), out, input_precision=PRECISION)
         tl.store(
             o + (first * HV + head) * V + channel + t * (HV * V),
             out.to(o.dtype.element_ty),
