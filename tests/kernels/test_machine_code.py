@@ -31,7 +31,6 @@ SPILLED = {
     "decode_tokens": 48,
     "decode_tokens_back": 160,
     "read_slots": 224,
-    "turn_slots": 320,
     "turn_slots_back": 1100,
     "slot_gradients": 960,
     "posterior_gradients": 400,

@@ -200,11 +200,11 @@ def turn_slots(
         length = tl.where(state_row < min(V, K), 1.0, 0.0)
     else:
         S = float_or_nan(tl.load(start + at + in_state, inside, 0.0))
-        square = tl.sum(S * S, 1, keep_dims=True)
-        unit = tl.where(square == 0, 0.0, tl.rsqrt(square))
+        total = tl.sum(S * S, 1, keep_dims=True)
+        unit = tl.where(total == 0, 0.0, tl.rsqrt(total))
         S *= unit
-        length = square * unit
-        length = tl.where((length < SHORTEST) & (square > 0), SHORTEST, length)
+        length = total * unit
+        length = tl.where((length < SHORTEST) & (total > 0), SHORTEST, length)
     per_square = inverse_square(length)
     tl.store(first_per_square + (n * HV + head) * K + state_row, per_square, state_row < K)
     zeros = tl.zeros((SLOTS, PART), tl.float32)
