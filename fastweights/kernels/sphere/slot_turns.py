@@ -61,9 +61,9 @@ def row_of_gram(gram, t: tl.constexpr, COUNT: tl.constexpr, dtype: tl.constexpr)
     which runs float32, does without."""
     place = gram + tl.arange(0, PART)[None, :] * 4
     if dtype == tl.float32:
-        row = ()
-        for j in tl.static_range(COUNT):
-            row = row + (tl.load(place + (t * BLOCK + j)),)
+        place += t * BLOCK
+        near = tl.load(place), tl.load(place + 1)
+        row = near if COUNT == 2 else (near[0], near[1], tl.load(place + 2), tl.load(place + 3))
     elif COUNT == 2:
         row = tl.inline_asm_elementwise(
             load_words(2, t * 4 * BLOCK), "=f,=f,l", [place.to(tl.int64, bitcast=True)], dtype=(tl.float32, tl.float32),
@@ -99,6 +99,22 @@ def inputs_of_part(
     own = token * BLOCK + token % PART * 4 + token // PART
     square = tl.load(gram + in_head * EVERY * BLOCK + beside(place * 0, own))
     return key, gain, d, square
+
+
+@triton.jit
+def inputs_of_chunk(
+    k, gamma, decay, gram, place, in_head, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HEADS_K: tl.constexpr,
+    HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
+):  # fmt: skip
+    """The same of both parts of a chunk."""
+    return (
+        inputs_of_part(
+            k, gamma, decay, gram, place, in_head, token, slot, count, HV, K, HEADS_K, HEADS_GAMMA, HEADS_DECAY
+        ),
+        inputs_of_part(
+            k, gamma, decay, gram, place, in_head, token + PART, slot, count, HV, K, HEADS_K, HEADS_GAMMA, HEADS_DECAY
+        ),
+    )
 
 
 @triton.jit
@@ -219,14 +235,12 @@ def turn_slots(
             k, v, gamma, decay, gram, place, in_head, tile, left, HV, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY, SLOTS, dtype,
         )  # fmt: skip
         second = tl.where(left > EVERY, HV, 0)  # from the first chunk to the second, if there is one
-        inputs = ()
-        for j in tl.static_range(4):
-            inputs = inputs + (
-                inputs_of_part(
-                    k, gamma, decay, gram, place + j // 2 * EVERY * HV, in_head + j // 2 * second, token + j % 2 * PART, slot,
-                    left - j // 2 * EVERY, HV, K, HEADS_K, HEADS_GAMMA, HEADS_DECAY,
-                ),
-            )  # fmt: skip
+        inputs = inputs_of_chunk(
+            k, gamma, decay, gram, place, in_head, token, slot, left, HV, K, HEADS_K, HEADS_GAMMA, HEADS_DECAY
+        ) + inputs_of_chunk(
+            k, gamma, decay, gram, place + EVERY * HV, in_head + second, token, slot, left - EVERY, HV, K, HEADS_K,
+            HEADS_GAMMA, HEADS_DECAY,
+        )  # fmt: skip
         in_block = tl.arange(0, BLOCK)[:, None]
         h = tl.load(v + place * V + channel + in_block * (HV * V), (in_block < left) & (channel < V), 0.0)
         tl.store(states + in_head * K * V + in_state, S.to(states.dtype.element_ty), inside)
@@ -234,6 +248,7 @@ def turn_slots(
         S = of_unit_length(S)
         R = (zeros, zeros, zeros, zeros)
         p, largest_p = zeros + 1, zeros
+        p_middle, R_middle = p, zeros  # after the first chunk
         for j in tl.static_range(4):
             key, gain, d, square = inputs[j]
             key, gain = key.to(tl.float32), float_or_nan(gain) * (scale if j == 0 else alive)
