@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastweights.ops import palimpsa
 from fastweights.testing import OpCase, OpInputs
 from tests.ops.kernel_launches import recorded
 
@@ -215,6 +216,14 @@ def test_memory(name: str, dtype: str, width: int, capability: int) -> None:
     whole = partial(call, time=256, heads=8, with_states=False)
     in_segments = partial(call, time=4096, heads=2, with_states=True)
     compile_all([whole, in_segments], capability)
+
+
+def test_narrow_heads_of_palimpsa() -> None:
+    """The 170M preset's: a program reads three blocks of columns, without a spill."""
+    inputs = [torch.zeros(16, 2048, 16, 48, dtype=torch.bfloat16) for _ in range(4)]
+    kernels = recorded(lambda: palimpsa(*inputs, torch.zeros(16, 2048, 16), backend="triton"))
+    (read,) = (one for one in kernels if one.kernel.__name__ == "read_posterior")
+    assert read.choices["BLOCKS"] == 3 and read.compile(90).stack == 0
 
 
 AROUND = [

@@ -7,6 +7,7 @@ import torch
 
 from fastweights import ops
 from tests.contract.compare import assert_close, relative_error, values_and_gradients
+from tests.ops.kernel_launches import plans_anew
 
 from .cases import KERNEL_CASES, draw_states, exact, small
 
@@ -40,6 +41,20 @@ def test_segments_side_by_side(short_segments: None) -> None:
     case = KERNEL_CASES["palimpsa"]
     inputs = small(case, 67, key=4, value=4)
     got, wanted = values_and_gradients(case, inputs, backend="triton"), exact(case, inputs)
+    assert_close(got[0], wanted[0], CLOSE)
+    assert_close(got[1], wanted[1], CLOSE)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_columns_of_several_blocks(started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of narrow heads reads several blocks of columns: here two programs with two blocks each, the last partly idle."""
+    monkeypatch.setattr("fastweights.kernels.posterior.sizes.ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr("fastweights.kernels.posterior.sizes.MOST_READ", 8)
+    case = KERNEL_CASES["palimpsa_posterior"]
+    inputs = small(case, 4, heads=1, key=20, value=50)
+    states = draw_states(case, inputs, 1) if started else None
+    with plans_anew():
+        got, wanted = values_and_gradients(case, inputs, states, backend="triton"), exact(case, inputs, states)
     assert_close(got[0], wanted[0], CLOSE)
     assert_close(got[1], wanted[1], CLOSE)
 

@@ -15,14 +15,12 @@ from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
 from .gradients import posterior_gradients, sum_tiles
 from .read import read_posterior, segment_gradients
-from .sizes import PosteriorInputs, PosteriorSizes, programs_at_once
+from .sizes import MOST_LOADED_AHEAD, PosteriorInputs, PosteriorSizes, programs_at_once
 from .state import posterior_state
 
 __all__ = ["POSTERIOR", "PosteriorInputs"]
 
 SUM_BLOCK = 1024
-# Parts of key channels up to which the forward has registers for the loads of the next token; else these are prefetched into L1.
-MOST_LOADED_AHEAD = 6
 
 Options = tuple[float, bool]  # scale of q, whether the variance is an output
 
@@ -74,12 +72,12 @@ def forward(
     started = start[0] is not None
     key_parts = sizes.read_parts
     recorder.launch(
-        read_posterior, (-(-sizes.V // 16) * sizes.P, sizes.HV),
+        read_posterior, (-(-sizes.V // (16 * sizes.read_blocks)) * sizes.P, sizes.HV),
         x.q, x.k, x.v, x.beta, x.g, x.prior, *(start if started else (x.prior, x.prior)), outputs[0],
         outputs[1] if variance else None, *outputs[-2:], segments.table, sizes.T, int(started), scale, sizes.HV,
         **sizes.heads(x), PARTS=key_parts, ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
-        LOADS_AHEAD=key_parts <= MOST_LOADED_AHEAD,
-        num_warps=1, maxnreg=min(255, 65536 // (32 * programs_at_once(key_parts)) // 8 * 8),
+        LOADS_AHEAD=key_parts <= MOST_LOADED_AHEAD, BLOCKS=sizes.read_blocks,
+        num_warps=1, maxnreg=min(255, 65536 // (32 * programs_at_once(key_parts * sizes.read_blocks)) // 8 * 8),
     )  # fmt: skip
     return outputs, saved
 

@@ -5,10 +5,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import or_nan, prefetch
+from ..math import clamped, or_nan, prefetch
 from ..packing import segment_place
 from .lanes import over_eight_lanes
-from .tile import at_token, load_raw, load_tile, of_raw, prefetch_lanes, spoiled, spread, store_tile, times, write
+from .tile import (
+    at_token,
+    load_columns,
+    load_raw,
+    load_rows,
+    load_tile,
+    of_columns,
+    of_raw,
+    of_rows,
+    prefetch_lanes,
+    spoiled,
+    spread,
+    store_tile,
+    times,
+    write,
+)
 
 AHEAD = tl.constexpr(2)  # tokens between a prefetch and the use
 # Decays are applied to the tile once they have come to more than this.
@@ -48,28 +63,55 @@ def read_tile(M, J, query, prior, PARTS: tl.constexpr, VARIANCE: tl.constexpr, P
     return mean, variance if VARIANCE else mean
 
 
+@triton.jit
+def of_block(tile, block: tl.constexpr, PARTS: tl.constexpr):
+    """The parts of one of a program's blocks of 16 columns."""
+    parts = ()
+    for part in tl.static_range(PARTS):
+        parts = parts + (tile[block * PARTS + part],)
+    return parts
+
+
+@triton.jit
+def load_token(
+    q, k, v, beta, g, i, first_column, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
+):  # fmt: skip
+    """The token i after the one that the pointers show to, as it lies in memory: q, k, g, and values and gains by blocks."""
+    columns = ()
+    for block in tl.static_range(BLOCKS):
+        value = load_columns(v, i * (HV * V), first_column + 16 * block, V)
+        columns = columns + ((value, load_columns(beta, i * (HV // HEADS_BETA * V), first_column + 16 * block, V)),)
+    query = load_rows(q, i * (HV // HEADS_K * K), 0, K, PARTS)
+    return query, load_rows(k, i * (HV // HEADS_K * K), 0, K, PARTS), tl.load(g + i * (HV // HEADS_G)), columns
+
+
 @triton.jit(do_not_specialize=["time", "started"])
 def read_posterior(
     q, k, v, beta, g, prior, M_start, J_start, o, variance, M_end, J_end, segments, time, started, scale, HV,
     K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
-    ENDED: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr, LOADS_AHEAD: tl.constexpr,
+    ENDED: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr, LOADS_AHEAD: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """M_start, J_start [P, HV, K, V]: states at the segments' starts, anything where `started` is 0; M_end, J_end [N, HV, K, V]:
-    the final ones. LOADS_AHEAD: the next token is loaded into registers, in place of being prefetched into the L1 cache."""
-    TILES: tl.constexpr = (V + 15) // 16
+    the final ones. LOADS_AHEAD: the next token is loaded into registers, in place of being prefetched into the L1 cache, which
+    it is for one block only. BLOCKS: of 16 columns, that a program holds."""
+    TILES: tl.constexpr = (V + 16 * BLOCKS - 1) // (16 * BLOCKS)
     tile, segment, head = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
     first, stop, chunk, sequence, is_first, is_last = segment_place(segments, segment, time)
-    column = tile * 16 + tl.arange(0, 16)
+    first_column = tile * 16 * BLOCKS
+    column = first_column + tl.arange(0, 16)
     p = tl.load(prior + head)
     state = segment.to(tl.int64) * HV + head
     # Zeros are loaded as well, by a mask that is not known when compiling. The layout of this load is that of all that follows:
     # four columns per thread, where tl.zeros would take one, and four times as many channels.
     given = started > 0
-    M = load_tile(M_start, state, 0, column, given, K, V, PARTS)
-    J = load_tile(J_start, state, 0, column, given, K, V, PARTS)
+    M, J = (), ()
+    for block in tl.static_range(BLOCKS):
+        M = M + load_tile(M_start, state, 0, column + 16 * block, given, K, V, PARTS)
+        J = J + load_tile(J_start, state, 0, column + 16 * block, given, K, V, PARTS)
     if PRECISION == "tf32" and not LOADS_AHEAD:
-        fetched, stride = prefetch_lanes(q, k, v, beta, first, tile * 16, head, HV, K, V, HEADS_K, HEADS_BETA)
+        fetched, stride = prefetch_lanes(q, k, v, beta, first, first_column, head, HV, K, V, HEADS_K, HEADS_BETA)
     q, k = at_token(q, first, head, HV, HEADS_K, K), at_token(k, first, head, HV, HEADS_K, K)
     v, o = at_token(v, first, head, HV, 1, V), at_token(o, first, head, HV, 1, V)
     beta, g = at_token(beta, first, head, HV, HEADS_BETA, V), at_token(g, first, head, HV, HEADS_G, 1)
@@ -79,41 +121,51 @@ def read_posterior(
     count = stop - first
     if count > 0:
         if LOADS_AHEAD:
-            ahead = load_raw(q, k, v, beta, g, None, None, 0, column, 0, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G)
+            ahead = load_token(q, k, v, beta, g, 0, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G)
         for i in range(0, count):
             if LOADS_AHEAD:
                 token = ahead
-                ahead = load_raw(
-                    q, k, v, beta, g, None, None, tl.minimum(i + 1, count - 1), column, 0, HV, K, PARTS, V, HEADS_K, HEADS_BETA,
+                ahead = load_token(
+                    q, k, v, beta, g, tl.minimum(i + 1, count - 1), first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA,
                     HEADS_G,
                 )  # fmt: skip
             else:
                 if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
                     prefetch(fetched + tl.minimum(i + AHEAD, count - 1) * stride)
-                token = load_raw(
-                    q, k, v, beta, g, None, None, i, column, 0, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G
+                token = load_token(
+                    q, k, v, beta, g, i, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G
                 )
-            query, key, value, gain, decay = of_raw(token, q, K, PARTS)[0:5]
+            query, key = of_rows(token[0], q, K, PARTS), of_rows(token[1], q, K, PARTS)
             if VARIANCE:  # without it infinite keys show in the mean anyway: infinity over infinity
                 finite = ()
                 for part in tl.static_range(PARTS):
                     finite = finite + (spoiled(key[part]),)
                 key = finite
-            M, J, f, floor, by = decayed(M, J, f, floor, p, decay, PARTS, PRECISION)
-            M, J = write(M, J, key, f * value, f * gain, PARTS)
-            mean, var = read_tile(M, J, query, floor, PARTS, VARIANCE, PRECISION)
-            at = i * (HV * V)
-            total, own_column = over_eight_lanes(mean, tile * 16)
-            tl.store(o + at + own_column, or_nan(total * scale).to(o.dtype.element_ty), own_column < V)
-            if VARIANCE:
-                total, own_column = over_eight_lanes(var, tile * 16)
-                total *= f * (scale * scale)
-                tl.store(variance + at + own_column, or_nan(total).to(o.dtype.element_ty), own_column < V)
+            M, J, f, floor, by = decayed(M, J, f, floor, p, clamped(token[2]), PARTS * BLOCKS, PRECISION)
+            all_M, all_J = (), ()
+            for block in tl.static_range(BLOCKS):
+                value, gain = token[3][block]
+                value, gain = of_columns(value, q, V), spoiled(of_columns(gain, beta, V))
+                new_M, new_J = write(
+                    of_block(M, block, PARTS), of_block(J, block, PARTS), key, f * value, f * gain, PARTS
+                )
+                all_M, all_J = all_M + new_M, all_J + new_J
+                mean, var = read_tile(new_M, new_J, query, floor, PARTS, VARIANCE, PRECISION)
+                total, own_column = over_eight_lanes(mean, first_column + 16 * block)
+                at = i * (HV * V) + own_column
+                tl.store(o + at, or_nan(total * scale).to(o.dtype.element_ty), own_column < V)
+                if VARIANCE:
+                    total, own_column = over_eight_lanes(var, first_column + 16 * block)
+                    total *= f * (scale * scale)
+                    tl.store(variance + at, or_nan(total).to(o.dtype.element_ty), own_column < V)
+            M, J = all_M, all_J
     if ENDED:  # noqa: SIM102 (one is known when compiling)
         if is_last:
             end = sequence.to(tl.int64) * HV + head
-            store_tile(M_end, end, 0, column, times(M, 1.0 / f, PARTS), K, V, PARTS)
-            store_tile(J_end, end, 0, column, times(J, 1.0 / f, PARTS), K, V, PARTS)
+            for block in tl.static_range(BLOCKS):
+                final_M, final_J = of_block(M, block, PARTS), of_block(J, block, PARTS)
+                store_tile(M_end, end, 0, column + 16 * block, times(final_M, 1.0 / f, PARTS), K, V, PARTS)
+                store_tile(J_end, end, 0, column + 16 * block, times(final_J, 1.0 / f, PARTS), K, V, PARTS)
 
 
 @triton.jit(do_not_specialize=["time"])

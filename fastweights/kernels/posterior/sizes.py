@@ -11,7 +11,11 @@ from ..packing import CHUNK
 
 MULTIPROCESSORS = 132  # of an H100 or H200
 PROGRAMS_BACK = 12  # programs of one warp on a multiprocessor that step backwards, with 168 registers
-MIN_SEGMENT_CHUNKS = 8
+# Of a segment, and where programs read several blocks, so that there are fewer.
+MIN_SEGMENT_CHUNKS, MIN_SEGMENT_CHUNKS_OF_BLOCKS = 8, 4
+# Parts of key channels up to which a program that reads has registers for the loads of the next token, and parts of its tile
+# then: as many blocks of columns share a token's key and query, if there are enough programs.
+MOST_LOADED_AHEAD, MOST_READ, ENOUGH_PROGRAMS = 6, 18, 4 * MULTIPROCESSORS
 GRAD_KEYS = 48  # key channels of a tile of M, J and their gradients, at most
 
 
@@ -36,6 +40,14 @@ def parts_of(K: int, keys: int) -> int:
     return -(-K // (16 * tiles)) * 2
 
 
+def blocks_of(V: int, parts: int, segments: int) -> int:
+    """Blocks of 16 columns per program, for so many segments and heads: as many as find registers and divide the columns."""
+    blocks = -(-V // 16)
+    most = MOST_READ // parts if parts <= MOST_LOADED_AHEAD else 1
+    enough = (n for n in range(most, 1, -1) if blocks % n == 0 and segments * blocks // n >= ENOUGH_PROGRAMS)
+    return next(enough, 1)
+
+
 def programs_at_once(parts: int) -> int:
     """Programs of one warp on a multiprocessor that step forwards: as many as find registers."""
     return 8 if parts > 12 else 12
@@ -51,10 +63,14 @@ class PosteriorSizes(CallSizes):
         self.state_dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         self.read_parts, self.grad_parts = parts_of(self.K, self.K), parts_of(self.K, GRAD_KEYS)
         parts = self.grad_parts if back else self.read_parts
-        programs = self.B * self.HV * -(-self.V // 16) * -(-self.K // (8 * parts))
-        at_once = MULTIPROCESSORS * (PROGRAMS_BACK if back else programs_at_once(parts))
-        chunks, wanted = -(-self.T // CHUNK), max(1, at_once // max(1, programs))
-        length = max(MIN_SEGMENT_CHUNKS, -(-chunks // wanted))
+        chunks, heads = -(-self.T // CHUNK), self.B * self.HV
+        most_segments = heads * max(1, chunks // MIN_SEGMENT_CHUNKS_OF_BLOCKS)
+        self.read_blocks = 1 if back else blocks_of(self.V, parts, most_segments)
+        shortest = MIN_SEGMENT_CHUNKS if self.read_blocks == 1 else MIN_SEGMENT_CHUNKS_OF_BLOCKS
+        programs = heads * -(-self.V // (16 * self.read_blocks)) * -(-self.K // (8 * parts))
+        at_once = MULTIPROCESSORS * (PROGRAMS_BACK if back else programs_at_once(parts * self.read_blocks))
+        wanted = max(1, at_once // max(1, programs))
+        length = max(shortest, -(-chunks // wanted))
         self.segment = length if length < chunks else None
         self.segment_tokens = CHUNK * (self.segment or self.T // CHUNK + 1)
         self.M = max_pieces(self.N, self.T, CHUNK, self.packed)

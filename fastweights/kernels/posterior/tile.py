@@ -63,18 +63,47 @@ def load_rows(x, at, first_key, K: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
+def unpacked(two, like):
+    """Two neighbouring numbers of 16 bits from one of 32, in float32."""
+    if like.dtype.element_ty == tl.bfloat16:  # the upper half of a float32
+        even, odd = (two << 16).to(tl.float32, bitcast=True), (two & -65536).to(tl.float32, bitcast=True)
+    else:
+        even = two.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        odd = (two >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return even, odd
+
+
+@triton.jit
+def load_columns(x, at, first_column, V: tl.constexpr):
+    """16 of the V numbers from x + at on, as `of_columns` takes them. Numbers of 16 bits are loaded by pairs: a loop that holds
+    them until its next step would else take the loaded words apart at once, and wait for them."""
+    if V % 2 == 0 and x.dtype.element_ty.primitive_bitwidth == 16:
+        c = first_column // 2 + tl.arange(0, 8)
+        columns = tl.load((x + at).to(tl.pointer_type(tl.int32)) + c, c < V // 2, 0)
+    else:
+        c = first_column + tl.arange(0, 16)
+        columns = tl.load(x + at + c, c < V, 0.0)
+    return columns
+
+
+@triton.jit
+def of_columns(raw, like, V: tl.constexpr):
+    """[16] in float32."""
+    if V % 2 == 0 and like.dtype.element_ty.primitive_bitwidth == 16:
+        even, odd = unpacked(raw, like)
+        columns = tl.reshape(tl.join(even, odd), (16,))
+    else:
+        columns = raw.to(tl.float32)
+    return columns
+
+
+@triton.jit
 def of_rows(raw, like, K: tl.constexpr, PARTS: tl.constexpr):
     """By parts, in float32."""
     rows = ()
     if K % 2 == 0 and like.dtype.element_ty.primitive_bitwidth == 16:
         for pair in tl.static_range(PARTS // 2):
-            two = raw[pair]
-            if like.dtype.element_ty == tl.bfloat16:  # the upper half of a float32
-                even, odd = (two << 16).to(tl.float32, bitcast=True), (two & -65536).to(tl.float32, bitcast=True)
-            else:
-                even = two.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-                odd = (two >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-            rows = rows + (even, odd)
+            rows = rows + unpacked(raw[pair], like)
     else:
         for part in tl.static_range(PARTS):
             rows = rows + (raw[part].to(tl.float32),)
