@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan, is_bad
+from ..math import float_or_nan
 from ..packing import tokens_of_sequence
 from . import RecurrentCall, delta_rule
 from .launching import Tile, padded, run
@@ -189,7 +189,6 @@ def decode_systems(
             x = conjugate_gradient(state, query, tl.maximum(level * norm, SMALLEST_RIDGE), iterations, enough)
         else:
             x = conjugate_gradient(state, query, diagonal, iterations, enough)
-        x = tl.where(is_bad(norm), float("nan"), x)
         if mix is not None:
             x = query + part * (x - query)
         tl.store(asked + at, x, mask=is_channel)
