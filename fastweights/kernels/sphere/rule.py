@@ -20,9 +20,11 @@ from .backward import FEW, pass_tokens_back
 from .decode_steps import decode_tokens
 from .decode_steps_back import decode_tokens_back
 from .forward import EVERY, pass_tokens, slots_of
-from .slot_gradients import prepare_turns_back, slot_gradients, turn_slots_back
+from .slot_gradients import slot_gradients
 from .slot_outputs import read_slots
+from .slot_outputs_back import prepare_turns_back
 from .slot_turns import BLOCK, inner_products, turn_slots
+from .slot_turns_back import turn_slots_back
 
 __all__ = ["SPHERE", "SphereInputs"]
 
@@ -235,28 +237,31 @@ def backward_by_chunks(
 ) -> None:  # fmt: skip
     """The gradients in the slots of a chunk by their products with what lies before."""
     blocks = sizes.record_blocks(recorder, x)
-    gram, reads = (sizes.empty(sizes.M, sizes.HV, EVERY.value, EVERY.value, dtype=torch.float32) for _ in range(2))
-    of_A, of_D, A, D = (sizes.steps() for _ in range(4))
-    adjoints = sizes.state(sizes.M, sizes.dtype)
+    pairs = sizes.empty(sizes.M, sizes.HV, EVERY.value, sizes.K + EVERY.value, dtype=torch.float32)
+    reads = sizes.empty(sizes.M, sizes.HV, EVERY.value, EVERY.value, dtype=torch.float32)
+    A, D, adjoints = sizes.steps(), sizes.steps(), sizes.state(sizes.M, sizes.dtype)
     options = {
         **{name: sizes.constants[name] for name in ("K", "V", "HEADS_K", "HEADS_GAMMA", "HEADS_DECAY")},
-        "HV": sizes.HV, "BV": padded(sizes.V, 64), "OBJECTIVE": sizes.objective, "PRECISION": sizes.precision, "num_warps": 1,
-        "num_stages": 1,
+        "HV": sizes.HV, "BV": padded(sizes.V, 64), "OBJECTIVE": sizes.objective, "PRECISION": sizes.precision,
     }  # fmt: skip
-    steps = saved.kept, saved.turned, saved.along, saved.states, saved.first_per_square
+    inputs = x.k, x.v, x.gamma, x.decay
+    steps = saved.kept, saved.turned, saved.along
+    widths = {name: options[name] for name in ("HV", "K", "V", "BV", "HEADS_K", "PRECISION")}
     recorder.launch(
         prepare_turns_back, (sizes.M, sizes.HV),
-        x.k, x.v, x.gamma, x.decay, do, *steps, gram, reads, of_A, of_D, A, D, blocks, sizes.T, **options,
+        x.q, x.v, do, saved.kept, saved.turned, saved.states, pairs, reads, A, D, dq, blocks, sizes.T, **widths, num_warps=1,
+        num_stages=1,
     )  # fmt: skip
+    slots = 16 if sizes.K <= 64 else 32  # of a program; with 32 of them its registers hold less ahead
     recorder.launch(
-        turn_slots_back, (sizes.N, sizes.HV, sizes.tiles),
-        x.q, x.v, do, d_end, saved.kept, saved.turned, of_A, of_D, A, D, gram, reads, saved.states, adjoints, dS, x.cu_seqlens,
-        sizes.T, **{name: options[name] for name in ("HV", "K", "V", "BV", "HEADS_K", "num_warps", "num_stages")},
+        turn_slots_back, (sizes.N, sizes.HV, -(-sizes.K // slots)),
+        x.q, *inputs, do, d_end, *steps, saved.first_per_square, A, D, pairs, saved.states, adjoints, dS, x.cu_seqlens, sizes.T,
+        **options, SLOTS=slots, PAIRS_AHEAD=slots == 16, num_warps=slots // 2, num_stages=1,
     )  # fmt: skip
     recorder.launch(
         slot_gradients, (sizes.M, sizes.HV),
-        x.k, x.v, x.gamma, x.decay, do, *steps, reads, saved.scores, A, D, adjoints, dq, dk, dv, parts,
-        sizes.B * sizes.T * sizes.HV, dS, blocks, sizes.T, PARTS=parts.shape[0], **options,
+        *inputs, do, *steps, saved.states, saved.first_per_square, pairs, saved.scores, A, D, adjoints, dk, dv, parts,
+        sizes.B * sizes.T * sizes.HV, dS, blocks, sizes.T, PARTS=parts.shape[0], **options, num_warps=1, num_stages=1,
     )  # fmt: skip
 
 

@@ -13,52 +13,7 @@ import triton.language as tl
 
 from ..math import float_or_nan, is_bad, without
 from .forward import EVERY, TILE
-from .slot_steps import block_place, of_steps, row, rows_of
-
-
-@triton.jit
-def from_border(F, token, SIZE: tl.constexpr):
-    """The product of f from the first token of a token's block of SIZE up to the one before it."""
-    found = tl.full(F.shape, 1.0, tl.float32)
-    for t in tl.static_range(EVERY):
-        if ((SIZE - 1) & t) != 0:
-            found = tl.where(token == t, row(found, token, t - 1) * row(F, token, t - 1), found)
-    return found
-
-
-@triton.jit
-def until_border(F, token, SIZE: tl.constexpr):
-    """The product of f after a token up to the last token of its block of SIZE."""
-    found = tl.full(F.shape, 1.0, tl.float32)
-    for back in tl.static_range(EVERY):
-        t = EVERY - 1 - back
-        if ((SIZE - 1) & t) != SIZE - 1:
-            found = tl.where(token == t, row(found, token, t + 1) * row(F, token, t + 1), found)
-    return found
-
-
-@triton.jit
-def across_border(found, left, F, W, token, dtype: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr):
-    t, c = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
-    after = (left * from_border(F, token, SIZE)).to(dtype)
-    before = (W * until_border(F, token, SIZE)).to(dtype)
-    joined = (t // (2 * SIZE) == c // (2 * SIZE)) & ((t & SIZE) > 0) & ((c & SIZE) == 0)
-    return tl.where(joined, tl.dot(after, tl.trans(before), found, input_precision=PRECISION), found)
-
-
-@triton.jit
-def across_borders(found, left, F, W, token, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """To `found` [16, 16] is added for tokens t after c the sum over slots of left_t (f_{c+1} .. f_{t-1}) w_c."""
-    found = across_border(found, left, F, W, token, dtype, PRECISION, 1)
-    found = across_border(found, left, F, W, token, dtype, PRECISION, 2)
-    found = across_border(found, left, F, W, token, dtype, PRECISION, 4)
-    return across_border(found, left, F, W, token, dtype, PRECISION, 8)
-
-
-@triton.jit
-def load_steps(kept, turned, in_head, slot, token, K: tl.constexpr):
-    """f and w of a chunk [16, TILE]; 1 and 0 where there is no token or no slot."""
-    return of_steps(kept, in_head, token, slot, K, 1.0), of_steps(turned, in_head, token, slot, K, 0.0)
+from .slot_steps import block_place, rows_of
 
 
 @triton.jit

@@ -93,20 +93,6 @@ def of_slots(x, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HE
 
 
 @triton.jit
-def step_places(in_head, token, slot, K: tl.constexpr):
-    """Where the steps of a chunk are in an array [M, HV, K, 16]. in_head: the chunk's number times HV + head. Slots are called
-    contiguous, which they are not, so that tiles of slots keep their layout; at a divisibility of 1 nothing else follows."""
-    in_chunk = tl.multiple_of(tl.max_contiguous(slot * EVERY, [1, TILE]), [1, 1])
-    return in_head * K * EVERY + in_chunk + token
-
-
-@triton.jit
-def of_steps(x, in_head, token, slot, K: tl.constexpr, other):
-    """The steps of a chunk [16, TILE], of x [M, HV, K, 16]."""
-    return tl.load(x + step_places(in_head, token, slot, K), slot < K, other)
-
-
-@triton.jit
 def of_tokens(x, place, token, count, HV: tl.constexpr, HEADS: tl.constexpr, other):
     """A chunk's numbers [16, 1] of x [BT, HV // HEADS], as they are in memory."""
     return tl.load(x + place // HEADS + token * (HV // HEADS), token < count, other)
@@ -122,19 +108,3 @@ def fetch_rows(x, last, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.cons
         number = tl.minimum(tl.arange(0, PIECES)[None, :] * PIECE, WIDTH - 1)
         place = x + tl.minimum(tl.arange(0, ROWS)[:, None], last) * STRIDE + number
         prefetch(place.to(tl.int64, bitcast=True))
-
-
-@triton.jit
-def fetch_of_slots(x, place, part, last, HV: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr, dtype: tl.constexpr):
-    """The same for a chunk's numbers of a tile of slots."""
-    WIDTH: tl.constexpr = min(TILE, K)
-    fetch_rows(x + place // HEADS * K + tl.minimum(part * TILE, K - WIDTH), last, HV // HEADS * K, EVERY, WIDTH, dtype)
-
-
-@triton.jit
-def fetch_steps(x, in_head, part, K: tl.constexpr, dtype: tl.constexpr):
-    """The same for the steps of a tile of slots."""
-    SIZE: tl.constexpr = min(TILE, K) * EVERY
-    fetch_rows(
-        x + tl.minimum((in_head * K + part * TILE) * EVERY, (in_head + 1) * K * EVERY - SIZE), 0, 0, 1, SIZE, dtype
-    )

@@ -1,0 +1,103 @@
+"""The backward of a chunk's own outputs, in parallel over chunks: dq, and what of A and D comes from them.
+
+L, the gradient in a slot, is followed by its products with what lies before, y_c = L h_c and z = L s_0, from the chunk's end
+backwards: L <- f (L + q dO). Then D = y_t, and A follows from s_{t-1} = f_{t-1} (.. (f_1 s_0 + w_1 h_1) ..) + w_{t-1} h_{t-1}.
+A thread owns a slot and has the tokens of a chunk in its registers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .forward import EVERY, TILE
+from .slot_steps import block_place, is_there, of_slots, row, rows_of
+
+
+@triton.jit
+def steps_of(x, in_head, part, K: tl.constexpr, WIDE: tl.constexpr, other):
+    """The steps of a chunk [16, WIDE], of x [M, HV, K, 16]."""
+    slot = part + tl.arange(0, WIDE)[:, None]
+    return tl.trans(tl.load(x + in_head * K * EVERY + slot * EVERY + tl.arange(0, EVERY)[None, :], slot < K, other))
+
+
+@triton.jit
+def store_steps(x, values, in_head, part, K: tl.constexpr, WIDE: tl.constexpr):
+    slot = part + tl.arange(0, WIDE)[:, None]
+    tl.store(x + in_head * K * EVERY + slot * EVERY + tl.arange(0, EVERY)[None, :], tl.trans(values), slot < K)
+
+
+@triton.jit
+def after_steps(f, x, y, next_f, next_x, next_y):
+    """Of slots f s + x and f s + y that go through next_f s + next_x and next_f s + next_y."""
+    return f * next_f, next_f * x + next_x, next_f * y + next_y
+
+
+@triton.jit
+def products_of_outputs(query, F, W, slot_do, reads, token):
+    """A and D [16, TILE] of a chunk as far as they come from its own outputs, and s_{t-1}.dO."""
+    A = tl.zeros_like(F)
+    D, R, y, z = A, A, A, row(A, token, 0)
+    for back in tl.static_range(EVERY):
+        t = EVERY - 1 - back
+        query_t, f, do_t = row(query, token, t), row(F, token, t), row(slot_do, token, t)
+        read = tl.load(reads + t * EVERY + token)
+        y += query_t * read
+        z += query_t * do_t
+        kept_part, of_L, of_do = tl.reduce(
+            (
+                tl.where(token < t, F, 1.0), tl.where(token < t, W * y, -0.0),
+                tl.where(token < t, W * tl.broadcast_to(read, W.shape), -0.0),
+            ), 0, after_steps, keep_dims=True,
+        )  # fmt: skip
+        now = token == t
+        A, D = tl.where(now, kept_part * z + of_L, A), tl.where(now, y, D)
+        R = tl.where(now, kept_part * do_t + of_do, R)
+        y *= f
+        z *= f
+    return A, D, R
+
+
+@triton.jit(do_not_specialize=["T"])
+def prepare_turns_back(
+    q, v, do, kept, turned, states, pairs, reads, A, D, dq, blocks, T,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """pairs [M, HV, 16, K + 16]: the products of a chunk's h with the slots at its start and with each other, but those of the
+    first h, which nobody needs: their place holds the squares. reads [M, HV, 16, 16]: the products of its output gradients with
+    its h. A, D [M, HV, K, 16]: as far as they come from its own outputs."""
+    m, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first, count, _, _ = block_place(blocks, m, T)
+    if count > 0:
+        place, in_head = first * HV + head, m * HV + head
+        token, other = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
+        channel = tl.arange(0, BV)[None, :]
+        h, grad_o = rows_of(v, first, count, head, HV, V, BV), rows_of(do, first, count, head, HV, V, BV)
+        reads += in_head * EVERY * EVERY
+        pairs += in_head * EVERY * (K + EVERY)
+        in_pairs = pairs + token * (K + EVERY)
+        tl.store(reads + token * EVERY + other, tl.dot(grad_o, tl.trans(h), input_precision=PRECISION))
+        products = tl.dot(h, tl.trans(h), input_precision=PRECISION)
+        squares = tl.sum(tl.where(token == other, products, 0.0), 0, keep_dims=True)
+        tl.store(in_pairs + K + other, tl.where(token == 0, squares, products))
+        tl.debug_barrier()
+        states += in_head * K * V
+        for part in range(0, K, TILE):
+            slot = tl.multiple_of(part + tl.arange(0, TILE)[None, :], [1, 1])
+            F, W = steps_of(kept, in_head, part, K, TILE, 1.0), steps_of(turned, in_head, part, K, TILE, 0.0)
+            state_row = part + tl.arange(0, TILE)[:, None]
+            S = tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0)
+            slot_h = tl.trans(tl.dot(S, tl.trans(h), input_precision=PRECISION))
+            slot_do = tl.trans(tl.dot(S, tl.trans(grad_o), input_precision=PRECISION))
+            query = of_slots(q, place, token, slot, count, HV, K, HEADS_K).to(tl.float32)
+            # The layout of what was loaded last, as in `turn_slots`.
+            slot_do = tl.where(token < count, slot_do, query)
+            tl.store(in_pairs + slot, tl.where(token < count, slot_h, 0.0 * query), slot < K)
+            F, W = tl.where(token < count, F, query), tl.where(token < count, W, query)
+            F = tl.where(token < count, F, 1.0)
+            from_A, from_D, d_query = products_of_outputs(query, F, W, slot_do, reads, token)
+            store_steps(A, from_A, in_head, part, K, TILE)
+            store_steps(D, from_D, in_head, part, K, TILE)
+            d_query = F * d_query + W * tl.load(reads + token * (EVERY + 1))
+            inside = is_there(token, slot, count, K)
+            tl.store(dq + place * K + slot + token * (HV * K), d_query.to(dq.dtype.element_ty), inside)
