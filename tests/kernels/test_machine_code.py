@@ -32,6 +32,7 @@ SPILLED = {
     "decode_tokens": 304,  # on sm_80; on sm_90 40
     "decode_tokens_back": 280,  # on sm_80; on sm_90 56
     "read_slots": 224,
+    "turn_slots": 16,
     "turn_slots_back": 64,
     "slot_gradients": 448,
     "prepare_turns_back": 16,
