@@ -16,7 +16,6 @@ from ..ops.framework.few_tokens import overwriting_states
 __all__ = ["DecodeSteps", "can_replay"]
 
 FEWEST = 8  # tokens to come that pay for capturing
-WARM = 2  # calls before the capture, which compile kernels and choose those of matrix products
 
 
 def can_replay(model: Any) -> bool:
@@ -82,22 +81,35 @@ class DecodeSteps:
         if not self.replayed:
             self._step(keep=False)
             return
-        aside = torch.cuda.Stream(ids.device)
-        aside.wait_stream(torch.cuda.current_stream(ids.device))
-        with torch.cuda.stream(aside):
-            for _ in range(WARM):
-                self._step(keep=False)
-        torch.cuda.current_stream(ids.device).wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._step()
+            self._warm_up(ids.device)
+            self.graph = self._captured()
         except RuntimeError as error:
             warnings.warn(
-                f"generate() decodes without a CUDA graph, because a layer could not be captured: {error}", stacklevel=2
+                f"generate() decodes without a CUDA graph, because a layer cannot be captured: {error}", stacklevel=2
             )
-            return
-        self.graph = graph
+            self._step(keep=False)
+
+    def _warm_up(self, device: torch.device) -> None:
+        """Compile the kernels and choose those of matrix products; then RuntimeError where a layer waits for the device, before a
+        capture that fails of it, which leaves torch's random numbers in a state that no call can use."""
+        aside = torch.cuda.Stream(device)
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):
+            self._step(keep=False)
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                self._step(keep=False)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.current_stream(device).wait_stream(aside)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._step()
+        return graph
 
     def _step(self, keep: bool = True) -> None:
         body = self.model.model

@@ -21,8 +21,7 @@ def step(model: FastWeightsForCausalLM, lengths: tuple[int, ...]) -> tuple[float
     edges = torch.tensor([0, *lengths], device="cuda").cumsum(0, dtype=torch.int32)
     batch = with_any_number_of_documents({"input_ids": ids, "labels": ids, "cu_seqlens": edges})
     model.zero_grad()
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss = model(**batch).loss
+    loss = model(**batch).loss
     loss.backward()
     return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
@@ -30,9 +29,7 @@ def step(model: FastWeightsForCausalLM, lengths: tuple[int, ...]) -> tuple[float
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_blocks_of_every_mixer(mixer: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     torch.manual_seed(0)
-    config = FastWeightsConfig(
-        vocab_size=64, hidden_size=128, num_hidden_layers=2, num_heads=2, mixer=mixer, initializer_range=0.1
-    )
+    config = FastWeightsConfig(vocab_size=64, hidden_size=128, num_hidden_layers=2, num_heads=2, mixer=mixer)
     model = FastWeightsForCausalLM(config).cuda().train()
     rows = ((70, 100, 30), (20, 1, 150, 29), (199, 1))
     eager = [step(model, lengths) for lengths in rows]
@@ -43,6 +40,6 @@ def test_blocks_of_every_mixer(mixer: str, tmp_path_factory: pytest.TempPathFact
         compiled.append(step(model, lengths))
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     for (loss, gradient), (wanted, exact) in zip(compiled, eager, strict=True):
-        assert abs(loss - wanted) < 2e-2
-        assert (gradient - exact).norm() < 5e-2 * exact.norm()
+        assert abs(loss - wanted) < 1e-3
+        assert (gradient - exact).norm() < 1e-2 * exact.norm()
     assert graphs[0] == graphs[-1] > 0  # other lengths are not compiled for

@@ -16,12 +16,9 @@ def language_model(mixer: object, dtype: torch.dtype) -> FastWeightsForCausalLM:
     torch.manual_seed(0)
     layers = mixer if isinstance(mixer, list) else [mixer, mixer]
     sizes = {
-        "vocab_size": 64,
-        "hidden_size": 128,
-        "num_hidden_layers": len(layers),
-        "num_heads": 2,
-        "initializer_range": 0.1,
-    }
+        "vocab_size": 64, "hidden_size": 128, "num_hidden_layers": len(layers), "num_heads": 2,
+        "initializer_range": 0.02 if mixer == "vla-deltanet" else 0.1,  # its memory grows without end
+    }  # fmt: skip
     return FastWeightsForCausalLM(FastWeightsConfig(mixer=layers, **sizes)).to("cuda", dtype).eval()
 
 
@@ -69,11 +66,10 @@ def test_beams_samples_and_padding(captured: list[object], mode: dict[str, objec
     called, replayed = both(lm, ids, attention_mask=mask, **mode)
     assert len(captured) == 1 and captured[0] is not None
     assert torch.equal(called.sequences, replayed.sequences)
-    alone = [
-        lm.generate(ids[n : n + 1, mask[n].bool()], max_new_tokens=24, **{**mode, "do_sample": False}) for n in range(3)
-    ]
     if "num_beams" in mode:
-        assert all(torch.equal(one[0, -24:], row[-24:]) for one, row in zip(alone, replayed.sequences, strict=True))
+        for ids_1T, real, row in zip(ids, mask.bool(), replayed.sequences, strict=True):
+            alone = lm.generate(ids_1T[real][None], max_new_tokens=24, **mode)
+            assert torch.equal(alone[0, -24:], row[-24:])
 
 
 def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, captured: list[object]) -> None:
@@ -86,6 +82,6 @@ def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, capt
 
     monkeypatch.setattr(type(lm.model.layers[0].mixer), "rule", reads_a_number)
     ids = torch.randint(64, (2, 10), device="cuda")
-    with pytest.warns(UserWarning, match="without a CUDA graph, because a layer could not be captured"):
+    with pytest.warns(UserWarning, match="without a CUDA graph, because a layer cannot be captured"):
         called, replayed = both(lm, ids, do_sample=True)
     assert captured == [None] and torch.equal(called.sequences, replayed.sequences)

@@ -173,6 +173,8 @@ def positions(time: int, count: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     token = torch.arange(time, device=count.device)
     if cu_seqlens is None:
         return count[:, None] + token
-    edges = cu_seqlens.to(count.device)
-    sequence = torch.searchsorted(edges[1:].contiguous(), token, right=True)
+    edges = cu_seqlens.to(count.device).long()
+    # torch.compile's code for searchsorted fails on the device where the number of sequences is unknown (torch 2.11).
+    ends = token.new_zeros(time + 1).index_add(0, edges[1:].clamp(0, time), torch.ones_like(edges[1:]))
+    sequence = ends.cumsum(0)[:time].clamp_max(len(count) - 1)
     return (count[sequence] + token - edges[sequence])[None]
