@@ -77,8 +77,12 @@ def test_packed_rows(name: str, sizes: tuple[int, int]) -> None:
     states = draw_states(case, inputs, len(lengths))
     o, held = in_place(case, inputs, states, cu_seqlens=edges.cuda())
     wanted, final = exact(case, inputs, states, cu_seqlens=edges)
+    recurrent = case.spec.recurrent
+    decoded = name in BY_KERNEL and (recurrent.widest is None or sizes[0] <= recurrent.widest)
     assert largest_error((o, ()), (wanted, ())) < 1e-2
-    assert largest_error((held[0], held), (final[0], final)) < 1e-5
+    assert largest_error((held[0], held), (final[0], final)) < (
+        1e-5 if decoded else 2e-2
+    )  # a backend's products are 16-bit
     for before, after in zip(states, held):
         assert torch.equal(after[lengths == 0].cpu(), in_float32(before[lengths == 0]))
 

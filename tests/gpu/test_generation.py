@@ -8,7 +8,10 @@ import torch
 from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, decoding
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 WINDOW = {"name": "softmax", "window": 12}
 
 

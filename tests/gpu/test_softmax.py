@@ -8,7 +8,10 @@ from torch import Tensor
 
 from fastweights.layers import SoftmaxAttention, attention, softmax_attention
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
 LENGTHS = (70, 1, 300, 29)
 CLOSE = {"rtol": 3e-2, "atol": 3e-2}
 

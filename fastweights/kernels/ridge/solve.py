@@ -77,8 +77,8 @@ def chebyshev(
 def conjugate_gradient(
     b, keys, H, weights, kept, low, channels, iterations, WORK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """From zero, for the ridge low [64], times twice channels [K] unless None. b has at least the length 1, or is 0. What is
-    solved already stays as it is; it ends when all residuals are smaller than the operands' rounding."""
+    """From zero, for the ridge low [64], times twice channels [K] unless None. b has at least the length 1, or is 0. A row
+    whose residual is smaller than the operands' rounding keeps its bits, so that no row depends on how long the others take."""
     enough: tl.constexpr = 2.0**-13 if PRECISION == "tf32" else 2.0**-26
     residual = b.to(tl.float32)
     x = tl.zeros(b.shape, tl.float32)
@@ -92,6 +92,7 @@ def conjugate_gradient(
         # The best step along the direction as it was rounded.
         curvature = tl.abs(tl.sum(direction.to(tl.float32) * image, 1))
         step = tl.sum(direction.to(tl.float32) * residual, 1) / tl.maximum(curvature, SMALLEST)
+        step = tl.where(length < enough, 0.0, step)
         x += step[:, None] * direction.to(tl.float32)
         residual -= step[:, None] * image
         before = length

@@ -161,7 +161,7 @@ def pass_tokens(
     if grown is not None:  # noqa: SIM102 (one is known when compiling)
         if not has_grown(grown, n * HV + head, K):
             return
-    BY_CHUNKS: tl.constexpr = NORMALIZE and OBJECTIVE != "decode"
+    BY_CHUNKS: tl.constexpr = grown is not None
     first, stop, m = edges(cu_seqlens, n, T)
     slot, channel, thread = slot_and_channel(LV, LK, W, RK, GV, RV)
     stores_slots, stores_channels = thread % LV == 0, thread // LV == 0
