@@ -157,7 +157,11 @@ def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list)
     if case.spec.recurrent is None:
         pytest.skip("has no kernel for a few tokens")
     inputs = small(case, 20, heads=1, value_heads=2)
-    states = draw_states(case, inputs, 10)
+    kinds = case.spec.states.values()
+    drawn = draw_states(
+        case, inputs, 10
+    )  # a sequence without tokens keeps a matrix that is not symmetric; a backend does not
+    states = tuple((s + s.mT) / 2 if kind.symmetric else s for s, kind in zip(drawn, kinds, strict=True))
     edges = torch.tensor([0, 5, 5, 6, 6, 6, 6, 6, 6, 7, 20])
     given = tuple(s.clone() for s in states)
     o, final = case(inputs, backend="triton", initial_state=case.initial_state(given), cu_seqlens=edges)
@@ -168,12 +172,13 @@ def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list)
     with overwriting_states():
         _, again = case(inputs, backend="triton", initial_state=case.initial_state(given), cu_seqlens=edges)
     assert all(a.data_ptr() == b.data_ptr() and torch.equal(a, c) for a, b, c in zip(again, given, final, strict=True))
+    assert len(decoded) == 2
 
     row = inputs.at((slice(None), slice(0, 3)))
     wanted, _ = exact(case, row)
     o, final = case(row, backend="triton")
     assert all(relative_error(a, b) <= 1e-5 for a, b in zip((o, *final), wanted, strict=True))
-    assert len(decoded) == 3
+    assert len(decoded) == 3 or not case.spec.recurrent.starts
 
 
 @some_cases
