@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, file_suffix, write_json
+from environment import describe, kept_rows, write_json
 from judge.timing import Work, as_graph, interleaved
 
 from fastweights.layers import LayerCache, build_mixer, parse_mixers
@@ -63,11 +62,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
-    device = torch.cuda.get_device_name()
-    path = arguments.results / f"decode-layers-{file_suffix(device)}.json"
-    pairs = json.loads(path.read_text())["pairs"] if path.exists() else {}
+    path, device, pairs = kept_rows(arguments.results, "decode-layers", "pairs")
     rows = {}
     for width in map(int, arguments.widths.split(",")):
         row = rows[f"width {width}"] = measure(

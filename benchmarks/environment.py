@@ -69,3 +69,12 @@ def write_json(path: Path, content: Any) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def kept_rows(folder: Path, name: str, rows: str) -> tuple[Path, str, dict[str, Any]]:
+    """The result file `name` for this machine's GPU, the name of the GPU, and what the file holds under `rows` already."""
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
+    device = torch.cuda.get_device_name()
+    path = folder / f"{name}-{file_suffix(device)}.json"
+    return path, device, json.loads(path.read_text())[rows] if path.exists() else {}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, file_suffix, write_json
+from environment import describe, kept_rows, write_json
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.decoding import DecodeSteps
@@ -90,11 +90,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
-    device = torch.cuda.get_device_name()
-    path = arguments.results / f"generate-{file_suffix(device)}.json"
-    rows = json.loads(path.read_text())["mixers"] if path.exists() else {}
+    path, device, rows = kept_rows(arguments.results, "generate", "mixers")
     for mixer in arguments.mixers.split(","):
         row = measure(
             mixer, [int(batch) for batch in arguments.batches.split(",")], arguments.prompt, arguments.repeats

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from environment import describe, file_suffix, write_json
+from environment import describe, kept_rows, write_json
 from judge.timing import Milliseconds
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, preset
@@ -179,11 +178,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     comparisons = [both_compiled(one, arguments.compile) for one in chosen(arguments)]
-    if not torch.cuda.is_available():
-        raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
-    device = torch.cuda.get_device_name()
-    path = arguments.results / f"training-steps-{file_suffix(device)}.json"
-    rows = json.loads(path.read_text())["comparisons"] if path.exists() else {}
+    path, device, rows = kept_rows(arguments.results, "training-steps", "comparisons")
     for comparison in comparisons:
         row = {**compare(comparison, arguments.length, arguments.rounds), "measured": describe()}
         rows[comparison.model] = row

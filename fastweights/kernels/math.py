@@ -27,13 +27,20 @@ def of_tokens(gate, first, live, head, HV, HEADS: tl.constexpr):
 
 
 @triton.jit
-def rows_of_tokens(x, first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
-    """[tokens, columns] of x [BT, HV // HEADS, WIDTH] from token `first` on, of the head that serves this value head; 0 where
-    a token is not live and past the last channel."""
+def places_of_rows(first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
+    """Where [tokens, columns] lie in a tensor [BT, HV // HEADS, WIDTH], and which of them there are."""
     i = tl.arange(0, live.shape[0])
     start = (first * (HV // HEADS) + head // HEADS) * WIDTH
     at = start + i[:, None] * (HV // HEADS * WIDTH) + columns[None, :]
-    return tl.load(x + at, live[:, None] & (columns < WIDTH)[None, :], 0.0)
+    return at, live[:, None] & (columns < WIDTH)[None, :]
+
+
+@triton.jit
+def rows_of_tokens(x, first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
+    """[tokens, columns] of x [BT, HV // HEADS, WIDTH] from token `first` on, of the head that serves this value head; 0 where
+    a token is not live and past the last channel."""
+    at, inside = places_of_rows(first, live, head, HV, columns, WIDTH, HEADS)
+    return tl.load(x + at, inside, 0.0)
 
 
 @triton.jit

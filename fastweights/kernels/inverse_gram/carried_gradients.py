@@ -6,9 +6,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens
+from ..math import of_tokens, places_of_rows
 from ..packing import chunk_place, pieces_of_sequence
-from .sums import matrix_tile, token_tile
+from .sums import divisors_of, matrix_tile, token_tile
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def chunk_adjoint(
     i, part = tl.arange(0, 64), tl.arange(0, BK)
     live = i < count
     matrix = m.to(tl.int64) * HV + head
-    root = tl.where(live, tl.rsqrt(tl.load(D + first * HV + head + i * HV, live, 1.0)), 0.0)
+    root = tl.where(live, tl.rsqrt(divisors_of(D, first, live, head, HV)), 0.0)
     along_b, along_dy = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
     for c0 in range(0, K, BK):
         c = c0 + part
@@ -54,8 +54,8 @@ def chunk_adjoint(
                 dZ = tl.dot(-Z, both, dZ, input_precision=PRECISION)
         Z = rows_of_factor(R, root, first, live, head, HV, c, K)
         overlaps = tl.dot(dZ, tl.trans(Z), overlaps, input_precision=PRECISION)
-        here = live[:, None] & (c < K)[None, :]
-        tl.store(W + (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :], dZ, here)
+        at, here = places_of_rows(first, live, head, HV, c, K, 1)
+        tl.store(W + at, dZ, here)
     tl.debug_barrier()
     scale = tl.where(i[:, None] > i[None, :], 1.0, tl.where(i[:, None] == i[None, :], 0.5, 0.0))
     overlaps *= scale
@@ -67,8 +67,7 @@ def chunk_adjoint(
     before = tl.cumsum(added, 0) - added
     for c0 in range(0, K, BK):
         c = c0 + part
-        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
-        here = live[:, None] & (c < K)[None, :]
+        at, here = places_of_rows(first, live, head, HV, c, K, 1)
         U = token_tile(u, first, live, head, HV, c, K, HEADS)
         dW = tl.dot(tl.trans(lifted), tl.load(W + at, here, 0.0), input_precision=PRECISION)
         dW = tl.dot(products, U, dW, input_precision=PRECISION)
@@ -143,5 +142,5 @@ def finish_gradients(
         for r0 in range(0, K, BK):
             rows = token_tile(V, first, live, head, HV, r0 + part, K, 1)
             found = tl.dot(rows, matrix_tile(A, matrix, r0 + part, c, K), found, input_precision=PRECISION)
-        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
-        tl.store(du + at, found.to(du.dtype.element_ty), live[:, None] & (c < K)[None, :])
+        at, here = places_of_rows(first, live, head, HV, c, K, 1)
+        tl.store(du + at, found.to(du.dtype.element_ty), here)

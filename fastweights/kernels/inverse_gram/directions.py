@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, of_tokens, rows_of_tokens, so_far, without
+from ..math import is_bad, of_tokens, places_of_rows, rows_of_tokens, so_far, without
 from ..packing import chunk_place
-from .sums import exact_dot, matrix_tile, token_tile
+from .sums import divisors_of, exact_dot, matrix_tile, token_tile
 
 
 @triton.jit
@@ -67,8 +67,8 @@ def token_products(
         U = given_tile(u, first, live, head, HV, c, K, HEADS)
         if refresh is not None:
             found += before[:, None] * U.to(tl.float32)
-        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
-        tl.store(W + at, found, live[:, None] & (c < K)[None, :])
+        at, here = places_of_rows(first, live, head, HV, c, K, 1)
+        tl.store(W + at, found, here)
         products = exact_dot(U, tl.trans(found), products, PRECISION)
     if refresh is not None:  # U A U^T with what the earlier of two tokens finds
         products = tl.where(i[:, None] > i[None, :], products, tl.trans(products))
@@ -90,12 +90,11 @@ def token_rows(
     lower = tl.load(T + (m.to(tl.int64) * HV + head) * 4096 + i[:, None] * 64 + i[None, :])
     if y is not None:
         spoiled = spoiled_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
-        divisors = tl.load(D + first * HV + head + i * HV, live, 1.0)
+        divisors = divisors_of(D, first, live, head, HV)
         weights = tl.where(spoiled, float("nan"), weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN))
     for c0 in range(0, K, BK):
         c = c0 + part
-        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
-        here = live[:, None] & (c < K)[None, :]
+        at, here = places_of_rows(first, live, head, HV, c, K, 1)
         rows = tl.dot(lower, tl.load(R + at, here, 0.0), input_precision=PRECISION)
         tl.debug_barrier()
         tl.store(R + at, rows, here)
@@ -124,7 +123,7 @@ def solve_tokens(
         spoiled |= tl.max(is_bad(B).to(tl.int32), 1) > 0
         rows = token_tile(R, first, live, head, HV, c0 + part, K, 1)
         scores = tl.dot(without(B, is_bad(B)), tl.trans(rows), scores, input_precision=PRECISION)
-    divisors = tl.load(D + first * HV + head + i * HV, live, 1.0)
+    divisors = divisors_of(D, first, live, head, HV)
     scores *= -weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN)[None, :]
     scores = tl.where(i[:, None] >= i[None, :], scores, 0.0)
     for c0 in range(0, K, BK):
@@ -140,6 +139,6 @@ def solve_tokens(
             x += added[:, None] * without(B, is_bad(B))
         if SCALED:
             x *= of_tokens(gain, first, live, head, HV, HEADS_GAIN)[:, None]
-        at = (first * HV + head) * K + i[:, None] * (HV * K) + (c0 + part)[None, :]
+        at, here = places_of_rows(first, live, head, HV, c0 + part, K, 1)
         x = tl.where(spoiled[:, None], float("nan"), x)
-        tl.store(out + at, x.to(out.dtype.element_ty), live[:, None] & (c0 + part < K)[None, :])
+        tl.store(out + at, x.to(out.dtype.element_ty), here)

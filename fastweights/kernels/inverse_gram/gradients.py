@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens
+from ..math import of_tokens, places_of_rows
 from ..packing import chunk_place
-from .sums import matrix_tile, token_tile
+from .sums import divisors_of, matrix_tile, token_tile
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -34,7 +34,7 @@ def direction_gradients(
         along_y = tl.dot(U, tl.trans(Y), along_y, input_precision=PRECISION)
     later = i[:, None] <= i[None, :]
     if SELF:
-        share = 1.0 / tl.load(divisor + first * HV + head + i * HV, live, 1.0)
+        share = 1.0 / divisors_of(divisor, first, live, head, HV)
         along_x *= share[None, :]
         along_y *= share[None, :]
     along_x, along_y = tl.where(later, along_x, 0.0), tl.where(later, along_y, 0.0)
@@ -54,8 +54,7 @@ def direction_gradients(
                 through = token_tile(dy, first, live, head, HV, c, K, 1) * token_tile(y, first, live, head, HV, c, K, 1)
                 to_gain += share * tl.sum(through, 1)
             out *= of_tokens(gain, first, live, head, HV, HEADS_GAIN)[:, None]
-        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
-        here = live[:, None] & (c < K)[None, :]
+        at, here = places_of_rows(first, live, head, HV, c, K, 1)
         if SELF:
             out += token_tile(x, first, live, head, HV, c, K, 1)
         elif db is not None:

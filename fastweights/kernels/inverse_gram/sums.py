@@ -18,6 +18,12 @@ def token_tile(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.con
 
 
 @triton.jit
+def divisors_of(D, first, live, head, HV):
+    """d of a chunk's tokens [64], D [BT, HV]; 1 where there is no token."""
+    return tl.load(D + first * HV + head + tl.arange(0, 64) * HV, live, 1.0)
+
+
+@triton.jit
 def matrix_tile(x, matrix, rows, columns, K: tl.constexpr):
     """[rows, columns] of one of the matrices x [M, HV, K, K]."""
     at = matrix * K * K + rows[:, None] * K + columns[None, :]
@@ -77,7 +83,7 @@ def chunk_sums(
             rows_of_tokens(y, first, live, head, HV, c, K, 1),
         )
         if divisor is not None:
-            share = 1.0 / tl.load(divisor + first * HV + head + i * HV, live, 1.0)
+            share = 1.0 / divisors_of(divisor, first, live, head, HV)
             other, columns = other * share[:, None], columns * share[:, None]
         out = tl.dot(tl.trans(left), columns, out, input_precision=PRECISION)
         out = tl.dot(tl.trans(other), right, out, input_precision=PRECISION)

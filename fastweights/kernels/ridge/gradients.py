@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens, rows_of_tokens
+from ..math import of_tokens, places_of_rows, rows_of_tokens
 from ..packing import chunk_place
 from .chunk import decay_factors, gain_of, whole_rows_of
 
@@ -132,8 +132,7 @@ def system_gradients(
         to_key -= 0.5 * tl.sum(by_norm * keys.to(tl.float32), 1)
         out -= by_norm
 
-    at = (first * HV + head) * K + i[:, None] * (HV * K) + column[None, :]
-    here = live[:, None] & (column < K)[None, :]
+    at, here = places_of_rows(first, live, head, HV, column, K, 1)
     written = tl.load(d_writes + at, here, 0.0).to(tl.float32)
     tl.store(dk + at, ((out + written) * gain[:, None]).to(dk.dtype.element_ty), here)
     if beta is not None:

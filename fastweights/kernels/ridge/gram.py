@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan, rows_of_tokens
+from ..math import is_bad, or_nan, places_of_rows, rows_of_tokens
 from ..packing import chunk_place, pieces_of_sequence, tokens_of_sequence
 from .chunk import decay_factors, gain_of
 
@@ -30,8 +30,8 @@ def gram_sums(
     decay, total = decay_factors(gate, first, count, head, HV)
     gain = gain_of(beta, first, live, head, HV, HEADS_BETA)
     if writes is not None:
-        at = (first * HV + head) * K + i[:, None] * (HV * K) + column[None, :]
-        tl.store(writes + at, (some * gain[:, None]).to(writes.dtype.element_ty), live[:, None] & (column < K)[None, :])
+        at, here = places_of_rows(first, live, head, HV, column, K, 1)
+        tl.store(writes + at, (some * gain[:, None]).to(writes.dtype.element_ty), here)
     weight = tl.exp2(total - decay) * gain
     some *= weight[:, None]
     high = some.to(keys.dtype)  # the product takes `some` as the sum of two 16-bit numbers

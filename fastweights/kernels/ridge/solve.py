@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan, rows_of_tokens, so_far, without
+from ..math import is_bad, or_nan, places_of_rows, rows_of_tokens, so_far, without
 from ..packing import chunk_place
 from .chunk import decay_factors, gain_of, store_in_two, whole_rows_of
 
@@ -186,8 +186,7 @@ def solve_chunk(
         x *= (size / norm)[:, None]
     x = tl.where(so_far(bad)[:, None], float("nan"), or_nan(x))
 
-    at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
-    here = live[:, None] & (c < K)[None, :]
+    at, here = places_of_rows(first, live, head, HV, c, K, 1)
     if BACK:
         tl.store(e + at, x.to(e.dtype.element_ty), here)
         if slope is not None:

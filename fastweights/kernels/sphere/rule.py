@@ -80,7 +80,7 @@ class SphereSizes(CallSizes):
         super().__init__(x)
         self.M = max_pieces(self.N, self.T, EVERY.value, self.packed)
         self.objective, self.free = objective, not normalize
-        # In float32 they gave wrong numbers on an H200, right ones in the interpreter; the reason is not known.
+        # The launches by chunks gave wrong numbers for float32 inputs on an H200. The interpreter computes them right.
         trusted = self.dtype != torch.float32 or INTERPRETED
         self.by_chunks = normalize and objective in ("encode", "similarity") and trusted
         self.decodes = normalize and objective == "decode"

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..math import float_or_nan
 from .forward import EVERY, LEAST_DECAY, TILE, not_below
-from .slot_outputs import as_operand, load_operand, of_neighbour, operand_tile, pairs_of
+from .slot_outputs import across_borders, as_operand, load_operand, operand_tile
 from .slot_steps import block_place, inverse_root, rows_of
 
 
@@ -123,21 +123,7 @@ def slot_gradients(
                     gradient += of_first_token(-2 * gain * error * da, token) * S
                     gradient *= tl.sqrt(of_first_token(tl.broadcast_to(per_square, F.shape), token))
                     tl.store(d_start + at_start, gradient, in_tile)
-            after, before, whole = x, W, F
-            for level in tl.static_range(3):
-                turns = pairs_of(turns, after, before, dtype, PRECISION, 1 << level)
-                # The products of f from the border to a token, and from there to the next border.
-                other = of_neighbour(whole, token, 1 << level, dtype)
-                late = (token & (1 << level)) > 0
-                after, before = tl.where(late, after * other, after), tl.where(late, before, before * other)
-                whole *= other
-            turns = pairs_of(turns, after, before, dtype, PRECISION, 8)
-            first_half = tl.sum(tl.where(token < 8, whole, 0.0), 0, keep_dims=True)
-            second_half = tl.sum(tl.where(token < 8, 0.0, whole), 0, keep_dims=True)
-            after, before = (
-                tl.where(token < 8, after, after * first_half),
-                tl.where(token < 8, before * second_half, before),
-            )
+            turns, after, before = across_borders(turns, x, W, F, token, dtype, PRECISION)
             dh = tl.dot(as_operand(after.to(dtype)), S.to(dtype), dh, input_precision=PRECISION)
             L = tl.load(adjoints + in_state, in_tile, 0.0)
             dh = tl.dot(as_operand(before.to(dtype)), L.to(dtype), dh, input_precision=PRECISION)

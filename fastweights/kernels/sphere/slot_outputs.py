@@ -83,6 +83,24 @@ def pairs_of(found, after, before, dtype: tl.constexpr, PRECISION: tl.constexpr,
     return tl.where(joined, tl.dot(after, before, found, input_precision=PRECISION), found)
 
 
+@triton.jit
+def across_borders(found, after, before, F, token, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """`found` with what tokens t of the chunk read of those c before them, the sum over slots of after_t (f_{c+1} .. f_{t-1})
+    before_c; and after_t times the f from the chunk's first token on, before_c times those up to its last."""
+    for level in tl.static_range(3):
+        found = pairs_of(found, after, before, dtype, PRECISION, 1 << level)
+        # The products of f from the border to a token, and from there to the next border.
+        other = of_neighbour(F, token, 1 << level, dtype)
+        late = (token & (1 << level)) > 0
+        after, before = tl.where(late, after * other, after), tl.where(late, before, before * other)
+        F *= other
+    found = pairs_of(found, after, before, dtype, PRECISION, 8)
+    first_half = tl.sum(tl.where(token < 8, F, 0.0), 0, keep_dims=True)
+    second_half = tl.sum(tl.where(token < 8, 0.0, F), 0, keep_dims=True)
+    after, before = tl.where(token < 8, after, after * first_half), tl.where(token < 8, before * second_half, before)
+    return found, after, before
+
+
 @triton.jit(do_not_specialize=["T"])
 def read_slots(
     q, v, kept, turned, states, o, scores, blocks, T, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
@@ -110,17 +128,7 @@ def read_slots(
             S = tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0)
             own = tl.dot(as_operand(query.to(dtype)), as_right_operand(W.to(dtype)), reads, input_precision=PRECISION)
             reads = tl.where(t == c, own, reads)
-            after, before, whole = F * query, W, F
-            for level in tl.static_range(3):
-                reads = pairs_of(reads, after, before, dtype, PRECISION, 1 << level)
-                # The products of f from the border to a token, and from there to the next border.
-                other = of_neighbour(whole, token, 1 << level, dtype)
-                late = (token & (1 << level)) > 0
-                after, before = tl.where(late, after * other, after), tl.where(late, before, before * other)
-                whole *= other
-            reads = pairs_of(reads, after, before, dtype, PRECISION, 8)
-            first_half = tl.sum(tl.where(token < 8, whole, 0.0), 0, keep_dims=True)
-            after = tl.where(token < 8, after, after * first_half)
+            reads, after, before = across_borders(reads, F * query, W, F, token, dtype, PRECISION)
             out = tl.dot(as_operand(after.to(dtype)), S.to(dtype), out, input_precision=PRECISION)
         reads = reads.to(dtype)
         if scores is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from torch import Tensor
 from ...models import FastWeightsForCausalLM
 from .run import LanguageRun
 
-__all__ = ["compile_model", "held_eager", "what_to_compile", "with_any_number_of_documents"]
+__all__ = ["compile_model", "what_to_compile", "with_any_number_of_documents"]
 
 BACKEND = "inductor"
 KEPT = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable for the folder of compiled code
@@ -44,10 +42,3 @@ def with_any_number_of_documents(batch: dict[str, Any]) -> dict[str, Any]:
     if isinstance(cu_seqlens, Tensor):
         torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
     return batch
-
-
-@contextmanager
-def held_eager() -> Iterator[None]:
-    """In the body nothing compiled runs: held-out rows, fewer in their last batch, would be compiled for themselves."""
-    with torch.compiler.set_stance("force_eager"):
-        yield

@@ -23,7 +23,7 @@ from ...models.card import write_card
 from ..optimization import learning_rate_factor, weight_decay_groups
 from .callbacks import check_finite
 from .checkpoints import drop_old, loading, saving
-from .compiling import compile_model, held_eager, what_to_compile, with_any_number_of_documents
+from .compiling import compile_model, what_to_compile, with_any_number_of_documents
 from .folder import LanguageFolder, world_size
 from .run import LanguageRun
 
@@ -136,7 +136,8 @@ class LanguageTrainer(Trainer):
     def _held_out_loss(self) -> float:
         summed = torch.zeros(2, dtype=torch.float64, device=self.args.device)  # losses, tokens
         size, processes = self.run.batch_size, self.accelerator.num_processes
-        with evaluating(self.model), held_eager() if self._compiled else nullcontext():
+        # Held-out rows, fewer in their last batch, would be compiled for themselves.
+        with evaluating(self.model), torch.compiler.set_stance("force_eager") if self._compiled else nullcontext():
             for start in range(self.accelerator.process_index * size, len(self.held_out), processes * size):
                 rows = range(start, min(start + size, len(self.held_out)))
                 summed += self._summed_loss(rows)
