@@ -18,6 +18,7 @@ from tests.ops.kernel_launches import recorded
 from . import forms
 from .cases import KERNEL_CASES
 from .pipelining import overwritten_operands
+from .reductions import disordered_reductions
 
 pytestmark = pytest.mark.compiler
 SHARED = {
@@ -109,6 +110,7 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
             f"{one.kernel.__name__}: {operand} overwritten; {one.choices}"
             for operand in overwritten_operands(compiled.ttgir)
         ]
+        wrong += [f"{one.kernel.__name__}: {each}; {one.choices}" for each in disordered_reductions(compiled.ttgir)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -195,6 +197,17 @@ def test_tokens_stay_in_lanes() -> None:
     call = partial(launch, KERNEL_CASES["lattice-encode-decay"], 64, time=256, heads=8, with_states=False)
     (one,) = (x for x in recorded(call) if x.kernel.__name__ == "turn_slots_back")
     assert sum(x.startswith("BAR.SYNC") for x in one.compile(90).instructions) <= 16
+
+
+@pytest.mark.parametrize("sizes", [(20, 37), (64, 64)], ids=str)
+def test_steps_that_do_not_commute_stay_in_order(sizes: tuple[int, int]) -> None:
+    """Triton chooses the layouts: another choice gave wrong gradients for heads of at most 32 slots."""
+    call = partial(
+        launch, KERNEL_CASES["lattice-similarity-decay"], sizes[0], time=64, heads=2, with_states=False, value=sizes[1]
+    )
+    (one,) = (x for x in recorded(call) if x.kernel.__name__ == "prepare_turns_back")
+    ttgir = one.compile(90).ttgir
+    assert len(re.findall(r'"tt\.reduce"\(%[\w:#]+, ', ttgir)) == 16 and not disordered_reductions(ttgir)
 
 
 LOOP = """

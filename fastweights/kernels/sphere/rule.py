@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..availability import INTERPRETED
 from ..chunk.backward import REDUCE_BLOCK
 from ..chunk.reduce import reduce_gate_grads
 from ..chunk.sizes import CallSizes, max_pieces
@@ -80,9 +79,7 @@ class SphereSizes(CallSizes):
         super().__init__(x)
         self.M = max_pieces(self.N, self.T, EVERY.value, self.packed)
         self.objective, self.free = objective, not normalize
-        # The launches by chunks gave wrong numbers for float32 inputs on an H200. The interpreter computes them right.
-        trusted = self.dtype != torch.float32 or INTERPRETED
-        self.by_chunks = normalize and objective in ("encode", "similarity") and trusted
+        self.by_chunks = normalize and objective in ("encode", "similarity")
         self.decodes = normalize and objective == "decode"
         self.tiles = -(-self.K // slots_of(self.K))
         self.constants = {

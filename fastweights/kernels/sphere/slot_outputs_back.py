@@ -35,7 +35,8 @@ def after_steps(f, x, y, next_f, next_x, next_y):
 
 @triton.jit
 def products_of_outputs(query, F, W, slot_do, reads, token):
-    """A and D [16, TILE] of a chunk as far as they come from its own outputs, and s_{t-1}.dO."""
+    """A and D [16, TILE] of a chunk as far as they come from its own outputs, and s_{t-1}.dO. The reductions rely on the order of
+    the tokens, which Triton keeps inside a thread only: tests/kernels/test_machine_code.py looks at the layout."""
     A = tl.zeros_like(F)
     D, R, y, z = A, A, A, row(A, token, 0)
     for back in tl.static_range(EVERY):
@@ -83,7 +84,8 @@ def prepare_turns_back(
         tl.debug_barrier()
         states += in_head * K * V
         for part in range(0, K, TILE):
-            slot = tl.multiple_of(part + tl.arange(0, TILE)[None, :], [1, 1])
+            # A thread loads one slot, not neighbours at once, so that it gets all tokens of that slot.
+            slot = part + tl.multiple_of(tl.arange(0, TILE)[None, :], [1, 1])
             F, W = steps_of(kept, in_head, part, K, TILE, 1.0), steps_of(turned, in_head, part, K, TILE, 0.0)
             state_row = part + tl.arange(0, TILE)[:, None]
             S = tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0)
