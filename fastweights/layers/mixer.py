@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,12 +12,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOATS, check_whole_number, shape_of
+from ..checks import FLOATS, check_size, check_whole_number, shape_of
 from ..ops.framework.sequences import check_cu_seqlens
 from .cache import LayerCache
 from .options import MixerOptions
 
 __all__ = ["ConfiguredMixer", "Mixer", "check_input"]
+
+LONG = 2**40  # tokens: longer than any sequence
 
 
 class Mixer(nn.Module):
@@ -71,6 +74,39 @@ class Mixer(nn.Module):
         are not counted."""
         raise NotImplementedError
 
+    def state_spec(self, dtype: torch.dtype | None = None) -> LayerCache:
+        """The cache of one sequence without its numbers: tensors [1, ...] on the device "meta", which tell names, shapes and
+        dtypes. Nothing is computed.
+
+        Args:
+            dtype: of the parameters and inputs; the layer's own when None.
+
+        Raises:
+            ValueError: the memory grows with the sequence, or the layer has no attribute `hidden_size`.
+        """
+        if self.state_size(1) != self.state_size(LONG):
+            raise ValueError(f"{type(self).__name__} has no state_spec, as its memory grows with the sequence")
+        bare: dict[int, Any] = {id(x): nn.Parameter(x.detach().to("meta")) for x in self.parameters()}
+        bare |= {id(x): x.to("meta") for x in self.buffers()}
+        layer, cache = copy.deepcopy(self, bare).to(dtype=dtype), LayerCache()
+        with torch.no_grad():
+            layer(_token(layer), cache)
+        return cache
+
+    def initial_state(self, count: int) -> LayerCache:
+        """The cache of `count` sequences before their first tokens. An empty cache begins the same sequences; this one can be
+        put beside the caches of others.
+
+        Raises:
+            ValueError: count is not positive, or the layer has no attribute `hidden_size`.
+        """
+        check_size("count", count)
+        cache, x_11D = LayerCache(), _token(self)
+        with torch.no_grad():
+            self(x_11D, cache, torch.tensor([0, 0, 1], device=x_11D.device))  # the first of two sequences is empty
+        cache.apply(lambda x: x[:1].repeat(count, *[1] * (x.ndim - 1)))
+        return cache
+
     def probe(self, **internals: Tensor | Callable[[], Tensor | None] | None) -> None:
         """Show intermediate results by name to an open `fastweights.layers.probe`; without one this does nothing.
 
@@ -103,6 +139,14 @@ class ConfiguredMixer(Mixer):
         super().__init__()
         self.options = self.Options.from_keywords(type(self).__name__, options)
         self.hidden_size = self.options.hidden_size
+
+
+def _token(layer: Mixer) -> Tensor:
+    """An input [1, 1, D] of zeros."""
+    width, first = getattr(layer, "hidden_size", None), next(layer.parameters(), torch.zeros(()))
+    if width is None:
+        raise ValueError(f"{type(layer).__name__} must have the attribute hidden_size, the width of its input; set it")
+    return first.new_zeros(1, 1, check_size("hidden_size", width))
 
 
 def check_input(layer: ConfiguredMixer, x_BTD: object, cache: LayerCache | None, cu_seqlens: Tensor | None) -> None:

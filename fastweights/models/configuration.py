@@ -22,6 +22,7 @@ from ..checks import (
 )
 from ..layers.mixer import ConfiguredMixer
 from ..layers.registry import MIXERS, mixer_spec
+from ..layers.softmax_attention import SoftmaxAttention
 from .inputs import LARGEST_VOCABULARY, check_token
 
 __all__ = ["LORA_TARGETS", "FastWeightsConfig"]
@@ -130,6 +131,19 @@ class FastWeightsConfig(PreTrainedConfig):
     def num_branches(self) -> int:
         """How many matrices write to the residual stream: a block's mixer, and its MLP where it has one."""
         return self.num_hidden_layers * (2 if self.intermediate_size else 1)
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What each layer is in transformers' words: "linear_attention" for a memory of constant size, "full_attention", or
+        "sliding_attention" for softmax attention with a window."""
+        return [self._layer_type(name, options) for name, options in self.mixers()]
+
+    @staticmethod
+    def _layer_type(name: str, options: dict[str, Any]) -> str:
+        spec = MIXERS[name]
+        if not issubclass(spec.layer, SoftmaxAttention):
+            return "linear_attention"
+        return "full_attention" if {**spec.options, **options}.get("window") is None else "sliding_attention"
 
     def mixers(self) -> list[tuple[str, dict[str, Any]]]:
         """Name and options of the mixer of every layer, checked to exist."""

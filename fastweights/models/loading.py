@@ -19,6 +19,7 @@ from .configuration import FastWeightsConfig
 from .weight_files import check_names, check_shapes, check_weights
 
 __all__ = [
+    "DTYPES",
     "check_special_tokens",
     "has_tokenizer",
     "load_config",
@@ -33,7 +34,7 @@ __all__ = [
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load_language_model(
@@ -59,7 +60,7 @@ def load_language_model(
         raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
     _check_device(device)
     if dtype is not None:
-        check_choice("dtype", dtype, _DTYPES)
+        check_choice("dtype", dtype, DTYPES)
     model, tokenizer = load_weights(folder, dtype), load_tokenizer(folder, trust_remote_code=trust_remote_code)
     if vocabulary_size(tokenizer) > model.config.vocab_size:
         raise ValueError(

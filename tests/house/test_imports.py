@@ -23,7 +23,7 @@ ORDER = (
     ("ops",),
     ("layers", "integrations"),
     ("models", "testing"),
-    ("analysis", "conversion", "evaluation"),
+    ("analysis", "conversion", "evaluation", "serving"),
     ("inspection",),
     ("training",),
     ("cli",),

@@ -1,0 +1,1 @@
+"""Saved models behind a server that other programs ask for text."""

@@ -1,0 +1,139 @@
+"""A memory layer in vLLM: any mixer of constant state, with the states of all sequences in vLLM's pool.
+
+What a step reads comes as it comes to vLLM's own recurrent layers: first the sequences that read one token more, then those that
+read several or begin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.compilation.breakable_cudagraph import eager_break_during_capture
+from vllm.config import get_current_vllm_config
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.utils.torch_utils import direct_register_custom_op
+from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, BaseMambaAttentionMetadataBuilder
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+
+from ...layers import LayerCache, Mixer
+from .pool import Layout, gather, scatter
+from .version import BACKEND, OP
+
+__all__ = ["FastWeightsBackend", "ServedMemory"]
+
+
+@dataclass
+class Step(BaseMambaAttentionMetadata):
+    """The sequences of one step and where their states are."""
+
+
+class StepBuilder(BaseMambaAttentionMetadataBuilder[Step]):
+    metadata_cls = Step
+    needs_causal_conv1d_metadata = False
+
+
+class FastWeightsBackend(AttentionBackend):
+    """vLLM asks it which builder makes our steps."""
+
+    @staticmethod
+    def get_name() -> str:
+        return BACKEND
+
+    @staticmethod
+    def get_builder_cls() -> type[StepBuilder]:
+        return StepBuilder
+
+    @classmethod
+    def is_ssm(cls) -> bool:
+        return True
+
+
+class ServedMemory(MambaBase):
+    """The states of one layer for all sequences, and the calls of its mixer.
+
+    Args:
+        mixer: the layer, which stays a module of its block.
+        block_bytes: size of a state block, the same for all layers of a model.
+        name: of the layer in vLLM.
+    """
+
+    def __init__(self, mixer: Mixer, block_bytes: int, name: str) -> None:
+        self.mixer, self.block_bytes, self.name = mixer, block_bytes, name
+        self.layout = Layout(mixer.state_spec())
+        self.kv_cache = (torch.empty(0),)
+        self.pools = self.first = LayerCache()
+        layers = get_current_vllm_config().compilation_config.static_forward_context
+        if name in layers:
+            raise ValueError(f"the name of a layer must be its own, {name} is taken")
+        layers[name] = self
+
+    def mix(self, mixer: Mixer, x_TD: Tensor, position_T: Tensor) -> Tensor:
+        """The output of the layer for the tokens of a step."""
+        y_TD = torch.empty_like(x_TD)
+        torch.ops.vllm.fastweights_memory(x_TD, y_TD, self.name)
+        return y_TD
+
+    # What vLLM asks of a layer with states.
+
+    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.block_bytes,),)
+
+    def get_state_dtype(self) -> tuple[torch.dtype, ...]:
+        return (torch.uint8,)
+
+    @property
+    def mamba_type(self) -> Any:
+        return MambaAttentionBackendEnum[BACKEND]
+
+    def bind_kv_cache(self, kv_cache: Tensor) -> None:
+        super().bind_kv_cache(kv_cache)
+        self.pools = self.layout.pools(self.kv_cache[0])
+        self.first = self.mixer.initial_state(1)
+
+    # The work of a step.
+
+    def step(self, x_TD: Tensor, y_TD: Tensor, step: Step) -> None:
+        """Read the tokens of a step: what follows them in x and y is padding."""
+        decoded, prefilled = step.num_decode_tokens, step.num_prefill_tokens
+        if decoded:
+            self.decode(x_TD[:decoded], y_TD[:decoded], step.state_indices_tensor_d[:decoded, 0])
+        if prefilled:
+            tokens = slice(decoded, decoded + prefilled)
+            rows, started = step.state_indices_tensor_p, step.has_initial_states_p
+            self.prefill(x_TD[tokens], y_TD[tokens], rows, started, step.query_start_loc_p)
+
+    def decode(self, x_ND: Tensor, y_ND: Tensor, rows: Tensor) -> None:
+        cache = gather(self.pools, rows)
+        y_ND.copy_(self.mixer(x_ND[:, None], cache)[:, 0])
+        scatter(self.pools, rows, cache)
+
+    def prefill(self, x_TD: Tensor, y_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> None:
+        cache = gather(self.pools, rows)
+        for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
+            for name, state in held.items():
+                held[name] = torch.where(started.view(-1, *[1] * (state.ndim - 1)), state, first[name])
+        y_TD.copy_(self.mixer(x_TD[None], cache, edges)[0])
+        scatter(self.pools, rows, cache)
+
+
+@eager_break_during_capture
+def fastweights_memory(x: torch.Tensor, y: torch.Tensor, name: str) -> None:
+    context = get_forward_context()
+    steps = context.attn_metadata
+    step = None if steps is None else steps.get(name)
+    if step is None:  # vLLM measures memory
+        y.zero_()
+    else:
+        context.no_compile_layers[name].step(x, y, step)
+
+
+def traced(x: torch.Tensor, y: torch.Tensor, name: str) -> None:
+    """In a traced graph, where y is known to change."""
+
+
+direct_register_custom_op(OP, fastweights_memory, mutates_args=["y"], fake_impl=traced)

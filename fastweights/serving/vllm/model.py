@@ -1,0 +1,129 @@
+"""The language models as vLLM builds them: our blocks, with memories and attention whose states vLLM keeps."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .version import check_version
+
+check_version()
+
+# ruff: noqa: E402
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
+from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from ...layers import SoftmaxAttention, build_mixer
+from ...layers.norms import RMSNorm
+from ...models import FastWeightsConfig
+from ...models.block import FastWeightsBlock
+from .attention import ServedAttention
+from .memory import ServedMemory
+from .pool import Layout
+
+__all__ = ["FastWeightsForCausalLM"]
+
+
+def block_bytes(config: FastWeightsConfig, dtype: torch.dtype) -> int:
+    """Bytes of the largest state that one sequence has in a layer, which all layers reserve: vLLM wants equal blocks."""
+    sizes = []
+    for name, options in dict((repr(mixer), mixer) for mixer in config.mixers()).values():
+        with torch.device("meta"):
+            mixer = build_mixer(
+                name, hidden_size=config.hidden_size, num_heads=config.num_heads, layer_idx=0, **options
+            )
+        if not isinstance(mixer, SoftmaxAttention):
+            sizes.append(Layout(mixer.state_spec(dtype)).size)
+    return max(sizes, default=0)
+
+
+class ServedBlock(FastWeightsBlock):
+    """A block of our models for the tokens [T, D] of one step of all sequences."""
+
+    def __init__(self, config: FastWeightsConfig, layer: int, state_bytes: int, name: str) -> None:
+        super().__init__(config, layer)
+        self.served: ServedAttention | ServedMemory
+        if isinstance(self.mixer, SoftmaxAttention):
+            self.served = ServedAttention(self.mixer, f"{name}.attention")
+        else:
+            self.served = ServedMemory(self.mixer, state_bytes, f"{name}.memory")
+
+    def forward(self, x_TD: Tensor, position_T: Tensor) -> Tensor:  # type: ignore[override]
+        x_TD = x_TD + self.served.mix(self.mixer, self.mixer_norm(x_TD), position_T)
+        return x_TD if self.mlp is None else x_TD + self.mlp(self.mlp_norm(x_TD))
+
+
+@support_torch_compile
+class ServedModel(nn.Module):
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        size = block_bytes(config, vllm_config.model_config.dtype)
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            ServedBlock(config, layer, size, f"{prefix}.layers.{layer}") for layer in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+
+    # vLLM's compiler looks at the types of these arguments.
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        x_TD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        for block in self.layers:
+            x_TD = block(x_TD, positions)
+        return self.norm(x_TD)
+
+
+class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid):
+    """`fastweights.models.FastWeightsForCausalLM` in vLLM, with the same names of weights."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        self.config = config = vllm_config.model_config.hf_config
+        self.model = ServedModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
+        if config.tie_word_embeddings:
+            self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
+        return ((block_bytes(vllm_config.model_config.hf_config, vllm_config.model_config.dtype),),)
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype, ...]:
+        return (torch.uint8,)
+
+    @classmethod
+    def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
+        raise NotImplementedError("states of fastweights are not copied between blocks: there is no prefix caching")
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        return self.model.embed_tokens(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **unused: Any,
+    ) -> torch.Tensor:
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        return self.logits_processor(self.lm_head, hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        return AutoWeightsLoader(self).load_weights(weights)

@@ -1,0 +1,91 @@
+"""Models in vLLM in this process, and what our own model says of the same tokens."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+
+# Before vLLM is imported: in one process, on the cores that there are.
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+os.environ |= {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", "build/vllm"),
+}
+
+vllm = pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
+
+VOCABULARY = 64
+LENGTHS = (1, 3, 17, 64, 200)
+WRITTEN = 12  # tokens
+
+
+def model(mixer: Any, **options: Any) -> FastWeightsForCausalLM:
+    """With weights so large that its tokens differ."""
+    torch.manual_seed(0)
+    layers = len(mixer) if isinstance(mixer, list) else 2
+    sizes = {"hidden_size": 64, "num_hidden_layers": layers, "num_heads": 2, "initializer_range": 0.3}
+    return FastWeightsForCausalLM(FastWeightsConfig(vocab_size=VOCABULARY, mixer=mixer, **{**sizes, **options})).eval()
+
+
+def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+@contextmanager
+def engine(folder: Path, **settings: Any) -> Iterator[Any]:
+    """vLLM with a saved model, stopped afterwards."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    plain = {
+        "dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 32 << 20, "enforce_eager": True,
+        "max_num_seqs": 4, "max_num_batched_tokens": 32, "skip_tokenizer_init": True,
+    }  # fmt: skip
+    llm = vllm.LLM(str(folder), **{**plain, **settings})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def written(llm: Any, asked: list[list[int]], tokens: int = WRITTEN) -> list[Any]:
+    """Greedy continuations, with the logarithms of their probabilities."""
+    settings = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
+    results = llm.generate([{"prompt_token_ids": ids} for ids in asked], settings, use_tqdm=False)
+    return [result.outputs[0] for result in results]
+
+
+def generated(own: Any, asked: list[list[int]], tokens: int = WRITTEN) -> list[list[int]]:
+    """The same by our own generate()."""
+    return [
+        own.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), max_new_tokens=tokens,
+            do_sample=False,
+        )[0, len(ids) :].tolist()
+        for ids in asked
+    ]  # fmt: skip
+
+
+@torch.no_grad()
+def largest_error(own: Any, asked: list[list[int]], outputs: list[Any]) -> float:
+    """Between the logarithms of probabilities that vLLM gives and those of one reading of prompt and continuation."""
+    errors = []
+    for ids, output in zip(asked, outputs, strict=True):
+        tokens = list(output.token_ids)
+        logits = own(torch.tensor([[*ids, *tokens]])).logits[0, len(ids) - 1 : -1]
+        wanted = logits.float().log_softmax(-1)
+        got = torch.tensor([step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)])
+        errors.append((got - wanted[range(len(tokens)), tokens]).abs().max().item())
+    return max(errors)

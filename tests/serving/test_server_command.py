@@ -1,0 +1,102 @@
+"""`fastweights serve` where vLLM is missing, of another version, or there: what it says and what it would start."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastweights.cli import main
+from fastweights.serving import server
+from fastweights.serving.server import SERVER, server_command
+from fastweights.serving.vllm import version
+
+from ..evaluation.small import save
+
+PACKAGE = Path(server.__file__).parents[1]
+
+
+@pytest.fixture
+def with_vllm(monkeypatch):
+    monkeypatch.setattr(version, "version", lambda package: "0.32.0")
+
+
+@pytest.mark.parametrize(
+    ("found", "says"), [(None, "vLLM is not installed"), ("0.33.1", "must be of version 0.32, got 0.33.1")]
+)
+def test_without_a_vllm_that_fits_it_says_what_to_install(found, says, tmp_path, monkeypatch, capsys):
+    def installed(package):
+        if found is None:
+            raise version.PackageNotFoundError(package)
+        return found
+
+    save(tmp_path)
+    capsys.readouterr()
+    monkeypatch.setattr(version, "version", installed)
+    assert main(["serve", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line and "pip install 'fastweights[vllm]'" in line
+
+
+def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
+    started = []
+    monkeypatch.setattr("os.execv", lambda program, command: started.append((program, command)))
+    save(tmp_path / "run" / "model")
+    assert (
+        main(["serve", str(tmp_path / "run"), "--port", "8123", "--memory", "0.5", "--name", "own", "--enforce-eager"])
+        == 0
+    )
+    ((program, command),) = started
+    assert program == command[0] == sys.executable
+    assert command[1:5] == ["-m", SERVER, "--model", str(tmp_path / "run" / "model")]
+    options = command[5:]
+    wanted = {"--port": "8123", "--host": "127.0.0.1", "--served-model-name": "own", "--dtype": "auto"}
+    for name, value in {**wanted, "--kv-cache-memory-bytes": str(2**29)}.items():
+        assert options[options.index(name) + 1] == value
+    assert "--no-enable-prefix-caching" in options and options[-1] == "--enforce-eager"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"port": 0}, "port"),
+        ({"port": 70_000}, "port"),
+        ({"max_model_len": 0}, "max_model_len"),
+        ({"memory": 0.0}, "memory"),
+    ],
+)
+def test_bad_options_are_refused(options, message, tmp_path, with_vllm):
+    save(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        server_command(tmp_path, **options)
+
+
+def test_a_folder_without_a_model_or_a_tokenizer_is_refused(tmp_path, with_vllm, capsys):
+    assert main(["serve", str(tmp_path)]) == 2
+    assert "holds no model" in capsys.readouterr().err
+    save(tmp_path)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="holds no tokenizer"):
+        server_command(tmp_path)
+
+
+def test_vllm_finds_the_package():
+    project = (PACKAGE.parent / "pyproject.toml").read_text()
+    (line,) = re.findall(r'entry-points."vllm.general_plugins"\]\nfastweights = "(.*)"', project)
+    module, name = line.split(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_nothing_of_vllm_is_imported_outside_its_folder():
+    for path in PACKAGE.rglob("*.py"):
+        if PACKAGE / "serving" / "vllm" in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert not [name for name in names if name.split(".")[0] == "vllm"], path
