@@ -19,6 +19,7 @@ from .generate import generate
 from .inspect import inspect
 from .mixers import mixers
 from .recall import recall
+from .reproduce import reproduce
 from .serve import serve
 from .train import train
 
@@ -53,7 +54,7 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, inspect, generate, mixers):
+for command in (recall, train, convert, evaluate, inspect, generate, mixers, reproduce, serve):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 

@@ -23,7 +23,7 @@ from ..checks import (
 from ..data import TASKS
 from .optimization import SCHEDULES, check_optimization
 
-__all__ = ["Settings", "Stage"]
+__all__ = ["Settings", "Stage", "check_device"]
 
 LARGEST = {
     "vocab_size": 2**20,
@@ -154,7 +154,7 @@ class Settings:
             raise ValueError(
                 f"width must be a multiple of heads, got width {self.width} and {self.heads} heads; change one of them"
             )
-        _check_device(self.device)
+        check_device(self.device)
 
     def _check_layers_and_stages(self) -> None:
         for name, kind, what in (
@@ -198,7 +198,7 @@ def _checked_options(options: object) -> dict[str, Any]:
     return dict(options)
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
     check_text("device", device, what="a torch device such as 'cpu' or 'cuda'")
     try:
         kind = torch.device(device).type

@@ -26,6 +26,7 @@ ORDER = (
     ("analysis", "conversion", "evaluation", "serving"),
     ("inspection",),
     ("training",),
+    ("experiments",),
     ("cli",),
     ("__main__",),
 )

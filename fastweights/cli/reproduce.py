@@ -1,0 +1,76 @@
+"""`fastweights reproduce`: the papers' claims, measured again."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..stopping import StopSignals
+from ._options import one_line_errors, values
+
+PAPERS = "pdn, gka, palimpsa, lattice, vla"  # those of fastweights.experiments (a test compares them)
+
+
+def reproduce(
+    claims: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CLAIM]...", help="Claims to measure, such as C1 S3.", show_default=False),
+    ] = None,
+    list_claims: Annotated[
+        bool, typer.Option("--list", help="List the claims, what was expected and what was found, and exit.")
+    ] = False,
+    paper: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"All claims of a paper that fit the device: {PAPERS}.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
+    seeds: Annotated[
+        list[str] | None, typer.Option(metavar="N,...", help="Seeds; the claim's own if not given.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the results, one file per claim.")] = Path("runs/claims"),
+    measurements: Annotated[
+        Path, typer.Option(help="Folder with the benchmarks' result files, for claims about speed.")
+    ] = Path("benchmarks/results"),
+    workers: Annotated[
+        int | None, typer.Option(help="Trainings at the same time; by default one per core, or 8 per GPU.")
+    ] = None,
+) -> None:
+    """Measure claims of the papers again and say which hold.
+
+    Each claim has a setting, the paper's numbers, the outcome that was expected and the rule that decides. A claim that does not
+    hold is a result: the exit code is 0.
+    """
+    with one_line_errors("the same command continues where trainings stopped"), StopSignals():
+        from ..checks import check_size, check_whole_number
+        from ..experiments import Conditions, claims_of, find_claim, load_records, run_claim, save_record
+        from ..experiments.tables import claim_page, claims_table
+        from ..files import check_place
+        from ..training.settings import check_device
+
+        named = [find_claim(name) for name in claims or ()]
+        chosen = named or (list(claims_of(paper)) if paper or list_claims else [])
+        if named and paper:
+            raise ValueError("--paper must be left out where claims are named; drop one of the two")
+        if not chosen:
+            raise ValueError("name at least one claim, or pass --paper NAME or --list, which shows the claims")
+        if list_claims:
+            Console().print(claims_table(chosen, load_records(output)))
+            return
+        check_device(device)
+        check_place("--output", output)
+        if workers is not None:
+            check_size("--workers", workers, high=1024)
+        given = values("--seeds", seeds, int) if seeds else None
+        for seed in given or ():
+            check_whole_number("--seeds", seed)
+        for claim in chosen:
+            if not named and device == "cpu" and claim.device == "cuda" and claim.measure is not None:
+                print(f"{claim.name}: left out, needs --device cuda ({claim.cost})")
+                continue
+            conditions = Conditions(
+                seeds=given or claim.seeds, device=device, folder=output / "trained", measurements=measurements, workers=workers
+            )  # fmt: skip
+            record = run_claim(claim, conditions)
+            path = save_record(output, record)
+            Console().print(claim_page(claim, record))
+            print(f"Result: {path}\n")

@@ -1,0 +1,27 @@
+"""The papers' claims as named, seeded experiments that anyone can run again: `fastweights reproduce`.
+
+They lie inside the package, so that the command works from an installed wheel. `claims` has one file per claim.
+"""
+
+from .claim import PAPERS, STATUSES, Claim, Conditions, Measurement, Status, Verdict
+from .ledger import claim_names, claims_of, find_claim
+from .record import ClaimRecord, load_record, load_records, save_record
+from .run import run_claim
+
+__all__ = [
+    "PAPERS",
+    "STATUSES",
+    "Claim",
+    "ClaimRecord",
+    "Conditions",
+    "Measurement",
+    "Status",
+    "Verdict",
+    "claim_names",
+    "claims_of",
+    "find_claim",
+    "load_record",
+    "load_records",
+    "run_claim",
+    "save_record",
+]

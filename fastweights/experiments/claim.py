@@ -1,0 +1,157 @@
+"""What a claim is: its place in a paper, how it is measured here, and the rule that decides."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+__all__ = [
+    "PAPERS",
+    "STATUSES",
+    "Claim",
+    "Conditions",
+    "Measurement",
+    "Status",
+    "Unmeasured",
+    "Verdict",
+    "decided",
+    "over_seeds",
+]
+
+PAPERS = {
+    "pdn": "Preconditioned DeltaNet",
+    "gka": "Gated KalmaNet",
+    "palimpsa": "Palimpsa",
+    "lattice": "Lattice",
+    "vla": "Variational Linear Attention",
+}
+Status = Literal["holds", "holds weakly", "does not hold", "not resolved", "not testable here"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+class Unmeasured(Exception):
+    """A measurement needs something that this machine does not have. The message says what, and how to get it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What a measurement runs with.
+
+    Attributes:
+        seeds: of random numbers; the spread over them is reported.
+        device: torch device.
+        folder: for checkpoints and results of trainings, which continue from there after an interruption.
+        measurements: folder of the benchmarks' result files, which claims about speed are read from.
+        workers: processes that train at the same time; None for one per core or GPU.
+    """
+
+    seeds: tuple[int, ...]
+    device: str = "cpu"
+    folder: Path = Path("runs/claims/trained")
+    measurements: Path = Path("benchmarks/results")
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measured numbers by name, each with one value per seed.
+
+    Attributes:
+        values: NaN where a number is not finite.
+        origin: the file, machine and date that numbers come from which were measured earlier.
+        undertrained: what was still learning at the end of its training.
+    """
+
+    values: Mapping[str, list[float]]
+    origin: str = ""
+    undertrained: tuple[str, ...] = ()
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(self.values[name])
+
+    def largest(self, name: str) -> float:
+        """Over the seeds; NaN if one of them is."""
+        values = self.values[name]
+        return math.nan if any(map(math.isnan, values)) else max(values)
+
+    def smallest(self, name: str) -> float:
+        return -self._negative().largest(name)
+
+    def error(self, name: str) -> float:
+        """Standard error of the mean over the seeds; NaN with a single seed."""
+        values = self.values[name]
+        return math.nan if len(values) < 2 else statistics.stdev(values) / math.sqrt(len(values))
+
+    def _negative(self) -> Measurement:
+        return Measurement({name: [-x for x in values] for name, values in self.values.items()})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rule of a claim says of the measured numbers, with the numbers that decided."""
+
+    status: Status
+    reason: str
+
+
+def decided(holds: bool, reason: str, otherwise: Status = "does not hold") -> Verdict:
+    return Verdict("holds" if holds else otherwise, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One claim of a paper.
+
+    Attributes:
+        name: C1 to C35, or S1 to S6 for claims about speed.
+        paper: a key of `PAPERS`. source: the place in it.
+        says: the claim. printed: the paper's numbers.
+        setting: what is computed here, with sizes.
+        expected: the status that was expected before anything was run. forecast: the numbers expected then, and why.
+        rule: what decides, in words; `decide` computes it.
+        measure: computes or reads the numbers. None where something is missing that `needs` names.
+        decide: the verdict on the numbers.
+        seeds: the default seeds.
+        device: where it fits: "cpu", "cuda", or "files" for what the benchmarks have measured.
+        cost: time on that device, in words.
+        needs: what is missing where it cannot be measured yet.
+    """
+
+    name: str
+    paper: str
+    source: str
+    says: str
+    printed: str
+    setting: str
+    expected: Status
+    forecast: str
+    rule: str
+    measure: Callable[[Conditions], Measurement] | None
+    decide: Callable[[Measurement], Verdict] | None
+    seeds: tuple[int, ...] = (0,)
+    device: Literal["cpu", "cuda", "files"] = "cpu"
+    cost: str = "seconds"
+    needs: str | None = None
+    declared: tuple[str, ...] = field(
+        default=("paper", "source", "says", "printed", "setting", "expected", "forecast", "rule"),
+        init=False,
+        repr=False,
+    )
+
+    def declaration(self) -> dict[str, Any]:
+        """What was written before the run, as a result repeats it."""
+        return {name: getattr(self, name) for name in self.declared}
+
+
+def over_seeds(measure: Callable[[int, str], Mapping[str, float]]) -> Callable[[Conditions], Measurement]:
+    """Measures once per seed with `measure(seed, device)`."""
+
+    def measure_all(conditions: Conditions) -> Measurement:
+        rows = [measure(seed, conditions.device) for seed in conditions.seeds]
+        return Measurement({name: [float(row[name]) for row in rows] for name in rows[0]})
+
+    return measure_all

@@ -1,0 +1,114 @@
+"""C4: a bounded preconditioner keeps the eigenvalues of a step within 1. What products of steps do is another question."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...ops import precondition_keys
+from ..claim import Claim, Measurement, Verdict, over_seeds
+from ..draws import Draws
+
+CHANNELS, MATRICES, PRODUCTS = 16, 20_000, 8
+LENGTHS = (100, 1_000, 10_000)
+
+
+def eigenvalues(keys: Tensor, factors: Tensor) -> float:
+    """The largest size of an eigenvalue of I - (B k) k^T."""
+    identity = torch.eye(keys.shape[-1], dtype=keys.dtype, device=keys.device)
+    steps = identity - (factors * keys)[..., :, None] * keys[..., None, :]
+    return torch.linalg.eigvals(steps).abs().max().item()
+
+
+def factors(draws: Draws, bound: float, *shape: int) -> Tensor:
+    """Half of the rows anywhere in [1 / bound, bound], half at the ends."""
+    log = draws.uniform(*shape, low=-1.0)
+    log = torch.where(
+        torch.arange(shape[0], device=log.device).view(-1, *[1] * (len(shape) - 1)) % 2 == 0, log, log.sign()
+    )
+    return torch.exp(math.log(bound) * log)
+
+
+def product_norms(draws: Draws, bound: float, length: int) -> list[float]:
+    """The largest norm of a product of steps from the first on, up to each of LENGTHS."""
+    product = torch.eye(CHANNELS, dtype=torch.float64, device=draws.device).repeat(PRODUCTS, 1, 1)
+    largest, found = 1.0, []
+    for t in range(1, length + 1):
+        k = draws.unit(PRODUCTS, CHANNELS)
+        w = factors(draws, bound, PRODUCTS, CHANNELS) * k
+        product = product - w[:, :, None] * (k[:, None, :] @ product)
+        if t <= 100 or t % 10 == 0:
+            largest = max(largest, torch.linalg.matrix_norm(product, ord=2).max().item())
+        if t in LENGTHS:
+            found.append(largest)
+    return found
+
+
+def measure(seed: int, device: str) -> dict[str, float]:
+    draws = Draws(seed, device)
+    found = {}
+    for bound in (1.5, 2.0, 2.5):
+        keys = draws.unit(MATRICES, CHANNELS)
+        found[f"largest eigenvalue at x = {bound}"] = max(
+            eigenvalues(keys, factors(draws, bound, MATRICES, CHANNELS)),
+            eigenvalues(keys[:1000], torch.full_like(keys[:1000], bound)),
+        )
+    k = draws.unit(1, 2000, 4, CHANNELS)
+    ones = torch.ones(1, 2000, 4, dtype=k.dtype, device=device)
+    write_key, _ = precondition_keys(k, torch.log(0.9 * ones), ones, -0.2, bound=2.0)
+    found["largest eigenvalue of precondition_keys at x = 2"] = eigenvalues(k, write_key / k)
+    for bound in (1.5, 2.0, 2.5):
+        norms = product_norms(draws, bound, LENGTHS[-1] if bound <= 2 else LENGTHS[0])
+        for length, norm in zip(LENGTHS, norms):
+            found[f"largest norm of a product of up to {length} steps at x = {bound}"] = norm
+        if bound <= 2:
+            found[f"slope of its logarithm over that of the length at x = {bound}"] = math.log(
+                norms[-1] / norms[0]
+            ) / math.log(LENGTHS[-1] / LENGTHS[0])
+    return found
+
+
+def decide(found: Measurement) -> Verdict:
+    inside = max(
+        found.largest(name) for name in found.values if name.startswith("largest eigenvalue") and "2.5" not in name
+    )
+    outside = found.smallest("largest eigenvalue at x = 2.5")
+    slope = max(found.mean(name) for name in found.values if name.startswith("slope"))
+    reason = (
+        f"largest eigenvalue {inside:.9f} for x up to 2, {outside:.2f} at 2.5; largest norms of products grow with the length's "
+        f"power {slope:.3f}"
+    )
+    if not (inside <= 1 + 1e-9 and outside > 1):
+        return Verdict("does not hold", reason)
+    return Verdict("holds" if slope <= 0.05 else "holds weakly", reason)
+
+
+CLAIM = Claim(
+    name="C4",
+    paper="pdn",
+    source="Lemma E.2",
+    says=(
+        "Writes preconditioned by factors in [1/x, x] are stable: eigenvalues of a step are within 1 while beta x <= 2."
+    ),
+    printed="|eigenvalues| <= 1",
+    setting=(
+        "Unit keys, beta 1, d = 16: 20,000 random and extreme steps per x, those of precondition_keys, and 8 "
+        "products of 10,000 steps with keys and factors drawn anew, float64."
+    ),
+    expected="holds",
+    forecast=(
+        "eigenvalues within 1 up to x = 2, above at 2.5; norms of products of 400 steps 1.2 at x = 1.5, 2.2 at 2, "
+        "312 at 2.5"
+    ),
+    rule=(
+        "holds if the largest eigenvalue is at most 1 + 1e-9 for x up to 2 and above 1 at x = 2.5; only weakly if "
+        "the largest norm of a product grows with the number of steps (slope above 0.05 in logarithms, 100 to "
+        "10,000 steps) for x up to 2."
+    ),
+    measure=over_seeds(measure),
+    decide=decide,
+    seeds=(0, 1, 2),
+    cost="a minute",
+)

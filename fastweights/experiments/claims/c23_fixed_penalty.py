@@ -1,0 +1,40 @@
+"""C23: a penalty that does not adapt, which the authors predicted and did not run."""
+
+from __future__ import annotations
+
+from ...layers import MixerChoice
+from ..claim import Claim, Measurement, Verdict, decided
+from ..trained import VLA_SETTINGS, accuracy, recall_experiment
+
+
+def decide(found: Measurement) -> Verdict:
+    full, fixed = (found.mean(accuracy(name, 16)) for name in ("vla", "A fixed"))
+    return decided(full >= 0.95 and fixed <= 0.2, f"vla {full:.3f}, with A fixed {fixed:.3f}")
+
+
+CLAIM = Claim(
+    name="C23",
+    paper="vla",
+    source="table 4",
+    says="With A fixed at 10 I the recall of VLA collapses.",
+    printed="about .091 (predicted, not run)",
+    setting="As C22 with 16 pairs and 1000 steps; vla with adaptive=False, which is the delta rule with gain 1.",
+    expected="does not hold",
+    forecast="near VLA",
+    rule="holds if it has at most 0.2 while vla has 0.95 or more.",
+    measure=recall_experiment(
+        "C23",
+        {
+            "": {
+                **VLA_SETTINGS,
+                "pairs": (16,),
+                "steps": 1000,
+                "mixers": ("vla", MixerChoice("vla", {"adaptive": False}, "A fixed")),
+            }
+        },
+    ),
+    decide=decide,
+    seeds=(42, 123, 999),
+    device="cuda",
+    cost="a minute of one GPU",
+)

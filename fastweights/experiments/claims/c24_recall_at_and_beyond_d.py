@@ -1,0 +1,31 @@
+"""C24: recall of as many pairs as a head has channels, and of more."""
+
+from __future__ import annotations
+
+from ..claim import Claim, Measurement, Verdict, decided
+from ..trained import VLA_SETTINGS, accuracy, recall_experiment
+
+
+def decide(found: Measurement) -> Verdict:
+    at, beyond = (found.mean(accuracy("vla", pairs)) for pairs in (32, 48))
+    return decided(abs(at - 0.62) <= 0.15 and beyond < 0.1, f"{at:.3f} at 32 pairs, {beyond:.3f} at 48")
+
+
+CLAIM = Claim(
+    name="C24",
+    paper="vla",
+    source="tables 10 and 11",
+    says="At 32 pairs VLA recalls part of them, at 48 none.",
+    printed=".623 at 32 (others .056), .044 at 48",
+    setting="As C22 with 32 and 48 pairs and 1000 steps.",
+    expected="not resolved",
+    forecast="none: 1000 steps may stop before or after the model finds out how to recall",
+    rule="holds if vla has 0.62 within 0.15 at 32 pairs and less than 0.1 at 48.",
+    measure=recall_experiment(
+        "C24", {"": {**VLA_SETTINGS, "pairs": (32, 48), "steps": 1000, "mixers": ("vla", "vla-softmax")}}
+    ),
+    decide=decide,
+    seeds=(42, 123, 999),
+    device="cuda",
+    cost="2 minutes of one GPU",
+)

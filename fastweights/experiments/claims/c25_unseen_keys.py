@@ -1,0 +1,47 @@
+"""C25: keys that training never had as keys."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ..claim import Claim, Measurement, Verdict, decided
+from ..trained import VLA_SETTINGS, accuracy, recall_experiment
+
+PRINTED = {8: 5.5, 16: 21.8, 24: 31.2}
+
+
+def decide(found: Measurement) -> Verdict:
+    drops = {
+        pairs: 100 * (found.mean(accuracy("vla", pairs, "seen")) - found.mean(accuracy("vla", pairs, "unseen")))
+        for pairs in PRINTED
+    }
+    near = all(abs(drops[pairs] - printed) <= 8 for pairs, printed in PRINTED.items())
+    rising = all(left < right for left, right in pairwise(drops.values()))
+    return decided(near and rising, "drops in points: " + ", ".join(f"{x:.1f} at {n} pairs" for n, x in drops.items()))
+
+
+CLAIM = Claim(
+    name="C25",
+    paper="vla",
+    source="table 13",
+    says="On keys outside the training keys VLA loses points, more with more pairs.",
+    printed="5.5, 21.8 and 31.2 points at 8, 16 and 24 pairs",
+    setting=(
+        "As C22, 1000 steps; test keys are never keys in training (they are values there), where the paper tests "
+        "keys 64 to 126."
+    ),
+    expected="not resolved",
+    forecast="none",
+    rule="holds if each drop is within 8 points of the paper's and they rise.",
+    measure=recall_experiment(
+        "C25",
+        {
+            part: {**VLA_SETTINGS, "task": task, "pairs": tuple(PRINTED), "steps": 1000, "mixers": ("vla",)}
+            for part, task in {"seen": "mqar-shuffled", "unseen": "mqar-shuffled-ood"}.items()
+        },
+    ),
+    decide=decide,
+    seeds=(42, 123, 999),
+    device="cuda",
+    cost="3 minutes of one GPU",
+)

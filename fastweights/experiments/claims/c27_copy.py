@@ -1,0 +1,31 @@
+"""C27: all four memories of the paper learn to copy."""
+
+from __future__ import annotations
+
+from ..claim import Claim, Measurement, Verdict, decided
+from ..trained import VLA_SETTINGS, accuracy, recall_experiment
+
+
+def decide(found: Measurement) -> Verdict:
+    rows = {name: found.mean(accuracy(name, 32)) for name in VLA_SETTINGS["mixers"]}
+    return decided(min(rows.values()) >= 0.99, ", ".join(f"{name} {x:.3f}" for name, x in rows.items()))
+
+
+CLAIM = Claim(
+    name="C27",
+    paper="vla",
+    source="table 7",
+    says="All four memories copy 64 tokens without an error by step 150.",
+    printed="100% by step 150",
+    setting="As C22, task copy with 32 tokens (T = 64), batches of 32, 150 steps of a cosine over 150.",
+    expected="not resolved",
+    forecast="none: a cosine over 1500 steps would be at its peak where ours ends",
+    rule="holds if all four have 0.99 or more after 150 steps.",
+    measure=recall_experiment(
+        "C27", {"": {**VLA_SETTINGS, "task": "copy", "pairs": (32,), "batch_size": 32, "steps": 150}}
+    ),
+    decide=decide,
+    seeds=(42, 123, 999),
+    device="cpu",
+    cost="2 minutes",
+)

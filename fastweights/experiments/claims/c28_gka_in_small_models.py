@@ -1,0 +1,64 @@
+"""C28: Gated KalmaNet without gates recalls more than gated and delta rules."""
+
+from __future__ import annotations
+
+import math
+
+from ...layers import MixerChoice
+from ..claim import Claim, Measurement, Verdict, decided
+from ..trained import ZOOLOGY_SETTINGS, accuracy, recall_experiment
+
+BARE = {"decay": "none", "gain": "none", "alpha_connection": False, "output_gate": "none"}
+OTHERS = ("gdn", "deltanet", "mamba2", "gla")
+CELLS = [(width, length, pairs) for width in (64, 128) for length, pairs in ((128, 32), (256, 64))]
+
+
+def part(width: int, length: int) -> str:
+    return f"width {width}, length {length}"
+
+
+def decide(found: Measurement) -> Verdict:
+    lost, rows = [], []
+    for width, length, pairs in CELLS:
+        means = {name: found.mean(accuracy(name, pairs, part(width, length))) for name in ("gka", *OTHERS)}
+        errors = [found.error(accuracy(name, pairs, part(width, length))) for name in ("gka", *OTHERS)]
+        best = max(OTHERS, key=lambda name: means[name])
+        rows.append(f"({width}, {length}) gka {means['gka']:.3f}, {best} {means[best]:.3f}")
+        if means["gka"] + max(e for e in errors if not math.isnan(e)) < means[best]:
+            lost.append(rows[-1])
+    return decided(not lost, "; ".join(lost or rows))
+
+
+CLAIM = Claim(
+    name="C28",
+    paper="gka",
+    source="figure 3a",
+    says="Gated KalmaNet recalls more than GDN, DeltaNet, Mamba-2 and GLA at every width and length.",
+    printed="best in every cell, widths 64 to 256, (T, n) = (256, 64) and (512, 128)",
+    setting=(
+        "Zoology's MQAR, 2 layers without MLP, one head, no gates and no alpha connection in gka; widths 64 and "
+        "128, (T, n) = (128, 32) and (256, 64), 8192 tokens, 4000 steps of 128, rates 3e-4 to 1e-2."
+    ),
+    expected="holds",
+    forecast="best where keys overlap: as many pairs as channels, or more",
+    rule="holds if no other mixer is better by more than one standard error in any cell.",
+    measure=recall_experiment(
+        "C28",
+        {
+            part(width, length): {
+                **ZOOLOGY_SETTINGS,
+                "heads": 1,
+                "intermediate_size": 0,
+                "width": width,
+                "length": length,
+                "pairs": (pairs,),
+                "mixers": (MixerChoice("gka", BARE, "gka"), *OTHERS),
+            }
+            for width, length, pairs in CELLS
+        },
+    ),
+    decide=decide,
+    seeds=(1, 2, 3),
+    device="cuda",
+    cost="20 minutes of eight GPUs",
+)

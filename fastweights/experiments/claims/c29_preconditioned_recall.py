@@ -1,0 +1,60 @@
+"""C29: preconditioned write keys recall as much as plain ones, or more."""
+
+from __future__ import annotations
+
+import math
+
+from ..claim import Claim, Measurement, Verdict
+from ..trained import ZOOLOGY_SETTINGS, accuracy, recall_experiment
+
+PAIRS = (32, 64, 128)
+
+
+def decide(found: Measurement) -> Verdict:
+    rows, better, worse = [], 0, 0
+    for ours, base in (("pdn", "deltanet"), ("pgdn", "gdn")):
+        for pairs in PAIRS:
+            names = [accuracy(name, pairs) for name in (ours, base)]
+            gain = found.mean(names[0]) - found.mean(names[1])
+            error = math.hypot(*(found.error(name) for name in names))
+            better, worse = better + (gain > 2 * error), worse + (gain < -2 * error)
+            rows.append(f"{ours} {gain:+.3f} +- {error:.3f} at {pairs} pairs")
+    if worse:
+        return Verdict("does not hold", "; ".join(rows))
+    return Verdict("holds" if better else "not resolved", "; ".join(rows))
+
+
+CLAIM = Claim(
+    name="C29",
+    paper="pdn",
+    source="figures 5 and 10",
+    says="PDN recalls at least as much as DeltaNet, PGDN as GDN.",
+    printed="never worse, better with many pairs",
+    setting=(
+        "Zoology's MQAR, 512 tokens (1024 in the paper), 32, 64 and 128 pairs, 2 layers of width 128 with 2 heads "
+        "and an MLP of 512, 8192 tokens, 4000 steps of 64, rates 3e-4 to 1e-2."
+    ),
+    expected="not resolved",
+    forecast="small differences, most of them within two standard errors of three seeds",
+    rule=(
+        "holds if no cell is worse by more than two standard errors and one is better by more; not resolved if "
+        "all are ties."
+    ),
+    measure=recall_experiment(
+        "C29",
+        {
+            "": {
+                **ZOOLOGY_SETTINGS,
+                "intermediate_size": 512,
+                "length": 512,
+                "pairs": PAIRS,
+                "batch_size": 64,
+                "mixers": ("deltanet", "pdn", "gdn", "pgdn"),
+            }
+        },
+    ),
+    decide=decide,
+    seeds=(1, 2, 3),
+    device="cuda",
+    cost="20 minutes of eight GPUs",
+)

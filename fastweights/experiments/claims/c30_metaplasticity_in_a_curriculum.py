@@ -1,0 +1,88 @@
+"""C30: metaplasticity helps recall, more at later stages of a curriculum."""
+
+from __future__ import annotations
+
+import math
+
+from ...layers import MixerChoice
+from ...training import Stage
+from ..claim import Claim, Measurement, Verdict
+from ..trained import ZOOLOGY_SETTINGS, accuracy, recall_experiment
+
+STAGES = ((128, 32), (256, 64), (512, 128))
+LAST = STAGES[-1][1]
+PAIRS = {"D": "D without", "M": "mamba2"}
+
+
+def mixers(ramp: str) -> tuple[MixerChoice, ...]:
+    options = {"expand_v": 2, "long_memory": ramp, "conv_init": "normal"}
+    return (
+        MixerChoice("palimpsa-d", options, "D"),
+        MixerChoice("palimpsa-d", {**options, "metaplasticity": False}, "D without"),
+        MixerChoice("palimpsa-m", options, "M"),
+        MixerChoice("mamba2", options, "mamba2"),
+        MixerChoice("gdn", {**options, "output_gate": "silu"}, "gdn"),
+    )
+
+
+def decide(found: Measurement) -> Verdict:
+    rows, holds = [], []
+    for ramp in ("paper", "release"):
+        for ours, base in {**PAIRS, "D ": "gdn"}.items():
+            names = [accuracy(name.strip(), LAST, ramp) for name in (ours, base)]
+            gains = [
+                found.mean(f"{names[0]}, stage {s}") - found.mean(f"{names[1]}, stage {s}") for s in (1, len(STAGES))
+            ]
+            error = math.hypot(*(found.error(name) for name in names))
+            holds.append(gains[1] > 2 * error and (base == "gdn" or gains[1] > gains[0]))
+            rows.append(f"{ours.strip()} over {base} ({ramp}) {gains[0]:+.3f} to {gains[1]:+.3f} +- {error:.3f}")
+    half = len(holds) // 2
+    if all(holds[:half]) or all(holds[half:]):
+        return Verdict("holds", "; ".join(rows))
+    return Verdict("holds weakly" if any(holds) else "does not hold", "; ".join(rows))
+
+
+CLAIM = Claim(
+    name="C30",
+    paper="palimpsa",
+    source="figure 2",
+    says=(
+        "Palimpsa-D is better than itself without metaplasticity and than GDN, Palimpsa-M than Mamba-2, more with "
+        "longer sequences."
+    ),
+    printed="the curves of figure 2, (128, 32) to (1024, 256)",
+    setting=(
+        "MQAR with constant filler, 2 layers of width 128, 8 heads, E_v = 2, no MLP, first weights of 128^-1/2, "
+        "8192 tokens; (T, n) = (128, 32), (256, 64), (512, 128), 1500 steps of 128 each; first decays of the "
+        "paper and of the released code; rates 3e-4 to 1e-2."
+    ),
+    expected="not resolved",
+    forecast="none",
+    rule=(
+        "holds for one of the ramps if each gain at the last stage is above two standard errors and, beside its "
+        "own plain form, above that of the first stage; weakly if some do."
+    ),
+    measure=recall_experiment(
+        "C30",
+        {
+            ramp: {
+                **ZOOLOGY_SETTINGS,
+                "heads": 8,
+                "intermediate_size": 0,
+                "scale_residuals": False,
+                "initializer_range": 128**-0.5,
+                "schedule": "constant",
+                "warmup_fraction": 0.0,
+                "steps": 1500 * len(STAGES),
+                "pairs": (LAST,),
+                "curriculum": tuple(Stage(pairs=pairs, steps=1500, length=length) for length, pairs in STAGES),
+                "mixers": mixers(ramp),
+            }
+            for ramp in ("paper", "release")
+        },
+    ),
+    decide=decide,
+    seeds=(1, 2, 3),
+    device="cuda",
+    cost="20 minutes of eight GPUs",
+)

@@ -1,0 +1,58 @@
+"""C32: the order of preconditioners in a language model."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from ..claim import Claim, Measurement, Verdict
+from ..small_language import small
+from ..trained import language_models
+
+MIXERS = {
+    "PGDN": "pgdn",
+    "tied": {"name": "pgdn", "tie_preconditioner": True},
+    "GDN": "gdn",
+    "unstable": {"name": "pgdn", "squash": "none"},
+    "P-Mamba-2": "pmamba2",
+    "GDN[-1,1]": {"name": "gdn", "negative_eigenvalues": True},
+}
+ORDER = ("PGDN", "tied", "GDN", "unstable", "P-Mamba-2")
+
+
+def decide(found: Measurement) -> Verdict:
+    rows, signs = [], []
+    for better, worse in zip(ORDER, ORDER[1:]):
+        paired = [y - x for x, y in zip(found.values[better], found.values[worse])]
+        mean, error = (
+            statistics.fmean(paired),
+            statistics.stdev(paired) / math.sqrt(len(paired)) if len(paired) > 1 else math.inf,
+        )
+        signs.append(0 if abs(mean) <= 2 * error else math.copysign(1, mean))
+        rows.append(f"{worse} - {better} {mean:+.4f} +- {error:.4f}")
+    negative = found.mean("GDN[-1,1]") - found.mean("GDN")
+    reason = "; ".join([*rows, f"GDN[-1,1] - GDN {negative:+.4f}"])
+    if any(sign < 0 for sign in signs):
+        return Verdict("does not hold", reason)
+    return Verdict("holds" if all(signs) else "holds weakly" if any(signs) else "not resolved", reason)
+
+
+CLAIM = Claim(
+    name="C32",
+    paper="pdn",
+    source="tables 6 and 7",
+    says="PGDN has a lower loss than with a tied preconditioner, than GDN, than the unstable form, than P-Mamba-2.",
+    printed="2.511, 2.518, 2.528, 2.536, 2.543 (GDN[-1,1] 5.520), 340M, 15B tokens",
+    setting="6 layers of width 512, 4 heads of 128, 33M tokens of the default corpus, paired by seed.",
+    expected="not resolved",
+    forecast="differences of .005 to .03 nats; GDN[-1,1] within .03 of GDN, so that 5.520 is a misprint",
+    rule=(
+        "holds if all four paired differences have the paper's sign beyond two standard errors; weakly if some do "
+        "and none the other sign."
+    ),
+    measure=language_models("C32", MIXERS, **small()),
+    decide=decide,
+    seeds=(1, 2, 3),
+    device="cuda",
+    cost="20 minutes of two GPUs",
+)

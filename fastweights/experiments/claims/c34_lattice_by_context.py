@@ -1,0 +1,49 @@
+"""C34: Lattice's objectives beside each other, and their gain over GDN by context."""
+
+from __future__ import annotations
+
+import math
+
+from ..claim import Claim, Measurement, Verdict, decided
+from ..small_language import small
+from ..trained import language_models
+
+CONTEXTS = (256, 1024, 4096)
+MIXERS = {
+    "gdn": {"name": "gdn", "output_gate": "gelu"},
+    **{objective: {"name": "lattice", "objective": objective} for objective in ("decode", "encode", "similarity")},
+}
+
+
+def decide(found: Measurement) -> Verdict:
+    objectives = [found.mean(name) for name in ("decode", "encode", "similarity")]
+    spread = math.expm1(max(objectives) - min(objectives))
+    gains = [found.mean(f"gdn, context {n}") - found.mean(f"decode, context {n}") for n in CONTEXTS]
+    errors = [math.hypot(*(found.error(f"{name}, context {n}") for name in ("gdn", "decode"))) for n in CONTEXTS]
+    rising = all(gains[i + 1] - gains[i] > errors[i] for i in range(len(gains) - 1))
+    shown = ", ".join(f"{math.expm1(gain):.1%} at {n}" for gain, n in zip(gains, CONTEXTS))
+    return decided(spread <= 0.005 and rising, f"objectives within {spread:.2%} in perplexity; gain over GDN {shown}")
+
+
+CLAIM = Claim(
+    name="C34",
+    paper="lattice",
+    source="table 2",
+    says="The three objectives are equally good, and the gain over GDN grows with the context.",
+    printed="within .5% perplexity; gain on Books 3.5% at 512, 4.5% at 8k",
+    setting=(
+        "4 layers of width 256, 4 heads of 64, rows of 4096 tokens, 33M tokens; perplexity at contexts of 256, "
+        "1024 and 4096."
+    ),
+    expected="not resolved",
+    forecast="none",
+    rule=(
+        "holds if the objectives are within .5% and the gain over GDN rises from context to context by more than "
+        "a standard error."
+    ),
+    measure=language_models("C34", MIXERS, **small(layers=4, width=256, length=4096, context_lengths=CONTEXTS)),
+    decide=decide,
+    seeds=(1, 2, 3),
+    device="cuda",
+    cost="20 minutes of two GPUs",
+)

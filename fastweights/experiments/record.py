@@ -1,0 +1,81 @@
+"""The result of a claim, and its JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from ..files import write_json
+from ..results.recall import ResultsError, read_object
+from .claim import STATUSES, Measurement, Status
+from .ledger import claim_names
+
+__all__ = ["ClaimRecord", "load_record", "load_records", "record_path", "save_record"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClaimRecord:
+    """What was measured for a claim, when, where and by which command.
+
+    Attributes:
+        claim: its name. declaration: what was written before the run (`Claim.declaration`).
+        status, reason: the verdict.
+        numbers: by name, one value per seed; None where a number was not finite.
+        seeds, command: to run it again.
+        origin, undertrained: of `Measurement`.
+        seconds: time that the measurement took. time: when it ended, UTC.
+        versions, machine: the libraries and the hardware.
+    """
+
+    claim: str
+    declaration: dict[str, Any]
+    status: Status
+    reason: str
+    numbers: dict[str, list[float | None]]
+    seeds: list[int]
+    command: str
+    origin: str
+    undertrained: list[str]
+    seconds: float
+    time: str
+    versions: dict[str, str]
+    machine: dict[str, Any]
+
+    @property
+    def measurement(self) -> Measurement:
+        values = {name: [math.nan if x is None else x for x in row] for name, row in self.numbers.items()}
+        return Measurement(values, self.origin, tuple(self.undertrained))
+
+
+def record_path(folder: Path, claim: str) -> Path:
+    return folder / f"{claim}.json"
+
+
+def save_record(folder: Path, record: ClaimRecord) -> Path:
+    """Write the record to its file in `folder`, which is made if it does not exist, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = record_path(folder, record.claim)
+    write_json(path, dataclasses.asdict(record))
+    return path
+
+
+def load_record(path: Path) -> ClaimRecord:
+    """Raises:
+    ResultsError: the file is damaged or holds something else.
+    """
+    content = read_object(path)
+    try:
+        record = ClaimRecord(**content)
+    except TypeError as error:
+        raise ResultsError(f"result {path} has other fields ({error}); run the claim again") from None
+    if record.status not in STATUSES:
+        raise ResultsError(f"result {path} has the unknown status {record.status!r}; run the claim again")
+    return record
+
+
+def load_records(folder: Path) -> dict[str, ClaimRecord]:
+    """The records in a folder, by claim; none where there is no folder."""
+    paths = {name: record_path(folder, name) for name in claim_names()}
+    return {name: load_record(path) for name, path in paths.items() if path.exists()}

@@ -1,0 +1,48 @@
+"""Runs a claim: measure, decide, record."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import datetime, timezone
+
+from ..environment import machine, versions
+from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
+from .record import ClaimRecord
+
+__all__ = ["run_claim"]
+
+
+def run_claim(claim: Claim, conditions: Conditions) -> ClaimRecord:
+    """Measure and decide. What cannot be measured on this machine is recorded with the reason."""
+    start = time.perf_counter()
+    found, verdict = _measured(claim, conditions)
+    seeds = list(conditions.seeds)
+    options = "" if conditions.device == "cpu" else f" --device {conditions.device}"
+    if tuple(seeds) != claim.seeds:
+        options += f" --seeds {','.join(map(str, seeds))}"
+    return ClaimRecord(
+        claim=claim.name,
+        declaration=claim.declaration(),
+        status=verdict.status,
+        reason=verdict.reason,
+        numbers={name: [x if math.isfinite(x) else None for x in row] for name, row in found.values.items()},
+        seeds=seeds,
+        command=f"fastweights reproduce {claim.name}{options}",
+        origin=found.origin,
+        undertrained=list(found.undertrained),
+        seconds=round(time.perf_counter() - start, 3),
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        versions=versions(),
+        machine=machine(conditions.device),
+    )
+
+
+def _measured(claim: Claim, conditions: Conditions) -> tuple[Measurement, Verdict]:
+    if claim.measure is None or claim.decide is None:
+        return Measurement({}), Verdict("not resolved", f"needs {claim.needs}")
+    try:
+        found = claim.measure(conditions)
+    except Unmeasured as missing:
+        return Measurement({}), Verdict("not testable here", str(missing))
+    return found, claim.decide(found)

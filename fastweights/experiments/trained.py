@@ -1,0 +1,108 @@
+"""Claims about trained models: recall experiments and small language models whose results become numbers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..results.experiment import best_results
+from ..training import RecallExperiment, run_recall_parts
+from .claim import Conditions, Measurement, Unmeasured
+
+__all__ = ["RATES", "VLA_SETTINGS", "ZOOLOGY_SETTINGS", "accuracy", "language_models", "recall_experiment"]
+
+GPU_WORKERS = 8  # trainings that share one GPU: one alone leaves most of it idle
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # the grid of learning rates for every mixer
+
+# Zoology's multi-query associative recall, smaller than the papers' runs of it.
+ZOOLOGY_SETTINGS: dict[str, Any] = {
+    "task": "mqar", "task_options": {"random_non_queries": False}, "vocab_size": 8192, "layers": 2, "width": 128,
+    "tie_word_embeddings": True, "initializer_range": 0.02, "steps": 4000, "batch_size": 128, "learning_rates": RATES,
+}  # fmt: skip
+
+# Variational Linear Attention, tables 3 and 6. The cosine's end, first values and the form of the MLP are printed nowhere.
+VLA_SETTINGS: dict[str, Any] = {
+    "task": "mqar-shuffled", "vocab_size": 128, "width": 128, "heads": 4, "layers": 2, "initializer_range": 0.02,
+    "intermediate_size": 256, "tie_word_embeddings": True, "steps": 2000, "batch_size": 64, "learning_rates": (3e-4,),
+    "final_fraction": 0.0, "weight_decay": 0.01, "test_examples": 960,
+    "mixers": ("vla", "vla-softmax", "vla-linear", "vla-deltanet"),
+}  # fmt: skip
+
+
+def accuracy(mixer: str, pairs: int, part: str = "") -> str:
+    """The name of a number of `recall_experiment`."""
+    return f"{mixer}, {pairs} pairs" + (f", {part}" if part else "")
+
+
+def recall_experiment(claim: str, parts: Mapping[str, Mapping[str, Any]]) -> Callable[[Conditions], Measurement]:
+    """Trains experiments by name ("" where there is one), each with fields of `RecallExperiment`: the accuracy at the best
+    learning rate of each mixer and number of pairs, one value per seed, and after each stage of a curriculum."""
+
+    def measure(conditions: Conditions) -> Measurement:
+        folder = conditions.folder / claim
+        experiments = {
+            part: RecallExperiment(**settings, seeds=conditions.seeds, device=conditions.device)
+            for part, settings in parts.items()
+        }
+        workers = conditions.workers or (GPU_WORKERS if torch.device(conditions.device).type == "cuda" else None)
+        outputs = {part: folder / (part.replace(" ", "-") or "all") for part in parts}
+        done = run_recall_parts(experiments, outputs, workers=workers)
+        values: dict[str, list[float]] = {}
+        undertrained = []
+        for part, results in done.items():
+            groups: dict[tuple[str, int], list[Any]] = {}
+            for result in results:
+                groups.setdefault((result.mixer, result.run["pairs"]), []).append(result)
+            for (mixer, pairs), runs in groups.items():
+                best, name = best_results(runs), accuracy(mixer, pairs, part)
+                values[name] = [run.counted_value for run in best]
+                values[f"learning rate of {name}"] = [best[0].run["learning_rate"]]
+                for stage, _ in enumerate(best[0].run.get("curriculum", ())):
+                    values[f"{name}, stage {stage + 1}"] = [run.stage_values[stage] for run in best]
+                if any(run.undertrained for run in best):
+                    undertrained.append(name)
+        return Measurement(values, undertrained=tuple(undertrained))
+
+    return measure
+
+
+def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> Callable[[Conditions], Measurement]:
+    """Trains one language model per mixer (an entry of a configuration, by its label) and seed on the default corpus: the
+    held-out loss in nats per token by label, at the end and by context length. The seed sets first weights and the order of
+    the data."""
+
+    def measure(conditions: Conditions) -> Measurement:
+        try:
+            from ..training.language import LanguageRun, train_language
+        except ImportError as error:
+            raise Unmeasured(f"needs {error.name}; pip install 'fastweights[train]'") from None
+        cuda = torch.device(conditions.device).type == "cuda"
+        if cuda != torch.cuda.is_available():
+            raise Unmeasured(
+                "language models train on the GPU where there is one; pass --device cuda there, and cpu elsewhere"
+            )
+        values: dict[str, list[float]] = {}
+        for label, mixer in mixers.items():
+            for seed in conditions.seeds:
+                folder = conditions.folder / claim / f"{label.replace(' ', '-')}-seed{seed}"
+                model = {**settings.get("model", {}), "mixer": mixer}
+                run = LanguageRun(
+                    **{
+                        **settings,
+                        "model": model,
+                        "output": str(folder),
+                        "seed": seed,
+                        "precision": "bf16" if cuda else "no",
+                    }
+                )
+                results = train_language(run)
+                assert results is not None  # of one process, to its end
+                (result,) = results
+                values.setdefault(label, []).append(result.held_out_loss)
+                for row in result.perplexities:
+                    values.setdefault(f"{label}, context {row['length']}", []).append(row["loss"])
+        return Measurement(values)
+
+    return measure
