@@ -50,6 +50,9 @@ COMPARISONS = (
     Comparison("24 layers of palimpsa-d", "24 layers of gdn", 8),
     Comparison("24 layers of gdn, compiled", "24 layers of gdn", 8),
     Comparison("24 layers of gdn, compiled by blocks", "24 layers of gdn", 8),
+    Comparison("pgdn-340m", "gdn-340m", 16),
+    Comparison("pkda-340m", "kda-340m", 16),
+    Comparison("gka-1b with sketch 32", "gka-1b", 4),
     Comparison("gka-440m", "gdn-440m-gka", 8),
     Comparison("gka-440m with 20 iterations", "gdn-440m-gka", 8),
     Comparison("gka-hybrid-2.8b", "gka-hybrid-2.8b with gdn", 2),
@@ -65,22 +68,24 @@ def compiled(name: str) -> bool | str:
 
 
 def configuration(name: str) -> FastWeightsConfig:
-    """Of a preset, of `LAYERS` and a mixer, or of a preset whose layers of Gated KalmaNet have another number of iterations or
-    are gated delta rules."""
+    """Of a preset, of `LAYERS` and a mixer, or of a preset whose layers of Gated KalmaNet have another number of iterations, a
+    sketch, or are gated delta rules."""
     name = name.split(", ")[0]
     if name.startswith(LAYERS):
         return FastWeightsConfig(mixer=name.removeprefix(LAYERS))
     known, _, change = name.partition(" with ")
     if not change:
         return preset(known)
-    iterations = change.removesuffix(" iterations")
+    options = (
+        {"sketch": change[7:]} if change.startswith("sketch ") else {"iterations": change.removesuffix(" iterations")}
+    )
 
-    def changed(mixer: str, options: dict[str, Any]) -> dict[str, Any]:
+    def changed(mixer: str, before: dict[str, Any]) -> dict[str, Any]:
         if mixer != "gka":
-            return {"name": mixer, **options}
+            return {"name": mixer, **before}
         if change == "gdn":
-            return {"name": "gdn", "output_gate": "silu", "conv_init": options["conv_init"]}
-        return {"name": mixer, **options, "iterations": int(iterations)}
+            return {"name": "gdn", "output_gate": "silu", "conv_init": before["conv_init"]}
+        return {"name": mixer, **before, **{name: int(value) for name, value in options.items()}}
 
     return preset(known, mixer=[changed(*layer) for layer in preset(known).mixers()])
 

@@ -35,7 +35,7 @@ def test_make_targets_exist() -> None:
 
 
 def test_options_exist() -> None:
-    text = "".join(map(help_of, ("recall", "train", "evaluate", "generate", "convert")))
+    text = "".join(map(help_of, ("recall", "train", "evaluate", "generate", "convert", "reproduce")))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXTS)) - {"--help", "--nproc-per-node"}
     assert {"--list", "--mixers", "--to", "--lm-eval"} <= named
     assert named <= set(re.findall(r"--[a-z][a-z-]+", text))

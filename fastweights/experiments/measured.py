@@ -22,7 +22,7 @@ def read_results(folder: Path, name: str, command: str) -> dict[str, Any]:
 
 def origin(name: str, content: dict[str, Any], measured: dict[str, Any] | None = None) -> str:
     """The file, the machine, the date and the commit of a part that may be from an earlier run than the rest."""
-    when = measured or content
+    when = {**content, **(measured or {})}
     return (
         f"{name}: {content['device']}, torch {when['torch']}, {when['time'][:10]}, commit {when['commit'][:7]}"
         + " with uncommitted changes" * ("uncommitted" in when["commit"])

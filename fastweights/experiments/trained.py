@@ -7,11 +7,20 @@ from typing import Any
 
 import torch
 
+from ..data.text import TextTokenizer
 from ..results.experiment import best_results
 from ..training import RecallExperiment, run_recall_parts
 from .claim import Conditions, Measurement, Unmeasured
 
-__all__ = ["RATES", "VLA_SETTINGS", "ZOOLOGY_SETTINGS", "accuracy", "language_models", "recall_experiment"]
+__all__ = [
+    "RATES",
+    "VLA_SETTINGS",
+    "ZOOLOGY_SETTINGS",
+    "accuracy",
+    "language_models",
+    "recall_experiment",
+    "small_model",
+]
 
 GPU_WORKERS = 8  # trainings that share one GPU: one alone leaves most of it idle
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # the grid of learning rates for every mixer
@@ -106,3 +115,20 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
         return Measurement(values)
 
     return measure
+
+
+def small_model(layers: int = 6, width: int = 512, heads: int = 4, length: int = 1024, **more: Any) -> dict[str, Any]:
+    """Fields of `LanguageRun`: 32 rows of 1024 tokens per step."""
+    return {
+        "model": {
+            "hidden_size": width, "num_hidden_layers": layers, "num_heads": heads, "tie_word_embeddings": True,
+            **more.pop("model", {}),
+        },
+        "tokenizer": TextTokenizer(vocab_size=8192),
+        "length": length,
+        "batch_size": 32 * 1024 // length,
+        "max_steps": 1000,
+        "learning_rate": 2e-3,
+        "context_lengths": (),
+        **more,
+    }  # fmt: skip

@@ -41,11 +41,11 @@ def test_the_launch_layer_is_small() -> None:
 
 
 def test_few_files_hold_a_crumb() -> None:
-    """Files under 40 lines, besides those that name a package."""
+    """Files under 40 lines, besides those that name a package and the claims, which have a file each."""
     small = [
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        if path.name != "__init__.py" and len(path.read_text().splitlines()) < 40
+        if path.name != "__init__.py" and path.parent.name != "claims" and len(path.read_text().splitlines()) < 40
     ]
     assert len(small) <= 25, small
 

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ..claim import Claim, Measurement, Verdict, decided, over_seeds
-from ..draws import Draws
-from ..penalty import SCALES, penalized_keys, step_norms
+from ..draws import SCALES, Draws, penalized_keys, step_norms
 
 LENGTH = 1000
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 
 from ..claim import Claim, Measurement, Verdict, decided, over_seeds
-from ..draws import Draws
-from ..penalty import SCALES, penalized_keys, step_norms
+from ..draws import SCALES, Draws, penalized_keys, step_norms
 
 PRINTED = {32: 5.36, 64: 13.50, 96: 20.48, 128: 26.47}
 TOKENS = 25

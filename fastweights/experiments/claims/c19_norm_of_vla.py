@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ...ops import delta_rule, linear_attention, variational_linear_attention
 from ..claim import Claim, Measurement, Verdict, over_seeds
-from ..draws import Draws, penalty_stream
-from ..penalty import RIDGE, SCALES
+from ..draws import RIDGE, SCALES, Draws, penalty_stream
 
 CHANNELS, LENGTH, EVERY, HEADS = 32, 1000, 50, 8
 

@@ -6,8 +6,7 @@ import torch
 
 from ...ops import variational_linear_attention
 from ..claim import Claim, Measurement, Verdict, decided, over_seeds
-from ..draws import Draws, penalty_stream
-from ..penalty import RIDGE, SCALES
+from ..draws import RIDGE, SCALES, Draws, penalty_stream
 
 CHANNELS, LENGTH, HEADS = 32, 1000, 8
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ...ops import delta_rule, gated_kalmanet, linear_attention, variational_linear_attention
 from ..claim import Claim, Measurement, Verdict, decided, over_seeds
-from ..draws import Draws
-from ..penalty import RIDGE
+from ..draws import RIDGE, Draws
 
 CHANNELS, CANDIDATES, TRIALS = 32, 64, 200
 PAIRS = (24, 32, 48)

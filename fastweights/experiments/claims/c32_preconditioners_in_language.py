@@ -6,8 +6,7 @@ import math
 import statistics
 
 from ..claim import Claim, Measurement, Verdict
-from ..small_language import small
-from ..trained import language_models
+from ..trained import language_models, small_model
 
 MIXERS = {
     "PGDN": "pgdn",
@@ -50,7 +49,7 @@ CLAIM = Claim(
         "holds if all four paired differences have the paper's sign beyond two standard errors; weakly if some do "
         "and none the other sign."
     ),
-    measure=language_models("C32", MIXERS, **small()),
+    measure=language_models("C32", MIXERS, **small_model()),
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",

@@ -6,8 +6,7 @@ import math
 import statistics
 
 from ..claim import Claim, Measurement, Verdict
-from ..small_language import small
-from ..trained import language_models
+from ..trained import language_models, small_model
 
 MIXERS = {
     "DeltaNet": {"name": "deltanet", "shared_qk": True, "output_gate": "gelu"},
@@ -48,7 +47,7 @@ CLAIM = Claim(
         "holds if orthogonal and normalised gain more than two standard errors each and the gate changes less "
         "than 0.01."
     ),
-    measure=language_models("C33", MIXERS, **small(layers=4, width=256, length=512)),
+    measure=language_models("C33", MIXERS, **small_model(layers=4, width=256, length=512)),
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from ..claim import Claim, Measurement, Verdict, decided
-from ..small_language import small
-from ..trained import language_models
+from ..trained import language_models, small_model
 
 CONTEXTS = (256, 1024, 4096)
 MIXERS = {
@@ -41,7 +40,7 @@ CLAIM = Claim(
         "holds if the objectives are within .5% and the gain over GDN rises from context to context by more than "
         "a standard error."
     ),
-    measure=language_models("C34", MIXERS, **small(layers=4, width=256, length=4096, context_lengths=CONTEXTS)),
+    measure=language_models("C34", MIXERS, **small_model(layers=4, width=256, length=4096, context_lengths=CONTEXTS)),
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",

@@ -6,15 +6,18 @@ from ..claim import Claim, Conditions, Measurement, Unmeasured, Verdict, decided
 from ..measured import origin, read_results, steps
 
 FILE = "training-steps-nvidia-h200.json"
-COMMAND = "python benchmarks/training_steps.py gka-1b gka-1b:sketch=32"
+COMMAND = "python benchmarks/training_steps.py --only 'gka-1b with sketch 32'"
+SKETCHED = "gka-1b with sketch 32"
 
 
 def measure(conditions: Conditions) -> Measurement:
     content = read_results(conditions.measurements, FILE, COMMAND)
     models = {name: row for part in content["comparisons"].values() for name, row in part["models"].items()}
-    if not {"gka-1b", "gka-1b:sketch=32"} <= set(models):
-        raise Unmeasured(f"needs training steps of a 1B model with and without sketch=32 in {FILE}, on one GPU")
-    ratio = steps(models["gka-1b"]) / steps(models["gka-1b:sketch=32"])
+    if not {"gka-1b", SKETCHED} <= set(models):
+        raise Unmeasured(
+            f"needs training steps of a 1B model with and without sketch=32 in {FILE}: `{COMMAND}` on one GPU"
+        )
+    ratio = steps(models["gka-1b"]) / steps(models[SKETCHED])
     return Measurement({"throughput with a sketch of 32 over that without": [ratio]}, origin(FILE, content))
 
 

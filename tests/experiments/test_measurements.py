@@ -1,0 +1,65 @@
+"""The claims measured again: the verdicts are those of the committed results, and a wrong op changes them."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from fastweights.experiments import Conditions, find_claim, load_record, run_claim
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "claims"
+FAST = ("C1", "C2", "C3", "C6", "C7", "C9", "C10", "C12", "C13", "C14", "C18", "C20")
+SLOW = ("C4", "C5", "C8", "C11", "C15", "C16", "C17", "C19", "C21")
+
+
+def measured(name: str) -> str:
+    return run_claim(find_claim(name), Conditions(seeds=(0,))).status
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_claim_comes_out_as_committed(name):
+    assert measured(name) == load_record(RESULTS / f"{name}.json").status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_claim_comes_out_as_committed(name):
+    assert measured(name) == load_record(RESULTS / f"{name}.json").status
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "op"),
+    [
+        ("C1", "c01_exact_preconditioner", "recursive_least_squares"),
+        ("C2", "c02_two_channel_example", "precondition_queries"),
+        ("C2", "c02_two_channel_example", "precondition_keys"),
+        ("C6", "c06_implicit_gradient_of_chebyshev", "gated_kalmanet"),
+        ("C10", "c10_chebyshev_weights", "chebyshev_weights"),
+        ("C14", "c14_lattice_updates", "lattice"),
+    ],
+)
+def test_a_wrong_op_is_noticed(name, module, op, monkeypatch):
+    """The first result is off by a thousandth, or the state where only that is read."""
+    module = import_module(f"fastweights.experiments.claims.{module}")
+    right = getattr(module, op)
+
+    def wrong(*arguments, **options):
+        first, *others = right(*arguments, **options)
+        return (1.001 * first, *(x if x is None else 1.001 * x for x in others))
+
+    monkeypatch.setattr(module, op, wrong)
+    assert measured(name) == "does not hold"
+
+
+def test_another_rule_gives_another_verdict():
+    """Verdicts come from the numbers: the opposite numbers turn them round."""
+    for name, changes in {
+        "C7": {"random keys, ridge 0.02: condition number over its bound": [1.01]},
+        "C9": {"ridge 0.1": [1.0]},
+        "C13": {"relative error of the mean at cosine 0": [1e-3]},
+        "C20": {"after 1000 tokens, |u| = 1": [30.0]},
+    }.items():
+        record = load_record(RESULTS / f"{name}.json")
+        found = record.measurement
+        changed = type(found)({key: changes.get(key, row[:1]) for key, row in found.values.items()})
+        assert record.status == "holds" and find_claim(name).decide(changed).status == "does not hold", name

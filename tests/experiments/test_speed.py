@@ -1,0 +1,68 @@
+"""Claims about speed: read from the benchmarks' files, never made up where these are missing."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fastweights.experiments import Conditions, find_claim, load_record, run_claim
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+ORIGIN = {
+    "device": "NVIDIA Test",
+    "torch": "2.11",
+    "time": "2026-01-02T00:00:00",
+    "commit": "01234567 with uncommitted changes",
+}
+
+
+def record(name, folder):
+    return run_claim(find_claim(name), Conditions(seeds=(0,), measurements=folder))
+
+
+@pytest.mark.parametrize("name", ["S1", "S2", "S4", "S5", "S6"])
+def test_a_missing_file_is_said(name, tmp_path):
+    found = record(name, tmp_path)
+    assert found.status == "not testable here" and "needs" in found.reason and not found.numbers
+
+
+def test_kernels_need_a_gpu():
+    found = record("S3", RESULTS)
+    assert found.status == "not testable here" and "--device cuda" in found.reason
+
+
+@pytest.mark.parametrize("name", ["S1", "S2", "S5"])
+def test_the_verdict_is_that_of_the_files(name):
+    found, committed = record(name, RESULTS), load_record(RESULTS / "claims" / f"{name}.json")
+    assert (found.status, found.numbers, found.origin) == (committed.status, committed.numbers, committed.origin)
+    assert "H200" in found.origin
+
+
+def test_a_dear_write_key_is_noticed(tmp_path):
+    shutil.copy(RESULTS / "kernels-nvidia-h200.json", tmp_path)
+    path = tmp_path / "kernels-nvidia-h200.json"
+    content = json.loads(path.read_text())
+    content["rows"]["gdn-write 4,2048,8,128,128"]["forward"]["graph"]["ours"][0] *= 1.1
+    path.write_text(json.dumps(content))
+    assert record("S1", RESULTS).status == "holds" and record("S1", tmp_path).status == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("times", "loop", "status"),
+    [((2.0, 1.2, 0.9), 30.0, "holds"), ((2.0, 1.2, 0.9), 10.0, "does not hold"), ((0.9, 0.5, 0.2), 30.0, "does not hold"),
+     ((4.0, 3.0, 2.0), 30.0, "does not hold")],
+)  # fmt: skip
+def test_where_softmax_attention_is_overtaken(times, loop, status, tmp_path):
+    rows = {
+        str(length): {"flash": {"median": 1.5}, "cudnn": {"median": 1.0}, "vla refreshed": {"median": x}}
+        for length, x in zip((4096, 32768, 65536), times)
+    }
+    content = {**ORIGIN, "rows": rows, "loop": {"loop": {"median": loop}, "vla refreshed": {"median": 1.0}}}
+    (tmp_path / "vla-nvidia-h200.json").write_text(json.dumps(content))
+    found = record("S6", tmp_path)
+    assert found.status == status
+    assert (
+        found.origin
+        == "vla-nvidia-h200.json: NVIDIA Test, torch 2.11, 2026-01-02, commit 0123456 with uncommitted changes"
+    )

@@ -1,0 +1,49 @@
+"""docs/claims.md is what its generator makes of the results, and the results are of the claims as they are declared."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastweights.experiments import Conditions, claims_of, find_claim, load_records, run_claim, save_record
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import claims  # noqa: E402
+
+RECORDS = load_records(claims.RESULTS)
+
+
+def test_the_page_is_generated() -> None:
+    command = "python benchmarks/claims.py"
+    assert claims.PAGE.read_text() == claims.render(), f"run {command}"
+    assert command in claims.PAGE.read_text()
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_result_is_of_the_declared_claim(name: str) -> None:
+    """Expectation, setting and rule cannot change behind a result, and its verdict is that of the rule."""
+    claim, record = find_claim(name), RECORDS[name]
+    assert record.declaration == claim.declaration(), f"run fastweights reproduce {name} --output {claims.RESULTS.name}"
+    if record.numbers:
+        assert claim.decide is not None
+        verdict = claim.decide(record.measurement)
+        assert (verdict.status, verdict.reason) == (record.status, record.reason)
+
+
+def test_the_page_of_other_results(tmp_path: Path) -> None:
+    page = claims.render(tmp_path)
+    assert "0 of 41 claims have a measured status" in page and "fastweights reproduce C22 --device cuda" in page
+    save_record(tmp_path, run_claim(find_claim("C2"), Conditions(seeds=(0,))))
+    page = claims.render(tmp_path)
+    assert "1 of 41 claims have a measured status; 1 of these came out as expected" in page
+    assert "## Holds: 1\n" in page and f"## Not resolved: {len(claims_of()) - 1}" in page
+
+
+def test_what_does_not_hold_comes_first() -> None:
+    page = claims.render()
+    titles = [page.index(f"\n## {title}: ") for title in ("Does not hold", "Holds weakly", "Holds", "Not resolved")]
+    assert titles == sorted(titles)
