@@ -22,16 +22,21 @@ class LayerCache:
         memory: the fast weights (S and, with a preconditioner, A), or the keys and values of softmax attention: what the
             layer's `state_size` counts.
         context: other tensors that the next call needs: the last inputs of the short convolutions, the number of tokens seen.
+        rows: [N], for layers with `Mixer.decodes_in_pool`: the tensors of the memory are pools [P, ...], in which the sequences
+            have these rows, and are overwritten. A negative row is none. The context is that of the N sequences.
         fixed: the tensors stay where they are, with their sizes, and `keep` and `apply` write into them (`Mixer.fixed_cache`).
     """
 
     memory: dict[str, Tensor] = field(default_factory=dict)
     context: dict[str, Tensor] = field(default_factory=dict)
     fixed: bool = False
+    rows: Tensor | None = None
 
     @property
     def count(self) -> int | None:
         """How many sequences the cache holds, None while it is empty."""
+        if self.rows is not None:
+            return len(self.rows)
         tensors = [*self.memory.values(), *self.context.values()]
         return len(tensors[0]) if tensors else None
 

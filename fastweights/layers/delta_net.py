@@ -100,6 +100,7 @@ class DeltaNet(MemoryLayer):
     """
 
     Options = DeltaNetOptions
+    decodes_in_pool = True
     options: DeltaNetOptions
     probes = {
         **MemoryLayer.probes,

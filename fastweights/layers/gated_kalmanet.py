@@ -123,6 +123,7 @@ class GatedKalmaNet(MemoryLayer):
         self.sketch = None
         if options.sketch:
             self.sketch = Sketch(heads.key_heads, heads.key, options.sketch, options.sketch_basis == "learned")
+        self.decodes_in_pool = self.sketch is None  # a sketch reads U in two forms
 
     def rule(
         self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall

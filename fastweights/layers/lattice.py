@@ -82,6 +82,7 @@ class Lattice(MemoryLayer):
     """
 
     Options = LatticeOptions
+    decodes_in_pool = True
     options: LatticeOptions
     probes = {**MemoryLayer.probes, "g": "decay", "step_size": ""}
 

@@ -75,6 +75,7 @@ class LinearAttention(MemoryLayer):
     """
 
     Options = LinearAttentionOptions
+    decodes_in_pool = True
     options: LinearAttentionOptions
     probes = {
         **MemoryLayer.probes,

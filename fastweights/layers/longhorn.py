@@ -49,6 +49,7 @@ class ElementwiseLonghorn(MemoryLayer):
     """
 
     Options = ElementwiseLonghornOptions
+    decodes_in_pool = True
     options: ElementwiseLonghornOptions
     probes = {**MemoryLayer.probes, "beta": ""}
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
+from ..ops.framework.decode import update_pool
 from .cache import LayerCache, check_memory
 from .mixer import ConfiguredMixer, check_input
 from .options import MemoryOptions, ProjectionOptions
@@ -28,7 +29,7 @@ class RuleCall:
         new_context: tensors for the next call beside the memory; a rule may add to them.
     """
 
-    __slots__ = ("context", "keywords", "memory", "new_context")
+    __slots__ = ("context", "keywords", "memory", "new_context", "rows")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class RuleCall:
         conv_states: dict[str, Tensor] | None = None,
     ) -> None:
         self.memory: dict[str, Tensor] = {} if cache is None else cache.memory
+        self.rows = None if cache is None else cache.rows
         self.context: dict[str, Tensor] = {} if cache is None else cache.context
         self.new_context = {} if conv_states is None else conv_states
         self.keywords: dict[str, Any] = {
@@ -63,6 +65,9 @@ class RuleCall:
         Returns what the op gives and the memory after it by name, None where there is no cache to keep it.
         """
         check_memory(self.memory, state)
+        if self.rows is not None:
+            memory = {name: self.memory[name] for name in state}
+            return update_pool(op, inputs, options, memory, self.rows, self.keywords), {**memory}
         first = state[0]
         if len(state) == 1:
             o, final = op(*inputs, initial_state=self.memory.get(first), **self.keywords, **options)

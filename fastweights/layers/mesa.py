@@ -86,6 +86,7 @@ class MesaNet(MemoryLayer):
     """
 
     Options = MesaOptions
+    decodes_in_pool = True
     options: MesaOptions
     probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain", "ridge": ""}
 

@@ -28,9 +28,11 @@ class Mixer(nn.Module):
     Attributes:
         probes: names that `fastweights.layers.probe` takes for this class. The value is the attribute that is None where a
             layer does without (such as "decay" for the name "g"), or "" where every layer of the class has it.
+        decodes_in_pool: whether it reads a few tokens with a cache whose memory is a pool (`LayerCache.rows`).
     """
 
     probes: ClassVar[Mapping[str, str]] = {"state": ""}
+    decodes_in_pool: bool = False
     _listener: Callable[[dict[str, Any]], None] | None = None
 
     def __init_subclass__(cls, **extra: Any) -> None:

@@ -55,6 +55,7 @@ class PalimpsaD(MemoryLayer):
     """
 
     Options = PalimpsaDOptions
+    decodes_in_pool = True
     options: PalimpsaDOptions
     probes = {**MemoryLayer.probes, "g": "", "step_size": "gain", "importance": "importance"}
 

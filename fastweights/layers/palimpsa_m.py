@@ -107,6 +107,7 @@ class PalimpsaM(ConfiguredMixer):
     """
 
     Options = PalimpsaMOptions
+    decodes_in_pool = True
     options: PalimpsaMOptions
     probes = {
         **dict.fromkeys(("q", "k", "v", "o", "g", "step_size", "state"), ""),

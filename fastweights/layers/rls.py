@@ -57,6 +57,7 @@ class RecursiveLeastSquares(MemoryLayer):
     """
 
     Options = RecursiveLeastSquaresOptions
+    decodes_in_pool = True
     options: RecursiveLeastSquaresOptions
     probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain", "write_key": ""}
 

@@ -85,6 +85,7 @@ class TestTimeTraining(MemoryLayer):
     __test__ = False  # pytest collects classes by the first letters of this name
 
     Options = TTTOptions
+    decodes_in_pool = True
     options: TTTOptions
     probes = {**MemoryLayer.probes, "step_size": ""}
 

@@ -61,6 +61,7 @@ class PrintedDeltaNet(MemoryLayer):
     """
 
     Options = PrintedDeltaNetOptions
+    decodes_in_pool = True
     options: PrintedDeltaNetOptions
     probes = {**MemoryLayer.probes, "g": ""}
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..checks import check_choice, check_positive, check_size
 from ..models.loading import DTYPES, has_tokenizer, load_config, model_folder
@@ -50,13 +51,13 @@ def server_command(
     if dtype is not None:
         check_choice("dtype", dtype, DTYPES)
     folder = model_folder(model)
-    load_config(folder)
+    config = load_config(folder)
     if not has_tokenizer(folder):
         raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
     if memory is None and not _has_gpu():
         memory = 2.0
     options = ["--host", host, "--port", str(port), "--max-model-len", str(max_model_len), "--no-enable-prefix-caching"]
-    options += ["--served-model-name", str(model) if name is None else name, "--dtype", dtype or "auto"]
+    options += ["--served-model-name", str(model) if name is None else name, "--dtype", dtype or _dtype_of(config)]
     if memory is not None:
         options += ["--kv-cache-memory-bytes", str(int(memory * 2**30))]
     return [sys.executable, "-m", SERVER, "--model", str(folder), *options, *others]
@@ -65,6 +66,11 @@ def server_command(
 def serve(command: Sequence[str]) -> None:
     """Run the server in the place of this process, so that signals reach it."""
     os.execv(command[0], list(command))
+
+
+def _dtype_of(config: Any) -> str:
+    """The dtype of the saved weights: vLLM by itself rounds float32 to bfloat16."""
+    return str(config.dtype).removeprefix("torch.") if config.dtype is not None else "float32"
 
 
 def _has_gpu() -> bool:

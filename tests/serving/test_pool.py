@@ -1,35 +1,50 @@
-"""The pool of states: every tensor of a layer's cache has a place of its own in a block, and nothing else is written."""
+"""The pool of states: a layer reads there what it reads by itself, in any pieces, and writes into rows of its sequences only."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fastweights.layers import MIXERS, LayerCache, build_mixer
-from fastweights.serving.vllm.pool import Layout, gather, scatter
+from fastweights.layers import MIXERS, build_mixer
+from fastweights.serving.vllm.pool import Layout
+
+from .pools import Pool, read_at_once, read_in_steps
 
 MEMORIES = [name for name in MIXERS if name not in ("softmax", "vla-softmax")]
-
-
-def tensors(cache: LayerCache) -> dict[str, torch.Tensor]:
-    return {**cache.memory, **cache.context}
+# These read their states in the layer itself, beside the ops.
+GATHERED = ("vla", "vla-conv")
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_states_return_from_the_pool(name):
-    mixer = build_mixer(name, hidden_size=32, num_heads=2).eval()
-    layout = Layout(mixer.state_spec())
-    blocks = torch.full((6, layout.size + 48), 7, dtype=torch.uint8)  # rows further apart than a block is long
-    pools, rows = layout.pools(blocks[:, : layout.size]), torch.tensor([4, 1])
-    cache = LayerCache()
-    with torch.no_grad():
-        mixer(torch.randn(2, 5, 32), cache)
-    scatter(pools, rows, cache)
-    read = gather(pools, rows)
-    assert read.memory.keys() == cache.memory.keys() and read.context.keys() == cache.context.keys()
-    for key, x in tensors(cache).items():
-        assert torch.equal(tensors(read)[key], x)
-    assert (blocks[[0, 2, 3, 5]] == 7).all() and (blocks[:, layout.size :] == 7).all()
+def test_a_layer_reads_in_the_pool_what_it_reads_by_itself(name):
+    mixer = build_mixer(name, hidden_size=32, num_heads=2).double().eval()
+    assert mixer.decodes_in_pool == (name not in GATHERED)
+    pool, x_NTD = Pool(mixer), torch.randn(2, 12, 32, dtype=torch.float64)
+    read = read_in_steps(pool, x_NTD, (4, 1, 3), [4, 1])
+    torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
+    assert pool.is_untouched(0, 2, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gka", {"sketch": 8}), ("gka", {"sketch": 8, "alpha_connection": True}), ("pgdn", {"num_v_heads": 4}),
+        ("palimpsa-m", {"num_groups": 1}), ("kda", {"conv_size": None}), ("lattice", {"head_dim": 32}),
+    ],
+)  # fmt: skip
+def test_options_that_change_the_states(name, options):
+    mixer = build_mixer(name, hidden_size=32, num_heads=2, **options).double().eval()
+    x_NTD = torch.randn(3, 9, 32, dtype=torch.float64)
+    read = read_in_steps(Pool(mixer), x_NTD, (5,), [5, 3, 2])
+    torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
+
+
+def test_a_row_is_used_again():
+    mixer = build_mixer("lattice", hidden_size=32, num_heads=2).double().eval()
+    pool = Pool(mixer)
+    for _ in range(2):  # the second sequence finds the state of the first one in its row
+        x_NTD = torch.randn(1, 6, 32, dtype=torch.float64)
+        torch.testing.assert_close(read_in_steps(pool, x_NTD, (3,), [2]), read_at_once(mixer, x_NTD))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

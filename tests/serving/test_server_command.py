@@ -54,7 +54,7 @@ def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
     assert program == command[0] == sys.executable
     assert command[1:5] == ["-m", SERVER, "--model", str(tmp_path / "run" / "model")]
     options = command[5:]
-    wanted = {"--port": "8123", "--host": "127.0.0.1", "--served-model-name": "own", "--dtype": "auto"}
+    wanted = {"--port": "8123", "--host": "127.0.0.1", "--served-model-name": "own", "--dtype": "float32"}
     for name, value in {**wanted, "--kv-cache-memory-bytes": str(2**29)}.items():
         assert options[options.index(name) + 1] == value
     assert "--no-enable-prefix-caching" in options and options[-1] == "--enforce-eager"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,9 +15,26 @@ from .call import alone
 from .checks import as_tuple, check_inputs, check_options, full_parameter
 from .decode_checks import check_length, check_no_gradient, check_state, check_state_indices, pool_size
 from .sequences import Sequences, check_cu_seqlens
-from .spec import BACKENDS, OpSpec
+from .spec import BACKENDS, OpSpec, spec_of
 
-__all__ = ["update_state"]
+__all__ = ["update_pool", "update_state"]
+
+_signature = cache(inspect.signature)
+
+
+def update_pool(
+    op: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any], states: Mapping[str, Tensor], rows: Tensor,
+    call: Mapping[str, Any],
+) -> Any:  # fmt: skip
+    """The outputs of a call of an op, whose initial states are rows of pools that the final states overwrite. call: cu_seqlens
+    and backend."""
+    spec, signature = spec_of(op), _signature(op)
+    given = signature.bind_partial(*inputs, **options)
+    given.apply_defaults()
+    return update_state(
+        spec, op, [given.arguments[name] for name in spec.inputs], {name: given.arguments[name] for name in spec.options},
+        state=alone(tuple(states.values())), state_indices=rows, cu_seqlens=call["cu_seqlens"], backend=call["backend"],
+    )  # fmt: skip
 
 
 def update_state(
@@ -42,10 +61,16 @@ def update_state(
     check_no_gradient(spec.name, {**named, **dict(zip(labels, states))})
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend != "reference" and spec.recurrent.takes(named, values, sizes.K) and takes_kernels(backend, like):
+    kernel = spec.recurrent
+    if (
+        backend != "reference"
+        and kernel is not None
+        and kernel.takes(named, values, sizes.K)
+        and takes_kernels(backend, like)
+    ):
         for name, role in spec.parameters.items():
             named[name] = full_parameter(named[name], role, sizes, like)
-        return spec.recurrent.update(named, dict(zip(spec.states, states)), values, cu_seqlens, state_indices)
+        return kernel.update(named, dict(zip(spec.states, states)), values, cu_seqlens, state_indices)
     with torch.no_grad():
         sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, read=True)
         before = states if state_indices is None else tuple(gather(x, state_indices) for x in states)

@@ -20,8 +20,8 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, BaseMambaAttentionMetadataBuilder
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
-from ...layers import LayerCache, Mixer
-from .pool import Layout, gather, scatter
+from ...layers import Mixer
+from .pool import PooledMixer
 from .version import BACKEND, OP
 
 __all__ = ["FastWeightsBackend", "ServedMemory"]
@@ -64,9 +64,7 @@ class ServedMemory(MambaBase):
 
     def __init__(self, mixer: Mixer, block_bytes: int, name: str) -> None:
         self.mixer, self.block_bytes, self.name = mixer, block_bytes, name
-        self.layout = Layout(mixer.state_spec())
         self.kv_cache = (torch.empty(0),)
-        self.pools = self.first = LayerCache()
         layers = get_current_vllm_config().compilation_config.static_forward_context
         if name in layers:
             raise ValueError(f"the name of a layer must be its own, {name} is taken")
@@ -92,8 +90,7 @@ class ServedMemory(MambaBase):
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
         super().bind_kv_cache(kv_cache)
-        self.pools = self.layout.pools(self.kv_cache[0])
-        self.first = self.mixer.initial_state(1)
+        self.pooled = PooledMixer(self.mixer, self.kv_cache[0])
 
     # The work of a step.
 
@@ -101,24 +98,12 @@ class ServedMemory(MambaBase):
         """Read the tokens of a step: what follows them in x and y is padding."""
         decoded, prefilled = step.num_decode_tokens, step.num_prefill_tokens
         if decoded:
-            self.decode(x_TD[:decoded], y_TD[:decoded], step.state_indices_tensor_d[:decoded, 0])
+            rows = step.state_indices_tensor_d[:, 0]  # under a CUDA graph for more sequences, rows of padding too
+            y_TD[: len(rows)] = self.pooled.decode(x_TD[: len(rows)], rows)
         if prefilled:
             tokens = slice(decoded, decoded + prefilled)
             rows, started = step.state_indices_tensor_p, step.has_initial_states_p
-            self.prefill(x_TD[tokens], y_TD[tokens], rows, started, step.query_start_loc_p)
-
-    def decode(self, x_ND: Tensor, y_ND: Tensor, rows: Tensor) -> None:
-        cache = gather(self.pools, rows)
-        y_ND.copy_(self.mixer(x_ND[:, None], cache)[:, 0])
-        scatter(self.pools, rows, cache)
-
-    def prefill(self, x_TD: Tensor, y_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> None:
-        cache = gather(self.pools, rows)
-        for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
-            for name, state in held.items():
-                held[name] = torch.where(started.view(-1, *[1] * (state.ndim - 1)), state, first[name])
-        y_TD.copy_(self.mixer(x_TD[None], cache, edges)[0])
-        scatter(self.pools, rows, cache)
+            y_TD[tokens] = self.pooled.prefill(x_TD[tokens], rows, started, step.query_start_loc_p)
 
 
 @eager_break_during_capture

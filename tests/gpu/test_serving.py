@@ -1,0 +1,74 @@
+"""The pool of states of vLLM on a GPU, driven by a scheduler in small: one captured step serves every token, whatever rows the
+sequences have, and the rows of padding are neither read nor written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.layers import MIXERS, Mixer, build_mixer
+
+from ..serving.pools import Pool, read_at_once, read_in_steps
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+MEMORIES = [name for name in MIXERS if name not in ("softmax", "vla-softmax")]
+CLOSE = {torch.float32: {"rtol": 1e-3, "atol": 1e-3}, torch.bfloat16: {"rtol": 5e-2, "atol": 5e-2}}
+
+
+def layer(name: str, dtype: torch.dtype) -> Mixer:
+    torch.manual_seed(0)
+    return build_mixer(name, hidden_size=128, num_heads=2).to("cuda", dtype).eval()
+
+
+@torch.no_grad()
+def replayed(pool: Pool, x_NTD: Tensor, rows: list[int], padding: int = 3) -> Tensor:
+    """The outputs of single tokens by one CUDA graph for more sequences than there are."""
+    count, time, width = x_NTD.shape
+    x_ND = torch.zeros(count + padding, width, device="cuda", dtype=x_NTD.dtype)
+    places = torch.zeros(count + padding, dtype=torch.int32, device="cuda")  # all padding while it is captured
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        pool.pooled.decode(x_ND, places)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_ND = pool.pooled.decode(x_ND, places)
+    places[:count] = torch.tensor(rows, device="cuda")
+    read = []
+    for token in range(time):
+        x_ND[:count] = x_NTD[:, token]
+        graph.replay()
+        read.append(y_ND[:count, None].clone())
+    return torch.cat(read, 1)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_captured_step_reads_in_the_pool(name: str, dtype: torch.dtype) -> None:
+    mixer, prompt = layer(name, dtype), 70
+    pool, x_NTD = Pool(mixer), torch.randn(2, prompt + 12, 128, device="cuda", dtype=dtype)
+    first = read_in_steps(pool, x_NTD[:, :prompt], (64, 1, 5), [4, 1])
+    rest = replayed(pool, x_NTD[:, prompt:], [4, 1])
+    torch.testing.assert_close(torch.cat([first, rest], 1), read_at_once(mixer, x_NTD), **CLOSE[dtype])
+    assert pool.is_untouched(0, 2, 3, 5)
+
+
+@pytest.mark.parametrize("name", ["gdn", "pgdn", "palimpsa-d", "gka", "lattice"])
+def test_a_step_does_not_wait_for_the_device(name: str) -> None:
+    mixer = layer(name, torch.bfloat16)
+    pool, x_NTD = Pool(mixer), torch.randn(2, 20, 128, device="cuda", dtype=torch.bfloat16)
+    read_in_steps(pool, x_NTD, (16,), [4, 1])
+    rows, started = torch.tensor([4, 1, 0], device="cuda"), torch.tensor([True, True], device="cuda")
+    edges = torch.tensor([0, 8, 20], device="cuda", dtype=torch.int32)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
+            pool.pooled.decode(x_NTD[0, :3], rows)
+            pool.pooled.prefill(x_NTD[0], rows[:2], started, edges)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
