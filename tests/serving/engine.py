@@ -18,7 +18,7 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 os.environ |= {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT", "build/vllm"),
+    "VLLM_NO_USAGE_STATS": "1",
 }
 
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")

@@ -13,6 +13,7 @@ from fastweights.layers import MIXERS
 from .engine import engine, generated, largest_error, model, prompts, vllm, written
 
 CLOSE = 1e-4
+QUICK = ("gdn", "lattice")  # make test has these where vLLM is installed; make test-vllm has all
 WINDOW = {"name": "softmax", "window": 8}
 HYBRIDS: dict[str, Any] = {
     "memory and windows": ["gdn", WINDOW],
@@ -31,7 +32,9 @@ def check_same(own: Any, llm: Any, asked: list[list[int]]) -> None:
     assert largest_error(own, asked, outputs) < CLOSE
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
+)
 def test_every_mixer(name, tmp_path):
     own = model(name)
     own.save_pretrained(tmp_path)
@@ -39,6 +42,7 @@ def test_every_mixer(name, tmp_path):
         check_same(own, llm, prompts())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrids(name, tmp_path):
     own = model(HYBRIDS[name])
@@ -101,6 +105,7 @@ def test_bfloat16(tmp_path):
         assert largest_error(own, asked, written(llm, asked)) < 0.3
 
 
+@pytest.mark.slow
 def test_compiled(tmp_path):
     own = model(["pgdn", "softmax"])
     own.save_pretrained(tmp_path)
