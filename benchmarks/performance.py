@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from decode_figure import draw
 from judge.peers import GUARDED
-from performance_models import generate_page, layers_page, steps_page
+from performance_models import decode_image, decode_page, generate_page, layers_page, steps_page
 from performance_text import lines, number, origin, table
 
 ROOT = Path(__file__).parents[1]
@@ -365,6 +366,7 @@ PAGES = {
     "kernels-": times_page,
     "training-steps-": steps_page,
     "generate-": generate_page,
+    "decode-table-": decode_page,
     "decode-layers-": layers_page,
     "fused-": fused_page,
     "kernel-checks-": checks_page,
@@ -388,7 +390,14 @@ def render(results: Path = RESULTS) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def draw_figures(results: Path = RESULTS, folder: Path = PAGE.parent / "images") -> None:
+    for path in sorted(results.glob("decode-table-*.json")):
+        content = json.loads(path.read_text())
+        draw(content, folder / decode_image(content))
+
+
 def main() -> None:
+    draw_figures()
     PAGE.write_text(render())
     print(f"written to {PAGE}")
 

@@ -59,6 +59,38 @@ def generate_page(content: Mapping[str, Any]) -> str:
     return "\n".join([text, table(head, rows), "\n".join(prompts) + "\n"])
 
 
+def decode_page(content: Mapping[str, Any]) -> str:
+    """One line for every mixer, or context of softmax attention: the state, then time and speed by number of sequences."""
+    rows = list(content["rows"].values())
+    batches = sorted({row["batch"] for row in rows})
+    lines = []
+    for mixer, context in dict.fromkeys((row["mixer"], row["context"]) for row in rows):
+        found = {row["batch"]: row for row in rows if (row["mixer"], row["context"]) == (mixer, context)}
+        state = next((row["state, bytes per sequence"] for row in found.values() if "tokens/s" in row), None)
+        cells = [mixer if context is None else f"{mixer}, {context:,} tokens", number(state and state / 1e6)]
+        for batch in batches:
+            row = found.get(batch, {})
+            cells += (
+                [number(row["step, ms"][0]), f"{row['tokens/s']:,.0f}"]
+                if "tokens/s" in row
+                else [row.get("refused", "–"), "–"]
+            )
+        lines.append(cells)
+    image = f"images/{decode_image(content)}"
+    text = (
+        f"## Tokens per second of decoding, {content['device']}\n\n![Tokens per second against the context, for 1, 8 and 64 "
+        f"sequences]({image})\n\nThe captured step alone, {content['layers']} layers of width 1024 in bfloat16; "
+        "`decode_table.py`. Softmax attention with full slots. Grey lines\nof the figure are the other memories of the table. MB "
+        "of state of all layers per sequence.\n"
+    )
+    head = ["memory", "state, MB", *(x for n in batches for x in (f"ms, {n} sequence{'s'[: n > 1]}", "tokens/s"))]
+    return "\n".join([text, table(head, lines)])
+
+
+def decode_image(content: Mapping[str, Any]) -> str:
+    return f"decode-{content['device'].replace(' ', '-').lower()}.png"
+
+
 def layers_page(content: Mapping[str, Any]) -> str:
     """One token per sequence of a whole layer beside a layer with another memory."""
     rows = [

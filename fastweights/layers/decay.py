@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.linear_rows import linear_rows
+from .few_rows import joins
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 
@@ -64,6 +67,15 @@ class SoftplusDecay(OwnInitialValues):
         """dt [B, T, heads * channels] -> g [B, T, heads, channels]."""
         return -at_least_float32(self.A_log).exp()[:, None] * dt.unflatten(2, (len(self.A_log), -1))
 
+    def of_steps(self, x_BTD: Tensor, projection: nn.Module) -> Tensor:
+        """g [B, T, heads, channels] of steps that the projection makes of x."""
+        if joins(x_BTD, projection):
+            (g,) = linear_rows(
+                x_BTD, cast(Tensor, projection.weight), kind="decay", bias=self.dt_bias, other=self.A_log
+            )
+            return g.unflatten(2, (len(self.A_log), -1))
+        return self.log_decay(self.step_size(projection(x_BTD)))
+
 
 class HeadDecay(SoftplusDecay):
     """One decay per head (Mamba-2, Gated DeltaNet): g [B, T, num_heads]."""
@@ -73,7 +85,7 @@ class HeadDecay(SoftplusDecay):
         self.a_proj = nn.Linear(hidden_size, num_heads, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.log_decay(self.step_size(self.a_proj(x_BTD))).squeeze(3)
+        return self.of_steps(x_BTD, self.a_proj).squeeze(3)
 
 
 class StepDecay(SoftplusDecay):
@@ -100,7 +112,7 @@ class KimiDecay(SoftplusDecay):
         )
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.log_decay(self.step_size(self.f_proj(x_BTD)))
+        return self.of_steps(self.f_proj[0](x_BTD), self.f_proj[1])
 
 
 class FixedDecay(nn.Module):

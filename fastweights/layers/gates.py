@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..ops.linear_rows import linear_rows
 from .decay import HeadDecay
+from .few_rows import joins
 from .initialization import OwnInitialValues, UniformLinear
 from .norms import at_least_float32
 
@@ -28,6 +30,11 @@ class SigmoidGain(nn.Module):
             nn.init.zeros_(self.b_proj.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if joins(x_BTD, self.b_proj):
+            (beta,) = linear_rows(
+                x_BTD, self.b_proj.weight, kind="sigmoid", bias=self.b_proj.bias, largest=self.largest
+            )
+            return beta
         return self.largest * torch.sigmoid(at_least_float32(self.b_proj(x_BTD)))
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.gated_norm import gated_rms_norm
+from ..ops.residual_norm import residual_norm
 from ..ops.short_convolution.torch_form import l2_normalize
 
 __all__ = ["GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize"]
@@ -24,6 +25,13 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+    def of_sum(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The residual stream x plus a branch (x itself without one), and its norm for projections: under autocast in autocast's
+        dtype, so that not every one of them casts it."""
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return residual_norm(x, branch, self.weight, eps=self.eps, dtype=dtype)
 
 
 class GroupedRMSNorm(RMSNorm):

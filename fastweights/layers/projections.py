@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.gated_norm.torch_form import GATES
+from ..ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
 from .cache import LayerCache
 from .convolution import ShortConvolution
+from .few_rows import linear_together
 from .heads import HeadSizes
 from .initialization import OwnInitialValues, ResidualProjection
 from .norms import RMSNorm, l2_normalize
@@ -65,23 +67,43 @@ class QKVProjection(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
         inputs [N, W-1, channels]."""
-        heads, conv_states = [], {}
-        for name, width in self.widths.items():
-            y = self.get_submodule(f"{name}_proj")(x_BTD)
-            normalize = width if self.normalize_qk and name != "v" else None
-            if self.has_convolution:
-                y, conv_state = self.get_submodule(f"{name}_conv")(
-                    y, None if cache is None else cache.context.get(name), cu_seqlens, activation=ACTIVATIONS[self.activation],
-                    normalize=normalize, output_final_state=cache is not None, backend=self.backend,
-                )  # fmt: skip
-                if conv_state is not None:
-                    conv_states[name] = conv_state
-                y = y.unflatten(2, (-1, width))
-            else:
-                y = (F.silu(y) if self.activation == "silu" else y).unflatten(2, (-1, width))
-                y = y if normalize is None else l2_normalize(y)
-            heads.append(y)
-        return heads[0], heads[1], heads[2], conv_states
+        projections = [self.get_submodule(f"{name}_proj") for name in self.widths]
+        flat = linear_together(x_BTD, *projections, backend=self.backend)
+        norms = [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
+        conv_states: dict[str, Tensor] = {}
+        if self.has_convolution:
+            flat, conv_states = self._convolve(flat, norms, cache, cu_seqlens)
+        q, k, v = (y.unflatten(2, (-1, width)) for y, width in zip(flat, self.widths.values(), strict=True))
+        if not self.has_convolution:
+            q, k, v = (F.silu(y) if self.activation == "silu" else y for y in (q, k, v))
+            q, k = (l2_normalize(y) if self.normalize_qk else y for y in (q, k))
+        return q, k, v, conv_states
+
+    def _convolve(
+        self, flat: list[Tensor], norms: list[int | None], cache: LayerCache | None, cu_seqlens: Tensor | None
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """q, k and v after convolution, activation and norm, and their last inputs where there is a cache."""
+        convolutions: list[Any] = [self.get_submodule(f"{name}_conv") for name in self.widths]
+        windows = [None if cache is None else cache.context.get(name) for name in self.widths]
+        activation = ACTIVATIONS[self.activation]
+        if cu_seqlens is None and all(window is not None for window in windows):
+            parts = [
+                TokenConvolution(y, one.weight, one.bias, window, norm)
+                for y, one, window, norm in zip(flat, convolutions, windows, norms, strict=True)
+                if window is not None
+            ]
+            if takes_token(parts, self.backend):
+                made, states = convolve_token(parts, activation is not None)
+                return made, dict(zip(self.widths, states, strict=True))
+        results = [
+            one(
+                y, window, cu_seqlens, activation=activation, normalize=norm, output_final_state=cache is not None,
+                backend=self.backend,
+            )
+            for y, one, window, norm in zip(flat, convolutions, windows, norms, strict=True)
+        ]  # fmt: skip
+        kept = {name: state for name, (_, state) in zip(self.widths, results, strict=True) if state is not None}
+        return [y for y, _ in results], kept
 
 
 class SharedQKProjection(nn.Module):

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
+from ..ops.ring_attention import ring_attention as fused_ring_attention
+from ..ops.ring_attention import takes_ring
 from .attention import (
     causal_attention,
     document_attention,
@@ -20,6 +22,7 @@ from .attention import (
     takes_packed,
 )
 from .cache import LayerCache, check_memory
+from .few_rows import linear_together
 from .heads import head_width
 from .initialization import ResidualProjection
 from .mixer import ConfiguredMixer, check_input
@@ -93,9 +96,9 @@ class SoftmaxAttention(ConfiguredMixer):
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
-        q_BTHK = self.q_norm(self.q_proj(x_BTD).unflatten(2, (-1, self.head_dim)))
-        k_BTHK = self.k_norm(self.k_proj(x_BTD).unflatten(2, (-1, self.head_dim)))
-        v_BTHK = self.v_proj(x_BTD).unflatten(2, (-1, self.head_dim))
+        flat = linear_together(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        q_BTHK, k_BTHK, v_BTHK = (y.unflatten(2, (-1, self.head_dim)) for y in flat)
+        q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTHK)
         if cu_seqlens is None:
             o_BTHK = self._attend(q_BTHK, k_BTHK, v_BTHK, None, cache)
@@ -183,8 +186,14 @@ class SoftmaxAttention(ConfiguredMixer):
     def _attend_in_ring(self, q_N1HK: Tensor, k_N1HK: Tensor, v_N1HK: Tensor, cache: LayerCache) -> Tensor:
         """Answers [N, 1, H, K] of one token more, which takes the place of the oldest in the slots of a fixed cache."""
         seen_N, place_N = (cache.context[name] for name in ("seen", "place"))
-        q_N1HK, k_N1HK = self._rotate(q_N1HK, k_N1HK, seen_N)
         k_NSHK, v_NSHK = (cache.memory[name] for name in ("keys", "values"))
+        if takes_ring(q_N1HK, k_N1HK, v_N1HK, k_NSHK, v_NSHK):
+            o_N1HK, seen_N, place_N = fused_ring_attention(
+                q_N1HK, k_N1HK, v_N1HK, k_NSHK, v_NSHK, seen_N, place_N, cache.context.get("padding"), self.rope_theta
+            )
+            cache.update(cache.memory, {**cache.context, "seen": seen_N, "place": place_N})
+            return o_N1HK
+        q_N1HK, k_N1HK = self._rotate(q_N1HK, k_N1HK, seen_N)
         slot = place_N[:1] % k_NSHK.shape[1]
         k_NSHK.index_copy_(1, slot, k_N1HK.to(k_NSHK.dtype))
         v_NSHK.index_copy_(1, slot, v_N1HK.to(v_NSHK.dtype))

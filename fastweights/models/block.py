@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..layers import LayerCache, build_mixer
+from ..layers.few_rows import joins
 from ..layers.initialization import ResidualProjection
 from ..layers.norms import RMSNorm
+from ..ops.linear_rows import linear_rows
+from ..ops.silu_product import silu_product
 from .configuration import FastWeightsConfig
 
 __all__ = ["FastWeightsBlock"]
@@ -23,8 +25,16 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = ResidualProjection(intermediate_size, hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The result, added to the residual where one is given."""
+        if joins(x, self.gate_proj, self.up_proj, self.down_proj):
+            (h,) = linear_rows(x, self.gate_proj.weight, self.up_proj.weight, kind="swiglu")
+            if residual is not None and residual.dtype == h.dtype:
+                return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
+        else:
+            h = silu_product(self.gate_proj(x), self.up_proj(x))
+        y = self.down_proj(h)
+        return y if residual is None else residual + y
 
 
 class FastWeightsBlock(GradientCheckpointingLayer):
@@ -46,5 +56,9 @@ class FastWeightsBlock(GradientCheckpointingLayer):
         self, x_BTD: Tensor, past_key_values: LayerCache | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         """past_key_values: this layer's cache, under the name that transformers' checkpointing knows to leave out."""
-        x_BTD = x_BTD + self.mixer(self.mixer_norm(x_BTD), cache=past_key_values, cu_seqlens=cu_seqlens)
-        return x_BTD if self.mlp is None else x_BTD + self.mlp(self.mlp_norm(x_BTD))
+        _, normed_BTD = self.mixer_norm.of_sum(x_BTD, None)
+        mixed_BTD = self.mixer(normed_BTD, cache=past_key_values, cu_seqlens=cu_seqlens)
+        if self.mlp is None:
+            return x_BTD + mixed_BTD
+        x_BTD, normed_BTD = self.mlp_norm.of_sum(x_BTD, mixed_BTD)
+        return self.mlp(normed_BTD, x_BTD)

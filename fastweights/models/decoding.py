@@ -77,6 +77,10 @@ class DecodeSteps:
 
     def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> None:
         layers[:] = [mixer.fixed_cache(layer, tokens) for mixer, layer in zip(self._mixers(), layers, strict=True)]
+        self.begin(ids, layers)
+
+    def begin(self, ids: Tensor, layers: list[LayerCache]) -> None:
+        """Capture a step over fixed caches. It leaves them as they are; every call of `graph.replay` reads `self.ids`."""
         self.layers, self.ids = layers, ids.clone()
         if not self.replayed:
             self._step(keep=False)

@@ -1,5 +1,5 @@
-"""The forms in which layers launch the kernels that stand beside the memories: decoding, short convolution, gated norm,
-Palimpsa's gates."""
+"""The forms in which layers launch the kernels that stand beside the memories: decoding, short convolution, norms, Palimpsa's
+gates, SwiGLU, linear maps of a few rows, softmax attention of one token."""
 
 from __future__ import annotations
 
@@ -90,3 +90,68 @@ def convolution_step() -> Iterator[Callable[[], object]]:
     x = torch.empty(4, 8192, 1, dtype=torch.bfloat16)
     yield partial(step, x, x.new_empty(4, 8192, 4), x.new_empty(8192, 4), None, True)
     yield partial(step, x.float(), torch.empty(4, 8192, 2), torch.empty(8192, 3), torch.empty(8192), False)
+
+
+def linear_rows() -> Iterator[Callable[[], object]]:
+    """Every kind in bfloat16, of one sequence or of 64; a matrix in float32."""
+    from fastweights.kernels.pointwise.linear_rows import linear_rows
+
+    w, per_output = torch.empty(1024, 1024, dtype=torch.bfloat16), torch.empty(1024)
+    one, many = (torch.empty(rows, 1, 1024, dtype=torch.bfloat16) for rows in (1, 64))
+    for x, kind, weights, bias, other in (
+        (many, "plain", [w, w, w], None, None), (one, "swiglu", [w, w], None, None), (one, "add", [w], None, one),
+        (one, "sigmoid", [w], per_output, None), (one, "decay", [w], per_output, per_output[:8]),
+    ):  # fmt: skip
+        yield partial(linear_rows, x, weights, kind, bias, other, 1.0)
+    yield partial(linear_rows, torch.empty(4, 300), [torch.empty(40, 300)], "plain", None, None, 1.0)
+
+
+def residual_norm() -> Iterator[Callable[[], object]]:
+    """A stream in float32 beside 16 bits, as under autocast, and all of one dtype; with a branch and without."""
+    from fastweights.kernels.pointwise.residual_norm import backward, forward
+
+    for stream in (torch.float32, torch.bfloat16):
+        for width in (1024, 4096):
+            x, w = torch.empty(4096, width, dtype=stream), torch.empty(width)
+            b = x.bfloat16()
+            for branch, ds in ((b, x), (None, None)):
+                yield partial(forward, x, branch, w, 1e-6, torch.bfloat16)
+                yield partial(backward, ds, b, x, branch, w, 1e-6)
+
+
+def silu_product() -> Iterator[Callable[[], object]]:
+    from fastweights.kernels.pointwise.silu_product import backward, forward
+
+    for dtype in (torch.bfloat16, torch.float32):
+        z = torch.empty(4096, 2816, dtype=dtype)
+        yield partial(forward, z, z)
+        yield partial(backward, z, z, z)
+
+
+def token_convolution() -> Iterator[Callable[[], object]]:
+    """Queries, keys and values of a layer, and one convolution with a bias."""
+    from fastweights.kernels.pointwise import TokenConvolution
+    from fastweights.kernels.pointwise.token_convolution import convolve_token
+
+    def part(channels: int, head: int | None, dtype: torch.dtype, bias: bool) -> TokenConvolution:
+        x, window = torch.empty(4, 1, channels, dtype=dtype), torch.empty(4, 3, channels, dtype=dtype)
+        return TokenConvolution(x, x.new_empty(channels, 4), x.new_empty(channels) if bias else None, window, head)
+
+    parts = [part(1024, head, torch.bfloat16, False) for head in (128, 128, None)]
+    yield partial(convolve_token, parts, True, 1e-6, True)
+    yield partial(convolve_token, [part(2304, None, torch.float32, True)], True, 1e-6, False)
+
+
+def ring_attention() -> Iterator[Callable[[], object]]:
+    """Heads of their own and shared ones, with positions and padding and without."""
+    from fastweights.kernels.attention.ring import attend
+
+    counter = torch.zeros(4, dtype=torch.int64)
+    for heads, width, dtype in ((8, 128, torch.bfloat16), (2, 64, torch.float32)):
+        q, k = torch.empty(4, 1, 8, width, dtype=dtype), torch.empty(4, 1, heads, width, dtype=dtype)
+        ring = torch.empty(4, 2176, heads, width, dtype=dtype)
+        plain = heads == 8
+        yield partial(
+            attend, q, k, k, ring, ring, counter, counter, None if plain else counter, torch.empty(width // 2) if plain else None,
+            True,
+        )  # fmt: skip

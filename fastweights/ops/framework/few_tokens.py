@@ -16,7 +16,7 @@ from ...kernels.recurrent import RecurrentCall
 from .checks import Sizes, as_tuple, first_state
 from .spec import OpSpec
 
-__all__ = ["needs_gradient", "overwriting_states", "recurrent"]
+__all__ = ["needs_gradient", "overwriting_states", "overwrites_states", "recurrent"]
 
 _overwrites = ContextVar("overwrites", default=False)
 
@@ -31,6 +31,11 @@ def overwriting_states() -> Iterator[None]:
         yield
     finally:
         _overwrites.reset(token)
+
+
+def overwrites_states() -> bool:
+    """Whether the caller has allowed it."""
+    return _overwrites.get()
 
 
 class recurrent:

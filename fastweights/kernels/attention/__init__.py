@@ -1,0 +1,1 @@
+"""Softmax attention of one query per sequence over a preallocated ring of keys and values."""

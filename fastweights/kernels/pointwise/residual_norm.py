@@ -1,0 +1,132 @@
+r"""Kernels of a residual addition with the RMSNorm that reads it: each pass reads every row once.
+
+    s = x + b,    n = s r w,    r = 1 / sqrt(mean(s^2) + eps)
+
+The backward needs s alone. With dn the gradient of n times w, and ds that of s from elsewhere,
+
+    dx = db = ds + r (dn - s r mean(dn s r)),    dw = sum over the rows of the gradient of n times s r
+
+Without b there is no s to write, and x stands in its place. A program loops over tiles of R rows and writes its sum for w,
+[tiles, V]; the sums are added in a fixed order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..availability import alignment, on_device_of, rows_together
+from ..runtime.launch_plan import launch
+from .gated_norm import normalized, tile_of
+
+__all__ = ["backward", "forward"]
+
+VARYING = ["rows", "steps", "eps"]  # a single row gets no kernel of its own
+FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
+ENOUGH_PROGRAMS = 1024
+
+
+@triton.jit(do_not_specialize=VARYING)
+def residual_norm_forward(
+    x, branch, weight, s, n, rows, stride_x, stride_branch, eps,
+    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
+        stride_x, stride_branch = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(stride_branch, ALIGN)
+    row, column = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, BV)
+    here = (row < rows)[:, None] & (column < V)[None, :]
+    at = row[:, None] * V + column[None, :]
+    u = tl.load(x + row[:, None] * stride_x + column[None, :], here, 0.0).to(tl.float32)
+    w = tl.load(weight + column, column < V, 0.0).to(tl.float32)[None, :]
+    if branch is not None:
+        u += tl.load(branch + row[:, None] * stride_branch + column[None, :], here, 0.0).to(tl.float32)
+        rounded = u.to(s.dtype.element_ty)
+        tl.store(s + at, rounded, here)
+        u = rounded.to(tl.float32)  # the backward knows the sum as it is written
+    y, _ = normalized(u, V, eps)
+    tl.store(n + at, (y * w).to(n.dtype.element_ty), here)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def residual_norm_backward(
+    ds, dn, s, weight, dx, dbranch, dw_sums, rows, steps, stride_ds, stride_dn, stride_s, eps,
+    V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
+        stride_ds, stride_dn = tl.multiple_of(stride_ds, ALIGN), tl.multiple_of(stride_dn, ALIGN)
+        stride_s = tl.multiple_of(stride_s, ALIGN)
+    tile, column = tl.program_id(0), tl.arange(0, BV)
+    w = tl.load(weight + column, column < V, 0.0).to(tl.float32)[None, :]
+    dw = tl.zeros((R, BV), tl.float32)
+    for step in range(steps):
+        row = (tile * steps + step).to(tl.int64) * R + tl.arange(0, R)
+        here = (row < rows)[:, None] & (column < V)[None, :]
+        at = row[:, None] * V + column[None, :]
+        u = tl.load(s + row[:, None] * stride_s + column[None, :], here, 0.0).to(tl.float32)
+        d = tl.load(dn + row[:, None] * stride_dn + column[None, :], here, 0.0).to(tl.float32)
+        y, r = normalized(u, V, eps)
+        dw += d * y
+        d *= w
+        d = r * (d - y * (tl.sum(d * y, 1) / V)[:, None])
+        if ds is not None:
+            d += tl.load(ds + row[:, None] * stride_ds + column[None, :], here, 0.0).to(tl.float32)
+        tl.store(dx + at, d.to(dx.dtype.element_ty), here)
+        if dbranch is not None:
+            tl.store(dbranch + at, d.to(dbranch.dtype.element_ty), here)
+    tl.store(dw_sums + tile.to(tl.int64) * V + column, tl.sum(dw, 0), column < V)
+
+
+def as_rows(x: Tensor | None) -> Tensor | None:
+    """[..., V] as [M, V], rows contiguous."""
+    return None if x is None else rows_together(x).flatten(0, -2) if x.ndim > 1 else x[None]
+
+
+def row_stride(x: Tensor | None) -> int:
+    return 0 if x is None else x.stride(0)
+
+
+def forward(
+    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor]:
+    """s (None without a branch) and n in `dtype`; nothing is checked."""
+    s = None if branch is None else x.new_empty(x.shape)
+    n = x.new_empty(x.shape, dtype=dtype)
+    if n.numel():
+        flat, added = as_rows(x), as_rows(branch)
+        assert flat is not None
+        rows, width = flat.shape
+        whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
+        strides = flat.stride(0), row_stride(added)
+        with on_device_of(x):
+            launch(
+                residual_norm_forward, (-(-rows // tile),), flat, added, weight.contiguous(), s, n, rows, *strides, eps,
+                V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+            )  # fmt: skip
+    return s, n
+
+
+def backward(
+    ds: Tensor | None, dn: Tensor, s: Tensor, branch: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Gradients of x, the branch (None without one) and weight."""
+    dx = s.new_empty(s.shape)
+    dbranch = None if branch is None or branch.dtype == dx.dtype else branch.new_empty(branch.shape)
+    if not dx.numel():
+        return dx, None if branch is None else branch.new_empty(branch.shape), torch.zeros_like(weight)
+    of_sum, of_norm, read = as_rows(ds), as_rows(dn), as_rows(s)
+    assert of_norm is not None and read is not None
+    rows, width = read.shape
+    whole, tile, warps = tile_of(width, BACKWARD_NUMBERS)
+    steps = max(1, -(-rows // tile) // ENOUGH_PROGRAMS)
+    programs = -(-rows // (tile * steps))
+    dw = torch.empty((programs, width), device=s.device, dtype=torch.float32)
+    strides = row_stride(of_sum), of_norm.stride(0), read.stride(0)
+    with on_device_of(s):
+        launch(
+            residual_norm_backward, (programs,),
+            of_sum, of_norm, read, weight.contiguous(), dx, dbranch, dw, rows, steps, *strides, eps,
+            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        )  # fmt: skip
+    return dx, dx if branch is not None and dbranch is None else dbranch, dw.sum(0).to(weight.dtype)

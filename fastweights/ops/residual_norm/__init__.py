@@ -1,0 +1,105 @@
+"""A residual addition with the RMSNorm that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...kernels.availability import takes_kernels
+from ..framework.checks import check_number, check_same_shape, check_tensor, shape_of
+from ..framework.node import Node, Tensors
+
+__all__ = ["residual_norm"]
+
+WIDEST = 4096  # row that the kernels hold in registers
+
+
+def torch_form(
+    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    s = x if branch is None else (x + branch).to(x.dtype)
+    return s, F.rms_norm(s, s.shape[-1:], weight.to(s.dtype), eps).to(dtype)
+
+
+class ResidualNorm:
+    """The kernels as a node: (x, branch, weight), (eps, dtype) -> s, n, without a branch an empty vector and n."""
+
+    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
+        from ...kernels.pointwise.residual_norm import forward
+
+        s, n = forward(*tensors, *options)  # type: ignore[arg-type]
+        return (s, n), () if s is None else (s,)
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        x, branch, _ = tensors
+        assert x is not None
+        s = None if branch is None else x.new_empty(x.shape)
+        return (s, x.new_empty(x.shape, dtype=options[1])), () if s is None else (s.clone(),)
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        from ...kernels.pointwise.residual_norm import backward
+
+        (x, branch, weight), (ds, dn), (eps, dtype) = tensors, output_grads, options
+        assert x is not None and weight is not None
+        ds = None if branch is None or ds is None or not ds.numel() else ds
+        dn = x.new_zeros(x.shape, dtype=dtype) if dn is None else dn
+        return backward(ds, dn, saved[0] if saved and saved[0] is not None else x, branch, weight, eps)
+
+
+NODE = Node(
+    "residual_norm", {"x": False, "branch": True, "weight": False}, {"eps": "float", "dtype": "ScalarType"}, outputs=2,
+    rule=ResidualNorm(),
+)  # fmt: skip
+
+
+def residual_norm(
+    x: Tensor, branch: Tensor | None, weight: Tensor, *, eps: float = 1e-6, dtype: torch.dtype | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    r"""The sum of a residual stream and a branch, and its norm.
+
+    $$s = x + b, \qquad n = \frac{s}{\sqrt{\mathrm{mean}(s^2) + \mathrm{eps}}}\, w$$
+
+    RMSNorm: Zhang and Sennrich 2019. On CUDA with triton installed one kernel computes both in float32, and another all
+    gradients from the sum alone; a second derivative needs backend "torch". A graph that torch.compile traces gets the PyTorch
+    form, which its compiler joins with what stands around it, unless backend "triton" is asked for.
+
+    Args:
+        x: [..., V], float16, bfloat16, float32 or float64.
+        branch: b, of the shape of x and any float dtype; None for s = x.
+        weight: w, [V]. Any float dtype.
+        eps: at least 0.
+        dtype: of n; x's when None.
+        backend: "torch", "triton" (not in float64; V up to 4096) or "auto", triton on CUDA where it can.
+
+    Returns:
+        s in x's dtype, x itself without a branch, and n.
+
+    Raises:
+        ValueError: a shape, dtype, device or backend that does not fit; the message says which.
+        TypeError: an argument of the wrong kind.
+    """
+    check_tensor("x", x)
+    if x.ndim < 1 or x.shape[-1] < 1:
+        raise ValueError(f"x must be [..., V] with V >= 1, got shape {shape_of(x)}")
+    if check_tensor("weight", weight, x).shape != x.shape[-1:]:
+        raise ValueError(f"weight must be {list(x.shape[-1:])}, got shape {shape_of(weight)}")
+    if branch is not None:
+        check_same_shape("branch", check_tensor("branch", branch, x), "x", x)
+    check_number("eps", eps, low=0.0)
+    dtype = x.dtype if dtype is None else dtype
+    traced = backend == "auto" and torch.compiler.is_compiling()
+    if takes_kernels(backend, x) and not traced and (backend == "triton" or x.shape[-1] <= WIDEST):
+        if x.shape[-1] > WIDEST:
+            raise ValueError(
+                f"backend 'triton' takes rows up to {WIDEST} wide, got {x.shape[-1]}; use 'torch' or 'auto'"
+            )
+        s, n = NODE((x, branch, weight), (eps, dtype))
+        return x if branch is None else s, n
+    return torch_form(x, branch, weight, eps, dtype)

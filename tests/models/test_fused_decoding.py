@@ -1,0 +1,106 @@
+"""Steps of generate() with joined kernels around the memories (on a GPU or in Triton's interpreter), against the modules one by
+one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+
+from fastweights.kernels.availability import takes_kernels
+from fastweights.models import decoding, generation
+from fastweights.ops import linear_rows, residual_norm, ring_attention, silu_product
+from fastweights.ops.short_convolution import token
+from tests.kernels.cases import DEVICE
+
+from .small import CLOSE, model, tokens
+
+pytestmark = pytest.mark.kernels
+JOINED = (linear_rows, residual_norm, ring_attention, silu_product, token)
+STEPS = 3
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often each of the joined kernels was called."""
+    counted: Counter[str] = Counter()
+
+    def count(function, name):
+        def counting(*given, **options):
+            counted[name] += 1
+            return function(*given, **options)
+
+        return counting
+
+    from fastweights.kernels.attention import ring
+    from fastweights.kernels.pointwise import linear_rows as rows
+    from fastweights.kernels.pointwise import residual_norm as norm
+    from fastweights.kernels.pointwise import token_convolution as convolution
+
+    places = [(ring, "attend"), (rows, "linear_rows"), (norm, "forward"), (convolution, "convolve_token")]
+    for module, name in places:
+        short = module.__name__.rpartition(".")[2]
+        monkeypatch.setattr(module, name, count(getattr(module, name), short))
+    return counted
+
+
+def generated(monkeypatch, lm, joined, **options):
+    """generate() by steps that are not captured."""
+    backend = "triton" if joined else "torch"
+    for module in JOINED:
+        monkeypatch.setattr(module, "takes_kernels", lambda asked, x: takes_kernels(backend, x))
+    monkeypatch.setattr(decoding, "FEWEST", 1)
+    monkeypatch.setattr(generation, "can_replay", lambda model: True)
+    monkeypatch.setattr(generation, "DecodeSteps", partial(decoding.DecodeSteps, replayed=False))
+    return lm.generate(
+        tokens(2, 9).to(DEVICE), max_new_tokens=STEPS + 1, return_dict_in_generate=True, output_logits=True, **options
+    )
+
+
+# Launches of linear maps per step in a layer and its MLP: projections, gates, both halves of the MLP.
+MIXERS = {
+    "gdn": {"linear_rows": 5, "token_convolution": 1, "ring": 0},
+    "kda": {"linear_rows": 5, "token_convolution": 1, "ring": 0},
+    "softmax": {"linear_rows": 3, "token_convolution": 0, "ring": 1},
+}
+
+
+@pytest.mark.parametrize("mixer", [*MIXERS, {"name": "softmax", "window": 5, "qk_norm": True}], ids=str)
+def test_the_same_tokens(monkeypatch, calls, mixer):
+    lm = model([mixer], initializer_range=0.1).to(DEVICE)
+    apart = generated(monkeypatch, lm, False, do_sample=False)
+    assert not calls
+    joined = generated(monkeypatch, lm, True, do_sample=False)
+    assert torch.equal(apart.sequences, joined.sequences)
+    torch.testing.assert_close(torch.stack(joined.logits), torch.stack(apart.logits), **CLOSE)
+    for one, other in zip(apart.past_key_values.layers, joined.past_key_values.layers, strict=True):
+        for held, kept in ((one.memory, other.memory), (one.context, other.context)):
+            for name, x in held.items():
+                torch.testing.assert_close(kept[name], x, **CLOSE)
+    for name, per_step in MIXERS.get(mixer if isinstance(mixer, str) else "softmax", {}).items():
+        # the prompt and the two steps before a capture are calls like the others
+        assert calls[name] >= STEPS * per_step and bool(calls[name]) == bool(per_step), name
+
+
+def test_a_module_that_does_more_than_multiply_is_called(monkeypatch, calls):
+    """A hook of one projection, as adapters and tracers have them: its layer calls the modules, the others do not notice."""
+    lm = model("gdn").to(DEVICE)
+    seen = []
+    lm.model.layers[0].mixer.qkv.k_proj.register_forward_hook(lambda module, given, y: seen.append(y.shape))
+    lm.model.layers[0].mlp.down_proj.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape))
+    generated(monkeypatch, lm, True, do_sample=False)
+    assert len(seen) >= 2 * STEPS
+
+
+def test_training_steps_take_the_joined_norm_and_product(monkeypatch):
+    """The same loss and gradients as by PyTorch."""
+    lm, ids = model("gdn").to(DEVICE).train(), tokens(2, 9).to(DEVICE)
+    found = []
+    for backend in ("torch", "triton"):
+        for module in JOINED:
+            monkeypatch.setattr(module, "takes_kernels", lambda asked, x, backend=backend: takes_kernels(backend, x))
+        loss = lm(ids, labels=ids).loss
+        found.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)

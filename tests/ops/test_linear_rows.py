@@ -1,0 +1,79 @@
+"""Linear maps of a few rows with what follows them: the kernel (on a GPU or in Triton's interpreter) against PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastweights.ops.linear_rows import linear_rows, takes_linear_rows
+from tests.kernels.cases import DEVICE
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("rows, channels", [((1, 1), 40), ((3, 1), 300), ((2, 9), 64)], ids=str)
+@pytest.mark.parametrize("widths", [(17,), (32, 8), (16, 40, 5)], ids=str)
+def test_matrices_of_one_input(rows, channels, widths):
+    x, weights = draw(*rows, channels), [draw(width, channels, seed=i) for i, width in enumerate(widths)]
+    for got, w in zip(linear_rows(x, *weights), weights, strict=True):
+        torch.testing.assert_close(got, F.linear(x, w), **CLOSE)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("rows", [1, 5, 17])
+def test_what_follows(rows):
+    x, w, more = draw(rows, 1, 72), draw(24, 72, seed=1) / 8, draw(24, 72, seed=2) / 8
+    bias, residual, log_rate = draw(24, seed=3), draw(rows, 1, 24, seed=4), draw(6, seed=5)
+    y = F.linear(x, w)
+    cases = [
+        ({"bias": bias}, (w,), y + bias),
+        ({"kind": "add", "other": residual}, (w,), residual + y),
+        ({"kind": "swiglu"}, (w, more), F.silu(y) * F.linear(x, more)),
+        ({"kind": "sigmoid", "largest": 2.0}, (w,), 2 * torch.sigmoid(y)),
+        ({"kind": "sigmoid", "bias": bias}, (w,), torch.sigmoid(y + bias)),
+        (
+            {"kind": "decay", "bias": bias, "other": log_rate}, (w,),
+            -log_rate.exp().repeat_interleave(4) * F.softplus(y + bias),
+        ),
+    ]  # fmt: skip
+    for options, weights, wanted in cases:
+        (got,) = linear_rows(x, *weights, **options)
+        torch.testing.assert_close(got, wanted, **CLOSE, msg=lambda m, o=options: f"{o.get('kind')}: {m}")
+
+
+@pytest.mark.kernels
+def test_a_row_gets_the_same_bits_alone_and_among_others():
+    x, w = draw(40, 96), draw(32, 96, seed=1)
+    (together,) = linear_rows(x, w)
+    for i in (0, 39):
+        assert torch.equal(linear_rows(x[i : i + 1], w)[0], together[i : i + 1])
+
+
+@pytest.mark.kernels
+def test_a_slice_is_read_where_it_lies_and_a_bad_number_stays_in_its_row():
+    x, w = draw(4, 100)[:, 3:67], draw(8, 64, seed=1)
+    torch.testing.assert_close(linear_rows(x, w)[0], F.linear(x, w), **CLOSE)
+    x[1, 5] = float("nan")
+    (got,) = linear_rows(x, w)
+    assert got[1].isnan().all() and got[[0, 2, 3]].isfinite().all()
+
+
+@pytest.mark.kernels
+def test_what_the_kernel_serves():
+    x, w = torch.zeros(64, 8, device=DEVICE), torch.zeros(4, 8, device=DEVICE)
+    assert takes_linear_rows(x, w, None, torch.zeros(4, device=DEVICE).half(), backend="triton")
+    assert not takes_linear_rows(torch.zeros(65, 8, device=DEVICE), w, backend="triton")
+    assert not takes_linear_rows(x, w.half(), backend="triton")
+    assert not takes_linear_rows(x, w.requires_grad_(), backend="triton")
+    with torch.no_grad():
+        assert takes_linear_rows(x, w, backend="triton")
+    with torch.autocast(DEVICE, dtype=torch.bfloat16), torch.no_grad():
+        assert not takes_linear_rows(x, w, backend="triton")
+    assert not takes_linear_rows(x, w, backend="torch")
