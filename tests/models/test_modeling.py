@@ -236,3 +236,16 @@ def test_bad_layer_is_refused_when_the_model_is_built():
     with pytest.raises(ValueError, match="layer 1: bound must be in"):
         FastWeightsForCausalLM(config(["gdn", {"name": "pgdn", "bound": 3.0}]))
     assert isinstance(FastWeightsModel(config()), torch.nn.Module)
+
+
+def test_projections_get_what_autocast_would_cast_for_each_of_them():
+    """The norms write autocast's dtype; the residual stream keeps its own."""
+    lm, seen = model(), {}
+    block = lm.model.layers[1]
+    for name in ("mixer.qkv.q_proj", "mixer.gain.b_proj", "mlp.gate_proj", "mlp.up_proj"):
+        block.get_submodule(name).register_forward_pre_hook(lambda _, given, n=name: seen.update({n: given[0].dtype}))
+    block.register_forward_hook(lambda module, given, y: seen.update(stream=y.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lm(tokens())
+    assert seen.pop("stream") == torch.float32
+    assert set(seen.values()) == {torch.bfloat16} and len(seen) == 4

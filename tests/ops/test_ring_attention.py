@@ -40,7 +40,7 @@ def test_kernels(batch, heads, of_keys, width, slots, place, theta):
     """At the first token, within the slots, at the last of them and once around, with rows that began later."""
     given = draw(batch, heads, of_keys, width, slots)
     place_N = torch.full((batch,), place, device=DEVICE)
-    padding = torch.arange(batch, device=DEVICE).clamp_max(place)
+    padding = (place - 3 * torch.arange(batch, device=DEVICE) - 2).clamp_min(0)
     for first in (None, padding):
         seen = place_N if first is None else place_N - first
         wanted_ring, got_ring = ([x.clone() for x in given[3:]] for _ in range(2))
