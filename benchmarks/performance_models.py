@@ -75,7 +75,7 @@ def decode_page(content: Mapping[str, Any]) -> str:
                 if "tokens/s" in row
                 else [row.get("refused", "–"), "–"]
             )
-        lines.append(cells)
+        lines.append([*cells, measured(next(iter(found.values())))])
     image = f"images/{decode_image(content)}"
     text = (
         f"## Tokens per second of decoding, {content['device']}\n\n![Tokens per second against the context, for 1, 8 and 64 "
@@ -84,6 +84,7 @@ def decode_page(content: Mapping[str, Any]) -> str:
         "of state of all layers per sequence.\n"
     )
     head = ["memory", "state, MB", *(x for n in batches for x in (f"ms, {n} sequence{'s'[: n > 1]}", "tokens/s"))]
+    head.append("measured")
     return "\n".join([text, table(head, lines)])
 
 

@@ -127,3 +127,22 @@ def test_whole_models_have_their_pages(tmp_path: Path) -> None:
     assert "| ours | 8 x 2,048 | 150 | 1.50 | 50.0 | 3.00 | 7.00 | 2026-01-02, files abc |" in page
     assert "| gdn | 1 | 1.50 | 1.80 | 1.20 | 30.0 | 666 | 2026-01-02, files abc |" in page
     assert "gdn: prefill of 16384 tokens in 30.0 ms, 40% of the rate" in page
+
+
+def test_decoding_has_a_table_and_a_figure(tmp_path: Path) -> None:
+    """A memory's speed stands for every context; softmax attention has a row for each, also where it does not fit."""
+    when = {"measured": {"time": "2026-01-02T00:00:00", "source": "abc"}}
+    speed = {"step, ms": [2.0] * 3, "tokens/s": 4e3, "state, bytes per sequence": 6e6, **when}
+    rows = {
+        "gdn": {"mixer": "gdn", "batch": 8, "context": None, **speed},
+        "short": {"mixer": "softmax", "batch": 8, "context": 2048, **speed},
+        "long": {"mixer": "softmax", "batch": 8, "context": 131072, "refused": "does not fit", **when},
+    }
+    (tmp_path / "decode-table-test.json").write_text(json.dumps({**ORIGIN, "layers": 24, "rows": rows}))
+    page = performance.render(tmp_path)
+    assert "| gdn | 6.00 | 2.00 | 4,000 | 2026-01-02, files abc |" in page
+    assert "| softmax, 2,048 tokens | 6.00 | 2.00 | 4,000 |" in page
+    assert "| softmax, 131,072 tokens | – | does not fit | – |" in page
+    performance.draw_figures(tmp_path, tmp_path)
+    (figure,) = tmp_path.glob("*.png")
+    assert f"(images/{figure.name})" in page
