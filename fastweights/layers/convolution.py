@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_size
 from ..ops.short_convolution import short_convolution
+from ..ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
 from .initialization import OwnInitialMatrices
 
-__all__ = ["FIRST_FILTERS", "ShortConvolution"]
+__all__ = ["FIRST_FILTERS", "ShortConvolution", "convolve_together"]
 
 FIRST_FILTERS = ("uniform", "normal")
 
@@ -67,3 +71,35 @@ class ShortConvolution(OwnInitialMatrices):
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, width={self.width}"
+
+
+def convolve_together(
+    convolutions: Sequence[Any],
+    inputs: Sequence[Tensor],
+    windows: Sequence[Tensor | None],
+    cu_seqlens: Tensor | None,
+    *,
+    norms: Sequence[int | None],
+    activation: str | None,
+    keep: bool,
+    backend: str,
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """What up to three `ShortConvolution` give for their inputs [B, T, D], and with `keep` the last inputs of each for the next
+    call, else None. One kernel serves them where there is one token per sequence. Convolutions with one window must have one
+    input."""
+    if keep and cu_seqlens is None and all(window is not None for window in windows):
+        parts = [
+            TokenConvolution(x, one.weight, one.bias, window, norm)
+            for x, one, window, norm in zip(inputs, convolutions, windows, norms, strict=True)
+            if window is not None
+        ]
+        if takes_token(parts, backend):
+            made, after = convolve_token(parts, activation is not None)
+            return made, list(after)
+    results = [
+        one(
+            x, window, cu_seqlens, activation=activation, normalize=norm, output_final_state=keep, backend=backend,
+        )
+        for x, one, window, norm in zip(inputs, convolutions, windows, norms, strict=True)
+    ]  # fmt: skip
+    return [y for y, _ in results], [state for _, state in results]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..checks import check_flag, check_number, check_positive, check_size
 from ..ops.framework.spec import BACKENDS
 from .cache import LayerCache
-from .convolution import FIRST_FILTERS, ShortConvolution
+from .convolution import FIRST_FILTERS, ShortConvolution, convolve_together
 from .decay import StepDecay
 from .gates import ImportanceGain
 from .heads import HeadSizes
@@ -140,8 +140,8 @@ class PalimpsaM(ConfiguredMixer):
         gate, backend = self.options.output_gate, self.options.backend
         run = RuleCall(cache, cu_seqlens, backend)
         z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)
-        vkq, conv_state = self.conv(
-            vkq, run.context.get("vkq"), cu_seqlens, activation="silu", output_final_state=cache is not None,
+        (vkq,), (conv_state,) = convolve_together(
+            [self.conv], [vkq], [run.context.get("vkq")], cu_seqlens, norms=[None], activation="silu", keep=cache is not None,
             backend=backend_beside(backend),
         )  # fmt: skip
         v_BTGV, k_BTHK, q_BTHK = self._split(vkq)

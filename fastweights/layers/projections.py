@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.gated_norm.torch_form import GATES
-from ..ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
 from .cache import LayerCache
-from .convolution import ShortConvolution
+from .convolution import ShortConvolution, convolve_together
 from .few_rows import linear_together
 from .heads import HeadSizes
 from .initialization import OwnInitialValues, ResidualProjection
@@ -70,40 +67,18 @@ class QKVProjection(nn.Module):
         projections = [self.get_submodule(f"{name}_proj") for name in self.widths]
         flat = linear_together(x_BTD, *projections, backend=self.backend)
         norms = [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
-        conv_states: dict[str, Tensor] = {}
+        states: list[Tensor | None] = []
         if self.has_convolution:
-            flat, conv_states = self._convolve(flat, norms, cache, cu_seqlens)
+            flat, states = convolve_together(
+                [self.get_submodule(f"{name}_conv") for name in self.widths], flat,
+                [None if cache is None else cache.context.get(name) for name in self.widths], cu_seqlens, norms=norms,
+                activation=ACTIVATIONS[self.activation], keep=cache is not None, backend=self.backend,
+            )  # fmt: skip
         q, k, v = (y.unflatten(2, (-1, width)) for y, width in zip(flat, self.widths.values(), strict=True))
         if not self.has_convolution:
             q, k, v = (F.silu(y) if self.activation == "silu" else y for y in (q, k, v))
             q, k = (l2_normalize(y) if self.normalize_qk else y for y in (q, k))
-        return q, k, v, conv_states
-
-    def _convolve(
-        self, flat: list[Tensor], norms: list[int | None], cache: LayerCache | None, cu_seqlens: Tensor | None
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """q, k and v after convolution, activation and norm, and their last inputs where there is a cache."""
-        convolutions: list[Any] = [self.get_submodule(f"{name}_conv") for name in self.widths]
-        windows = [None if cache is None else cache.context.get(name) for name in self.widths]
-        activation = ACTIVATIONS[self.activation]
-        if cu_seqlens is None and all(window is not None for window in windows):
-            parts = [
-                TokenConvolution(y, one.weight, one.bias, window, norm)
-                for y, one, window, norm in zip(flat, convolutions, windows, norms, strict=True)
-                if window is not None
-            ]
-            if takes_token(parts, self.backend):
-                made, states = convolve_token(parts, activation is not None)
-                return made, dict(zip(self.widths, states, strict=True))
-        results = [
-            one(
-                y, window, cu_seqlens, activation=activation, normalize=norm, output_final_state=cache is not None,
-                backend=self.backend,
-            )
-            for y, one, window, norm in zip(flat, convolutions, windows, norms, strict=True)
-        ]  # fmt: skip
-        kept = {name: state for name, (_, state) in zip(self.widths, results, strict=True) if state is not None}
-        return [y for y, _ in results], kept
+        return q, k, v, {name: state for name, state in zip(self.widths, states, strict=False) if state is not None}
 
 
 class SharedQKProjection(nn.Module):
@@ -145,14 +120,15 @@ class SharedQKProjection(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new state of both convolutions: their last inputs
         [N, W-1, channels]."""
-        y = self.qk_proj(x_BTD)
+        y, v = linear_together(x_BTD, self.qk_proj, self.v_proj, backend=self.backend)
         before = None if cache is None else cache.context.get("qk")
-        call: dict[str, Any] = {"activation": ACTIVATIONS[self.activation], "backend": self.backend}
-        call["normalize"] = self.heads.key if self.normalize_qk else None
-        q, conv_state = self.q_conv(y, before, cu_seqlens, output_final_state=cache is not None, **call)
-        k, _ = self.k_conv(y, before, cu_seqlens, output_final_state=False, **call)
+        norm = self.heads.key if self.normalize_qk else None
+        (q, k), (conv_state, _) = convolve_together(
+            [self.q_conv, self.k_conv], [y, y], [before, before], cu_seqlens, norms=[norm, norm],
+            activation=ACTIVATIONS[self.activation], keep=cache is not None, backend=self.backend,
+        )  # fmt: skip
         q, k = (z.unflatten(2, (-1, self.heads.key)) for z in (q, k))
-        v = self.v_proj(x_BTD).unflatten(2, (-1, self.heads.value))
+        v = v.unflatten(2, (-1, self.heads.value))
         return q, k, v, {} if conv_state is None else {"qk": conv_state}
 
 

@@ -105,6 +105,9 @@ def convolve_token(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """y [N, 1, D] and the last inputs of every part; nothing is checked. in_place: whether these replace the given ones."""
     arguments, outputs, windows, blocks, widest = [], [], [], 0, 1
+    in_place = in_place and len({part.window.data_ptr() for part in parts}) == len(
+        parts
+    )  # others would read it changed
     for part in parts:
         x = rows_together(part.x)
         channels = x.shape[2]
