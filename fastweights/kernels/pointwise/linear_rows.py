@@ -28,7 +28,7 @@ __all__ = ["MOST_MATRICES", "MOST_ROWS", "linear_rows"]
 
 MOST_MATRICES = 3
 MOST_ROWS = 64
-OUTPUTS, INPUTS, WARPS, STAGES = 16, 128, 2, 4  # of a program; INPUTS in a step of each of its two sums
+OUTPUTS, INPUTS, WARPS, STAGES = 32, 128, 4, 4  # of a program; INPUTS in a step of each of its two sums
 
 
 @triton.jit
