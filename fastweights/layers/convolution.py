@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..checks import check_size
 from ..ops.short_convolution import short_convolution
 from ..ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
+from .few_rows import is_unhooked
 from .initialization import OwnInitialMatrices
 
 __all__ = ["FIRST_FILTERS", "ShortConvolution", "convolve_together"]
@@ -87,7 +88,8 @@ def convolve_together(
     """What up to three `ShortConvolution` give for their inputs [B, T, D], and with `keep` the last inputs of each for the next
     call, else None. One kernel serves them where there is one token per sequence. Convolutions with one window must have one
     input."""
-    if keep and cu_seqlens is None and all(window is not None for window in windows):
+    joined = keep and cu_seqlens is None and all(map(is_unhooked, convolutions))
+    if joined and all(window is not None for window in windows):
         parts = [
             TokenConvolution(x, one.weight, one.bias, window, norm)
             for x, one, window, norm in zip(inputs, convolutions, windows, norms, strict=True)

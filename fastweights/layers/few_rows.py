@@ -9,20 +9,20 @@ from torch import Tensor, nn
 from ..ops.linear_rows import linear_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
 
-__all__ = ["joins", "linear_together"]
+__all__ = ["is_unhooked", "joins", "linear_together"]
 
 PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
 
 
+def is_unhooked(module: nn.Module) -> bool:
+    """Whether nothing but its own forward runs when the module is called. Hooks of accelerate bring its weights, so it must be
+    called."""
+    return "forward" not in module.__dict__ and not module._forward_hooks and not module._forward_pre_hooks
+
+
 def is_plain(module: nn.Module) -> bool:
     """Whether the module does nothing but multiply with its weight: adapters, quantised layers and hooks do more."""
-    return (
-        type(module) in PLAIN
-        and type(module.weight) is nn.Parameter
-        and "forward" not in module.__dict__
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-    )
+    return type(module) in PLAIN and type(module.weight) is nn.Parameter and is_unhooked(module)
 
 
 def joins(x: Tensor, *modules: Any, backend: str = "auto") -> bool:

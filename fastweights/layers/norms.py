@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.residual_norm import residual_norm
 from ..ops.short_convolution.torch_form import l2_normalize
+from .few_rows import is_unhooked
 
 __all__ = ["GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize"]
 
@@ -29,6 +30,9 @@ class RMSNorm(nn.RMSNorm):
     def of_sum(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
         """The residual stream x plus a branch (x itself without one), and its norm for projections: under autocast in autocast's
         dtype, so that not every one of them casts it."""
+        if not is_unhooked(self):
+            s = x if branch is None else x + branch
+            return s, self(s)
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         return residual_norm(x, branch, self.weight, eps=self.eps, dtype=dtype)

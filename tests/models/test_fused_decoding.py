@@ -92,13 +92,15 @@ def test_the_same_tokens(monkeypatch, calls, mixer):
 
 
 def test_a_module_that_does_more_than_multiply_is_called(monkeypatch, calls):
-    """A hook of one projection, as adapters and tracers have them: its layer calls the modules, the others do not notice."""
-    lm = model("gdn").to(DEVICE)
-    seen = []
-    lm.model.layers[0].mixer.qkv.k_proj.register_forward_hook(lambda module, given, y: seen.append(y.shape))
-    lm.model.layers[0].mlp.down_proj.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape))
+    """Hooks, as adapters, tracers and accelerate have them: the module is called in every step."""
+    lm = model(["gdn"]).to(DEVICE)
+    (block,) = lm.model.layers
+    names = ("mixer.qkv.k_proj", "mixer.qkv.v_conv", "mixer.gain.b_proj", "mlp.down_proj", "mixer_norm", "mlp_norm")
+    seen: Counter[str] = Counter()
+    for name in names:
+        block.get_submodule(name).register_forward_pre_hook(lambda *given, name=name: seen.update([name]))
     generated(monkeypatch, lm, True, do_sample=False)
-    assert len(seen) >= 2 * STEPS
+    assert seen == dict.fromkeys(names, STEPS + 2)  # the prompt, and the step before a capture
 
 
 def test_training_steps_take_the_joined_norm_and_product(monkeypatch):
