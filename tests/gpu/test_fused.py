@@ -11,7 +11,9 @@ from torch import Tensor
 from fastweights.kernels.availability import HAS_TRITON
 from fastweights.ops.gated_norm import gated_rms_norm
 from fastweights.ops.gated_writes import gated_writes
+from fastweights.ops.residual_norm import residual_norm
 from fastweights.ops.short_convolution import short_convolution
+from fastweights.ops.silu_product import silu_product
 
 pytestmark = [
     pytest.mark.gpu,
@@ -111,6 +113,27 @@ def test_gated_writes(shape, gain, dtype):
 
     of_gain = [leaf(*shape, dtype=dtype, seed=2), leaf(*shape[:-1], seed=3)] if gain else []
     compare(call, [leaf(*shape, dtype=dtype), leaf(*shape[:-1], seed=1), *of_gain], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("branch", [False, True])
+@pytest.mark.parametrize("shape", [(8, 2048, 1024), (3, 700, 96), (1, 300, 4096), (64, 1, 1024)], ids=str)
+def test_residual_norm(shape, branch, dtype):
+    def call(x: Tensor, weight: Tensor, *added: Tensor, backend: str) -> tuple[Tensor, ...]:
+        return residual_norm(x, added[0] if added else None, weight, backend=backend)
+
+    added = [leaf(*shape, dtype=dtype, seed=1)] if branch else []
+    compare(call, [leaf(*shape, dtype=dtype), leaf(shape[-1], seed=2), *added], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(8, 2048, 2816), (3, 77, 50)], ids=str)
+def test_silu_product(shape, dtype):
+    compare(
+        lambda z, u, backend: (silu_product(z, u, backend=backend),),
+        [leaf(*shape, dtype=dtype, seed=i) for i in range(2)],
+        dtype,
+    )
 
 
 def test_in_one_graph_and_captured():

@@ -1,0 +1,109 @@
+"""The kernels around the memories in a decoding step, at the sizes of real layers, against PyTorch in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastweights.kernels.availability import HAS_TRITON
+from fastweights.layers.attention import rotate, rotation
+from fastweights.ops.framework.few_tokens import overwriting_states
+from fastweights.ops.linear_rows import linear_rows
+from fastweights.ops.ring_attention import ring_attention
+from fastweights.ops.short_convolution import short_convolution
+from fastweights.ops.short_convolution.token import TokenConvolution, convolve_token
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="needs an NVIDIA GPU and triton"),
+]
+# RMS of the difference over RMS of the float64 result.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).to(dtype)
+
+
+def near(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    error = (got.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
+    assert error <= TOLERANCE[dtype], f"{error:.1e}"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_linear_rows(rows, dtype):
+    """Every kind, twice the same bits, and for a row alone the bits that it has among others."""
+    x, residual = draw(rows, 1, 1024, dtype=dtype), draw(rows, 1, 2816, dtype=dtype, seed=9)
+    w = [draw(2816, 1024, dtype=dtype, seed=i) / 32 for i in range(3)]
+    bias, rate = draw(2816, seed=4), draw(8, seed=5)
+    exact = [F.linear(x.double(), one.double()) for one in w]
+    step = F.softplus(exact[0] + bias.double())
+    cases = [
+        ({}, w, exact),
+        ({"kind": "add", "other": residual}, w[:1], [residual.double() + exact[0]]),
+        ({"kind": "swiglu"}, w[:2], [F.silu(exact[0]) * exact[1]]),
+        ({"kind": "sigmoid", "largest": 2.0}, w[:1], [2 * exact[0].sigmoid()]),
+        ({"kind": "decay", "bias": bias, "other": rate}, w[:1], [-rate.double().exp().repeat_interleave(352) * step]),
+    ]
+    for options, weights, wanted in cases:
+        got, again = (linear_rows(x, *weights, **options) for _ in range(2))
+        alone = {**options, "other": residual[:1]} if options.get("kind") == "add" else options
+        single = linear_rows(x[:1], *weights, **alone)
+        for y, same, one, z in zip(got, again, single, wanted, strict=True):
+            assert torch.equal(y, same) and torch.equal(y[:1], one)
+            near(y, z, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_convolutions_of_a_token(dtype):
+    parts = [
+        TokenConvolution(
+            draw(8, 1, 1024, dtype=dtype, seed=i), draw(1024, 4, seed=3 + i), None, draw(8, 3, 1024, dtype=dtype, seed=6 + i),
+            None if i == 2 else 128,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    wanted = [
+        short_convolution(
+            one.x.double(), one.weight.double(), activation="silu", normalize=one.head, initial_state=one.window.double(),
+            output_final_state=True, backend="torch",
+        )
+        for one in parts
+    ]  # fmt: skip
+    with overwriting_states():
+        made, windows = convolve_token(parts, True)
+    for one, y, window, (exact, kept) in zip(parts, made, windows, wanted, strict=True):
+        near(y, exact, dtype)
+        assert window is one.window and torch.equal(window.double(), kept)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "batch, heads, of_keys, slots, place",
+    [(1, 8, 8, 2176, 2047), (8, 8, 2, 700, 5000), (64, 8, 8, 500, 300), (1, 16, 1, 70_000, 69_999)],
+    ids=str,
+)
+def test_attention_to_a_ring(batch, heads, of_keys, slots, place, dtype):
+    q, k, v = (draw(batch, 1, n, 128, dtype=dtype, seed=i) for i, n in enumerate((heads, of_keys, of_keys)))
+    keys, values = (draw(batch, slots, of_keys, 128, dtype=dtype, seed=3 + i) for i in range(2))
+    place_N = torch.full((batch,), place, device="cuda")
+    padding = (place_N - slots // 2).clamp_min(0)
+    cos, sin = (x.double() for x in rotation((place_N - padding)[:, None], 128, 1e4, torch.float32))
+    exact = [x.double() for x in (keys, values)]
+    for ring, new in zip(exact, (rotate(k.double(), cos, sin), v.double()), strict=True):
+        ring[:, place % slots] = new[:, 0]
+    slot = torch.arange(slots, device="cuda")
+    seen = place - (place - slot) % slots >= padding[:, None]
+    wanted = F.scaled_dot_product_attention(
+        rotate(q.double(), cos, sin).transpose(1, 2), *(x.transpose(1, 2) for x in exact), attn_mask=seen[:, None, None],
+        enable_gqa=True,
+    ).transpose(1, 2)  # fmt: skip
+    held = keys.clone(), values.clone()
+    o, *_ = ring_attention(q, k, v, keys, values, place_N - padding, place_N, padding, 1e4)
+    near(o, wanted, dtype)
+    near(keys, exact[0], dtype)
+    again, *_ = ring_attention(q, k, v, *held, place_N - padding, place_N, padding, 1e4)
+    assert torch.equal(o, again)
