@@ -70,7 +70,7 @@ def section(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
         f"{claim.says} ({PAPERS[claim.paper]}, {claim.source})\n",
         f"- Paper: {claim.printed}",
         f"- Setting: {claim.setting}",
-        f"- Expected: {claim.expected}. {claim.forecast}",
+        f"- Expected: {claim.expectation}",
         f"- Rule: {claim.rule}",
         f"- Found: **{status(claim, records)}**; {reason(claim, records)}",
     ]

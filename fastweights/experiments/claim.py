@@ -142,6 +142,11 @@ class Claim:
         repr=False,
     )
 
+    @property
+    def expectation(self) -> str:
+        """The expected status with the numbers, or that none was forecast."""
+        return "no forecast" if self.forecast == "none" else f"{self.expected}: {self.forecast}"
+
     def declaration(self) -> dict[str, Any]:
         """What was written before the run, as a result repeats it."""
         return {name: getattr(self, name) for name in self.declared}

@@ -39,7 +39,7 @@ def claim_page(claim: Claim, record: ClaimRecord) -> Group:
         ("source", f"{PAPERS[claim.paper]}, {claim.source}"),
         ("paper's numbers", claim.printed),
         ("setting", claim.setting),
-        ("expected", f"{claim.expected}: {claim.forecast}"),
+        ("expected", claim.expectation),
         ("rule", claim.rule),
         ("found", f"{record.status}: {record.reason}"),
         *((("undertrained", ", ".join(record.undertrained)),) if record.undertrained else ()),

@@ -142,7 +142,8 @@ def precondition_keys(
             k's heads, as for value heads that share a key: the result then has as many.
         beta: gain of A, at least 0, [B, T, H].
         center: c, a number or a tensor [H], free in sign.
-        bound: x in [1, 2]; 1 leaves the keys as they are, at most 2 keeps the delta rule stable for beta <= 1 and unit keys.
+        bound: x in [1, 2]; 1 leaves the keys as they are, at most 2 keeps the eigenvalues of every step of the delta rule within
+            1 for beta <= 1 and unit keys (docs/claims.md, C4, has what products of steps do).
         eps: positive number under the logarithm.
         squash: "softsign", r / (1 + |r|), "tanh" or "none". "none" reads neither center, bound nor eps.
         ridge: positive number added to A; read by squash "none" alone.
