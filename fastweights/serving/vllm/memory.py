@@ -20,7 +20,7 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, BaseMambaAttentionMetadataBuilder
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
-from ...layers import Mixer
+from ...layers import LayerCache, Mixer
 from .pool import PooledMixer
 from .version import BACKEND, OP
 
@@ -94,6 +94,10 @@ class ServedMemory(MambaBase):
 
     # The work of a step.
 
+    def rehearse(self, x_TD: Tensor, y_TD: Tensor) -> None:
+        """A call without sequences, by which vLLM measures memory. It compiles the kernels before the first request."""
+        y_TD.copy_(self.mixer(x_TD[None], LayerCache())[0])
+
     def step(self, x_TD: Tensor, y_TD: Tensor, step: Step) -> None:
         """Read the tokens of a step: what follows them in x and y is padding."""
         decoded, prefilled = step.num_decode_tokens, step.num_prefill_tokens
@@ -109,12 +113,12 @@ class ServedMemory(MambaBase):
 @eager_break_during_capture
 def fastweights_memory(x: torch.Tensor, y: torch.Tensor, name: str) -> None:
     context = get_forward_context()
-    steps = context.attn_metadata
+    layer, steps = context.no_compile_layers[name], context.attn_metadata
     step = None if steps is None else steps.get(name)
-    if step is None:  # vLLM measures memory
-        y.zero_()
+    if step is None:
+        layer.rehearse(x, y)
     else:
-        context.no_compile_layers[name].step(x, y, step)
+        layer.step(x, y, step)
 
 
 def traced(x: torch.Tensor, y: torch.Tensor, name: str) -> None:
