@@ -41,7 +41,8 @@ DECODING = {
 }  # fmt: skip
 AROUND = {
     "short_convolution": f"x, weight, bias=None, *, activation=None, normalize=None, eps=1e-06, {TRAILING}",
-    "gated_rms_norm": "x, weight, gate=None, *, activation='silu', eps=1e-06, gate_first=False, backend='auto'",
+    "gated_rms_norm": "x, weight, gate=None, *, activation='silu', eps=1e-06, gate_first=False, value=None, skip=None, "
+    "backend='auto'",
     "gated_writes": "v, s, z=None, c=None, *, backend='auto'",
 }
 SHAPES = {"gated_rms_norm": "[..., V]", "gated_writes": "[..., G, V]"}

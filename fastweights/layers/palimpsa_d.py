@@ -83,7 +83,8 @@ class PalimpsaD(MemoryLayer):
         )
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
-        return super().read_out(o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV), v_BTGV, x_BTD)
+        self.probe(output_gate=lambda: self.output.gate_values(x_BTD))
+        return self.output(o_BTGV, x_BTD, self.skip, v_BTGV)
 
     def state_size(self, length: int = 1) -> int:
         return self.heads.value_heads * self.heads.key * self.heads.value * (1 if self.importance is None else 2)

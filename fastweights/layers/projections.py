@@ -10,7 +10,7 @@ from ..ops.gated_norm import gated_rms_norm
 from ..ops.gated_norm.torch_form import GATES
 from .cache import LayerCache
 from .convolution import ShortConvolution, convolve_together
-from .few_rows import linear_together
+from .few_rows import is_unhooked, linear_together
 from .heads import HeadSizes
 from .initialization import OwnInitialValues, ResidualProjection
 from .norms import RMSNorm, l2_normalize
@@ -192,7 +192,12 @@ class OutputProjection(nn.Module):
             return None
         return GATES[self.gate](self.g_proj(x_BTD)).unflatten(2, (-1, self.width))
 
-    def forward(self, o_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
+    def forward(
+        self, o_BTGV: Tensor, x_BTD: Tensor, skip: ValueSkip | None = None, v_BTGV: Tensor | None = None
+    ) -> Tensor:
+        """y [B, T, D]. skip: adds D v to o; one pass over o does it with the norm."""
+        if skip is not None and v_BTGV is not None and not (self.norm is not None and is_unhooked(skip)):
+            o_BTGV, skip = skip(o_BTGV, v_BTGV), None
         z_BTGV = None if self.gate is None else self.g_proj(x_BTD).view_as(o_BTGV)
         if self.norm is not None:
             o_BTGV = gated_rms_norm(
@@ -201,6 +206,8 @@ class OutputProjection(nn.Module):
                 z_BTGV,
                 activation=self.gate or "silu",
                 eps=self.norm.eps,
+                value=None if skip is None else v_BTGV,
+                skip=None if skip is None else skip.D,
                 backend=self.backend,
             )
         elif self.gate is not None and z_BTGV is not None:

@@ -103,6 +103,18 @@ def test_gated_norm(shape, per_group, activation, first, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(16, 2048, 16, 48), (8, 2048, 8, 128), (3, 65, 2, 20)], ids=str)
+def test_gated_norm_with_a_skip(shape, dtype):
+    """As a palimpsa-d layer calls it."""
+
+    def call(x: Tensor, weight: Tensor, gate: Tensor, value: Tensor, skip: Tensor, backend: str) -> tuple[Tensor]:
+        return (gated_rms_norm(x, weight, gate, value=value, skip=skip, backend=backend),)
+
+    rows = [leaf(*shape, dtype=dtype, seed=seed) for seed in range(3)]
+    compare(call, [rows[0], leaf(shape[-1], seed=3), *rows[1:], leaf(shape[-2], seed=4)], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("gain", [False, True])
 @pytest.mark.parametrize("shape", [(4, 2048, 16, 48), (2, 700, 4, 192), (3, 65, 2, 20), (64, 1, 8, 128)], ids=str)
 def test_gated_writes(shape, gain, dtype):

@@ -56,16 +56,18 @@ def gated_norm() -> Iterator[Callable[[], object]]:
     from fastweights.kernels.pointwise.gated_norm import backward, forward
 
     forms = [
-        (64, "silu", False),
-        (128, "silu", False),
-        (128, "gelu", False),
-        (2048, "silu", True),
-        (4096, "silu", True),
+        (48, "silu", False, True),
+        (64, "silu", False, False),
+        (128, "silu", False, True),
+        (128, "gelu", False, False),
+        (2048, "silu", True, False),
+        (4096, "silu", True, False),
     ]
     for dtype in (torch.bfloat16, torch.float32):
-        for width, activation, first in forms:
+        for width, activation, first, skip in forms:
             x = torch.empty(8192, max(1, 1024 // width), width, dtype=dtype)
-            options = (x, torch.empty(width), x, activation, 1e-6, first)
+            skipped = (x, torch.empty(x.shape[1])) if skip else (None, None)
+            options = (x, torch.empty(width), x, *skipped, activation, 1e-6, first)
             yield partial(forward, *options)
             yield partial(backward, x, *options)
 

@@ -103,3 +103,17 @@ def test_each_head_draws_its_scale_from_an_interval(name):
 def test_bad_options_are_refused(error, options, message):
     with pytest.raises(error, match=message):
         build_mixer("palimpsa-d", hidden_size=16, num_heads=4, **options)
+
+
+def test_skip_is_added_in_the_pass_of_the_norm(monkeypatch):
+    """Where there is no norm, or a hook, in a pass of its own."""
+    passes = []
+    monkeypatch.setattr("fastweights.layers.projections.ValueSkip.forward", lambda _, o, v: passes.append(1) or o)
+    x = torch.randn(1, 3, HIDDEN)
+    layer = build_mixer("palimpsa-d", hidden_size=HIDDEN, num_heads=2)
+    assert layer(x).isfinite().all() and not passes
+    layer.skip.register_forward_pre_hook(lambda *given: None)
+    layer(x)
+    assert len(passes) == 1
+    build_mixer("palimpsa-d", hidden_size=HIDDEN, num_heads=2, output_norm=False)(x)
+    assert len(passes) == 2

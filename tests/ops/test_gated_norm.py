@@ -15,12 +15,18 @@ ACTIVATIONS = [None, "silu", "sigmoid", "gelu"]
 
 
 def inputs(
-    shape: tuple[int, ...], activation: str | None, per_group: bool, dtype: torch.dtype = torch.float32
+    shape: tuple[int, ...],
+    activation: str | None,
+    per_group: bool,
+    dtype: torch.dtype = torch.float32,
+    skip: bool = False,
 ) -> dict[str, Tensor]:
     torch.manual_seed(0)
     shapes = {"x": shape, "weight": shape[-2:] if per_group else shape[-1:], "gate": shape}
     if activation is None:
         del shapes["gate"]
+    if skip:
+        shapes |= {"value": shape, "skip": shape[-2:-1]}
     return {name: torch.randn(s, device=DEVICE).to(dtype).requires_grad_() for name, s in shapes.items()}
 
 
@@ -44,13 +50,15 @@ def activated(z: Tensor, activation: str | None) -> Tensor:
     return {"silu": z * share, "sigmoid": share, "gelu": z * (1 + torch.erf(z / math.sqrt(2))) / 2}[activation]
 
 
+@pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("per_group", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_formula(activation, per_group, first):
-    given = inputs((2, 3, 4, 5), activation, per_group, torch.float64)
+def test_formula(activation, per_group, first, skip):
+    given = inputs((2, 3, 4, 5), activation, per_group, torch.float64, skip)
     a = activated(given.get("gate", given["x"]), activation)
-    u = given["x"] * a if first else given["x"]
+    x = given["x"] + given["skip"][:, None] * given["value"] if skip else given["x"]
+    u = x * a if first else x
     wanted = u / (u.square().mean(-1, keepdim=True) + 1e-3).sqrt() * given["weight"] * (1 if first else a)
     options = {"activation": activation or "silu", "eps": 1e-3, "gate_first": first}
     got = results(given, **options, backend="torch")
@@ -84,30 +92,41 @@ def test_kernels(shape, per_group, activation, first):
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("activation, first", [(None, False), ("silu", False), ("silu", True)])
+@pytest.mark.parametrize("shape", [(1, 1, 2, 20), (2, 63, 3, 7), (65, 1, 33)], ids=str)
+def test_kernels_with_a_skip(shape, activation, first):
+    """Several groups, each with a D of its own; rows that fill no tile."""
+    given = inputs(shape, activation, False, skip=True)
+    options = {"activation": activation or "silu", "gate_first": first}
+    wanted = results(given, **options, backend="torch")
+    assert_same(results(given, **options, backend="triton"), wanted, rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.kernels
 @pytest.mark.parametrize("per_group", [False, True])
 def test_kernels_sum_over_many_tiles(per_group, monkeypatch):
     from fastweights.kernels.pointwise import gated_norm as kernels
 
     monkeypatch.setattr(kernels, "ENOUGH_PROGRAMS", 4)
     monkeypatch.setattr(kernels, "BACKWARD_NUMBERS", 1)
-    given = inputs((150, 2, 32), "silu", per_group)
+    given = inputs((150, 2, 32), "silu", per_group, skip=True)
     assert_same(results(given, backend="triton"), results(given, backend="torch"), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.kernels
 def test_kernels_read_slices_where_they_lie():
-    given = inputs((2, 3, 2, 10), "silu", True)
-    joint = torch.randn(2, 3, 50, device=DEVICE)
-    joint[..., 7:27], joint[..., 27:47] = given["x"].detach().flatten(2), given["gate"].detach().flatten(2)
-    sliced = {name: joint[..., a : a + 20].unflatten(2, (2, 10)) for name, a in (("x", 7), ("gate", 27))}
-    sliced = {**given, **{name: x.requires_grad_() for name, x in sliced.items()}}
+    given = inputs((2, 3, 2, 10), "silu", True, skip=True)
+    names = ("x", "gate", "value")
+    joint = torch.cat([torch.randn(2, 3, 7, device=DEVICE), *(given[name].detach().flatten(2) for name in names)], 2)
+    parts = joint[..., 7:].split(20, 2)
+    sliced = given | {name: x.unflatten(2, (2, 10)).requires_grad_() for name, x in zip(names, parts)}
     assert_same(results(sliced, backend="triton"), results(given, backend="triton"), rtol=0, atol=0)
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("activation", [None, "gelu"])
 def test_kernels_in_one_graph(activation):
-    given = inputs((1, 4, 2, 8), activation, False)
+    given = inputs((1, 4, 2, 8), activation, False, skip=activation is not None)
     compiled = torch.compile(gated_rms_norm, fullgraph=True, backend="aot_eager")
     options = {"activation": activation or "silu", "backend": "triton"}
     wanted = results(given, **options)
@@ -119,9 +138,9 @@ def test_kernels_in_one_graph(activation):
 
 @pytest.mark.kernels
 def test_kernels_without_rows():
-    given = inputs((2, 0, 3, 8), "silu", False)
+    given = inputs((2, 0, 3, 8), "silu", False, skip=True)
     got = results(given, backend="triton")
-    assert got["y"].shape == (2, 0, 3, 8) and not got["dweight"].any()
+    assert got["y"].shape == (2, 0, 3, 8) and not got["dweight"].any() and not got["dskip"].any()
 
 
 GOOD = {"x": torch.zeros(2, 5, 3, 6), "weight": torch.ones(6), "gate": torch.zeros(2, 5, 3, 6)}
@@ -133,6 +152,10 @@ GOOD = {"x": torch.zeros(2, 5, 3, 6), "weight": torch.ones(6), "gate": torch.zer
         ({"x": torch.zeros(())}, r"x must be \[\.\.\., V\]"),
         ({"weight": torch.zeros(3)}, r"weight must be \[6\] or \[3, 6\]"),
         ({"gate": torch.zeros(2, 5, 18)}, "gate must have the shape of x"),
+        ({"value": torch.zeros(2, 5, 3, 6)}, "value and skip must be given together"),
+        ({"value": torch.zeros(2, 5, 18), "skip": torch.ones(3)}, "value must have the shape of x"),
+        ({"value": torch.zeros(2, 5, 3, 6).half(), "skip": torch.ones(3)}, "value must have the dtype of x"),
+        ({"value": torch.zeros(2, 5, 3, 6), "skip": torch.ones(6)}, r"skip must be \[G\], one number per group"),
         ({"activation": "relu"}, "activation must be one of 'silu', 'sigmoid', 'gelu'"),
         ({"eps": -1.0}, "eps must be"),
         ({"backend": "cuda"}, "backend must be one of"),

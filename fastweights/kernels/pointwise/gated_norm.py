@@ -2,11 +2,13 @@ r"""Kernels of the gated norm: each pass reads every row once, and the backward 
 
     gate after:   n = x / rms(x),  y = n w a(z)            gate first:   n = u / rms(u),  u = x a(z),  y = n w
 
-with rms(x) = sqrt(mean(x^2) + eps). With dn the gradient of n,
+with rms(x) = sqrt(mean(x^2) + eps) and, with a skip, x + D v in the place of x, one D per group. With dn the gradient of n,
 
     d(x or u) = (dn - n mean(dn n)) / rms,   dw = sum over the rows of dy n (times a where the gate comes after)
+    dv = D dx,   dD = sum of dx v
 
-A program loops over tiles of R rows of one group and writes its sum for w, [tiles, G, V]; the sums are added in a fixed order.
+A program loops over tiles of R rows of one group and writes its sums for w, [tiles, G, V], and D, [tiles, G]; the sums are added
+in a fixed order.
 """
 
 from __future__ import annotations
@@ -54,25 +56,32 @@ def normalized(u, V, eps):
     return u * r, r
 
 
+@triton.jit
+def load_rows(x, group, row, stride, group_stride, here, BV: tl.constexpr, ALIGN: tl.constexpr):
+    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
+        stride, group_stride = tl.multiple_of(stride, ALIGN), tl.multiple_of(group_stride, ALIGN)
+    at = (group * group_stride + row * stride)[:, None] + tl.arange(0, BV)[None, :]
+    return tl.load(x + at, here, 0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=VARYING)
 def forward_kernel(
-    x, z, weight, y, rows, groups, stride_x, group_stride_x, stride_z, group_stride_z, eps,
+    x, z, v, skip, weight, y, rows, groups,
+    stride_x, group_stride_x, stride_z, group_stride_z, stride_v, group_stride_v, eps,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
-        stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
-        stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
     group = (tl.program_id(0) % groups).to(tl.int64)
     row = (tl.program_id(0) // groups) * R + tl.arange(0, R)
     column = tl.arange(0, BV)
     here = (row < rows)[:, None] & (column < V)[None, :]
     row = row.to(tl.int64)
-    u = tl.load(x + (group * group_stride_x + row * stride_x)[:, None] + column[None, :], here, 0.0).to(tl.float32)
+    u = load_rows(x, group, row, stride_x, group_stride_x, here, BV, ALIGN)
+    if v is not None:
+        u += tl.load(skip + group).to(tl.float32) * load_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
     w = tl.load(weight + (group * V if PER_GROUP else 0) + column, column < V, 0.0).to(tl.float32)[None, :]
     if GATE is not None:
-        gate = tl.load(z + (group * group_stride_z + row * stride_z)[:, None] + column[None, :], here, 0.0)
-        a, _ = activate(gate.to(tl.float32), GATE)
+        a, _ = activate(load_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN), GATE)
         if FIRST:
             u = u * a
     n, _ = normalized(u, V, eps)
@@ -84,32 +93,32 @@ def forward_kernel(
 
 @triton.jit(do_not_specialize=VARYING)
 def backward_kernel(
-    dy, x, z, weight, dx, dz, dw_sums, rows, steps, groups,
-    stride_dy, group_stride_dy, stride_x, group_stride_x, stride_z, group_stride_z, eps,
+    dy, x, z, v, skip, weight, dx, dz, dv, dw_sums, dskip_sums, rows, steps, groups, stride_dy, group_stride_dy,
+    stride_x, group_stride_x, stride_z, group_stride_z, stride_v, group_stride_v, eps,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, GATE: tl.constexpr, FIRST: tl.constexpr, PER_GROUP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
-        stride_x, group_stride_x = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(group_stride_x, ALIGN)
-        stride_z, group_stride_z = tl.multiple_of(stride_z, ALIGN), tl.multiple_of(group_stride_z, ALIGN)
-        stride_dy, group_stride_dy = tl.multiple_of(stride_dy, ALIGN), tl.multiple_of(group_stride_dy, ALIGN)
     group = (tl.program_id(0) % groups).to(tl.int64)
     tile = tl.program_id(0) // groups
     column = tl.arange(0, BV)
     w = tl.load(weight + (group * V if PER_GROUP else 0) + column, column < V, 0.0).to(tl.float32)[None, :]
     dw = tl.zeros((R, BV), tl.float32)
+    if v is not None:
+        D = tl.load(skip + group).to(tl.float32)
+        dD = tl.zeros((R, BV), tl.float32)
     for step in range(steps):
         row = (tile * steps + step) * R + tl.arange(0, R)
         here = (row < rows)[:, None] & (column < V)[None, :]
         row = row.to(tl.int64)
         at = ((row * groups + group) * V)[:, None] + column[None, :]
-        value = tl.load(x + (group * group_stride_x + row * stride_x)[:, None] + column[None, :], here, 0.0)
-        d = tl.load(dy + (group * group_stride_dy + row * stride_dy)[:, None] + column[None, :], here, 0.0)
-        value, d = value.to(tl.float32), d.to(tl.float32)
+        value = load_rows(x, group, row, stride_x, group_stride_x, here, BV, ALIGN)
+        d = load_rows(dy, group, row, stride_dy, group_stride_dy, here, BV, ALIGN)
+        if v is not None:
+            skipped = load_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
+            value += D * skipped
         u = value
         if GATE is not None:
-            gate = tl.load(z + (group * group_stride_z + row * stride_z)[:, None] + column[None, :], here, 0.0)
-            a, da = activate(gate.to(tl.float32), GATE)
+            a, da = activate(load_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN), GATE)
             if FIRST:
                 u = value * a
         n, r = normalized(u, V, eps)
@@ -125,8 +134,13 @@ def backward_kernel(
             tl.store(dz + at, (du * value * da).to(dz.dtype.element_ty), here)
             du = du * a
         tl.store(dx + at, du.to(dx.dtype.element_ty), here)
+        if v is not None:
+            tl.store(dv + at, (D * du).to(dv.dtype.element_ty), here)
+            dD += du * skipped
     at_sums = (tile.to(tl.int64) * groups + group) * V
     tl.store(dw_sums + at_sums + column, tl.sum(dw, 0), column < V)
+    if v is not None:
+        tl.store(dskip_sums + tile.to(tl.int64) * groups + group, tl.sum(dD))
 
 
 def grouped(x: Tensor) -> Tensor:
@@ -142,19 +156,33 @@ def tile_of(width: int, numbers: int) -> tuple[int, int, int]:
     return whole, rows, min(max(rows * whole // (32 * numbers), 1), 16)
 
 
-def forward(x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps: float, gate_first: bool) -> Tensor:
+def strides_of(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Those of the rows and groups of every tensor; zeros for None."""
+    return tuple(stride for x in tensors for stride in ((0, 0) if x is None else x.stride()[:2]))
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor | None,
+    value: Tensor | None,
+    skip: Tensor | None,
+    activation: str,
+    eps: float,
+    gate_first: bool,
+) -> Tensor:
     """y; nothing is checked."""
     y = x.new_empty(x.shape)
     if not y.numel():
         return y
-    x, z = grouped(x), None if gate is None else grouped(gate)
+    x, (z, v) = grouped(x), (None if t is None else grouped(t) for t in (gate, value))
     rows, groups, width = x.shape
     whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
     with on_device_of(x):
-        strides = (*x.stride()[:2], *((0, 0) if z is None else z.stride()[:2]))
+        strides = strides_of(x, z, v)
         launch(
             forward_kernel, (-(-rows // tile) * groups,),
-            x, z, weight.contiguous(), y, rows, groups, *strides, eps,
+            x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(), y, rows, groups, *strides, eps,
             V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
             PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
         )  # fmt: skip
@@ -162,24 +190,36 @@ def forward(x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps
 
 
 def backward(
-    dy: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, activation: str, eps: float, gate_first: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of x, weight and gate (None without one)."""
-    dx, dz = x.new_empty(x.shape), None if gate is None else gate.new_empty(gate.shape)
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor | None,
+    value: Tensor | None,
+    skip: Tensor | None,
+    activation: str,
+    eps: float,
+    gate_first: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, weight, gate, value and skip; None of what is not there."""
+    dx = x.new_empty(x.shape)
+    dz, dv = (None if t is None else t.new_empty(t.shape) for t in (gate, value))
     if not dx.numel():
-        return dx, torch.zeros_like(weight), dz
-    dy, x, z = grouped(dy), grouped(x), None if gate is None else grouped(gate)
+        return dx, torch.zeros_like(weight), dz, dv, None if skip is None else torch.zeros_like(skip)
+    dy, x, (z, v) = grouped(dy), grouped(x), (None if t is None else grouped(t) for t in (gate, value))
     rows, groups, width = x.shape
     whole, tile, warps = tile_of(width, BACKWARD_NUMBERS)
     steps = max(1, -(-rows // tile) * groups // ENOUGH_PROGRAMS)
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, groups, width), device=x.device, dtype=torch.float32)
+    dD = None if v is None else torch.empty((programs, groups), device=x.device, dtype=torch.float32)
     with on_device_of(x):
-        strides = (*dy.stride()[:2], *x.stride()[:2], *((0, 0) if z is None else z.stride()[:2]))
+        strides = strides_of(dy, x, z, v)
         launch(
             backward_kernel, (programs * groups,),
-            dy, x, z, weight.contiguous(), dx, dz, dw, rows, steps, groups, *strides, eps,
+            dy, x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(), dx, dz, dv, dw, dD,
+            rows, steps, groups, *strides, eps,
             V=width, BV=whole, R=tile, GATE=None if z is None else activation, FIRST=gate_first,
             PER_GROUP=weight.ndim == 2, ALIGN=alignment(width, *strides), num_warps=warps,
         )  # fmt: skip
-    return dx, dw.sum(0 if weight.ndim == 2 else (0, 1)).to(weight.dtype), dz
+    dskip = None if dD is None or skip is None else dD.sum(0).to(skip.dtype)
+    return dx, dw.sum(0 if weight.ndim == 2 else (0, 1)).to(weight.dtype), dz, dv, dskip

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..availability import alignment, on_device_of
 from ..math import sigmoid
 from ..runtime.launch_plan import launch
-from .gated_norm import grouped, tile_of
+from .gated_norm import grouped, load_rows, strides_of, tile_of
 
 __all__ = ["backward", "forward"]
 
@@ -32,14 +32,6 @@ def place(rows, groups, V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr):
     column = tl.arange(0, BV)
     here = (row < rows)[:, None] & (column < V)[None, :]
     return group, row, ((row * groups + group) * V)[:, None] + column[None, :], here
-
-
-@triton.jit
-def load_rows(x, group, row, stride, group_stride, here, BV: tl.constexpr, ALIGN: tl.constexpr):
-    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
-        stride, group_stride = tl.multiple_of(stride, ALIGN), tl.multiple_of(group_stride, ALIGN)
-    at = (group * group_stride + row * stride)[:, None] + tl.arange(0, BV)[None, :]
-    return tl.load(x + at, here, 0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -78,10 +70,6 @@ def backward_kernel(
         tl.store(dc + of_head, tl.sum(d, 1).to(dc.dtype.element_ty), row < rows)
 
 
-def strides_of(x: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if x is None else (x.stride(0), x.stride(1))
-
-
 def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """w and beta, None without z; nothing is checked."""
     write, beta = v.new_empty(v.shape), None if z is None else v.new_empty(v.shape)
@@ -90,7 +78,7 @@ def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[T
     v, z = grouped(v), None if z is None else grouped(z)
     rows, groups, width = v.shape
     whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
-    strides = (*strides_of(v), *strides_of(z))
+    strides = strides_of(v, z)
     with on_device_of(v):
         launch(
             forward_kernel, (-(-rows // tile) * groups,),
@@ -112,7 +100,7 @@ def backward(
     dbeta, z = (None if x is None else grouped(x) for x in (dbeta, z))
     rows, groups, width = v.shape
     whole, tile, warps = tile_of(width, BACKWARD_NUMBERS)
-    strides = (*strides_of(dwrite), *strides_of(dbeta), *strides_of(v), *strides_of(z))
+    strides = strides_of(dwrite, dbeta, v, z)
     with on_device_of(v):
         launch(
             backward_kernel, (-(-rows // tile) * groups,),

@@ -22,6 +22,8 @@ def gated_rms_norm(
     activation: str = "silu",
     eps: float = 1e-6,
     gate_first: bool = False,
+    value: Tensor | None = None,
+    skip: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     r"""Each row brought to a mean square of 1, weighted and gated.
@@ -29,9 +31,9 @@ def gated_rms_norm(
     $$y = \frac{x}{\sqrt{\mathrm{mean}(x^2) + \mathrm{eps}}}\, w\, a(z) \qquad \text{or, with the gate first,} \qquad
       y = \frac{u}{\sqrt{\mathrm{mean}(u^2) + \mathrm{eps}}}\, w, \quad u = x\, a(z)$$
 
-    RMSNorm: Zhang and Sennrich 2019; gated after it as in gated linear attention (Yang et al. 2024), before it as in Mamba-2
-    (Dao and Gu 2024). On CUDA with triton installed one kernel computes all of it in float32, and another its gradients
-    from the inputs alone; a second derivative needs backend "torch".
+    With `value` and `skip` the sum x + D v takes the place of x. RMSNorm: Zhang and Sennrich 2019; gated after it as in gated
+    linear attention (Yang et al. 2024), before it as in Mamba-2 (Dao and Gu 2024). On CUDA with triton installed one kernel
+    computes all of it in float32, and another its gradients from the inputs alone; a second derivative needs backend "torch".
 
     Args:
         x: [..., V] or, with a weight of its own for every group, [..., G, V]; float16, bfloat16, float32 or float64. V is the
@@ -41,6 +43,8 @@ def gated_rms_norm(
         activation: a, "silu", "sigmoid" or "gelu" (the exact one).
         eps: at least 0.
         gate_first: whether the gate comes before the norm.
+        value: v, of the shape and dtype of x, which is then [..., G, V].
+        skip: D, one number per group [G], any float dtype; with `value` only.
         backend: "torch", "triton" (not in float64; V up to 4096) or "auto", triton on CUDA where it can.
 
     Returns:
@@ -58,6 +62,18 @@ def gated_rms_norm(
         raise ValueError(f"weight must be {list(x.shape[-1:])} or {list(x.shape[-2:])}, got shape {shape_of(weight)}")
     if gate is not None:
         check_same_shape("gate", check_tensor("gate", gate, x), "x", x)
+    if (value is None) != (skip is None):
+        raise ValueError(
+            "value and skip must be given together: skip says how much of value is added; pass both or neither"
+        )
+    if value is not None and skip is not None:
+        check_same_shape("value", check_tensor("value", value, x), "x", x)
+        if value.dtype != x.dtype:
+            raise ValueError(f"value must have the dtype of x, {x.dtype}, got {value.dtype}; convert it")
+        if x.ndim < 2 or check_tensor("skip", skip, x).shape != x.shape[-2:-1]:
+            raise ValueError(
+                f"skip must be [G], one number per group of x [..., G, V], got shape {shape_of(skip)} for x {shape_of(x)}"
+            )
     if activation not in GATES:
         raise ValueError(f"activation must be one of {', '.join(map(repr, GATES))}, got {activation!r}")
     check_number("eps", eps, low=0.0)
@@ -67,5 +83,5 @@ def gated_rms_norm(
             raise ValueError(
                 f"backend 'triton' takes rows up to {WIDEST} wide, got {x.shape[-1]}; use 'torch' or 'auto'"
             )
-        return NODE((x, weight, gate), (activation, eps, gate_first))[0]
-    return torch_form(x, weight, gate, activation, eps, gate_first)
+        return NODE((x, weight, gate, value, skip), (activation, eps, gate_first))[0]
+    return torch_form(x, weight, gate, value, skip, activation, eps, gate_first)

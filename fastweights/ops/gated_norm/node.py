@@ -1,4 +1,4 @@
-"""The kernels of the gated norm as a node: (x, weight, gate), (activation, eps, gate_first) -> y."""
+"""The kernels of the gated norm as a node: (x, weight, gate, value, skip), (activation, eps, gate_first) -> y."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GatedNorm:
 
 NODE = Node(
     "gated_norm",
-    {"x": False, "weight": False, "gate": True},
+    {"x": False, "weight": False, "gate": True, "value": True, "skip": True},
     {"activation": "str", "eps": "float", "gate_first": "bool"},
     outputs=1,
     rule=GatedNorm(),
