@@ -66,38 +66,44 @@ class PooledMixer:
 
     def decode(self, x_ND: Tensor, rows: Tensor) -> Tensor:
         """One token more [N, D] of sequences that have states. Where the layer can, it works in the pool itself."""
-        in_pool = self.mixer.decodes_in_pool
-        cache = LayerCache(context=_taken(self.pools.context, rows))
+        in_pool, places = self.mixer.decodes_in_pool, Places(rows)
+        cache = LayerCache(context=places.taken(self.pools.context))
         if in_pool:
-            cache.memory, cache.rows = dict(self.pools.memory), torch.where(rows > 0, rows, -1)
+            cache.memory, cache.rows = dict(self.pools.memory), torch.where(places.real, rows, -1)
         else:
-            cache.memory = _taken(self.pools.memory, rows)
+            cache.memory = places.taken(self.pools.memory)
         y_ND = self.mixer(x_ND[:, None], cache)[:, 0]
-        _put(self.pools.context, rows, cache.context)
+        places.put(self.pools.context, cache.context)
         if not in_pool:
-            _put(self.pools.memory, rows, cache.memory)
+            places.put(self.pools.memory, cache.memory)
         return y_ND
 
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D] of sequences that lie one after another. started [N]: which of them have states; edges: [N+1]."""
-        cache = LayerCache(_taken(self.pools.memory, rows), _taken(self.pools.context, rows))
+        places = Places(rows)
+        cache = LayerCache(places.taken(self.pools.memory), places.taken(self.pools.context))
         for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
             for name, state in held.items():
                 held[name] = torch.where(_like(started, state), state, first[name])
         y_TD = self.mixer(x_TD[None], cache, edges)[0]
-        _put(self.pools.memory, rows, cache.memory)
-        _put(self.pools.context, rows, cache.context)
+        places.put(self.pools.memory, cache.memory)
+        places.put(self.pools.context, cache.context)
         return y_TD
 
 
-def _taken(pools: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    return {name: pool[rows] for name, pool in pools.items()}
+class Places:
+    """The rows [N] of a step's sequences. real: which of them are not padding."""
 
+    def __init__(self, rows: Tensor) -> None:
+        self.rows, self.real = rows.long(), rows > 0  # once for all tensors
 
-def _put(pools: Mapping[str, Tensor], rows: Tensor, states: Mapping[str, Tensor]) -> None:
-    """Write states into their rows. Row 0 receives its own numbers, which needs no wait for the device."""
-    for name, pool in pools.items():
-        pool[rows] = torch.where(_like(rows > 0, pool), states[name], pool[:1])
+    def taken(self, pools: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: pool[self.rows] for name, pool in pools.items()}
+
+    def put(self, pools: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
+        """Write states into their rows. Row 0 receives its own numbers, which needs no wait for the device."""
+        for name, pool in pools.items():
+            pool[self.rows] = torch.where(_like(self.real, pool), states[name], pool[:1])
 
 
 def _like(x_N: Tensor, states: Tensor) -> Tensor:
