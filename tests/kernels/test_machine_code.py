@@ -250,6 +250,19 @@ def test_narrow_heads_of_palimpsa() -> None:
     assert read.choices["BLOCKS"] == 3 and read.compile(90).stack == 0
 
 
+@pytest.mark.parametrize(("width", "parts", "registers"), [(48, 6, 168), (64, 8, 255), (96, 6, 168), (128, 8, 255)])
+def test_tiles_of_palimpsas_gradients(width: int, parts: int, registers: int) -> None:
+    """No key channel of a tile is idle, and tiles of 64 channels have the registers that they need."""
+    inputs = [torch.zeros(8, 2048, 8, width, dtype=torch.bfloat16).requires_grad_() for _ in range(4)]
+
+    def step() -> None:
+        o, _ = palimpsa(*inputs, torch.zeros(8, 2048, 8), backend="triton")
+        o.backward(torch.zeros_like(o))
+
+    (one,) = (one for one in recorded(step) if one.kernel.__name__ == "posterior_gradients")
+    assert width % (8 * parts) == 0 and one.choices["PARTS"] == parts and one.choices["maxnreg"] == registers
+
+
 AROUND = [
     forms.decoding,
     forms.gated_norm,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, is_bad, or_nan
+from ..math import clamped, is_bad, or_nan, prefetch
 from ..packing import segment_place
 from .lanes import halve
-from .tile import at_token, channels, load_raw, load_tile, of_raw, spread, store_tile, times
+from .tile import address, at_token, channels, load_raw, load_tile, of_raw, spread, store_tile, times
 
 # The way back undoes writes as far as neither the prior nor an importance at the end of the undone tokens is above so many
 # times the prior that is decayed by them: by as much rounding errors grow.
 LARGEST, LARGEST_IN_FLOAT32 = tl.constexpr(4096.0), tl.constexpr(8.0)
+AHEAD = tl.constexpr(3)  # tokens between a prefetch and the use
 
 
 @triton.jit
@@ -137,20 +138,19 @@ def differentiate(
         k, q = key[part][:, None], query[part][:, None]
         minus_squares = k * (-1.0 * k)
         r = spread(J[part] + p, PRECISION)
-        x = M[part] * r
-        by_q = q * (grad_o[None, :] * r)
-        D = dM[part] + by_q
-        to_q = across(x * grad_o[None, :])
+        by_o = grad_o[None, :] * r
+        D = dM[part] + q * by_o
+        x = M[part] * by_o
+        to_q = across(x)
+        z = x * r
         if VARIANCE:
             by_w = grad_w[None, :] * r
             y = q * across(by_w)
             to_q += 2 * y
             of_variance += q * y
-            W = by_q * x + (q * q) * by_w * r
-            owed = debt[part] + W
-        else:
-            W = by_q * x
-            owed = tl.fma(by_q, x, debt[part])  # would else be a product for both, and two sums
+            z += q * (by_w * r)
+        W = q * across(z)
+        owed = debt[part] + q * z
         to_k = across(D * value[None, :]) - (2 * k) * across(owed * gain[None, :])
         if part == 0:
             to_v, to_beta, all_W = D * k, owed * minus_squares, W
@@ -159,7 +159,7 @@ def differentiate(
             to_beta += owed * minus_squares
             all_W += W
         new_dM, new_debt, of_q, of_k = new_dM + (D,), new_debt + (owed,), of_q + (to_q,), of_k + (to_k,)
-    return new_dM, new_debt, of_q, of_k, to_v, to_beta, across(all_W), of_variance
+    return new_dM, new_debt, of_q, of_k, to_v, to_beta, all_W, of_variance
 
 
 @triton.jit
@@ -195,6 +195,25 @@ def store_value_gradients(dv, dbeta, at, to_v, to_beta, kept, first_column, V: t
     column = tl.broadcast_to(first_column + place + 4 * tl.arange(0, 4)[:, None, None, None], (4, 2, 2, 2))
     out = tl.where(tl.arange(0, 2)[None, :, None, None] > 0, dbeta + at, dv + at)
     tl.store(out + column, (kept * total).to(dv.dtype.element_ty), column < V)
+
+
+@triton.jit
+def lanes_to_prefetch(
+    q, k, v, beta, do, first_key, first_column, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr,
+    HEADS_BETA: tl.constexpr,
+):  # fmt: skip
+    """What each lane of a warp fetches ahead: 16 numbers of q or k (four lanes each), v, beta or do. Their addresses at the token
+    that the pointers show to, and the bytes per token."""
+    SIZE: tl.constexpr = q.dtype.element_ty.primitive_bitwidth // 8
+    SIZE_BETA: tl.constexpr = beta.dtype.element_ty.primitive_bitwidth // 8
+    which = tl.arange(0, 32) // 4
+    channel = tl.minimum(first_key + tl.arange(0, 32) % 4 * 16, K - 1)
+    start = tl.where(which == 0, address(q, channel), address(k, channel))
+    column = tl.broadcast_to(first_column, (32,))
+    start = tl.where(which == 2, address(v, column), tl.where(which == 3, address(beta, column), start))
+    stride = tl.where(which < 2, HV // HEADS_K * K * SIZE, HV * V * SIZE)
+    stride = tl.where(which == 3, HV // HEADS_BETA * V * SIZE_BETA, stride)
+    return tl.where(which > 3, address(do, column), start), stride
 
 
 @triton.jit(do_not_specialize=["time", "tokens"])
@@ -243,6 +262,21 @@ def posterior_gradients(
         dq_chunk, dk_chunk = dq + first_row * K, dk + first_row * K
         dv_chunk, dbeta_chunk, dg_chunk = dv + first_row * V, dbeta + first_row * V, dg + first_row
         dw_chunk = dw + first_row * V if VARIANCE else None
+        if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
+            fetched, stride = lanes_to_prefetch(
+                q_chunk,
+                k_chunk,
+                v_chunk,
+                beta_chunk,
+                do_chunk,
+                first_key,
+                (tile % V_TILES) * 16,
+                HV,
+                K,
+                V,
+                HEADS_K,
+                HEADS_BETA,
+            )
         end = count
         while end > 0:
             put_state(
@@ -263,6 +297,8 @@ def posterior_gradients(
             )  # fmt: skip
             for i in range(end - 1, start - 1, -1):
                 row = i * HV
+                if PRECISION == "tf32":  # the loads below are made late in a step, and its end waits for them
+                    prefetch(fetched + tl.maximum(i - AHEAD, 0) * stride)
                 token = ahead
                 ahead = load_raw(
                     q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk, dw_chunk, tl.maximum(i - 1, 0), column, first_key,

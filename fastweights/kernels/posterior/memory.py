@@ -15,7 +15,7 @@ from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
 from .gradients import posterior_gradients, sum_tiles
 from .read import read_posterior, segment_gradients
-from .sizes import MOST_LOADED_AHEAD, PosteriorInputs, PosteriorSizes, programs_at_once
+from .sizes import MOST_LOADED_AHEAD, PosteriorInputs, PosteriorSizes, programs_at_once, registers
 from .state import posterior_state
 
 __all__ = ["POSTERIOR", "PosteriorInputs"]
@@ -77,7 +77,7 @@ def forward(
         outputs[1] if variance else None, *outputs[-2:], segments.table, sizes.T, int(started), scale, sizes.HV,
         **sizes.heads(x), PARTS=key_parts, ENDED=final, VARIANCE=variance, PRECISION=sizes.precision,
         LOADS_AHEAD=key_parts <= MOST_LOADED_AHEAD, BLOCKS=sizes.read_blocks,
-        num_warps=1, maxnreg=min(255, 65536 // (32 * programs_at_once(key_parts * sizes.read_blocks)) // 8 * 8),
+        num_warps=1, maxnreg=registers(programs_at_once(key_parts * sizes.read_blocks)),
     )  # fmt: skip
     return outputs, saved
 
@@ -157,7 +157,7 @@ def backward(
         segments.table, sizes.T, sizes.B * sizes.T, scale, sizes.HV, **heads, PARTS=key_parts,
         GIVEN_M=d_end[0] is not None, GIVEN_J=d_end[1] is not None, ENDED=wanted,
         VARIANCE=dw is not None, PRECISION=sizes.precision, num_warps=1,
-        maxnreg=168,
+        maxnreg=registers(programs_at_once(key_parts, back=True)),
     )  # fmt: skip
     grads = {"dq": dq, "dk": dk, "dv": dv, "dbeta": dbeta, "dg": dg, "dprior": dprior}
     for name, out in grads.items():

@@ -10,13 +10,12 @@ from ..chunk.sizes import CallSizes, max_pieces
 from ..packing import CHUNK
 
 MULTIPROCESSORS = 132  # of an H100 or H200
-PROGRAMS_BACK = 12  # programs of one warp on a multiprocessor that step backwards, with 168 registers
 # Of a segment, and where programs read several blocks, so that there are fewer.
 MIN_SEGMENT_CHUNKS, MIN_SEGMENT_CHUNKS_OF_BLOCKS = 8, 4
 # Parts of key channels up to which a program that reads has registers for the loads of the next token, and parts of its tile
 # then: as many blocks of columns share a token's key and query, if there are enough programs.
 MOST_LOADED_AHEAD, MOST_READ, ENOUGH_PROGRAMS = 6, 18, 4 * MULTIPROCESSORS
-GRAD_KEYS = 48  # key channels of a tile of M, J and their gradients, at most
+GRAD_KEYS = 64  # key channels of a tile of M, J and their gradients, at most
 
 
 class PosteriorInputs(NamedTuple):
@@ -48,9 +47,14 @@ def blocks_of(V: int, parts: int, segments: int) -> int:
     return next(enough, 1)
 
 
-def programs_at_once(parts: int) -> int:
-    """Programs of one warp on a multiprocessor that step forwards: as many as find registers."""
-    return 8 if parts > 12 else 12
+def programs_at_once(parts: int, back: bool = False) -> int:
+    """Programs of one warp on a multiprocessor: as many as find registers. Backwards a part has twice the numbers."""
+    return 8 if parts > (6 if back else 12) else 12
+
+
+def registers(programs: int) -> int:
+    """Of a thread, where so many programs run on a multiprocessor."""
+    return min(255, 65536 // (32 * programs) // 8 * 8)
 
 
 class PosteriorSizes(CallSizes):
@@ -68,7 +72,7 @@ class PosteriorSizes(CallSizes):
         self.read_blocks = 1 if back else blocks_of(self.V, parts, most_segments)
         shortest = MIN_SEGMENT_CHUNKS if self.read_blocks == 1 else MIN_SEGMENT_CHUNKS_OF_BLOCKS
         programs = heads * -(-self.V // (16 * self.read_blocks)) * -(-self.K // (8 * parts))
-        at_once = MULTIPROCESSORS * (PROGRAMS_BACK if back else programs_at_once(parts * self.read_blocks))
+        at_once = MULTIPROCESSORS * programs_at_once(parts * self.read_blocks, back)
         wanted = max(1, at_once // max(1, programs))
         length = max(shortest, -(-chunks // wanted))
         self.segment = length if length < chunks else None
