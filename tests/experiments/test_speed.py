@@ -35,7 +35,10 @@ def test_kernels_need_a_gpu():
 @pytest.mark.parametrize("name", ["S1", "S2", "S5"])
 def test_the_verdict_is_that_of_the_files(name):
     found, committed = record(name, RESULTS), load_record(RESULTS / "claims" / f"{name}.json")
-    assert (found.status, found.numbers, found.origin) == (committed.status, committed.numbers, committed.origin)
+    remedy = f"run fastweights reproduce {name} --output benchmarks/results/claims, then python benchmarks/claims.py"
+    assert (found.status, found.numbers, found.origin) == (committed.status, committed.numbers, committed.origin), (
+        remedy
+    )
     assert "H200" in found.origin
 
 
