@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..layers.norms import at_least_float32
+from ..ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
 
 __all__ = ["IGNORED", "causal_lm_loss", "summed_cross_entropy"]
 
@@ -57,10 +57,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
         weight, totals = weight_VD.to(dtype), []
         log_sums = []
         for hidden, target in zip(hidden_TD.split(chunk), target_T.split(chunk), strict=True):
-            logits = at_least_float32(hidden.to(dtype) @ weight.mT)
-            log_sums.append(logits.logsumexp(1))
-            loss = log_sums[-1] - logits.gather(1, target.masked_fill(target == IGNORED, 0)[:, None])[:, 0]
-            totals.append(loss.masked_fill(target == IGNORED, 0).sum())
+            log_sum, loss = cross_entropy_rows(hidden.to(dtype) @ weight.mT, target, IGNORED)
+            log_sums.append(log_sum)
+            totals.append(loss.sum())
         ctx.chunk, ctx.dtype = chunk, dtype
         ctx.save_for_backward(hidden_TD, weight_VD, target_T, torch.cat(log_sums))
         return torch.stack(totals).sum()
@@ -75,12 +74,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         chunks = (x.split(ctx.chunk) for x in (hidden_TD, target_T, log_sum_T))
         for hidden, target, log_sum in zip(*chunks, strict=True):
             hidden = hidden.to(ctx.dtype)
-            logits = at_least_float32(hidden @ weight.mT)
-            error = logits.sub_(log_sum[:, None]).exp_()  # softmax, then minus one at the target
-            error.scatter_add_(
-                1, target.masked_fill(target == IGNORED, 0)[:, None], error.new_full((len(error), 1), -1)
-            )
-            error = error.mul_(gradient).masked_fill_(target[:, None] == IGNORED, 0).to(ctx.dtype)
+            error = cross_entropy_errors(hidden @ weight.mT, target, log_sum, gradient, IGNORED)
             hidden_gradients.append((error @ weight).to(hidden_TD.dtype))
             if weight_gradient is not None:
                 weight_gradient += error.mT @ hidden

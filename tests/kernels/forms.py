@@ -105,7 +105,7 @@ def linear_rows() -> Iterator[Callable[[], object]]:
         (one, "sigmoid", [w], per_output, None), (one, "decay", [w], per_output, per_output[:8]),
     ):  # fmt: skip
         yield partial(linear_rows, x, weights, kind, bias, other, 1.0)
-    yield partial(linear_rows, torch.empty(4, 300), [torch.empty(40, 300)], "plain", None, None, 1.0)
+    yield partial(linear_rows, torch.empty(64, 300), [torch.empty(40, 300)], "plain", None, None, 1.0)
 
 
 def residual_norm() -> Iterator[Callable[[], object]]:
@@ -157,3 +157,12 @@ def ring_attention() -> Iterator[Callable[[], object]]:
             attend, q, k, k, ring, ring, counter, counter, None if plain else counter, torch.empty(width // 2) if plain else None,
             True,
         )  # fmt: skip
+
+
+def cross_entropy() -> Iterator[Callable[[], object]]:
+    from fastweights.kernels.pointwise.cross_entropy import backward, forward
+
+    for dtype in (torch.bfloat16, torch.float32):
+        z, target, sums = torch.empty(1048, 32000, dtype=dtype), torch.zeros(1048, dtype=torch.int64), torch.empty(1048)
+        yield partial(forward, z, target, -100)
+        yield partial(backward, z, target, sums, sums[0], -100)

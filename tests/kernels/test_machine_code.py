@@ -272,6 +272,7 @@ AROUND = [
     forms.linear_rows,
     forms.residual_norm,
     forms.silu_product,
+    forms.cross_entropy,
     forms.token_convolution,
     forms.ring_attention,
     pytest.param(forms.convolution_of_rows, marks=pytest.mark.slow),

@@ -28,7 +28,10 @@ __all__ = ["MOST_MATRICES", "MOST_ROWS", "linear_rows"]
 
 MOST_MATRICES = 3
 MOST_ROWS = 64
-OUTPUTS, INPUTS, WARPS, STAGES = 32, 128, 4, 4  # of a program; INPUTS in a step of each of its two sums
+OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program
+INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
+
+SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
 
 
 @triton.jit
@@ -99,6 +102,9 @@ def linear_rows(
     outputs = [x.new_empty(*x.shape[:-1], width, dtype=torch.float32 if in_float32 else x.dtype) for width in made]
     tiles = [-(-width // OUTPUTS) for width in made]
     missing = [None] * (MOST_MATRICES - len(given))
+    tall = max(16, padded(rows, 1))
+    inputs = INPUTS[x.element_size()]
+    of_step = 2 * (tall + OUTPUTS) * inputs * x.element_size()  # bytes; one stage less than there are is loaded ahead
     if rows and sum(tiles):
         with on_device_of(x):
             launch(
@@ -107,7 +113,7 @@ def linear_rows(
                 *outputs, *[None] * (MOST_MATRICES - len(outputs)), rows, flat.stride(0),
                 *(widths + [0, 0])[:MOST_MATRICES], *(tiles + [0])[:2],
                 1 if other is None or not other.numel() else max(widths[0] // other.numel(), 1), largest,
-                KIND=kind, COUNT=len(given), D=channels, BM=max(16, padded(rows, 1)), BN=OUTPUTS, BK=INPUTS,
-                num_warps=WARPS, num_stages=STAGES,
+                KIND=kind, COUNT=len(given), D=channels, BM=tall, BN=OUTPUTS, BK=inputs,
+                num_warps=WARPS, num_stages=min(1 + SHARED // of_step, MOST_STAGES),
             )  # fmt: skip
     return outputs

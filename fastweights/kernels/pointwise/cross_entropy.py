@@ -1,0 +1,77 @@
+r"""Kernels of the cross-entropy of rows of logits z: each pass reads every number once.
+
+    forward     l = log sum_v exp(z_v), loss = l - z_target        a program has a row
+    backward    g (exp(z - l) - [v = target])                      a program has a block of a row
+
+Rows whose target is the ignored one have no loss and no gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..availability import on_device_of
+from ..runtime.launch_plan import launch
+
+__all__ = ["backward", "forward"]
+
+FORWARD_BLOCK, BACKWARD_BLOCK, WARPS = 4096, 4096, 8
+
+
+@triton.jit
+def cross_entropy_forward(z, target, log_sums, losses, width, ignored, BV: tl.constexpr):
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BV)
+    largest = tl.full((BV,), float("-inf"), tl.float32)  # of every lane; they meet once, at the end
+    total = tl.zeros((BV,), tl.float32)
+    for first in range(0, width, BV):
+        x = tl.load(z + row * width + first + lane, first + lane < width, float("-inf")).to(tl.float32)
+        higher = tl.maximum(largest, x, propagate_nan=tl.PropagateNan.ALL)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(largest - base) + tl.exp(x - base)
+        largest = higher
+    m = tl.max(largest, 0)
+    total = tl.sum(total * tl.exp(largest - m), 0)
+    log_sum = m + tl.log(total)
+    wanted = tl.load(target + row)
+    counts = wanted != ignored
+    chosen = tl.load(z + row * width + tl.where(counts, wanted, 0)).to(tl.float32)
+    tl.store(log_sums + row, log_sum)
+    tl.store(losses + row, tl.where(counts, log_sum - chosen, 0.0))
+
+
+@triton.jit
+def cross_entropy_backward(z, target, log_sums, gradient, error, width, blocks, ignored, BV: tl.constexpr):
+    row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    column = block * BV + tl.arange(0, BV)
+    wanted = tl.load(target + row)
+    x = tl.load(z + row * width + column, column < width, 0.0).to(tl.float32)
+    share = tl.exp(x - tl.load(log_sums + row)) - tl.where(column == wanted, 1.0, 0.0)
+    found = tl.where(wanted == ignored, 0.0, share * tl.load(gradient).to(tl.float32))
+    tl.store(error + row * width + column, found.to(error.dtype.element_ty), column < width)
+
+
+def forward(z: Tensor, target: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """l and loss [rows] in float32; nothing is checked."""
+    log_sums, losses = (torch.empty(len(z), device=z.device, dtype=torch.float32) for _ in range(2))
+    with on_device_of(z):
+        launch(
+            cross_entropy_forward, (len(z),), z.contiguous(), target.contiguous(), log_sums, losses, z.shape[1], ignored,
+            BV=FORWARD_BLOCK, num_warps=WARPS,
+        )  # fmt: skip
+    return log_sums, losses
+
+
+def backward(z: Tensor, target: Tensor, log_sums: Tensor, gradient: Tensor, ignored: int) -> Tensor:
+    """The gradient of z, in its dtype."""
+    z = z.contiguous()
+    error = torch.empty_like(z)
+    blocks = -(-z.shape[1] // BACKWARD_BLOCK)
+    with on_device_of(z):
+        launch(
+            cross_entropy_backward, (len(z) * blocks,), z, target.contiguous(), log_sums.contiguous(), gradient, error,
+            z.shape[1], blocks, ignored, BV=BACKWARD_BLOCK, num_warps=WARPS,
+        )  # fmt: skip
+    return error

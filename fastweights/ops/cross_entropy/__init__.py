@@ -1,0 +1,44 @@
+"""Cross-entropy of rows of logits, and its gradient, without autograd: what a loss in pieces calls for every piece."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...kernels.availability import takes_kernels
+
+__all__ = ["cross_entropy_errors", "cross_entropy_rows"]
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def by_kernels(logits: Tensor, backend: str) -> bool:
+    return takes_kernels(backend, logits) and not torch.compiler.is_compiling()
+
+
+def cross_entropy_rows(logits: Tensor, target: Tensor, ignored: int, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """log sum_v exp(z_v), and this less z of the target, [rows] each in float32 or better, for logits [rows, V] and int64
+    targets. The loss is 0 where the target is the ignored one. On CUDA with triton installed one kernel reads the logits once."""
+    if by_kernels(logits, backend):
+        from ...kernels.pointwise.cross_entropy import forward
+
+        return forward(logits, target, ignored)
+    logits = at_least_float32(logits)
+    log_sums = logits.logsumexp(1)
+    losses = log_sums - logits.gather(1, target.masked_fill(target == ignored, 0)[:, None])[:, 0]
+    return log_sums, losses.masked_fill(target == ignored, 0)
+
+
+def cross_entropy_errors(
+    logits: Tensor, target: Tensor, log_sums: Tensor, gradient: Tensor, ignored: int, backend: str = "auto"
+) -> Tensor:
+    """The gradient of the logits, in their dtype, where each row's loss has the gradient of one number."""
+    if by_kernels(logits, backend):
+        from ...kernels.pointwise.cross_entropy import backward
+
+        return backward(logits, target, log_sums, gradient, ignored)
+    error = at_least_float32(logits).sub(log_sums[:, None]).exp_()  # softmax, then minus one at the target
+    error.scatter_add_(1, target.masked_fill(target == ignored, 0)[:, None], error.new_full((len(error), 1), -1))
+    return error.mul_(gradient).masked_fill_(target[:, None] == ignored, 0).to(logits.dtype)
