@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
+from fastweights.ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
 from fastweights.ops.gated_norm import gated_rms_norm
 from fastweights.ops.gated_writes import gated_writes
 from fastweights.ops.residual_norm import residual_norm
@@ -146,6 +147,24 @@ def test_silu_product(shape, dtype):
         [leaf(*shape, dtype=dtype, seed=i) for i in range(2)],
         dtype,
     )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows, width", [(1048, 32000), (3, 50257)])
+def test_cross_entropy(rows, width, dtype):
+    """The loss of rounded logits in float64, and its gradient."""
+    z = leaf(rows, width, dtype=dtype)
+    target = torch.randint(width, (rows,), device="cuda")
+    target[::5] = -100
+    exact = z.detach().double().requires_grad_()
+    wanted = torch.nn.functional.cross_entropy(exact, target, reduction="none")
+    log_sums, losses = cross_entropy_rows(z.detach(), target, -100)
+    torch.testing.assert_close(losses.double(), wanted.detach(), rtol=1e-5, atol=1e-5)
+    (dz,) = torch.autograd.grad(wanted.sum() / rows, exact)
+    error = cross_entropy_errors(z.detach(), target, log_sums, torch.tensor(1 / rows, device="cuda"), -100)
+    assert error.dtype == dtype
+    difference = (error.double() - dz).square().mean().sqrt() / dz.square().mean().sqrt()
+    assert difference <= TOLERANCE[dtype], f"{difference:.1e}"
 
 
 def test_in_one_graph_and_captured():
