@@ -35,7 +35,7 @@ CONTEXTS = (2048, 16384, 131072)  # of softmax attention
 GROWING = ("softmax",)  # mixers whose state grows
 FILL = 160  # tokens, more than a head has channels
 REPLAYS = 30
-AT_ONCE = 12  # processes that compile
+AT_ONCE = 16  # processes that compile
 
 
 def caches_of(model: FastWeightsForCausalLM, batch: int, context: int | None) -> list[LayerCache]:
