@@ -44,8 +44,8 @@ def test_packed_sequences_of_several_chunks(name: str) -> None:
     assert_close(got[1], wanted[1], CLOSE)
 
 
-def test_coarser_products_without_gradients() -> None:
-    """16-bit inputs then take other kernels; with states before and after."""
+def test_sixteen_bits() -> None:
+    """The delta rule then takes 16-bit operands; with states before and after."""
     case = KERNEL_CASES[REFRESHED]
     inputs = small(case, 40, key=16, value=8).map(Tensor.half)
     states = draw_states(case, inputs, 1)
@@ -158,3 +158,13 @@ def test_weights_far_beyond_the_prior() -> None:
     gradients = torch.autograd.grad(o.sum(), [q, k, v])
     assert state is not None and all(x.isfinite().all() for x in (o, *state, *gradients))
     assert relative_error(o[:, -1], v.mean(1)) <= 4e-2
+
+
+def test_penalties_far_beyond_the_prior() -> None:
+    """Newton's iteration does not reach the inverse of such a chunk, so that its tokens are taken one after the other."""
+    key = F.normalize(torch.randn(1, 1, 1, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
+    noise = torch.randn(1, 40, 1, 8, generator=torch.Generator().manual_seed(1))
+    u = (300 * (key + 1e-4 * noise)).to(DEVICE)
+    _, P = directions(u, "triton", 20)
+    _, wanted = directions(u.double(), "torch", 20)
+    assert relative_error(P, wanted) <= 1e-3

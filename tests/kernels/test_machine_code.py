@@ -40,6 +40,8 @@ SPILLED = {
     "posterior_gradients": 400,
     "eliminate_blocks": 1136,  # on sm_80 at 128 channels; on sm_90 at most 544
     "chunk_adjoint": 128,
+    "carry_inverse": 256,
+    "solve_tokens": 8,
     "decode_inverse_gram": 64,
     "chunk_sums": 192,  # on sm_80: the tiles are those of Hopper
     "direction_gradients": 64,

@@ -64,7 +64,7 @@ def backward(
     channel = sizes.decay == 2
     parts = -(-K // sizes.tile["chunk_gradients_channel" if channel else "chunk_gradients"].BK)
     dq, dk = sizes.per_token(HV, K), sizes.per_token(HV, K)
-    dw = sizes.per_token(HV, K) if sizes.writes else None
+    dw = sizes.per_token(HV, K, dtype=float32 if sizes.finer else None) if sizes.writes else None
     dg = sizes.per_token(HV, K, dtype=float32) if channel else None
     gate_grads = sizes.empty(
         parts, 2, *sizes.rows, HV, dtype=float32
@@ -116,8 +116,8 @@ def pass_state_back(
     def launch(start: TensorSpec | None, end: TensorSpec | None, summary: bool) -> None:
         recorder.launch(
             chunk_state_backward, (-(-V // tile.BV) * sizes.P, HV),
-            chunks.q, chunks.write_key, chunks.W, saved.T, du, do, saved.G, chunks.last_gate, start, dh, end,
-            saved.segment_table, sizes.T, scale, sizes.H, HV, PK=tile.BK, BV=tile.BV, **shared,
+            chunks.q, chunks.write_key, chunks.write_key_rest, chunks.W, saved.T, du, do, saved.G, chunks.last_gate, start, dh,
+            end, saved.segment_table, sizes.T, scale, sizes.H, HV, PK=tile.BK, BV=tile.BV, **shared,
             DELTA=sizes.delta, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,
             num_warps=tile.num_warps,
         )  # fmt: skip

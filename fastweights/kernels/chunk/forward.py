@@ -50,7 +50,7 @@ def forward(
 class ChunkOperands(NamedTuple):
     """What the state pass and the outputs take: queries and write keys, W, u (before the state pass U), and the write keys as
     they are; with a decay per channel q and write_key come decayed, with P [BT, HV, 64] and G at the chunks' ends [M, HV, K].
-    q_rest: what q lacks, where queries are sums of two tensors."""
+    q_rest, write_key_rest: what these lack, where they are sums of two tensors."""
 
     q: TensorSpec
     write_key: TensorSpec
@@ -60,6 +60,7 @@ class ChunkOperands(NamedTuple):
     P: TensorSpec | None = None
     last_gate: TensorSpec | None = None
     q_rest: TensorSpec | None = None
+    write_key_rest: TensorSpec | None = None
 
 
 def record_outputs(
@@ -75,8 +76,8 @@ def record_outputs(
     grid = (-(-V // sizes.tile["chunk_output"].BV) * sizes.M, HV)
     recorder.launch(
         chunk_output, grid,
-        chunks.q, chunks.write_key, chunks.u, saved.G, chunks.P, h, o, chunks.q_rest, saved.chunk_table, sizes.T, scale,
-        sizes.H, HV,
+        chunks.q, chunks.write_key, chunks.u, saved.G, chunks.P, h, o, chunks.q_rest, x.divisor, saved.chunk_table, sizes.T,
+        scale, sizes.H, HV,
         K=K, V=V, HEADS_Q=sizes.group(chunks.q), HEADS_K=sizes.group(chunks.write_key), DECAY=sizes.decay,
         PRECISION=sizes.precision, **sizes.tile_options("chunk_output", "BK", "BV"),
     )  # fmt: skip
@@ -113,7 +114,7 @@ def transform_chunks(
         recorder.launch(
             chunk_cumsum, (sizes.M, -(-HV // width)), x.g, saved.G, *place, HV, PH=width, HEADS_G=sizes.group(x.g)
         )
-    return ChunkOperands(x.q, keys, W, u, keys)
+    return ChunkOperands(x.q, keys, W, u, keys, write_key_rest=x.write_key_rest)
 
 
 def pass_state(
@@ -127,7 +128,8 @@ def pass_state(
     h = sizes.empty(0 if summary else sizes.M, HV, K, V)
     parts = -(-V // tile.BV) + (-(-K // tile.BV) if summary and sizes.delta else 0)
     recorder.launch(
-        chunk_state, (parts * sizes.P, HV), chunks.write_key, chunks.W, chunks.u, saved.G, chunks.last_gate, start, h,
+        chunk_state, (parts * sizes.P, HV), chunks.write_key, chunks.write_key_rest, chunks.W, chunks.u, saved.G,
+        chunks.last_gate, start, h,
         saved.starts if summary else end, saved.transitions, saved.segment_table, sizes.T, sizes.H, HV,
         K=K, PK=tile.BK, V=V, BV=tile.BV, HEADS_K=sizes.group(chunks.write_key), DELTA=sizes.delta and not reuse_saved,
         DECAY=sizes.decay, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,

@@ -15,12 +15,12 @@ from ..packing import chunk_place
 
 @triton.jit(do_not_specialize=["time"])
 def chunk_output(
-    q, k, u, gate, P, states, o, q_rest, chunks, time, scale, H, HV,
+    q, k, u, gate, P, states, o, q_rest, divisor, chunks, time, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
     DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """With DECAY 2 q comes decayed and scaled and P [BT, HV, 64] is given. q_rest: what q lacks, where queries are sums of two
-    tensors."""
+    tensors; divisor [BT, HV] of the outputs, or None."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -72,6 +72,8 @@ def chunk_output(
         bad = is_bad(values)  # a bad row of `inner` stays one: 0 times NaN
         result = out + tl.dot(inner, without(values, bad), input_precision=PRECISION)
         result = or_nan(tl.where(so_far(bad), float("nan"), result))
+    if divisor is not None:
+        result /= tl.load(divisor + start + row, live, 1.0)[:, None]
     tl.store(o + start * V + row[:, None] * V + column[None, :], result.to(o.dtype.element_ty), narrow)
 
 

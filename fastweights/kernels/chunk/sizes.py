@@ -19,7 +19,8 @@ MIN_SEGMENTS = 5
 
 class KernelInputs(NamedTuple):
     """Contiguous tensors as the ops take them, or placeholders; None where a rule lacks one. S [N, HV, K, V] and A [N, HV, K] are
-    the initial states; cu_seqlens [N+1] is on the device and never read by the host."""
+    the initial states; cu_seqlens [N+1] is on the device and never read by the host. write_key_rest: what the
+    rounding of the write keys left of them, where states are to hold more than that; divisor [B, T, HV] of the answers."""
 
     q: Any
     k: Any
@@ -33,12 +34,8 @@ class KernelInputs(NamedTuple):
     center: Any = None
     A: Any = None
     cu_seqlens: Any = None
-
-
-class CoarseInputs(KernelInputs):
-    """In float32, of which products take the first 11 bits: what came from 16-bit numbers."""
-
-    in_float32 = "tf32"
+    write_key_rest: Any = None
+    divisor: Any = None
 
 
 class SavedForBackward(NamedTuple):
@@ -92,7 +89,7 @@ class CallSizes:
         self.HV, self.V = x.v.shape[2:]
         self.packed = x.cu_seqlens is not None
         self.N = x.cu_seqlens.shape[0] - 1 if self.packed else self.B
-        self.precision = getattr(x, "in_float32", "tf32x3") if self.dtype == torch.float32 else "tf32"
+        self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> TensorSpec:
         return TensorSpec(shape, dtype or self.dtype)
@@ -117,7 +114,8 @@ class ChunkSizes(CallSizes):
         self.delta, self.precond = x.beta is not None, x.precond_g is not None
         self.writes = x.write_key is not None or self.precond
         self.decay = 0 if x.g is None else x.g.ndim - 2
-        self.tile = tiles(self.K, self.V, self.dtype, self.delta, has_large_shared_memory(device))
+        self.finer = x.write_key_rest is not None
+        self.tile = tiles(self.K, self.V, self.dtype, self.delta, has_large_shared_memory(device), self.finer)
         programs = self.HV * -(-self.V // self.tile["chunk_state"].BV)
         self.segment = segment_length(self.B, self.T, programs, programs_at_once(self.delta))
         # Tokens per segment; longer than the row where no sequence is cut, so that each has one segment.
@@ -125,7 +123,7 @@ class ChunkSizes(CallSizes):
         self.M = max_pieces(self.N, self.T, CHUNK, self.packed)
         self.P = max_pieces(self.N, self.T, self.segment_tokens, self.packed, least=1)
         # What is written to narrow states has the largest error: T and u are not rounded on the way to it.
-        self.u_dtype = torch.float32 if self.K < 64 else self.dtype
+        self.u_dtype = torch.float32 if self.K < 64 or self.finer else self.dtype
 
     def final_states(self, final: bool) -> tuple[TensorSpec | None, TensorSpec | None]:
         """The final S and A, where they are wanted."""

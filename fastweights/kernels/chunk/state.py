@@ -19,14 +19,15 @@ from ..packing import pieces_of_sequence, segment_place
 
 @triton.jit(do_not_specialize=["time"])
 def chunk_state(
-    k, W, U, gate, last_gate, start, states, end, transition, segments, time, H, HV,
+    k, k_rest, W, U, gate, last_gate, start, states, end, transition, segments, time, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """k [BT, heads, K]: write keys (HEADS_K = HV // heads). DECAY: 0 none, 1 per head (gate [BT, HV], chunk cumsum, base 2), 2
-    per channel (last_gate [M, HV, K]; k already decayed to the chunk's end). U is overwritten by u. start: per segment; end: per
-    sequence. SUMMARY: R goes into `end` and T into `transition` (without DELTA its log decay), per segment."""
+    """k [BT, heads, K]: write keys (HEADS_K = HV // heads); k_rest: what k lacks, or None. DECAY: 0 none, 1 per head (gate
+    [BT, HV], chunk cumsum, base 2), 2 per channel (last_gate [M, HV, K]; k already decayed to the chunk's end). U is overwritten
+    by u. start: per segment; end: per sequence. SUMMARY: R goes into `end` and T into `transition` (without DELTA its log decay),
+    per segment."""
     VALUES: tl.constexpr = (V + BV - 1) // BV
     PARTS: tl.constexpr = VALUES + ((K + BV - 1) // BV if SUMMARY and DELTA else 0)
     part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
@@ -83,6 +84,13 @@ def chunk_state(
             S *= tl.exp2(totals)[:, None]
             kept += totals
         S = tl.dot(tl.trans(keys), u.to(keys.dtype), S, input_precision=PRECISION)
+        if k_rest is not None:
+            rest = tl.load(
+                k_rest + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :],
+                whole,
+                0.0,
+            )
+            S = tl.dot(tl.trans(rest), u.to(keys.dtype), S, input_precision=PRECISION)
         m += 1
     if SUMMARY:
         if is_value:
@@ -105,7 +113,7 @@ def chunk_state(
 
 @triton.jit(do_not_specialize=["time"])
 def chunk_state_backward(
-    q, k, W, inverse, dU, do, gate, last_gate, start, states, end, segments, time, scale, H, HV,
+    q, k, k_rest, W, inverse, dU, do, gate, last_gate, start, states, end, segments, time, scale, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
@@ -159,6 +167,16 @@ def chunk_state_backward(
                 0.0,
             )
             du = tl.dot(keys, dS_low, input_precision=PRECISION)
+            if k_rest is not None:
+                rest = tl.load(
+                    k_rest
+                    + (t * (HV // HEADS_K) + head // HEADS_K) * K
+                    + i[:, None] * (HV // HEADS_K * K)
+                    + c[None, :],
+                    whole,
+                    0.0,
+                )
+                du = tl.dot(rest, dS_low, du, input_precision=PRECISION)
             if DECAY == 1:
                 du *= tl.exp2(total - decay)[:, None]
             du += tl.load(dU + place * V + row[:, None] * V + column[None, :], narrow, 0.0).to(tl.float32)

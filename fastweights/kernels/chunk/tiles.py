@@ -30,9 +30,12 @@ def programs_at_once(delta: bool) -> int:
 
 
 @lru_cache
-def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True) -> dict[str, Tile]:
+def tiles(
+    K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True, finer: bool = False
+) -> dict[str, Tile]:  # fmt: skip
     """large: whether a program may take 200 KB of shared memory (H100 and later server parts). Elsewhere the state passes load
-    nothing ahead, which on sm_80 also keeps them free of spills, and other tiles are small for the same reason."""
+    nothing ahead, which on sm_80 also keeps them free of spills, and other tiles are small for the same reason. finer: whether
+    write keys come as two tensors and u in float32, which take room in the state passes."""
     K, V = padded(K), padded(V)
     if dtype != torch.float32:
         # Of float16 inputs the preconditioner computes in tf32, whose operands are twice as large.
@@ -76,4 +79,9 @@ def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True) -
             "combine_segments": Tile(32, 16, 4, 1),
             **{name: Tile(64, 16, 4, 1) for name in ("write_keys", "key_energy_grads", "key_energy_backward")},
         }
+    if finer and large:
+        found["wy_transform"] = Tile(64, 64, 4, 1)
+        for name in ("chunk_state", "segment_states", "chunk_state_backward"):
+            found[name] = Tile(K, 32, 4, min(2, found[name].num_stages))
+        found["chunk_gradients"] = Tile(64, 32, 4, 2)
     return {name: t._replace(BK=min(t.BK, K), BV=min(t.BV, V)) for name, t in found.items()}

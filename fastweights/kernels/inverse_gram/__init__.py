@@ -32,7 +32,8 @@ chunk of any tokens has the same form: with n_t what was added before token t si
     W_t = (A + n_t I) u_t      S_ts = S_st = W_t.u_s for t <= s      I + S = L L^T      Z = L^-1 W
     A_t b = (A + m_t I) b - sum_{j <= t} z_j (z_j.b)
 
-`carry_inverse` passes A through a sequence in this form, 16 tokens at a time, and the launches above do the rest.
+`carry_inverse` passes A through a sequence 32 tokens at a time, with the symmetric (I + S)^-1 in the place of its factor: A -
+W^T (I + S)^-1 W. The launches above do the rest.
 
 Backwards, with Y_t = A_t b_t, Q = tril(B Z^T), Q' = tril(dY Z^T), F the adjoint of A at the chunk's end, and H(X) the lower
 triangle of X with half of its diagonal:
@@ -40,6 +41,10 @@ triangle of X with half of its diagonal:
     dZ = -Q^T dY - Q'^T B - Z (F + F^T)      X = L^-T (H(dZ Z^T) + H(dZ Z^T)^T) L^-1      C = -H(X)^T
     dW = L^-T dZ + C U      dU = (dW + C^T U) A + n (dW) + C^T (n U)
 
-dW is linear in F. So the adjoint at a chunk's start is E^T F E + N with E = I - Z^T L^-1 U, and N = dY^T B + dW^T U for F = 0.
-`chunk_adjoint` finds E and N of all chunks, `carry_adjoint` passes F through a sequence, and both are used once more for dU.
+dW is linear in F. So the adjoint at a chunk's start is E^T F E + N with E = I - Z^T L^-1 U, and N = dY^T B + dW^T U for F =
+0; of F the symmetric part alone counts. `chunk_adjoint` finds E and N of all chunks, `carry_adjoint` passes F through a
+sequence, and both are used once more for dU.
+
+`penalized_rule.py` launches what variational linear attention does with the results: the chunk kernels' delta rule along A_t
+k_t of length 1, and the division of its answers.
 """

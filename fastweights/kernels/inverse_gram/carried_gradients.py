@@ -19,11 +19,12 @@ def rows_of_factor(R, root, first, live, head, HV, columns, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["time"])
 def chunk_adjoint(
-    u, b, dy, refresh, R, D, T, adjoint, transition, written, W, V, rest, chunks, time, HV,
+    u, b, dy, refresh, R, D, T, adjoint, transition, written, direct, W, V, rest, chunks, time, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """From the tokens alone, without `adjoint`: E and N of the chunk, `transition` and `written` [M, HV, K, K]; W is scratch
-    [BT, HV, K]. With the adjoint of A at the chunk's end: V and `rest`, from which `finish_gradients` finds du."""
+    """From the tokens alone, without `adjoint`: E and N of the chunk, `transition` (transposed) and `written` [M, HV, K, K],
+    and in `direct` dZ for F = 0; W is scratch [BT, HV, K]. With the adjoint of A at the chunk's end and `direct`: V and
+    `rest`, from which `finish_gradients` finds du."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
     if count == 0:
@@ -32,29 +33,33 @@ def chunk_adjoint(
     live = i < count
     matrix = m.to(tl.int64) * HV + head
     root = tl.where(live, tl.rsqrt(divisors_of(D, first, live, head, HV)), 0.0)
-    along_b, along_dy = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
-    for c0 in range(0, K, BK):
-        c = c0 + part
-        Z = tl.trans(rows_of_factor(R, root, first, live, head, HV, c, K))
-        B = token_tile(b, first, live, head, HV, c, K, HEADS_B)
-        along_b = tl.dot(B, Z, along_b, input_precision=PRECISION)
-        along_dy = tl.dot(token_tile(dy, first, live, head, HV, c, K, 1), Z, along_dy, input_precision=PRECISION)
-    lower = i[:, None] >= i[None, :]
-    along_b, along_dy = tl.trans(tl.where(lower, -along_b, 0.0)), tl.trans(tl.where(lower, -along_dy, 0.0))
+    if adjoint is None:
+        along_b, along_dy = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
+        for c0 in range(0, K, BK):
+            c = c0 + part
+            Z = tl.trans(rows_of_factor(R, root, first, live, head, HV, c, K))
+            B = token_tile(b, first, live, head, HV, c, K, HEADS_B)
+            along_b = tl.dot(B, Z, along_b, input_precision=PRECISION)
+            along_dy = tl.dot(token_tile(dy, first, live, head, HV, c, K, 1), Z, along_dy, input_precision=PRECISION)
+        lower = i[:, None] >= i[None, :]
+        along_b, along_dy = tl.trans(tl.where(lower, -along_b, 0.0)), tl.trans(tl.where(lower, -along_dy, 0.0))
     overlaps = tl.zeros((64, 64), tl.float32)
     for c0 in range(0, K, BK):
         c = c0 + part
-        dZ = tl.dot(along_b, token_tile(dy, first, live, head, HV, c, K, 1), input_precision=PRECISION)
-        dZ = tl.dot(along_dy, token_tile(b, first, live, head, HV, c, K, HEADS_B), dZ, input_precision=PRECISION)
-        if adjoint is not None:
+        at, here = places_of_rows(first, live, head, HV, c, K, 1)
+        if adjoint is None:
+            dZ = tl.dot(along_b, token_tile(dy, first, live, head, HV, c, K, 1), input_precision=PRECISION)
+            dZ = tl.dot(along_dy, token_tile(b, first, live, head, HV, c, K, HEADS_B), dZ, input_precision=PRECISION)
+            tl.store(direct + at, dZ, here)
+        else:
+            dZ = tl.load(direct + at, here, 0.0)
             for r0 in range(0, K, BK):
                 r = r0 + part
-                both = matrix_tile(adjoint, matrix, r, c, K) + tl.trans(matrix_tile(adjoint, matrix, c, r, K))
+                both = matrix_tile(adjoint, matrix, c, r, K) + tl.trans(matrix_tile(adjoint, matrix, r, c, K))
                 Z = rows_of_factor(R, root, first, live, head, HV, r, K)
-                dZ = tl.dot(-Z, both, dZ, input_precision=PRECISION)
+                dZ = tl.dot(-Z, tl.trans(both), dZ, input_precision=PRECISION)
         Z = rows_of_factor(R, root, first, live, head, HV, c, K)
         overlaps = tl.dot(dZ, tl.trans(Z), overlaps, input_precision=PRECISION)
-        at, here = places_of_rows(first, live, head, HV, c, K, 1)
         tl.store(W + at, dZ, here)
     tl.debug_barrier()
     scale = tl.where(i[:, None] > i[None, :], 1.0, tl.where(i[:, None] == i[None, :], 0.5, 0.0))
@@ -87,24 +92,27 @@ def chunk_adjoint(
             X = tl.dot(lifted, U, input_precision=PRECISION)
             for r0 in range(0, K, BK):
                 r = r0 + part
-                at = matrix * K * K + r[:, None] * K + c[None, :]
+                at = matrix * K * K
                 inside = (r < K)[:, None] & (c < K)[None, :]
                 Z = tl.trans(rows_of_factor(R, root, first, live, head, HV, r, K))
                 identity = tl.where(r[:, None] == c[None, :], 1.0, 0.0)
-                tl.store(transition + at, tl.dot(-Z, X, identity, input_precision=PRECISION), inside)
+                E = tl.dot(-Z, X, identity, input_precision=PRECISION)
+                tl.store(transition + at + c[None, :] * K + r[:, None], E, inside)
                 found = tl.dot(
                     tl.trans(token_tile(dy, first, live, head, HV, r, K, 1)), B, input_precision=PRECISION
                 )  # fmt: skip
                 dW = tl.trans(token_tile(W, first, live, head, HV, r, K, 1))
-                tl.store(written + at, tl.dot(dW, U, found, input_precision=PRECISION), inside)
+                found = tl.dot(dW, U, found, input_precision=PRECISION)
+                tl.store(written + at + r[:, None] * K + c[None, :], found, inside)
 
 
 @triton.jit(do_not_specialize=["time"])
 def carry_adjoint(
-    start, transition, written, adjoint, end, cu_seqlens, time, HV, K: tl.constexpr, PK: tl.constexpr, PRECISION: tl.constexpr
+    start, transition, written, adjoint, end, cu_seqlens, time, HV,
+    K: tl.constexpr, PK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The adjoint of A at every chunk's end [M, HV, K, K], from that after the sequence, `start` [N, HV, K, K] or None, and what
-    is left of it before the sequence in `end`."""
+    """The adjoint of A at every chunk's end or its transpose, whose sum alone counts [M, HV, K, K], from that after the
+    sequence, `start` [N, HV, K, K] or None, and what is left of it before the sequence in `end`."""
     n, head = tl.program_id(0), tl.program_id(1)
     chunk, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
     c = tl.arange(0, PK)
@@ -114,12 +122,14 @@ def carry_adjoint(
     now = tl.zeros((PK, PK), tl.float32)
     if start is not None:
         now = matrix_tile(start, place, c, c, K)
-    for step in range(0, count):
+    for step in tl.range(0, count, num_stages=STAGES):  # E and N are loaded ahead
         number = (chunk + count - 1 - step).to(tl.int64) * HV + head
         tl.store(adjoint + number * K * K + at, now, inside)
-        E = matrix_tile(transition, number, c, c, K)
-        half = tl.dot(now, E, input_precision=PRECISION)
-        now = tl.dot(tl.trans(E), half, matrix_tile(written, number, c, c, K), input_precision=PRECISION)
+        E = matrix_tile(
+            transition, number, c, c, K
+        )  # transposed, as are the right operands: what products take as it lies
+        half = tl.dot(E, tl.trans(now), input_precision=PRECISION)
+        now = tl.dot(half, tl.trans(E), matrix_tile(written, number, c, c, K), input_precision=PRECISION)
     if end is not None:
         tl.store(end + place * K * K + at, now, inside)
 
@@ -141,6 +151,6 @@ def finish_gradients(
         found = token_tile(rest, first, live, head, HV, c, K, 1)
         for r0 in range(0, K, BK):
             rows = token_tile(V, first, live, head, HV, r0 + part, K, 1)
-            found = tl.dot(rows, matrix_tile(A, matrix, r0 + part, c, K), found, input_precision=PRECISION)
+            found = tl.dot(rows, tl.trans(matrix_tile(A, matrix, c, r0 + part, K)), found, input_precision=PRECISION)
         at, here = places_of_rows(first, live, head, HV, c, K, 1)
         tl.store(du + at, found.to(du.dtype.element_ty), here)

@@ -119,24 +119,21 @@ def solve_tokens(
     spoiled = spoiled_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
     scores = tl.zeros((64, 64), tl.float32)
     for c0 in range(0, K, BK):
-        B = token_tile(b, first, live, head, HV, c0 + part, K, HEADS_B)
-        spoiled |= tl.max(is_bad(B).to(tl.int32), 1) > 0
+        given = rows_of_tokens(b, first, live, head, HV, c0 + part, K, HEADS_B)
+        spoiled |= tl.max(is_bad(given).to(tl.int32), 1) > 0
         rows = token_tile(R, first, live, head, HV, c0 + part, K, 1)
-        scores = tl.dot(without(B, is_bad(B)), tl.trans(rows), scores, input_precision=PRECISION)
+        scores = exact_dot(without(given, is_bad(given)), tl.trans(rows), scores, PRECISION)
     divisors = divisors_of(D, first, live, head, HV)
     scores *= -weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN)[None, :]
     scores = tl.where(i[:, None] >= i[None, :], scores, 0.0)
     for c0 in range(0, K, BK):
         x = tl.dot(scores, token_tile(R, first, live, head, HV, c0 + part, K, 1), input_precision=PRECISION)
         for r0 in range(0, K, BK):
-            B = token_tile(b, first, live, head, HV, r0 + part, K, HEADS_B)
-            x = tl.dot(
-                without(B, is_bad(B)), matrix_tile(A, matrix, r0 + part, c0 + part, K), x, input_precision=PRECISION
-            )
+            B = given_tile(b, first, live, head, HV, r0 + part, K, HEADS_B)
+            x = exact_dot(B, tl.trans(matrix_tile(A, matrix, c0 + part, r0 + part, K)), x, PRECISION)
         if refresh is not None:
             added = tl.cumsum(of_tokens(refresh, first, live, 0, 1, 1), 0)
-            B = token_tile(b, first, live, head, HV, c0 + part, K, HEADS_B)
-            x += added[:, None] * without(B, is_bad(B))
+            x += added[:, None] * given_tile(b, first, live, head, HV, c0 + part, K, HEADS_B).to(tl.float32)
         if SCALED:
             x *= of_tokens(gain, first, live, head, HV, HEADS_GAIN)[:, None]
         at, here = places_of_rows(first, live, head, HV, c0 + part, K, 1)

@@ -46,7 +46,7 @@ def direction_gradients(
         out = tl.dot(along_x, token_tile(y, first, live, head, HV, c, K, 1), out, input_precision=PRECISION)
         for r0 in range(0, K, BK):
             U = token_tile(u, first, live, head, HV, r0 + part, K, HEADS)
-            out = tl.dot(U, matrix_tile(H, matrix, r0 + part, c, K), out, input_precision=PRECISION)
+            out = tl.dot(U, tl.trans(matrix_tile(H, matrix, c, r0 + part, K)), out, input_precision=PRECISION)
         out = -out
         if gain is not None:
             to_gain += 0.5 * tl.sum(token_tile(u, first, live, head, HV, c, K, HEADS) * out, 1)

@@ -58,7 +58,8 @@ def forward(
     sizes.record_table(recorder, x, saved)
     recorder.launch(
         carry_inverse, (sizes.N, sizes.HV), x.u, x.refresh, x.A, saved.A, end, x.cu_seqlens, sizes.T, sizes.HV,
-        K=sizes.K, PK=sizes.PK, HEADS=sizes.group(x.u), PRECISION=sizes.precision, num_warps=8, num_stages=1,
+        K=sizes.K, PK=sizes.PK, TOKENS=32, HEADS=sizes.group(x.u), PRECISION=sizes.precision,
+        num_warps=4 if sizes.PK <= 64 else 8, num_stages=1,
     )  # fmt: skip
     sizes.record_tokens(recorder, x, saved, saved.T, None, 0.0, refresh=x.refresh)
     sizes.record_solve(recorder, x, saved, x.b, y, sizes.precision, refresh=x.refresh)
@@ -75,22 +76,23 @@ def backward(
     db = sizes.vectors(x.b.dtype)
     sizes.record_solve(recorder, x, saved, dy, db, precision, refresh=x.refresh)
     E, N, adjoint = (sizes.matrices(sizes.M) for _ in range(3))
-    W, V, rest = (sizes.vectors() for _ in range(3))
+    direct, W, V, rest = (sizes.vectors() for _ in range(4))
 
     def record_chunks(of_ends: Any, *results: Any) -> None:
         recorder.launch(
-            chunk_adjoint, grid, x.u, x.b, dy, x.refresh, saved.R, saved.D, saved.T, of_ends, *results, saved.chunk_table,
-            sizes.T, sizes.HV, K=sizes.K, BK=sizes.tile(precision), HEADS=sizes.group(x.u), HEADS_B=sizes.group(x.b),
-            PRECISION=precision, num_warps=4, num_stages=1,
+            chunk_adjoint, grid, x.u, x.b, dy, x.refresh, saved.R, saved.D, saved.T, of_ends, *results, direct, W, V, rest,
+            saved.chunk_table, sizes.T, sizes.HV, K=sizes.K, BK=sizes.tile(precision), HEADS=sizes.group(x.u),
+            HEADS_B=sizes.group(x.b), PRECISION=precision, num_warps=4, num_stages=1,
         )  # fmt: skip
 
-    record_chunks(None, E, N, W, None, None)
+    record_chunks(None, E, N)
     dA = sizes.matrices(sizes.N) if state_grads else None
     recorder.launch(
         carry_adjoint, (sizes.N, sizes.HV), dA_end, E, N, adjoint, dA, x.cu_seqlens, sizes.T, sizes.HV,
-        K=sizes.K, PK=sizes.PK, PRECISION=precision, num_warps=4 if sizes.PK <= 64 else 8, num_stages=1,
+        K=sizes.K, PK=sizes.PK, STAGES=3 if sizes.PK <= 64 else 1, PRECISION=precision, num_warps=4 if sizes.PK <= 64 else 8,
+        num_stages=1,
     )  # fmt: skip
-    record_chunks(adjoint, None, None, W, V, rest)
+    record_chunks(adjoint, None, None)
     du = sizes.vectors(sizes.dtype)
     recorder.launch(
         finish_gradients, grid, saved.A, V, rest, du, saved.chunk_table, sizes.T, sizes.HV, K=sizes.K,

@@ -40,14 +40,20 @@ def first_bits(x):
 
 @triton.jit
 def exact_dot(x, y, out, PRECISION: tl.constexpr):
-    """out + x y, in the precision of float32 where x comes in that of the inputs: a float32 y as three bfloat16 numbers."""
+    """out + x y, with "tf32x3" in the precision of float32 where one factor comes in that of the inputs: the other, in
+    float32, as three bfloat16 numbers."""
     if x.dtype == tl.bfloat16 and y.dtype == tl.bfloat16:
         out = tl.dot(x, y, out)
-    elif x.dtype == tl.bfloat16:
+    elif x.dtype == tl.bfloat16 and PRECISION == "tf32x3":
         high, rest = first_bits(y)
         middle, rest = first_bits(rest)
         low, rest = first_bits(rest)
         out = tl.dot(x, high, tl.dot(x, middle, tl.dot(x, low, out)))
+    elif y.dtype == tl.bfloat16 and PRECISION == "tf32x3":
+        high, rest = first_bits(x)
+        middle, rest = first_bits(rest)
+        low, rest = first_bits(rest)
+        out = tl.dot(high, y, tl.dot(middle, y, tl.dot(low, y, out)))
     else:
         out = tl.dot(x.to(tl.float32), y.to(tl.float32), out, input_precision=PRECISION)
     return out

@@ -9,23 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..delta_rule import SPEC as DELTA_RULE
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Arguments, Results, call, composed, recurrent
+from ..framework.call import Arguments, Results, call, composed, kernels, recurrent
 from ..framework.checks import compute_dtype
-from ..framework.few_tokens import needs_gradient
+from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Flag, Integer, Number, OpSpec, Output, State
-from ..linear_attention import SPEC as LINEAR_ATTENTION
 from ..linear_attention import linear_attention
 from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
-from ..shared.memory_kernels import in_tf32
 
 __all__ = ["SPEC", "penalized_memory"]
-
-# Positive keys overlap: bfloat16 is too coarse for them. The first 11 bits are enough for the answers to 16-bit inputs, not for
-# gradients.
-COARSE_DELTA_RULE, COARSE_LINEAR_ATTENTION = in_tf32(DELTA_RULE), in_tf32(LINEAR_ATTENTION)
 
 
 def by_delta_rule(
@@ -34,49 +27,61 @@ def by_delta_rule(
     normalize_keys: bool = True, normalize_writes: bool = True, output_final_state: bool, cu_seqlens: Tensor | None,
     backend: str,
 ) -> Results:  # fmt: skip
-    """A delta rule that writes along A khat, the inverse of its length the gain. Without u A stays I / ridge, and the state has
-    no A."""
+    """A delta rule that writes along A k. Without u A stays I / ridge, and the state has no A."""
     dtype = compute_dtype(v)
     shared: dict[str, Any] = {"cu_seqlens": cu_seqlens, "backend": backend}
-    q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
-    read_key = unit(k) if normalize_keys else k
     if count is None:
         sequences = len(v) if cu_seqlens is None else len(cu_seqlens) - 1
         count = torch.zeros(sequences, dtype=torch.int64, device=v.device)
+    asked = k if backend == "triton" else k.to(dtype)  # kernels take what the inputs hold
     if u is None:
-        write_key = read_key / ridge
+        y = asked.to(dtype) / ridge
     else:
         added = None
         if refresh_every is not None and refresh:
             added = due(v.shape[1], count, refresh_every, cu_seqlens) * refresh
-        write_key, A = apply_inverse_gram(
-            u, read_key, refresh=added, ridge=ridge, initial_state=A, heads=v.shape[2], dtype=dtype,
-            final=output_final_state, **shared,
+        y, A = apply_inverse_gram(
+            u, asked, refresh=added, ridge=ridge, initial_state=A, heads=v.shape[2], dtype=dtype, final=output_final_state,
+            **shared,
         )  # fmt: skip
-    shared["output_final_state"] = output_final_state
-    ones = torch.ones_like(values[..., :1])
-    gain = length(write_key).reciprocal() if normalize_writes else ones[..., 0]
-    before = None if z is None else z[..., None]
-    learns = needs_gradient({"q": q, "k": k, "v": values, "u": write_key, "S": S, "z": z})
-    if backend == "triton" and v.dtype != dtype and not learns:
-
-        def coarse(spec: OpSpec, state: Tensor | None, **tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-            inputs = {**dict.fromkeys(spec.inputs), **tokens}
-            arguments = Arguments(inputs, {"S": state}, {"scale": 1.0}, cu_seqlens, output_final_state, backend)
-            (found,), (final,) = spec.backends[backend].run(arguments)
-            return found, final
-
-        read, S = coarse(COARSE_DELTA_RULE, S, q=q, k=read_key, v=values, beta=gain, write_key=write_key)
-        divisor, after = coarse(COARSE_LINEAR_ATTENTION, before, q=q, k=k, v=ones)
+    if backend == "triton":
+        given = {"q": q, "k": k, "v": v, "y": y}
+        options = {"eps": eps, "normalize_keys": normalize_keys, "normalize_writes": normalize_writes}
+        arguments = Arguments(given, {"S": S, "z": z}, options, cu_seqlens, output_final_state, backend)
+        (o,), (S, z) = WRITTEN.backends[backend].run(arguments)
     else:
+        q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
+        norms = length(k) if normalize_keys else torch.ones_like(k[..., 0])
+        scale = length(y) if normalize_writes else norms.repeat_interleave(y.shape[2] // k.shape[2], 2)
+        ones = torch.ones_like(values[..., :1])
+        before = None if z is None else z[..., None]
+        shared |= {"output_final_state": output_final_state, "scale": 1.0}
         read, S = delta_rule(
-            q, read_key, values, gain, write_key=write_key, scale=1.0, initial_state=S, **shared
+            q, k / norms[..., None], values, ones[..., 0], write_key=y / scale[..., None], initial_state=S, **shared
         )  # fmt: skip
-        divisor, after = linear_attention(q, k, ones, scale=1.0, initial_state=before, **shared)
-    o = (read / divisor.clamp_min(eps)).to(v.dtype)
+        divisor, after = linear_attention(q, k, ones, initial_state=before, **shared)
+        o, z = (read / divisor.clamp_min(eps)).to(v.dtype), None if after is None else after[..., 0]
     read_so_far = count + (v.shape[1] if cu_seqlens is None else cu_seqlens.diff())
-    states = {"S": S, "A": A, "z": None if after is None else after[..., 0], "count": read_so_far}
+    states = {"S": S, "A": A, "z": z, "count": read_so_far}
     return o, tuple(states[name] for name in (SPEC if u is not None else WITHOUT_PENALTY).states)
+
+
+def written_kernels() -> KernelFamily:
+    from ...kernels.inverse_gram.penalized_rule import PENALIZED, PenalizedInputs
+
+    options = {"eps": 1e-4, "normalize_keys": True, "normalize_writes": True}
+    return KernelFamily(PENALIZED, PenalizedInputs, options)
+
+
+# The kernels of what follows the inverse: y [B, T, h, K] is A k.
+WRITTEN = OpSpec(
+    name="penalized_delta_rule",
+    inputs={"q": roles.POSITIVE_QUERY, "k": roles.POSITIVE_KEY, "v": roles.VALUE, "y": roles.KEY},
+    states={"S": State("GKV"), "z": State("GK")},
+    outputs={"o": Output("GV")},
+    options={"eps": Number(above=0), "normalize_keys": Flag(), "normalize_writes": Flag()},
+    backends={"triton": kernels(written_kernels, widest=WIDEST)},
+)
 
 
 def recurrent_kernel() -> Callable[..., Any]:
@@ -150,11 +155,6 @@ def penalized_memory(
     spec, inputs = (WITHOUT_PENALTY, (q, k, v)) if u is None else (ABLATION, (q, k, v, u))
     o, state = call(spec, inputs, options, initial_state, output_final_state, cu_seqlens, backend)
     return o, None if state is None else dict(zip(spec.states, state))
-
-
-def unit(x: Tensor) -> Tensor:
-    """x of length 1 in the last dimension; zero stays zero, with a finite gradient."""
-    return x / length(x)[..., None]
 
 
 def length(x: Tensor) -> Tensor:
