@@ -122,6 +122,7 @@ def backward_kernel(
             if FIRST:
                 u = value * a
         n, r = normalized(u, V, eps)
+        n = tl.where(here, n, 0.0)  # with eps = 0 NaN in rows that are not there
         if GATE is not None and not FIRST:
             dw += d * n * a
             tl.store(dz + at, (d * n * w * da).to(dz.dtype.element_ty), here)
@@ -129,7 +130,7 @@ def backward_kernel(
         else:
             dw += d * n
         dn = d * w
-        du = r * (dn - n * (tl.sum(dn * n, 1) / V)[:, None])
+        du = tl.where(here, r * (dn - n * (tl.sum(dn * n, 1) / V)[:, None]), 0.0)
         if GATE is not None and FIRST:
             tl.store(dz + at, (du * value * da).to(dz.dtype.element_ty), here)
             du = du * a
