@@ -13,6 +13,8 @@ from fastweights.layers import MIXERS
 from .engine import engine, generated, largest_error, model, prompts, vllm, written
 
 CLOSE = 1e-4
+# Its own reading of these prompts in float32 is 4e-4 from that in float64.
+CLOSE_OF = {"gka": 1e-3}
 QUICK = ("gdn", "lattice")  # make test has these where vLLM is installed; make test-vllm has all
 WINDOW = {"name": "softmax", "window": 8}
 HYBRIDS: dict[str, Any] = {
@@ -26,10 +28,10 @@ HYBRIDS: dict[str, Any] = {
 }
 
 
-def check_same(own: Any, llm: Any, asked: list[list[int]]) -> None:
+def check_same(own: Any, llm: Any, asked: list[list[int]], close: float = CLOSE) -> None:
     outputs = written(llm, asked)
     assert [list(output.token_ids) for output in outputs] == generated(own, asked)
-    assert largest_error(own, asked, outputs) < CLOSE
+    assert largest_error(own, asked, outputs) < close
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_every_mixer(name, tmp_path):
     own = model(name)
     own.save_pretrained(tmp_path)
     with engine(tmp_path) as llm:
-        check_same(own, llm, prompts())
+        check_same(own, llm, prompts(), CLOSE_OF.get(name, CLOSE))
 
 
 @pytest.mark.slow
