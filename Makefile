@@ -4,6 +4,7 @@
 #   make test      runs the tests, the kernels' own in Triton's interpreter
 #   make test-vllm runs the tests of serving with vLLM on the CPU, in an environment of its own
 #   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
+#   make test-triton compiles the kernels for sm_80, sm_90 and sm_100 by the versions of Triton in TRITONS
 # Each makes the virtual environment when it is missing. To use a torch of your own:
 #   make recall TORCH="torch==2.9.1"      another version, or the path of a wheel
 #   make recall VENV=path/to/environment  an environment that exists; a torch found in it is kept
@@ -18,10 +19,12 @@ DEFAULT_TORCH := torch==2.13.0
 # Triton, for a torch that comes without it: the tests run the kernels in its interpreter, and compile them for GPUs.
 DEFAULT_TRITON := triton==3.6.0; sys_platform == "linux" and platform_machine == "x86_64"
 
+TRITONS ?= 3.5.1 3.6.0 3.7.1 3.8.0 3.9.0
+
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.fastweights-installed
 
-.PHONY: recall lm test test-slow test-all test-vllm lint install clean
+.PHONY: recall lm test test-slow test-all test-triton test-vllm lint install clean
 
 recall: $(INSTALLED)
 	$(BIN)/fastweights recall $(ARGS)
@@ -35,7 +38,7 @@ lm: $(INSTALLED)
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -q
 INTERPRETED = TRITON_INTERPRET=1 $(PYTEST)
 KERNEL_TESTS = $(if $(ARGS),$(ARGS) || test $$? -eq 5,$(shell grep -rl --include='test_*.py' 'mark\.kernels' tests))
-test test-slow test-all: export OMP_NUM_THREADS := 1
+test test-slow test-all test-triton: export OMP_NUM_THREADS := 1
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow" $(ARGS)
 	$(INTERPRETED) -m "kernels and not gpu and not slow" $(KERNEL_TESTS)
@@ -51,6 +54,14 @@ test-all: $(INSTALLED)
 # Each start of vLLM takes seconds, so all tests share one process.
 test-vllm: $(VLLM_INSTALLED)
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/serving $(ARGS)
+
+# Each version of Triton goes into a folder of its own in front of the environment's; torch takes it as it comes.
+test-triton: $(INSTALLED)
+	for version in $(TRITONS); do \
+	  test -d $(VENV)/triton-$$version || $(BIN)/python -m pip install -q --no-deps --target $(VENV)/triton-$$version triton==$$version || exit; \
+	  echo "triton $$version"; \
+	  PYTHONPATH=$(VENV)/triton-$$version $(PYTEST) -k test_every_gpu tests/kernels/test_machine_code.py $(ARGS) || exit; \
+	done
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

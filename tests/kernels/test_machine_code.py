@@ -16,15 +16,13 @@ from fastweights.testing import OpCase, OpInputs
 from tests.ops.kernel_launches import recorded
 
 from . import forms
-from .cases import KERNEL_CASES
+from .cases import KERNEL_CASES, ONE_OF_EACH_FAMILY
 from .pipelining import overwritten_operands
 from .reductions import disordered_reductions
 
 pytestmark = pytest.mark.compiler
-SHARED = {
-    80: 163 * 1024,
-    90: 227 * 1024,
-}  # bytes that a program may have (CUDA programming guide, compute capabilities)
+# Bytes that a program may have (CUDA programming guide, compute capabilities).
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 # Bytes per thread. A state and its gradient fill the registers; a warp holds slots, steps and products of a chunk; the
 # registers of Palimpsa's backward are limited, so that more programs run, as are those of matrices of 128 channels; conjugate
 # gradients hold four tiles of a chunk.
@@ -284,3 +282,39 @@ AROUND = [
 @pytest.mark.parametrize("launches", AROUND)
 def test_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
     compile_all(launches(), 90)
+
+
+AROUND_MEMORIES = {
+    call.__name__: call
+    for call in (forms.decoding, forms.gated_norm, forms.gated_writes, forms.convolution_of_packed_rows)
+}
+TWO_SUMS = pytest.mark.xfail(
+    reason="kernels/ridge sums a product over one axis after the other, which Triton 3.6 and 3.7 do not compile for Blackwell"
+)
+
+
+def for_every_gpu(*fast: tuple[str, int]) -> pytest.MarkDecorator:
+    """One form of each family and the kernels around the memories; all but `fast` in the slow set. `make test-triton` repeats
+    them with other versions of Triton."""
+
+    def marks(name: str, capability: int) -> list[pytest.MarkDecorator]:
+        behind = name in ("gated_kalmanet-chebyshev", "mesa") and capability == 100
+        return [TWO_SUMS] * behind + [pytest.mark.slow] * ((name, capability) not in fast)
+
+    names = [*ONE_OF_EACH_FAMILY, *AROUND_MEMORIES]
+    return pytest.mark.parametrize(
+        ("name", "capability"), [pytest.param(n, c, marks=marks(n, c)) for n in names for c in SHARED]
+    )
+
+
+@for_every_gpu(("linear_attention-none", 100), ("gated_norm", 100))
+def test_every_gpu(name: str, capability: int) -> None:
+    """A kernel compiles, and a program finds its shared memory, whatever the version of Triton."""
+    if name in AROUND_MEMORIES:
+        calls = list(AROUND_MEMORIES[name]())
+    else:
+        calls = [partial(launch, KERNEL_CASES[name], 64, time=4096, heads=2, with_states=True)]
+    kernels = {one.key: one for call in calls for one in recorded(call)}
+    assert kernels
+    shared = {one.kernel.__name__: one.compile(capability).shared for one in kernels.values()}
+    assert {kernel: size for kernel, size in shared.items() if size > SHARED[capability]} == {}

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from fastweights.layers import LayerCache
+from fastweights.layers import MIXERS, LayerCache
 
 from .variants import HIDDEN, build
 
@@ -27,3 +28,29 @@ def test_one_graph(variant):
         layer(x[:, :9], cache)
         steps = [compiled(token, cache) for token in x[:, 9:].split(1, 1)]
     torch.testing.assert_close(torch.cat(steps, 1), wanted[:, 9:], rtol=1e-4, atol=1e-5)
+
+
+FAST = ("gdn", "vla")
+
+
+@pytest.mark.parametrize(
+    "mixer", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MIXERS]
+)
+def test_one_graph_serves_all_sizes(mixer):
+    """dynamic=True: batches and lengths change, and nothing is compiled again. Few tokens without gradients are read by other
+    means, which is one more graph."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layer, graphs = build(mixer), CompileCounterWithBackend("eager")
+    compiled = torch.compile(layer, backend=graphs, fullgraph=True, dynamic=True)
+    for batch, time in ((2, 20), (3, 70), (5, 33)):
+        x = torch.randn(batch, time, HIDDEN)
+        got, wanted = (torch.autograd.grad(f(x).square().sum(), layer.parameters()) for f in (compiled, layer))
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    assert graphs.frame_count == 1
+    graphs.clear()
+    with torch.no_grad():
+        for batch, time in ((3, 9), (2, 14), (4, 40), (2, 30)):
+            x = torch.randn(batch, time, HIDDEN)
+            torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-5)
+    assert graphs.frame_count <= 2

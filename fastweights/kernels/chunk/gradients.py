@@ -111,7 +111,7 @@ def chunk_gradients(
         total = tl.load(gate + (first + count - 1) * HV + head)
         to_q *= tl.exp2(decay)[:, None]
         to_w *= tl.exp2(total - decay)[:, None]
-        at_last = tl.exp2(total) * tl.sum(across, 0) + tl.sum(tl.sum(writes.to(tl.float32) * to_w, 1), 0)
+        at_last = tl.exp2(total) * tl.sum(across, 0) + tl.sum(writes.to(tl.float32) * to_w)
     to_q *= scale
     if PAIRS:
         to_q = tl.dot(to_P, writes, to_q, input_precision=PRECISION)

@@ -169,7 +169,7 @@ def key_energy_grads(
     at = m.to(tl.int64) * HV + head
     decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     middle = tl.load(center + head)
-    to_center = tl.zeros((64,), tl.float32)
+    to_center = 0.0
     for k0 in range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         here = live[:, None] & (c < K)[None, :]
@@ -184,14 +184,14 @@ def key_energy_grads(
         closeness = reciprocal(1 + tl.abs(r), PRECISION)
         direct = exp2(-power * r * closeness, PRECISION) * to_w
         dr = -power * LN2 * closeness * closeness * direct * keys
-        to_center -= tl.sum(dr, 1)
+        to_center -= tl.sum(dr)
         grad_A = dr * reciprocal(A, PRECISION)
         tl.store(dA + at_row, grad_A.to(dA.dtype.element_ty), here)
         if ADD:
             direct += tl.load(dk + at_row, here, 0.0).to(tl.float32)
         tl.store(dk + at_row, direct.to(dk.dtype.element_ty), here)
         tl.store(sums + at * K + c, tl.sum(tl.exp2(decay)[:, None] * grad_A, 0), c < K)
-    tl.store(dcenter + at, tl.sum(to_center, 0))
+    tl.store(dcenter + at, to_center)
     tl.store(totals + at, tl.min(decay, 0))
 
 

@@ -10,9 +10,10 @@ import triton.language as tl
 def sum_parts(parts, out, stride, count, PARTS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
-    for part in tl.static_range(PARTS):
+    for _ in tl.static_range(PARTS):
         for head in range(HEADS):
-            total += tl.load(parts + part * stride + at * HEADS + head, at < count, 0.0)
+            total += tl.load(parts + at * HEADS + head, at < count, 0.0)
+        parts += stride
     tl.store(out + at, total.to(out.dtype.element_ty), at < count)
 
 

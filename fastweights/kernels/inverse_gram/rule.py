@@ -91,7 +91,7 @@ class GramSizes:
             PRECISION=precision, num_warps=4, num_stages=1,
         )  # fmt: skip
         recorder.launch(
-            scan_sums, (-(-self.K * self.K // SCAN_BLOCK), self.N, self.HV), start, sums, end, x.cu_seqlens, self.T, self.HV,
+            scan_sums, (self.N, self.HV, -(-self.K * self.K // SCAN_BLOCK)), start, sums, end, x.cu_seqlens, self.T, self.HV,
             K=self.K, BACK=back, BLOCK=SCAN_BLOCK, num_warps=4, num_stages=1,
         )  # fmt: skip
         return sums

@@ -104,7 +104,7 @@ def scan_sums(
     """Turns `sums` into the state at every chunk's start, from `start` [N, HV, K, K], and leaves that after the last in `end`,
     both in float64. BACK: into H at every chunk's end, where start and end are the gradients of the states after and before
     the sequence."""
-    part, n, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    n, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     low, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
     e = part * BLOCK + tl.arange(0, BLOCK)
     inside = e < K * K

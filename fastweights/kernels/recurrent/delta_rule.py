@@ -17,7 +17,7 @@ from ..math import float_or_nan
 from ..packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import columns, run
-from .states import PlacedState, pool_row, state_tile
+from .states import PlacedState, head_of, pool_row, state_tile
 from .tokens import any_layout, decay_from_log, number, row
 
 __all__ = ["decode"]
@@ -80,7 +80,7 @@ def decode_delta_rule(
     tile = tl.program_id(0) % TILES
     place = tl.program_id(0) // TILES  # of the sequence and the head
     n = place // HV
-    head = place % HV
+    head = head_of(place, HV)
     index, held = pool_row(state_indices, n, P)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V

@@ -19,7 +19,7 @@ from ..packing import tokens_of_sequence
 from ..runtime.launch_plan import launch
 from . import RecurrentCall, delta_rule
 from .launching import padded
-from .states import PlacedState, pool_row, state_tile
+from .states import PlacedState, head_of, pool_row, state_tile
 from .tokens import any_layout, number, row, strides
 
 __all__ = ["decode_least_squares", "decode_variational"]
@@ -111,7 +111,7 @@ def decode_inverse_gram(
     """x, x_token, x_head, X_GROUP: see `strides`. Without q the write key is A_t k; with it A_t khat, and gain divides by its
     length."""
     n = tl.program_id(0) // HV
-    head = tl.program_id(0) % HV
+    head = head_of(tl.program_id(0), HV)
     index, held = pool_row(state_indices, n, P)
     channel = tl.arange(0, BK)
     is_channel = channel < K

@@ -10,7 +10,7 @@ from ..math import float_or_nan
 from ..packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import run, whole_state
-from .states import pool_row, state_tile
+from .states import head_of, pool_row, state_tile
 from .tokens import any_layout, number, row
 
 __all__ = ["decode"]
@@ -60,7 +60,7 @@ def decode_lattice(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
     n = tl.program_id(0) // HV
-    head = tl.program_id(0) % HV
+    head = head_of(tl.program_id(0), HV)
     index, held = pool_row(state_indices, n, P)
     slot, column = tl.arange(0, BK), tl.arange(0, BV)
     is_slot, is_column = slot < K, column < V

@@ -13,7 +13,7 @@ from ..math import float_or_nan
 from ..packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import run, whole_state
-from .states import pool_row, state_tile
+from .states import head_of, pool_row, state_tile
 from .tokens import any_layout, number, row
 
 __all__ = ["decode"]
@@ -39,7 +39,7 @@ def decode_output_normalized_ttt(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
     n = tl.program_id(0) // HV
-    head = tl.program_id(0) % HV
+    head = head_of(tl.program_id(0), HV)
     index, held = pool_row(state_indices, n, P)
     channel, column = tl.arange(0, BK), tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V

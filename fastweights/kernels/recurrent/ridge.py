@@ -15,7 +15,7 @@ from ..math import float_or_nan
 from ..packing import tokens_of_sequence
 from . import RecurrentCall, delta_rule
 from .launching import Tile, padded, run
-from .states import pool_row
+from .states import head_of, pool_row
 from .tokens import any_layout, decay_from_log, number, row
 
 __all__ = ["decode"]
@@ -144,7 +144,7 @@ def decode_systems(
     """x, x_token, x_head, X_GROUP: see `strides`. asked, writes [BT, HV, K]: what the memory is asked, and beta k. ridge [HV, K],
     or None: `level`, times |H|_F if ADAPTIVE. V is K."""
     n = tl.program_id(0) // HV
-    head = tl.program_id(0) % HV
+    head = head_of(tl.program_id(0), HV)
     index, held = pool_row(state_indices, n, P)
     channel = tl.arange(0, BK)
     is_channel = channel < K

@@ -1,0 +1,62 @@
+"""The benchmark of trainings on several GPUs, as far as no GPU is needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scaling
+
+from fastweights.training.language import LanguageRun
+
+TINY: dict[str, Any] = {
+    "model": {"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2, "vocab_size": 64, "mixer": "gdn"},
+    "length": 16, "batch_size": 2, "max_steps": scaling.WARM + 2, "checkpoint_every": scaling.WARM + 2, "precision": "bf16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    scaling.write_text(folder, 64, 2000)
+    return folder
+
+
+def test_a_training_is_timed_and_leaves_no_checkpoint(tmp_path: Path, text: Path) -> None:
+    row = scaling.train(LanguageRun(output=str(tmp_path / "run"), **TINY), text)
+    assert row is not None and (row["processes"], row["tokens per step"], row["steps"]) == (1, 32, 2)
+    assert row["tokens/s"] == pytest.approx(2 * 32 / (2e-3 * row["step, ms"])) and row["first step, s"] > 0
+    assert not list(tmp_path.glob("run/**/*.safetensors"))
+
+
+@pytest.mark.slow
+def test_two_processes_are_started(text: Path) -> None:
+    row = scaling.launch(2, TINY, text)
+    assert row["processes"] == 2 and row["tokens per step"] == 64 and row["tokens/s"] > 0
+
+
+def test_every_number_of_gpus_is_trained_in_every_way() -> None:
+    assert scaling.trainings([1, 2], ["DDP", "FSDP2"]) == {
+        "1 GPU": (1, {}), "2 GPUs, DDP": (2, {}), "2 GPUs, FSDP2": (2, {"fsdp": True}),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "message"),
+    [
+        (["--gpus", "1,2"], 1, "--gpus must be numbers from 1 to 1, the GPUs of this machine, got 1,2"),
+        (["--gpus", "0"], 2, "--gpus must be numbers from 1 to 2"),
+        (["--ways", "ddp"], 2, "--ways must name some of DDP, FSDP2, got ddp"),
+        ([], 0, "needs an NVIDIA GPU, and torch sees none"),
+    ],
+)
+def test_what_cannot_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], gpus: int, message: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *arguments])
+    with pytest.raises(SystemExit, match=message):
+        scaling.main()

@@ -1,0 +1,218 @@
+"""Tensors of more than 2^31 numbers, and more sequences than a grid's second axis holds: places need 64 bits.
+
+The last rows of a batch lie beyond 2^31 numbers. They give the bits that they give alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.kernels.availability import HAS_TRITON
+from fastweights.ops.gated_norm import gated_rms_norm
+from fastweights.ops.gated_writes import gated_writes
+from fastweights.ops.short_convolution import short_convolution
+from fastweights.testing import CASES, OpCase, OpInputs
+from tests.kernels.cases import BEHIND, BY_ROW, KERNEL_CASES, ONE_OF_EACH_FAMILY, draw_states
+from tests.ops.decoding import IN_PLACE
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="needs an NVIDIA GPU and triton"),
+]
+ROWS, ALONE, TIME, HEADS, VALUE = 2048, 64, 1024, 8, 128  # the first ROWS hold 2^31 numbers
+# Rows before the last ones, key and value channels. Where there are matrices [chunks, heads, K, K], half as many rows give them
+# 2^31 numbers.
+MEMORIES = {
+    "linear_attention-head": (ROWS, 128, VALUE),
+    "delta_rule-head-write": (ROWS, 128, VALUE),
+    "preconditioned_delta_rule-channel": (ROWS, 64, VALUE),
+    "palimpsa": (ROWS, 64, VALUE),
+    "lattice-decode": (ROWS, 32, VALUE),
+    "lattice-encode-decay": (ROWS, 32, VALUE),
+    "output_normalized_ttt": (ROWS, 64, VALUE),
+    "gated_kalmanet-chebyshev": (ROWS, 64, VALUE),
+    "mesa": (ROWS, 64, VALUE),
+    "recursive_least_squares-none": (ROWS // 2, 128, VALUE),
+    "variational_linear_attention-refresh": (ROWS // 2, 128, VALUE),
+}
+MANY = 65_536 + ALONE  # sequences
+DECODED = (
+    "delta_rule-head-write", "preconditioned_delta_rule-channel", "palimpsa", "lattice-decode", "output_normalized_ttt",
+    "gated_kalmanet-chebyshev", "recursive_least_squares-none", "variational_linear_attention-refresh",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def room() -> Iterator[None]:
+    """The largest of these tests take 120 GB."""
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < 130e9:
+        pytest.skip("needs a GPU with 130 GB of free memory")
+    yield
+    torch.cuda.empty_cache()
+
+
+def many_rows(x: Tensor, rows: int) -> Tensor:
+    """[rows + ALONE, ...]: the first row of x again and again, then the others in turn, so that places mixed up show."""
+    others = x[1:].cuda()
+    return torch.cat(
+        [x[:1].cuda().expand(rows, *x.shape[1:]), others.repeat(ALONE // len(others), *[1] * (x.ndim - 1))]
+    )
+
+
+def last_rows(x: Tensor) -> Tensor:
+    return x[-ALONE:].clone()
+
+
+def same_bits(got: list[Tensor], alone: list[Tensor]) -> None:
+    assert len(got) == len(alone) > 0
+    for index, (x, y) in enumerate(zip(got, alone)):
+        assert y.isfinite().all() and y.any(), index
+        assert torch.equal(x[-ALONE:], y), index
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(5, *shape, generator=generator).bfloat16()
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_memories(name: str) -> None:
+    case, (rows, key, value) = CASES[name], MEMORIES[name]
+    few = case.draw(batch=5, time=TIME, heads=HEADS, key=key, value=value, dtype=torch.bfloat16)
+    towards = many_rows(drawn(TIME, HEADS, value, seed=1), rows)
+
+    def run(inputs: OpInputs, towards: Tensor) -> list[Tensor]:
+        leaves = [x.requires_grad_() for x in inputs.tokens.values()]
+        o, _ = case.op(**inputs.arguments(), backend="triton")
+        return [o.detach(), *torch.autograd.grad(o, leaves, towards)]
+
+    inputs = OpInputs(
+        {k: many_rows(x, rows) for k, x in few.tokens.items()}, few.map(Tensor.cuda).parameters, few.options
+    )
+    ends = OpInputs({k: last_rows(x) for k, x in inputs.tokens.items()}, inputs.parameters, few.options)
+    alone = run(ends, last_rows(towards))
+    same_bits([x[-ALONE:].clone() for x in run(inputs, towards)], alone)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize("name", [pytest.param(x, marks=BY_ROW if x in BEHIND else ()) for x in ONE_OF_EACH_FAMILY])
+def test_many_sequences(name: str, packed: bool) -> None:
+    """More than 65,535, with states and their gradients."""
+    case = KERNEL_CASES[name]
+    few = case.draw(batch=5, time=3, heads=1, key=16, value=16, dtype=torch.bfloat16)
+    states = tuple(x.cuda() for x in draw_states(case, few, 5))
+
+    def run(case: OpCase, count: int) -> list[Tensor]:
+        tokens = {name: last_rows(many_rows(x, ALONE)) for name, x in few.tokens.items()}
+        tokens = {name: torch.cat([x[:1].expand(count - ALONE, *x.shape[1:]), x]) for name, x in tokens.items()}
+        started = [many_rows(x, count - ALONE).requires_grad_(x.is_floating_point()) for x in states]
+        lengths = {"cu_seqlens": torch.arange(0, 3 * count + 1, 3, device="cuda")} if packed else {}
+        if packed:
+            tokens = {name: x.flatten(0, 1)[None] for name, x in tokens.items()}
+        leaves = [x.requires_grad_() for x in tokens.values()]
+        inputs = OpInputs(tokens, few.map(Tensor.cuda).parameters, few.options)
+        o, final = case(inputs, initial_state=case.initial_state(tuple(started)), backend="triton", **lengths)
+        results = [x for x in (o, *final) if x.is_floating_point()]
+        leaves += [x for x in started if x.requires_grad]
+        gradients = torch.autograd.grad(sum(x.float().sum() for x in results), leaves)
+        per_token = [x[0].unflatten(0, (-1, 3)) if packed else x for x in (o, *gradients[: len(tokens)])]
+        return [x.detach()[-ALONE:] for x in (*per_token, *final, *gradients[len(tokens) :])]
+
+    for got, alone in zip(run(case, MANY), run(case, ALONE), strict=True):
+        assert alone.isfinite().all() and torch.equal(got, alone)
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_state_pools(name: str) -> None:
+    """States of more than 2^31 numbers that are updated in place: head after head of all sequences, so that strides are large."""
+    case, heads, size = CASES[name], 17, 128
+    rows = 2**31 // ((heads - 1) * size * size)
+    inputs = case.draw(batch=ALONE, time=1, heads=heads, key=size, value=size, dtype=torch.bfloat16).map(Tensor.cuda)
+    states = tuple(x.cuda() for x in draw_states(case, inputs, ALONE))
+    pools = [
+        x.new_zeros(*x.shape[1:2], rows + ALONE, *x.shape[2:]).transpose(0, 1)
+        if x.ndim > 1
+        else x.new_zeros(rows + ALONE)
+        for x in states
+    ]
+    for pool, x in zip(pools, states):
+        pool[-ALONE:] = x
+    indices = torch.arange(rows, rows + ALONE, device="cuda")
+    decode = IN_PLACE[case.spec.name]
+    alone = decode(**inputs.arguments(), state=case.initial_state(states), backend="triton")
+    o = decode(**inputs.arguments(), state=case.initial_state(tuple(pools)), state_indices=indices, backend="triton")
+    same_bits([o, *pools], [alone, *states])
+
+
+def test_strided_tokens_of_decoding() -> None:
+    """The last token of queries that lie head after head, of more than 2^31 numbers."""
+    case, heads, size = CASES["delta_rule-head"], 130, 128
+    inputs = case.draw(batch=1, time=1, heads=heads, key=size, value=size, dtype=torch.bfloat16).map(Tensor.cuda)
+    (state,) = (x.cuda() for x in draw_states(case, inputs, 1))
+    q = inputs.tokens["q"].new_zeros(1, heads, 2**31 // (size * (heads - 1)) + 1, size)
+    q[:, :, -1:] = inputs.tokens["q"].transpose(1, 2)
+    decode = IN_PLACE["delta_rule"]
+    wanted = decode(**inputs.arguments(), state=state.clone(), backend="triton")
+    last = q.transpose(1, 2)[:, -1:]
+    assert torch.equal(decode(**{**inputs.arguments(), "q": last}, state=state.clone(), backend="triton"), wanted)
+
+
+def test_short_convolution() -> None:
+    x, towards = (many_rows(drawn(TIME, HEADS * VALUE, seed=seed), ROWS) for seed in (0, 1))
+    weight = torch.randn(HEADS * VALUE, 4, device="cuda")
+
+    def run(x: Tensor, towards: Tensor) -> list[Tensor]:
+        x.requires_grad_()
+        y, _ = short_convolution(x, weight, activation="silu", normalize=VALUE, backend="triton")
+        return [y.detach(), *torch.autograd.grad(y, [x], towards)]
+
+    same_bits(run(x, towards), run(last_rows(x), last_rows(towards)))
+
+
+def test_short_convolution_of_packed_rows() -> None:
+    x, towards = (many_rows(drawn(TIME, HEADS * VALUE, seed=seed), ROWS) for seed in (0, 1))
+    weight = torch.randn(HEADS * VALUE, 4, device="cuda")
+
+    def run(x: Tensor, towards: Tensor) -> list[Tensor]:
+        edges = torch.arange(0, x.shape[0] * TIME + 1, TIME, device="cuda")
+        x, towards = x.flatten(0, 1)[None].requires_grad_(), towards.flatten(0, 1)[None]
+        y, _ = short_convolution(x, weight, activation="silu", cu_seqlens=edges, backend="triton")
+        return [z[0].unflatten(0, (-1, TIME)) for z in (y.detach(), *torch.autograd.grad(y, [x], towards))]
+
+    same_bits(run(x, towards), run(last_rows(x), last_rows(towards)))
+
+
+def test_convolution_step() -> None:
+    from fastweights.kernels.pointwise.convolution_step import step
+
+    channels, kept = 8192, 4
+    rows = 2**31 // (channels * kept)
+    x, states = many_rows(drawn(channels, 1), rows), many_rows(drawn(channels, kept, seed=1), rows)
+    weight = torch.randn(channels, kept, device="cuda").bfloat16()
+    ends = last_rows(states)
+    alone = step(last_rows(x), ends, weight, None, True)
+    same_bits([step(x, states, weight, None, True), states], [alone, ends])
+
+
+@pytest.mark.parametrize("what", ["gated norm", "gated writes"])
+def test_gates(what: str) -> None:
+    shape = (TIME, HEADS, VALUE)
+    x, z, towards = (many_rows(drawn(*shape, seed=seed), ROWS) for seed in range(3))
+    s, weight = many_rows(drawn(*shape[:2], seed=3), ROWS), torch.randn(VALUE, device="cuda")
+
+    def run(x: Tensor, z: Tensor, s: Tensor, towards: Tensor) -> list[Tensor]:
+        leaves = [x.requires_grad_(), z.requires_grad_()]
+        if what == "gated norm":
+            results = [gated_rms_norm(x, weight, z, backend="triton")]
+        else:
+            leaves.append(s.requires_grad_())
+            results = list(gated_writes(x, s, z, s, backend="triton"))
+        return [y.detach() for y in results] + list(torch.autograd.grad(results, leaves, [towards] * len(results)))
+
+    given = x, z, s, towards
+    same_bits(run(*given), run(*(last_rows(y) for y in given)))

@@ -1,0 +1,51 @@
+"""What a model says of a text does not depend on what is read beside it: other rows, padding, documents packed into its row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.layers import MIXERS
+from fastweights.models import FastWeightsForCausalLM
+
+from .small import PROMPTS, model, tokens
+
+LENGTHS = (5, 70, 1, 9)
+ORDERS = ((0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0))
+WINDOW = {"name": "softmax", "window": 5}
+every_mixer = pytest.mark.parametrize("mixer", [*MIXERS, WINDOW], ids=str)
+
+
+def language_model(mixer: object) -> FastWeightsForCausalLM:
+    return model([mixer], initializer_range=0.5)  # logits far enough apart for rounding
+
+
+@every_mixer
+def test_greedy_tokens_are_those_of_each_prompt_alone(mixer: object) -> None:
+    lm, ids = language_model(mixer), tokens(3, 12)
+    together = lm.generate(ids, attention_mask=PROMPTS, max_new_tokens=12, do_sample=False)[:, 12:]
+    alone = [
+        lm.generate(row[mask][None], max_new_tokens=12, do_sample=False)[0, mask.sum() :]
+        for row, mask in zip(ids, PROMPTS.bool(), strict=True)
+    ]
+    assert torch.equal(together, torch.stack(alone)) and len(together.unique()) > 1
+
+
+@every_mixer
+def test_logits_are_the_same_however_documents_are_packed(mixer: object) -> None:
+    lm, documents = model([mixer], initializer_range=0.1), tokens(1, sum(LENGTHS)).split(LENGTHS, 1)
+
+    def packed(order: tuple[int, ...]) -> dict[int, Tensor]:
+        row = torch.cat([documents[n] for n in order], 1)
+        lengths = [LENGTHS[n] for n in order]
+        edges = torch.tensor([0, *lengths]).cumsum(0)
+        return dict(zip(order, lm(row, cu_seqlens=edges).logits.split(lengths, 1), strict=True))
+
+    with torch.no_grad():
+        alone = [lm(document).logits for document in documents]
+        for order in ORDERS:
+            for n, logits in packed(order).items():
+                torch.testing.assert_close(logits, alone[n], rtol=1e-4, atol=1e-4)
+        same = torch.cat([documents[1]] * 3)  # one text in every row of a batch
+        torch.testing.assert_close(lm(same).logits, alone[1].expand(3, -1, -1), rtol=1e-4, atol=1e-4)
