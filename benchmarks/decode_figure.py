@@ -46,6 +46,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         axes.set_xlabel("tokens of context")
         plain_axes(axes)
     panels[0].set_ylabel("tokens per second")
-    if any(panels[0].get_legend_handles_labels()):
-        panels[0].legend(fontsize=7, frameon=False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     save_figure(figure, path)

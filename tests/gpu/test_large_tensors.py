@@ -16,7 +16,7 @@ from fastweights.ops.gated_norm import gated_rms_norm
 from fastweights.ops.gated_writes import gated_writes
 from fastweights.ops.short_convolution import short_convolution
 from fastweights.testing import CASES, OpCase, OpInputs
-from tests.kernels.cases import BEHIND, BY_ROW, KERNEL_CASES, ONE_OF_EACH_FAMILY, draw_states
+from tests.kernels.cases import KERNEL_CASES, ONE_OF_EACH_FAMILY, draw_states
 from tests.ops.decoding import IN_PLACE
 
 pytestmark = [
@@ -100,7 +100,7 @@ def test_memories(name: str) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
-@pytest.mark.parametrize("name", [pytest.param(x, marks=BY_ROW if x in BEHIND else ()) for x in ONE_OF_EACH_FAMILY])
+@pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
 def test_many_sequences(name: str, packed: bool) -> None:
     """More than 65,535, with states and their gradients."""
     case = KERNEL_CASES[name]

@@ -50,9 +50,6 @@ ONE_OF_EACH_FAMILY = [
     *SOME, "palimpsa", "lattice-decode", "lattice-encode-decay", "output_normalized_ttt", "gated_kalmanet-chebyshev", "mesa",
     "recursive_least_squares-none", "variational_linear_attention-refresh",
 ]  # fmt: skip
-# Of these a scan has the sequences on the second axis of its grid.
-BEHIND = ("gated_kalmanet-chebyshev", "mesa")
-BY_ROW = pytest.mark.xfail(reason="kernels/ridge/gram.py, scan_states: sequences along the second axis", strict=True)
 # Token after token, or iteration after iteration, so that the interpreter takes seconds: test_posterior.py, test_sphere.py,
 # test_output_normalized_ttt.py, test_inverse_gram.py and test_ridge.py have the fast tests of these.
 STEP_BY_STEP = (

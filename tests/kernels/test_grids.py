@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.ops.kernel_launches import plans_anew
 
-from .cases import BEHIND, BY_ROW, KERNEL_CASES, ONE_OF_EACH_FAMILY, draw_states
+from .cases import KERNEL_CASES, ONE_OF_EACH_FAMILY, draw_states
 
 pytestmark = pytest.mark.compiler
 SEQUENCES, LARGEST = 70_000, 65_535
@@ -28,10 +28,11 @@ def grids(name: str, packed: bool) -> dict[str, tuple[int, ...]]:
         return mock.Mock()
 
     few = case.draw(batch=1, time=1, heads=1, key=16, value=16, dtype=torch.bfloat16)
-    inputs = few.map(lambda x: x.expand(*((1, SEQUENCES) if packed else (SEQUENCES, 1)), *x.shape[2:]).contiguous())
+    shape = (1, SEQUENCES) if packed else (SEQUENCES, 1)
+    tokens = {name: x.expand(*shape, *x.shape[2:]).contiguous() for name, x in few.tokens.items()}
     states = tuple(x.expand(SEQUENCES, *x.shape[1:]).contiguous() for x in draw_states(case, few, 1))
     lengths = {"cu_seqlens": torch.arange(SEQUENCES + 1)} if packed else {}
-    inputs = inputs.__class__(inputs.tokens, few.parameters, few.options).map(Tensor.requires_grad_)
+    inputs = few.__class__(tokens, few.parameters, few.options).map(Tensor.requires_grad_)
     with plans_anew(), mock.patch.object(JITFunction, "run", run):
         o, final = case(inputs, initial_state=case.initial_state(states), backend="triton", **lengths)
         results = [x for x in (o, *final) if x.requires_grad]
@@ -40,7 +41,7 @@ def grids(name: str, packed: bool) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
-@pytest.mark.parametrize("name", [pytest.param(x, marks=BY_ROW if x in BEHIND else ()) for x in ONE_OF_EACH_FAMILY])
+@pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
 def test_sequences_lie_along_the_first_axis(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastweights.kernels.availability.INTERPRETED", True)  # the ops let them have CPU tensors
     found = grids(name, packed)

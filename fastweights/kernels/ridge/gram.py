@@ -89,11 +89,11 @@ def scan_states(
 ):  # fmt: skip
     """S <- exp(total) S + R from chunk to chunk (BACK: from the last): `sums`, R per chunk, is overwritten by the S before.
     begin, end: S per sequence; of `begin` the symmetric part."""
-    n, head = tl.program_id(1), tl.program_id(2)
+    n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, time)
     stop = first + count
     low, chunks = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = at < K * K
     own = (n.to(tl.int64) * HV + head) * K * K
     if begin is None:

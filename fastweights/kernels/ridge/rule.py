@@ -166,7 +166,7 @@ def scan(
     end: TensorSpec | None, back: bool,
 ) -> None:  # fmt: skip
     recorder.launch(
-        scan_states, (-(-sizes.K * sizes.K // SCAN_BLOCK), sizes.N, sizes.HV),
+        scan_states, (sizes.N, sizes.HV, -(-sizes.K * sizes.K // SCAN_BLOCK)),
         begin, states, saved.G, end, x.cu_seqlens, sizes.T, sizes.HV,
         K=sizes.K, BLOCK=SCAN_BLOCK, AHEAD=SCAN_AHEAD, BACK=back, num_warps=4,
     )  # fmt: skip

@@ -1,11 +1,10 @@
-"""What the launches by chunks share (encode, similarity): where a chunk lies, its vectors and steps, products, fetching ahead."""
+"""What the launches by chunks share (encode, similarity): where a chunk lies, its vectors and steps, products."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ..math import prefetch
 from .forward import EVERY, TILE
 
 
@@ -96,15 +95,3 @@ def of_slots(x, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HE
 def of_tokens(x, place, token, count, HV: tl.constexpr, HEADS: tl.constexpr, other):
     """A chunk's numbers [16, 1] of x [BT, HV // HEADS], as they are in memory."""
     return tl.load(x + place // HEADS + token * (HV // HEADS), token < count, other)
-
-
-@triton.jit
-def fetch_rows(x, last, STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, dtype: tl.constexpr):
-    """Fetch rows of WIDTH numbers from x on, STRIDE apart, those after row `last` left out, into the L1 cache, 32 bytes per
-    thread. Inputs in float32, which the interpreter runs too, do without."""
-    if dtype != tl.float32:
-        PIECE: tl.constexpr = 32 // (x.dtype.element_ty.primitive_bitwidth // 8)
-        PIECES: tl.constexpr = triton.next_power_of_2((WIDTH + PIECE - 1) // PIECE)
-        number = tl.minimum(tl.arange(0, PIECES)[None, :] * PIECE, WIDTH - 1)
-        place = x + tl.minimum(tl.arange(0, ROWS)[:, None], last) * STRIDE + number
-        prefetch(place.to(tl.int64, bitcast=True))

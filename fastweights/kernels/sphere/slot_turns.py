@@ -17,7 +17,7 @@ import triton.language as tl
 from ..math import float_or_nan
 from .forward import EVERY, LEAST_DECAY, SHORTEST, edges, inverse_square, not_below
 from .layout import hidden
-from .slot_steps import block_place, fetch_rows, halves, inverse_root, product, rows_of
+from .slot_steps import block_place, halves, inverse_root, product, rows_of
 
 PART = tl.constexpr(8)
 BLOCK = tl.constexpr(32)
@@ -57,8 +57,8 @@ def load_words(count, offset):
 @triton.jit
 def row_of_gram(gram, t: tl.constexpr, COUNT: tl.constexpr, dtype: tl.constexpr):
     """The products of token t of a chunk with the first COUNT parts from its start on. By assembly, as the pass of Triton that
-    looks for wider loads compares each load with every operation: it would take most of the time to compile. The interpreter,
-    which runs float32, does without."""
+    looks for wider loads compares each load with every operation: it would take most of the time to compile. Not pure, so that
+    it stays a part ahead of its use. The interpreter, which runs float32, does without."""
     place = gram + tl.arange(0, PART)[None, :] * 4
     if dtype == tl.float32:
         place += t * BLOCK
@@ -67,14 +67,24 @@ def row_of_gram(gram, t: tl.constexpr, COUNT: tl.constexpr, dtype: tl.constexpr)
     elif COUNT == 2:
         row = tl.inline_asm_elementwise(
             load_words(2, t * 4 * BLOCK), "=f,=f,l", [place.to(tl.int64, bitcast=True)], dtype=(tl.float32, tl.float32),
-            is_pure=True, pack=1,
+            is_pure=False, pack=1,
         )  # fmt: skip
     else:
         row = tl.inline_asm_elementwise(
             load_words(4, t * 4 * BLOCK), "=f,=f,=f,=f,l", [place.to(tl.int64, bitcast=True)],
-            dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=False, pack=1,
         )  # fmt: skip
     return row
+
+
+@triton.jit
+def rows_of_gram(products, second, j: tl.constexpr, dtype: tl.constexpr):
+    """Those of the tokens of part j of a block, whose second chunk lies `second` numbers after the first."""
+    products += j // 2 * second
+    rows = ()
+    for i in tl.static_range(PART):
+        rows += (row_of_gram(products, j % 2 * PART + i, 4 - j // 2 * 2, dtype),)  # type: ignore[assignment]
+    return rows
 
 
 @triton.jit
@@ -97,7 +107,7 @@ def inputs_of_part(
     if decay is not None:
         d = tl.load(decay + place // HEADS_DECAY + beside(place * 0, token * (HV // HEADS_DECAY)), there, 1.0)
     own = token * BLOCK + token % PART * 4 + token // PART
-    square = tl.load(gram + in_head * EVERY * BLOCK + beside(place * 0, own))
+    square = tl.load(gram + in_head * EVERY * BLOCK + beside(place * 0, own), there, 0.0)
     return key, gain, d, square
 
 
@@ -173,23 +183,24 @@ def of_unit_length(S):
 
 
 @triton.jit
-def fetch_block(
-    k, v, gamma, decay, gram, place, in_head, tile, left, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr, SLOTS: tl.constexpr, dtype: tl.constexpr,
+def inputs_of_block(
+    k, v, gamma, decay, gram, place, in_head, token, slot, channel, left, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """Fetch the block after this one, which has `left` tokens to the end of the sequence, into the L1 cache."""
-    more = tl.where(left > BLOCK, 1, 0)
-    last = tl.minimum(left - more * BLOCK, BLOCK) - 1
-    place += more * BLOCK * HV
-    WIDTH: tl.constexpr = min(SLOTS, K)
-    slots = k + place // HEADS_K * K + tl.minimum(tile * SLOTS, K - WIDTH)
-    fetch_rows(slots, last, HV // HEADS_K * K, BLOCK, WIDTH, dtype)
-    fetch_rows(v + place * V, last, HV * V, BLOCK, V, dtype)
-    fetch_rows(gamma + place // HEADS_GAMMA, last, HV // HEADS_GAMMA, BLOCK, 1, dtype)
-    if decay is not None:
-        fetch_rows(decay + place // HEADS_DECAY, last, HV // HEADS_DECAY, BLOCK, 1, dtype)
-    products = gram + (in_head + more * 2 * HV) * EVERY * BLOCK
-    fetch_rows(products, last // EVERY, HV * EVERY * BLOCK, 2, EVERY * BLOCK, dtype)
+    """The same of the four parts of a block with `left` tokens to the end of the sequence, and h [32, BV]."""
+    second = tl.where(left > EVERY, HV, 0)  # from the first chunk to the second, if there is one
+    in_block = tl.arange(0, BLOCK)[:, None]
+    h = tl.load(v + place * V + channel + in_block * (HV * V), (in_block < left) & (channel < V), 0.0)
+    return (
+        inputs_of_chunk(
+            k, gamma, decay, gram, place, in_head, token, slot, left, HV, K, HEADS_K, HEADS_GAMMA, HEADS_DECAY
+        )
+        + inputs_of_chunk(
+            k, gamma, decay, gram, place + EVERY * HV, in_head + second, token, slot, left - EVERY, HV, K, HEADS_K,
+            HEADS_GAMMA, HEADS_DECAY,
+        )
+        + (h,)
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -230,19 +241,36 @@ def turn_slots(
     place, in_head = first * HV + head, m * HV + head
     left = (stop - first).to(tl.int32)
     blocks = tl.cdiv(left, BLOCK)
+    ahead = inputs_of_block(
+        k,
+        v,
+        gamma,
+        decay,
+        gram,
+        place,
+        in_head,
+        token,
+        slot,
+        channel,
+        left,
+        HV,
+        K,
+        V,
+        HEADS_K,
+        HEADS_GAMMA,
+        HEADS_DECAY,
+    )
     for _ in range(0, blocks):
-        fetch_block(
-            k, v, gamma, decay, gram, place, in_head, tile, left, HV, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY, SLOTS, dtype,
+        # The inputs of the next block, and below the products of the next part, are loaded before they are needed.
+        inputs, more = ahead, tl.where(left > BLOCK, 1, 0)
+        ahead = inputs_of_block(
+            k, v, gamma, decay, gram, place + more * BLOCK * HV, in_head + more * 2 * HV, token, slot, channel,
+            left - more * BLOCK, HV, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY,
         )  # fmt: skip
+        h = inputs[4]
         second = tl.where(left > EVERY, HV, 0)  # from the first chunk to the second, if there is one
-        inputs = inputs_of_chunk(
-            k, gamma, decay, gram, place, in_head, token, slot, left, HV, K, HEADS_K, HEADS_GAMMA, HEADS_DECAY
-        ) + inputs_of_chunk(
-            k, gamma, decay, gram, place + EVERY * HV, in_head + second, token, slot, left - EVERY, HV, K, HEADS_K,
-            HEADS_GAMMA, HEADS_DECAY,
-        )  # fmt: skip
-        in_block = tl.arange(0, BLOCK)[:, None]
-        h = tl.load(v + place * V + channel + in_block * (HV * V), (in_block < left) & (channel < V), 0.0)
+        products = gram + in_head * EVERY * BLOCK
+        rows = rows_of_gram(products, second * EVERY * BLOCK, 0, dtype)
         tl.store(states + in_head * K * V + in_state, S.to(states.dtype.element_ty), inside)
         b = along_slots(S, h, dtype)
         S = of_unit_length(S)
@@ -253,12 +281,14 @@ def turn_slots(
             key, gain, d, square = inputs[j]
             key, gain = key.to(tl.float32), float_or_nan(gain) * (scale if j == 0 else alive)
             d = 1.0 if decay is None else not_below(float_or_nan(d), LEAST_DECAY)
-            products = gram + (in_head + j // 2 * second) * EVERY * BLOCK
+            here = rows
+            if j < 3:  # a part ahead
+                rows = rows_of_gram(products, second * EVERY * BLOCK, j + 1, dtype)
             most = (zeros, zeros, zeros, zeros)
             for i in tl.static_range(PART):
                 f, w = step_of(key, gain, d, square, b[j], OBJECTIVE, dtype)
                 f_t, w_t = of_token(f, i), of_token(w, i)
-                row = row_of_gram(products, j % 2 * PART + i, 4 - j // 2 * 2, dtype)
+                row = here[i]
                 for other in tl.static_range(j, 4):
                     moved = f_t * b[other] + w_t * row[other - j // 2 * 2]
                     if other == j:
