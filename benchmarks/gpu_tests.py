@@ -2,12 +2,14 @@
 
 python benchmarks/gpu_tests.py [arguments of pytest, such as -n 8]
 
-Into gpu_tests.json, or where -k or files choose among the tests into gpu_tests_chosen.json.
+Into gpu_tests.json, or where -k or files choose among the tests into gpu_tests_chosen.json. An interrupted run (Ctrl-C, or
+`timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and that it was interrupted.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,16 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+def run(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
+    """The exit code, and whether the run was interrupted. pytest gets one interrupt, which lets it write its report."""
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        return process.wait(), False
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        return process.wait(), True
+
+
 def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("these tests need an NVIDIA GPU, and torch sees none")
@@ -29,7 +41,7 @@ def main() -> None:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-m", "gpu or kernels", f"--junitxml={report}", *sys.argv[1:]]
         # The references run on the CPU, in as many processes as pytest is given.
-        code = subprocess.run(command, cwd=ROOT, env={"OMP_NUM_THREADS": "1", **os.environ}).returncode
+        code, interrupted = run(command, {"OMP_NUM_THREADS": "1", **os.environ})
         suite = ElementTree.parse(report).getroot()
     # By op, backend, and dtype with what was compared.
     worst: dict[str, dict[str, dict[str, float]]] = {}
@@ -43,7 +55,7 @@ def main() -> None:
     failed = int(counts["failures"]) + int(counts["errors"])
     content = {
         **describe(), "device": torch.cuda.get_device_name(), "transformers": transformers.__version__,
-        "arguments": sys.argv[1:],
+        "arguments": sys.argv[1:], "interrupted": interrupted,
         "passed": int(counts["tests"]) - failed - int(counts["skipped"]), "failed": failed, "skipped": int(counts["skipped"]),
         "worst relative errors against float64": worst,
     }  # fmt: skip
