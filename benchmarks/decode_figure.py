@@ -20,7 +20,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     contexts = sorted({row["context"] for row in rows if row["context"] is not None})
     mixers = list(dict.fromkeys(row["mixer"] for row in rows))
     styles = mixer_styles(mixers)
-    figure = Figure(figsize=(3.6 * len(batches), 3.8), layout="constrained")
+    figure = Figure(figsize=(3.4 * len(batches), 3.5), layout="constrained")
     panels = figure.subplots(1, len(batches), squeeze=False)[0]
     for axes, batch in zip(panels, batches, strict=True):
         for mixer in mixers:
