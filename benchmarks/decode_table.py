@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from environment import describe, kept_rows, write_json
+from judge.timing import Milliseconds
 
 from fastweights.layers import MIXERS, LayerCache
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
@@ -81,10 +82,9 @@ def measure(model: FastWeightsForCausalLM, batch: int, context: int | None) -> d
         steps.graph.replay()
     events[-1].record()
     events[-1].synchronize()
-    times = sorted(a.elapsed_time(b) for a, b in zip(events, events[1:]))
-    median = times[REPLAYS // 2]
+    spread = Milliseconds.of([a.elapsed_time(b) for a, b in zip(events, events[1:])])
     return {
-        "step, ms": [median, times[REPLAYS // 4], times[3 * REPLAYS // 4]], "tokens/s": batch / median * 1e3,
+        "step, ms": list(spread), "tokens/s": batch / spread.median * 1e3,
         "state, bytes per sequence": state, "measured in s": time.perf_counter() - begin,
     }  # fmt: skip
 

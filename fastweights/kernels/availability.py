@@ -15,6 +15,7 @@ from .runtime.private_api import constant_when_traced, ptxas_is_safe
 
 Given = TypeVar("Given", bound=Tensor | None)
 KERNEL_BACKENDS = ("auto", "torch", "triton")
+WIDEST_ROW = 4096
 HAS_TRITON = find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -29,6 +30,16 @@ def takes_kernels(backend: str, x: Tensor) -> bool:
     if reason is not None and backend == "triton":
         raise ValueError(f"backend 'triton' {reason}; use 'torch' or 'auto'")
     return reason is None
+
+
+def takes_rows(backend: str, x: Tensor) -> bool:
+    """Whether the kernels that hold a row in registers run for x [..., V]; ValueError where backend "triton" cannot."""
+    if not takes_kernels(backend, x):
+        return False
+    width = x.shape[-1]
+    if backend == "triton" and width > WIDEST_ROW:
+        raise ValueError(f"backend 'triton' takes rows up to {WIDEST_ROW} wide, got {width}; use 'torch' or 'auto'")
+    return width <= WIDEST_ROW
 
 
 @constant_when_traced

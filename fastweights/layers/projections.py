@@ -196,7 +196,7 @@ class OutputProjection(nn.Module):
         self, o_BTGV: Tensor, x_BTD: Tensor, skip: ValueSkip | None = None, v_BTGV: Tensor | None = None
     ) -> Tensor:
         """y [B, T, D]. skip: adds D v to o; one pass over o does it with the norm."""
-        if skip is not None and v_BTGV is not None and not (self.norm is not None and is_unhooked(skip)):
+        if skip is not None and v_BTGV is not None and (self.norm is None or not is_unhooked(skip)):
             o_BTGV, skip = skip(o_BTGV, v_BTGV), None
         z_BTGV = None if self.gate is None else self.g_proj(x_BTD).view_as(o_BTGV)
         if self.norm is not None:

@@ -20,6 +20,7 @@ from .weight_files import check_names, check_shapes, check_weights
 
 __all__ = [
     "DTYPES",
+    "check_has_tokenizer",
     "check_special_tokens",
     "has_tokenizer",
     "load_config",
@@ -56,8 +57,7 @@ def load_language_model(
             that ask for code to be run or cannot be read safely.
     """
     folder = model_folder(path, trust_remote_code=trust_remote_code)
-    if not has_tokenizer(folder):
-        raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
+    check_has_tokenizer(folder)
     _check_device(device)
     if dtype is not None:
         check_choice("dtype", dtype, DTYPES)
@@ -111,6 +111,12 @@ def models_inside(path: Path) -> str:
 def has_tokenizer(folder: Path) -> bool:
     """Whether a tokenizer is saved beside the model."""
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def check_has_tokenizer(folder: Path) -> None:
+    """ValueError if there is none."""
+    if not has_tokenizer(folder):
+        raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
 
 
 def load_config(folder: Path) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import check_choice, check_positive, check_size
-from ..models.loading import DTYPES, has_tokenizer, load_config, model_folder
+from ..models.loading import DTYPES, check_has_tokenizer, load_config, model_folder
 from .vllm.version import check_version
 
 __all__ = ["SERVER", "serve", "server_command"]
@@ -52,8 +52,7 @@ def server_command(
         check_choice("dtype", dtype, DTYPES)
     folder = model_folder(model)
     config = load_config(folder)
-    if not has_tokenizer(folder):
-        raise ValueError(f"{folder} holds no tokenizer; save it there with tokenizer.save_pretrained(folder)")
+    check_has_tokenizer(folder)
     if memory is None and not _has_gpu():
         memory = 2.0
     options = ["--host", host, "--port", str(port), "--max-model-len", str(max_model_len), "--no-enable-prefix-caching"]

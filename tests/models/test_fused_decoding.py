@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from fastweights.kernels.availability import takes_kernels
+from fastweights.kernels import availability
 from fastweights.models import decoding, generation
 from fastweights.ops import linear_rows, residual_norm, ring_attention, silu_product
 from fastweights.ops.short_convolution import token
@@ -20,6 +20,14 @@ from .small import CLOSE, model, tokens
 pytestmark = pytest.mark.kernels
 JOINED = (linear_rows, residual_norm, ring_attention, silu_product, token)
 STEPS = 3
+
+
+def use(backend, monkeypatch):
+    """Ops that are asked for backend "auto" take this one."""
+    for module in JOINED:
+        name = "takes_rows" if module is residual_norm else "takes_kernels"
+        takes = getattr(availability, name)
+        monkeypatch.setattr(module, name, lambda asked, x, takes=takes: takes(backend, x))
 
 
 @pytest.fixture
@@ -56,8 +64,7 @@ def calls(monkeypatch):
 def generated(monkeypatch, lm, joined, **options):
     """generate() by steps that are not captured."""
     backend = "triton" if joined else "torch"
-    for module in JOINED:
-        monkeypatch.setattr(module, "takes_kernels", lambda asked, x: takes_kernels(backend, x))
+    use(backend, monkeypatch)
     monkeypatch.setattr(decoding, "FEWEST", 1)
     monkeypatch.setattr(generation, "can_replay", lambda model: True)
     monkeypatch.setattr(generation, "DecodeSteps", partial(decoding.DecodeSteps, replayed=False))
@@ -108,8 +115,7 @@ def test_training_steps_take_the_joined_norm_and_product(monkeypatch):
     lm, ids = model("gdn").to(DEVICE).train(), tokens(2, 9).to(DEVICE)
     found = []
     for backend in ("torch", "triton"):
-        for module in JOINED:
-            monkeypatch.setattr(module, "takes_kernels", lambda asked, x, backend=backend: takes_kernels(backend, x))
+        use(backend, monkeypatch)
         loss = lm(ids, labels=ids).loss
         found.append([loss, *torch.autograd.grad(loss, list(lm.parameters()))])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)

@@ -111,8 +111,8 @@ def carry_adjoint(
     start, transition, written, adjoint, end, cu_seqlens, time, HV,
     K: tl.constexpr, PK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The adjoint of A at every chunk's end or its transpose, whose sum alone counts [M, HV, K, K], from that after the
-    sequence, `start` [N, HV, K, K] or None, and what is left of it before the sequence in `end`."""
+    """adjoint [M, HV, K, K]: the gradient of A at the end of every chunk, or its transpose; only the sum of both counts.
+    start [N, HV, K, K] or None: the gradient of A after the last chunk. end: the gradient of A before the first."""
     n, head = tl.program_id(0), tl.program_id(1)
     chunk, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
     c = tl.arange(0, PK)

@@ -25,6 +25,14 @@ def lengths(x):
 
 
 @triton.jit
+def through_unit_length(x, length, found):
+    """The gradient of rows x [64, PK] of these lengths [64] from that of x / length."""
+    share = 1.0 / length
+    along = tl.sum(x * found, 1) * share * share
+    return share[:, None] * (found - along[:, None] * x)
+
+
+@triton.jit
 def store_rows(x, values, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
     at, here = places_of_rows(first, live, head, HV, columns, K, HEADS)
     tl.store(x + at, values.to(x.dtype.element_ty), here)
@@ -181,17 +189,13 @@ def unit_key_gradients(
     keys, found = token_tile(k, first, live, head, HV, c, K, HEADS), token_tile(dkey, first, live, head, HV, c, K, 1)
     of_keys = lengths(keys)
     if UNIT_KEYS:
-        share = 1.0 / of_keys
-        along = tl.sum(keys * found, 1) * share * share
-        to_k += share[:, None] * (found - along[:, None] * keys)
+        to_k += through_unit_length(keys, of_keys, found)
     else:
         to_k += found
     writes = token_tile(y, first, live, head, HV, c, K, HEADS_Y)
     found = token_tile(dwrite_key, first, live, head, HV, c, K, 1)
     if UNIT_WRITES:
-        share = 1.0 / lengths(writes)
-        along = tl.sum(writes * found, 1) * share * share
-        found = share[:, None] * (found - along[:, None] * writes)
+        found = through_unit_length(writes, lengths(writes), found)
     elif UNIT_KEYS:
         found /= of_keys[:, None]
         to_k -= (tl.sum(writes * found, 1) / (of_keys * of_keys))[:, None] * keys

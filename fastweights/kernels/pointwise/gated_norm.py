@@ -57,11 +57,21 @@ def normalized(u, V, eps):
 
 
 @triton.jit
-def load_rows(x, group, row, stride, group_stride, here, BV: tl.constexpr, ALIGN: tl.constexpr):
-    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
-        stride, group_stride = tl.multiple_of(stride, ALIGN), tl.multiple_of(group_stride, ALIGN)
-    at = (group * group_stride + row * stride)[:, None] + tl.arange(0, BV)[None, :]
+def aligned(stride, ALIGN: tl.constexpr):
+    """The stride, known to be a multiple of ALIGN. Triton compiles a stride of 1 in as a constant."""
+    return tl.multiple_of(stride, ALIGN) if ALIGN > 1 else stride
+
+
+@triton.jit
+def load_rows(x, row, stride, here, BV: tl.constexpr, ALIGN: tl.constexpr):
+    """Rows [R, BV] of x in float32."""
+    at = (row * aligned(stride, ALIGN))[:, None] + tl.arange(0, BV)[None, :]
     return tl.load(x + at, here, 0.0).to(tl.float32)
+
+
+@triton.jit
+def load_group_rows(x, group, row, stride, group_stride, here, BV: tl.constexpr, ALIGN: tl.constexpr):
+    return load_rows(x + group * aligned(group_stride, ALIGN), row, stride, here, BV, ALIGN)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -76,12 +86,14 @@ def forward_kernel(
     column = tl.arange(0, BV)
     here = (row < rows)[:, None] & (column < V)[None, :]
     row = row.to(tl.int64)
-    u = load_rows(x, group, row, stride_x, group_stride_x, here, BV, ALIGN)
+    u = load_group_rows(x, group, row, stride_x, group_stride_x, here, BV, ALIGN)
     if v is not None:
-        u += tl.load(skip + group).to(tl.float32) * load_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
+        u += tl.load(skip + group).to(tl.float32) * load_group_rows(
+            v, group, row, stride_v, group_stride_v, here, BV, ALIGN
+        )
     w = tl.load(weight + (group * V if PER_GROUP else 0) + column, column < V, 0.0).to(tl.float32)[None, :]
     if GATE is not None:
-        a, _ = activate(load_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN), GATE)
+        a, _ = activate(load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN), GATE)
         if FIRST:
             u = u * a
     n, _ = normalized(u, V, eps)
@@ -111,14 +123,14 @@ def backward_kernel(
         here = (row < rows)[:, None] & (column < V)[None, :]
         row = row.to(tl.int64)
         at = ((row * groups + group) * V)[:, None] + column[None, :]
-        value = load_rows(x, group, row, stride_x, group_stride_x, here, BV, ALIGN)
-        d = load_rows(dy, group, row, stride_dy, group_stride_dy, here, BV, ALIGN)
+        value = load_group_rows(x, group, row, stride_x, group_stride_x, here, BV, ALIGN)
+        d = load_group_rows(dy, group, row, stride_dy, group_stride_dy, here, BV, ALIGN)
         if v is not None:
-            skipped = load_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
+            skipped = load_group_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
             value += D * skipped
         u = value
         if GATE is not None:
-            a, da = activate(load_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN), GATE)
+            a, da = activate(load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN), GATE)
             if FIRST:
                 u = value * a
         n, r = normalized(u, V, eps)

@@ -24,13 +24,11 @@ from ..chunk.tiles import padded
 from ..math import sigmoid
 from ..runtime.launch_plan import launch
 
-__all__ = ["MOST_MATRICES", "MOST_ROWS", "linear_rows"]
+__all__ = ["linear_rows"]
 
 MOST_MATRICES = 3
-MOST_ROWS = 64
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers
-
 SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
 
 
@@ -92,7 +90,7 @@ def linear_rows_kernel(
 def linear_rows(
     x: Tensor, weights: Sequence[Tensor], kind: str, bias: Tensor | None, other: Tensor | None, largest: float
 ) -> list[Tensor]:
-    """The results [..., width] for x [..., D] of at most MOST_ROWS rows; nothing is checked."""
+    """The results [..., width] for x [..., D] of few rows; nothing is checked."""
     flat = rows_together(x).flatten(0, -2)
     rows, channels = flat.shape
     given = [w.contiguous() for w in weights]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..availability import alignment, on_device_of, rows_together
 from ..runtime.launch_plan import launch
-from .gated_norm import normalized, tile_of
+from .gated_norm import load_rows, normalized, tile_of
 
 __all__ = ["backward", "forward"]
 
@@ -33,15 +33,13 @@ def residual_norm_forward(
     x, branch, weight, s, n, rows, stride_x, stride_branch, eps,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
-        stride_x, stride_branch = tl.multiple_of(stride_x, ALIGN), tl.multiple_of(stride_branch, ALIGN)
     row, column = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R), tl.arange(0, BV)
     here = (row < rows)[:, None] & (column < V)[None, :]
     at = row[:, None] * V + column[None, :]
-    u = tl.load(x + row[:, None] * stride_x + column[None, :], here, 0.0).to(tl.float32)
+    u = load_rows(x, row, stride_x, here, BV, ALIGN)
     w = tl.load(weight + column, column < V, 0.0).to(tl.float32)[None, :]
     if branch is not None:
-        u += tl.load(branch + row[:, None] * stride_branch + column[None, :], here, 0.0).to(tl.float32)
+        u += load_rows(branch, row, stride_branch, here, BV, ALIGN)
         rounded = u.to(s.dtype.element_ty)
         tl.store(s + at, rounded, here)
         u = rounded.to(tl.float32)  # the backward knows the sum as it is written
@@ -54,9 +52,6 @@ def residual_norm_backward(
     ds, dn, s, weight, dx, dbranch, dw_sums, rows, steps, stride_ds, stride_dn, stride_s, eps,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    if ALIGN > 1:  # Triton compiles a stride of 1 in as a constant
-        stride_ds, stride_dn = tl.multiple_of(stride_ds, ALIGN), tl.multiple_of(stride_dn, ALIGN)
-        stride_s = tl.multiple_of(stride_s, ALIGN)
     tile, column = tl.program_id(0), tl.arange(0, BV)
     w = tl.load(weight + column, column < V, 0.0).to(tl.float32)[None, :]
     dw = tl.zeros((R, BV), tl.float32)
@@ -64,14 +59,14 @@ def residual_norm_backward(
         row = (tile * steps + step).to(tl.int64) * R + tl.arange(0, R)
         here = (row < rows)[:, None] & (column < V)[None, :]
         at = row[:, None] * V + column[None, :]
-        u = tl.load(s + row[:, None] * stride_s + column[None, :], here, 0.0).to(tl.float32)
-        d = tl.load(dn + row[:, None] * stride_dn + column[None, :], here, 0.0).to(tl.float32)
+        u = load_rows(s, row, stride_s, here, BV, ALIGN)
+        d = load_rows(dn, row, stride_dn, here, BV, ALIGN)
         y, r = normalized(u, V, eps)
         dw += d * y
         d *= w
         d = r * (d - y * (tl.sum(d * y, 1) / V)[:, None])
         if ds is not None:
-            d += tl.load(ds + row[:, None] * stride_ds + column[None, :], here, 0.0).to(tl.float32)
+            d += load_rows(ds, row, stride_ds, here, BV, ALIGN)
         tl.store(dx + at, d.to(dx.dtype.element_ty), here)
         if dbranch is not None:
             tl.store(dbranch + at, d.to(dbranch.dtype.element_ty), here)

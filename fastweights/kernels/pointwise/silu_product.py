@@ -53,15 +53,6 @@ def backward(dy: Tensor, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     if u.numel():
         with on_device_of(u):
             launch(
-                silu_product_backward,
-                (-(-u.numel() // BLOCK),),
-                dy,
-                z,
-                u,
-                dz,
-                du,
-                u.numel(),
-                BLOCK=BLOCK,
-                num_warps=WARPS,
-            )
+                silu_product_backward, (-(-u.numel() // BLOCK),), dy, z, u, dz, du, u.numel(), BLOCK=BLOCK, num_warps=WARPS
+            )  # fmt: skip
     return dz, du

@@ -69,23 +69,8 @@ def token_convolution(
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     if block < blocks_0:
         convolve(
-            x_0,
-            weight_0,
-            bias_0,
-            window_0,
-            new_0,
-            y_0,
-            row,
-            block,
-            stride_0,
-            channels_0,
-            eps,
-            HEAD_0,
-            W,
-            BD,
-            NORM_0,
-            SILU,
-        )
+            x_0, weight_0, bias_0, window_0, new_0, y_0, row, block, stride_0, channels_0, eps, HEAD_0, W, BD, NORM_0, SILU,
+        )  # fmt: skip
     elif x_1 is not None:
         block -= blocks_0
         if block < blocks_1:
@@ -105,13 +90,11 @@ def convolve_token(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """y [N, 1, D] and the last inputs of every part; nothing is checked. in_place: whether these replace the given ones."""
     arguments, outputs, windows, blocks, widest = [], [], [], 0, 1
-    in_place = in_place and len({part.window.data_ptr() for part in parts}) == len(
-        parts
-    )  # others would read it changed
+    apart = len({part.window.data_ptr() for part in parts}) == len(parts)  # a shared window would be read changed
     for part in parts:
         x = rows_together(part.x)
         channels = x.shape[2]
-        kept = in_place and part.window.is_contiguous()
+        kept = in_place and apart and part.window.is_contiguous()
         windows.append(part.window if kept else part.window.new_empty(part.window.shape))
         outputs.append(x.new_empty(x.shape))
         head = part.head or min(CHANNELS, padded(channels, 1))

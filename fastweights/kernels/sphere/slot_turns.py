@@ -187,7 +187,8 @@ def inputs_of_block(
     k, v, gamma, decay, gram, place, in_head, token, slot, channel, left, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """The same of the four parts of a block with `left` tokens to the end of the sequence, and h [32, BV]."""
+    """Keys, gamma, decay and |h|^2 of each of the four parts of a block, and h [32, BV]. left: tokens to the end of the
+    sequence."""
     second = tl.where(left > EVERY, HV, 0)  # from the first chunk to the second, if there is one
     in_block = tl.arange(0, BLOCK)[:, None]
     h = tl.load(v + place * V + channel + in_block * (HV * V), (in_block < left) & (channel < V), 0.0)

@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.availability import takes_kernels
+from ..framework.checks import compute_dtype
 
 __all__ = ["cross_entropy_errors", "cross_entropy_rows"]
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def by_kernels(logits: Tensor, backend: str) -> bool:
@@ -25,7 +22,7 @@ def cross_entropy_rows(logits: Tensor, target: Tensor, ignored: int, backend: st
         from ...kernels.pointwise.cross_entropy import forward
 
         return forward(logits, target, ignored)
-    logits = at_least_float32(logits)
+    logits = logits.to(compute_dtype(logits))
     log_sums = logits.logsumexp(1)
     losses = log_sums - logits.gather(1, target.masked_fill(target == ignored, 0)[:, None])[:, 0]
     return log_sums, losses.masked_fill(target == ignored, 0)
@@ -39,6 +36,6 @@ def cross_entropy_errors(
         from ...kernels.pointwise.cross_entropy import backward
 
         return backward(logits, target, log_sums, gradient, ignored)
-    error = at_least_float32(logits).sub(log_sums[:, None]).exp_()  # softmax, then minus one at the target
+    error = logits.to(compute_dtype(logits)).sub(log_sums[:, None]).exp_()  # softmax, then minus one at the target
     error.scatter_add_(1, target.masked_fill(target == ignored, 0)[:, None], error.new_full((len(error), 1), -1))
     return error.mul_(gradient).masked_fill_(target[:, None] == ignored, 0).to(logits.dtype)

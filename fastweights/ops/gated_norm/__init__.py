@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...kernels.availability import takes_kernels
+from ...kernels.availability import takes_rows
 from ..framework.checks import check_flag, check_number, check_same_shape, check_tensor, shape_of
 from .node import NODE
 from .torch_form import GATES, torch_form
 
 __all__ = ["gated_rms_norm"]
-
-WIDEST = 4096  # row that the kernels hold in registers
 
 
 def gated_rms_norm(
@@ -78,10 +76,6 @@ def gated_rms_norm(
         raise ValueError(f"activation must be one of {', '.join(map(repr, GATES))}, got {activation!r}")
     check_number("eps", eps, low=0.0)
     check_flag("gate_first", gate_first)
-    if takes_kernels(backend, x) and (backend == "triton" or x.shape[-1] <= WIDEST):
-        if x.shape[-1] > WIDEST:
-            raise ValueError(
-                f"backend 'triton' takes rows up to {WIDEST} wide, got {x.shape[-1]}; use 'torch' or 'auto'"
-            )
+    if takes_rows(backend, x):
         return NODE((x, weight, gate, value, skip), (activation, eps, gate_first))[0]
     return torch_form(x, weight, gate, value, skip, activation, eps, gate_first)

@@ -9,13 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.availability import takes_kernels
+from ...kernels.availability import takes_rows
 from ..framework.checks import check_number, check_same_shape, check_tensor, shape_of
 from ..framework.node import Node, Tensors
 
 __all__ = ["residual_norm"]
-
-WIDEST = 4096  # row that the kernels hold in registers
 
 
 def torch_form(
@@ -95,11 +93,7 @@ def residual_norm(
     check_number("eps", eps, low=0.0)
     dtype = x.dtype if dtype is None else dtype
     traced = backend == "auto" and torch.compiler.is_compiling()
-    if takes_kernels(backend, x) and not traced and (backend == "triton" or x.shape[-1] <= WIDEST):
-        if x.shape[-1] > WIDEST:
-            raise ValueError(
-                f"backend 'triton' takes rows up to {WIDEST} wide, got {x.shape[-1]}; use 'torch' or 'auto'"
-            )
+    if not traced and takes_rows(backend, x):
         s, n = NODE((x, branch, weight), (eps, dtype))
         return x if branch is None else s, n
     return torch_form(x, branch, weight, eps, dtype)
