@@ -16,7 +16,7 @@ from torch import Tensor
 from ..availability import alignment, on_device_of
 from ..math import sigmoid
 from ..runtime.launch_plan import launch
-from .gated_norm import grouped, load_rows, strides_of, tile_of
+from .gated_norm import grouped, load_group_rows, strides_of, tile_of
 
 __all__ = ["backward", "forward"]
 
@@ -40,11 +40,11 @@ def forward_kernel(
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     group, row, at, here = place(rows, groups, V, BV, R)
-    value = load_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
+    value = load_group_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
     gate = tl.load(s + row * groups + group, row < rows, 0.0).to(tl.float32)[:, None]
     tl.store(write + at, (value * gate).to(write.dtype.element_ty), here)
     if z is not None:
-        share = sigmoid(load_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN))
+        share = sigmoid(load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN))
         scale = tl.load(c + row * groups + group, row < rows, 0.0).to(tl.float32)[:, None]
         tl.store(beta + at, (share * scale).to(beta.dtype.element_ty), here)
 
@@ -57,14 +57,14 @@ def backward_kernel(
 ):  # fmt: skip
     group, row, at, here = place(rows, groups, V, BV, R)
     of_head = row * groups + group
-    value = load_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
-    d = load_rows(dwrite, group, row, stride_dw, group_stride_dw, here, BV, ALIGN)
+    value = load_group_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
+    d = load_group_rows(dwrite, group, row, stride_dw, group_stride_dw, here, BV, ALIGN)
     gate = tl.load(s + of_head, row < rows, 0.0).to(tl.float32)[:, None]
     tl.store(dv + at, (d * gate).to(dv.dtype.element_ty), here)
     tl.store(ds + of_head, tl.sum(d * value, 1).to(ds.dtype.element_ty), row < rows)
     if z is not None:
-        share = sigmoid(load_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN))
-        d = load_rows(dbeta, group, row, stride_db, group_stride_db, here, BV, ALIGN) * share
+        share = sigmoid(load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN))
+        d = load_group_rows(dbeta, group, row, stride_db, group_stride_db, here, BV, ALIGN) * share
         scale = tl.load(c + of_head, row < rows, 0.0).to(tl.float32)[:, None]
         tl.store(dz + at, (d * (1 - share) * scale).to(dz.dtype.element_ty), here)
         tl.store(dc + of_head, tl.sum(d, 1).to(dc.dtype.element_ty), row < rows)
