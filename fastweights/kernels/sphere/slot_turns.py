@@ -272,9 +272,9 @@ def turn_slots(
         second = tl.where(left > EVERY, HV, 0)  # from the first chunk to the second, if there is one
         products = gram + in_head * EVERY * BLOCK
         rows = rows_of_gram(products, second * EVERY * BLOCK, 0, dtype)
+        S = of_unit_length(S)  # before b, or what its length is off by would grow from block to block
         tl.store(states + in_head * K * V + in_state, S.to(states.dtype.element_ty), inside)
         b = along_slots(S, h, dtype)
-        S = of_unit_length(S)
         R = (zeros, zeros, zeros, zeros)
         p, largest_p = zeros + 1, zeros
         p_middle, R_middle = p, zeros  # after the first chunk
