@@ -4,6 +4,7 @@
 #   make test      runs the tests, the kernels' own in Triton's interpreter
 #   make test-vllm runs the tests of serving with vLLM on the CPU, in an environment of its own
 #   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
+#   make docs      builds the documentation into site/index.html, without the network once its tools are installed
 #   make test-triton compiles the kernels for sm_80, sm_90 and sm_100 by the versions of Triton in TRITONS
 # Each makes the virtual environment when it is missing. To use a torch of your own:
 #   make recall TORCH="torch==2.9.1"      another version, or the path of a wheel
@@ -21,16 +22,21 @@ DEFAULT_TRITON := triton==3.6.0; sys_platform == "linux" and platform_machine ==
 
 TRITONS ?= 3.5.1 3.6.0 3.7.1 3.8.0 3.9.0
 
+DOCS_INSTALLED := $(VENV)/.fastweights-docs-installed
+
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.fastweights-installed
 
-.PHONY: recall lm test test-slow test-all test-triton test-vllm lint install clean
+.PHONY: recall lm docs test test-slow test-all test-triton test-vllm lint install clean
 
 recall: $(INSTALLED)
 	$(BIN)/fastweights recall $(ARGS)
 
 lm: $(INSTALLED)
 	$(BIN)/fastweights train examples/lm.toml $(ARGS)
+
+docs: $(DOCS_INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
 
 # The models and matrices of the tests are tiny: one process per core, each with a single thread. The second run has the
 # kernels in Triton's interpreter, which replaces its compiler for a whole process; it is given the files that hold such
@@ -80,6 +86,10 @@ endif
 	$(BIN)/python -m pip install -q -e ".[dev]"
 	@touch $@
 
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install -q -e ".[docs]"
+	@touch $@
+
 # vLLM needs Python 3.11. Its wheel for CPUs asks for builds of torchvision that do not fit its torch, and works without.
 $(VLLM_INSTALLED): pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
@@ -89,4 +99,4 @@ $(VLLM_INSTALLED): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

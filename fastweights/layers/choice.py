@@ -74,7 +74,7 @@ class MixerChoice:
 
 
 def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
-    """The choices that a text names: NAME[:OPTION=VALUE[,OPTION=VALUE...]][@LABEL], separated by commas.
+    """The choices that a text names: `NAME[:OPTION=VALUE[,OPTION=VALUE...]][@LABEL]`, separated by commas.
 
     After a colon every OPTION=VALUE belongs to that mixer, until a part without "=" or with a colon before it begins the
     next. Values are JSON, or else strings, with commas between brackets alone. Without a label the text itself is the label.

@@ -66,8 +66,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             output_attentions: only False: a memory has no attention weights.
             num_items_in_batch: what the summed loss is divided by (Trainer's gradient accumulation); the number of labels
                 when None.
-            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, cu_seqlens, output_hidden_states,
-                position_ids, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: as for `FastWeightsModel`.
+            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache: as for `FastWeightsModel`.
+            cu_seqlens, output_hidden_states, position_ids: as for `FastWeightsModel`.
+            cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: as for `FastWeightsModel`.
 
         Raises:
             ValueError: an input that does not fit.

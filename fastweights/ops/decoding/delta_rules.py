@@ -115,6 +115,7 @@ def preconditioned_delta_rule_(
     r"""Read at most 16 tokens with `preconditioned_delta_rule` and update both states in place, without gradients.
 
     $$A_t = e^{g^P_t} A_{t-1} + \beta^P_t k_t^2, \qquad w_t = x^{-r/(1+|r|)} k_t, \quad r = \log(A_t + \mathrm{eps}) - c$$
+
     $$S_t = S' + \beta_t w_t (v_t - S'^\top k_t)^\top, \quad S' = \mathrm{Diag}(e^{g_t}) S_{t-1}, \qquad
       o_t = S_t^\top (\mathrm{scale}\; q_t)$$
 

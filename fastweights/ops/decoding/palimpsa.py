@@ -67,7 +67,7 @@ def palimpsa_posterior_(
     $$\mathrm{variance}_t = \Big(\frac{1}{J_t + p}\Big)^\top (\mathrm{scale}\; q_t)^2$$
 
     Args:
-        As for `palimpsa_`.
+        q, k, v, beta, g, prior, scale, state, state_indices, cu_seqlens, backend: as for `palimpsa_`.
 
     Returns:
         o [B, T, HV, V] and variance [B, T, HV, V] in v's dtype.

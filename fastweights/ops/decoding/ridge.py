@@ -33,6 +33,7 @@ def gated_kalmanet_(
     r"""Read at most 16 tokens with `gated_kalmanet` and update both states in place, without gradients.
 
     $$H_t = a_t H_{t-1} + k_t k_t^\top, \qquad U_t = a_t U_{t-1} + k_t v_t^\top, \qquad a_t = e^{g_t}$$
+
     $$x_t \approx (H_t + \lambda_t I)^{-1} (\mathrm{scale}\; q_t), \qquad \lambda_t = \mathrm{ridge}\, |H_t|_F, \qquad
       o_t = U_t^\top \left(m_t\, x_t + (1 - m_t)\, \mathrm{scale}\; q_t\right)$$
 
@@ -77,6 +78,7 @@ def mesa_(
     r"""Read at most 16 tokens with `mesa` and update both states in place, without gradients.
 
     $$H_t = a_t H_{t-1} + \beta_t k_t k_t^\top, \qquad U_t = a_t U_{t-1} + \beta_t k_t v_t^\top, \qquad a_t = e^{g_t}$$
+
     $$o_t = U_t^\top (H_t + \mathrm{Diag}(\mathrm{ridge}))^{-1} (\mathrm{scale}\; q_t)$$
 
     Args:

@@ -83,6 +83,7 @@ def gated_kalmanet(
 
     $$H_t = a_t H_{t-1} + k_t k_t^\top, \qquad U_t = a_t U_{t-1} + k_t v_t^\top, \qquad
       \lambda_t = \mathrm{ridge}\, |H_t|_F, \qquad a_t = e^{g_t}$$
+
     $$x_t \approx (H_t + \lambda_t I)^{-1} (\mathrm{scale}\; q_t), \qquad
       o_t = U_t^\top \left(m_t\, x_t + (1 - m_t)\, \mathrm{scale}\; q_t\right)$$
 

@@ -141,13 +141,13 @@ def palimpsa_posterior(
     without the noise 1 / beta of a value itself. Gradients flow through both.
 
     Args:
-        As for `palimpsa`.
+        q, k, v, beta, g, prior, scale, initial_state, output_final_state, cu_seqlens, backend: as for `palimpsa`.
 
     Returns:
         o [B, T, HV, V] and variance [B, T, HV, V] in v's dtype, and (M, J) or None.
 
     Raises:
-        As `palimpsa`.
+        ValueError, TypeError: as `palimpsa`.
     """
     (o, variance), state = call(
         POSTERIOR_SPEC, (q, k, v, beta, g, prior), {"scale": scale}, initial_state, output_final_state, cu_seqlens, backend

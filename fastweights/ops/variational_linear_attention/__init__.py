@@ -29,6 +29,7 @@ def variational_linear_attention(
 
     $$A_t = (A_{t-1}^{-1} + u_t u_t^\top)^{-1}, \qquad \hat k_t = k_t / |k_t|, \qquad
       \alpha_t = A_t \hat k_t / |A_t \hat k_t|$$
+
     $$S_t = S_{t-1} + \alpha_t (v_t - S_{t-1}^\top \hat k_t)^\top, \qquad z_t = z_{t-1} + k_t, \qquad
       o_t = S_t^\top q_t / \max(z_t^\top q_t, \mathrm{eps})$$
 

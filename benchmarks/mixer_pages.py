@@ -1,0 +1,188 @@
+"""The pages of the memories, from their declarations, docs/rules.md and the result files, for docs/hooks.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import evidence
+import torch
+from performance_text import anchor, number, table
+
+from fastweights.layers import MIXERS
+from fastweights.layers.description import described_options
+from fastweights.layers.registry import mixer_spec
+
+RULES_PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
+DEPARTURES = re.compile(r"^(?:- )?(?:Departures of|Departures from|How the text is read)\b", re.MULTILINE)
+
+
+def names() -> list[str]:
+    return list(MIXERS)
+
+
+def escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def section_of(op: str, text: str) -> tuple[str, str]:
+    """Heading and text of the section of docs/rules.md that has the op in its heading."""
+    for section in text.split("\n## ")[1:]:
+        heading, _, body = section.partition("\n")
+        if f"`{op}`" in heading:
+            return heading, body
+    raise ValueError(f"docs/rules.md needs a section with `{op}` in its heading")
+
+
+def departures(section: str) -> list[str]:
+    """The items of a section that say where the op departs from its paper: a point by itself, or the list under a line."""
+    found = []
+    for start in DEPARTURES.finditer(section):
+        rest = section[start.start() :]
+        if rest.startswith("- "):
+            found.append(re.split(r"\n(?! )", rest, maxsplit=1)[0])
+        else:
+            items = re.match(r"[^\n]*\n\n((?:(?:- |  ).*\n?)+)", rest)
+            found.append(items[1].rstrip() if items else "")
+    return found
+
+
+def facts(name: str) -> str:
+    spec = mixer_spec(name, {})
+    one = f"`fastweights.layers.{spec.layer.__name__}`"
+    rows = [
+        ["source", escaped(spec.source)],
+        ["state", spec.state],
+        ["cost", spec.cost or "not stated"],
+        ["class", f"[{one}](../reference/layers.md)"],
+        ["GPU kernels", evidence.kernels(name)],
+    ]
+    return table(["", ""], rows) + (
+        "\nH heads of K key and V value channels. State: numbers per sequence and layer. Cost: multiply-adds of the memory rule "
+        "per token, forward, where tokens are read in chunks of C.\n"
+    )
+
+
+def shapes(name: str) -> str:
+    """Input, output and what is kept between tokens, at one width."""
+    layer = evidence.layer(name)
+    count = sum(parameter.numel() for parameter in layer.parameters())
+    begin = (
+        f"`x [B, T, D]` gives `y [B, T, D]`. A layer of width D = {evidence.WIDTH} with {evidence.HEADS} heads has {count:,} "
+        "parameters, and keeps of each sequence "
+    )
+    if layer.state_size(1) != layer.state_size(2):
+        return f"{begin}the key and the value of every token that it has read.\n"
+    cache = layer.state_spec(torch.bfloat16)
+    rows = [
+        [what, f"`{key}`", str(list(x.shape[1:])), str(x.dtype).removeprefix("torch.")]
+        for what, held in (("memory", cache.memory), ("beside it", cache.context))
+        for key, x in held.items()
+    ]
+    return f"{begin}in bfloat16:\n\n{table(['what', 'name', 'shape', 'dtype'], rows)}"
+
+
+def options(name: str) -> str:
+    rows = [
+        [f"`{option.name}`", f"`{option.default or 'required'}`", escaped(option.meaning)]
+        for option in described_options(mixer_spec(name, {}))
+    ]
+    return table(["option", "default", "meaning"], rows)
+
+
+def rule(name: str) -> str:
+    """Links to the sections about the ops, and the departures from the paper that these list."""
+    text, parts, found = RULES_PAGE.read_text(), [], []
+    for op in evidence.rules_of(name):
+        heading, body = section_of(op, text)
+        parts.append(f"[{heading.partition(':')[0]}](../rules.md#{anchor(heading)})")
+        found += [item for item in departures(body) if item not in found]
+    if not parts:
+        return ""
+    said = "\n".join(found) if found else "The description of the rule lists none."
+    described = f"The rule, its cost and its limits: {', '.join(dict.fromkeys(parts))}."
+    return f"## Departures from the paper\n\n{described}\n\n{said}\n"
+
+
+def decoding(name: str) -> str:
+    rows = []
+    for device, row in evidence.decoding(name):
+        context = "any" if row["context"] is None else f"{row['context']:,}"
+        speed = f"{row['tokens/s']:,.0f}" if "tokens/s" in row else row["refused"]
+        rows.append([device, str(row["batch"]), context, speed])
+    if not rows:
+        return "Decoding speed: not measured yet.\n"
+    return "Tokens per second of decoding, 24 layers of width 1024 ([performance](../performance.md)):\n\n" + table(
+        ["device", "sequences", "context", "tokens per second"], rows
+    )
+
+
+def training(name: str) -> str:
+    rows = []
+    for step in evidence.training_steps(name):
+        beside = f"{step['beside'][1]:.2f} of `{step['beside'][0]}`" if step["beside"] else ""
+        tokens = f"{step['batch']} x {step['length']:,}"
+        rows.append([f"`{step['model']}`", tokens, number(step["step, ms"][0]), beside, step["device"]])
+    ops = [[f"({size})", number(ours), number(peer), device] for device, size, ours, peer in evidence.op_times(name)]
+    steps = table(["model", "tokens per step", "ms per step", "time of a step", "device"], rows)
+    times = table(["(B, T, H, K, V)", "ms", "flash-linear-attention, ms", "device"], ops)
+    return "\n".join(
+        [
+            f"Training steps of whole models:\n\n{steps}" if rows else "Training steps: not measured yet.\n",
+            *([f"The op alone, forward and backward:\n\n{times}"] if ops else []),
+        ]
+    )
+
+
+def recall(name: str) -> str:
+    found = evidence.first_recall(name)
+    if found is None:
+        return "Recall: not measured yet.\n"
+    return (
+        f"Accuracy on 4 key-value pairs after a short training with one seed (guessing has 0.25): {found:.3f}. "
+        "[Its settings](../rules.md#defaults-of-recall) are the defaults of `fastweights recall`.\n"
+    )
+
+
+def claims_table(name: str) -> str:
+    rows = [
+        [f"[{claim.name}](../claims.md#{claim.name.lower()})", f"**{status}**", escaped(claim.says)]
+        for claim, status in evidence.claims_about(name)
+    ]
+    if not rows:
+        return "Claims: the ledger has none about this memory.\n"
+    return "Claims of papers about it, measured here:\n\n" + table(["claim", "found", "the paper says"], rows)
+
+
+def render(name: str) -> str:
+    spec = mixer_spec(name, {})
+    summary = spec.summary[0].upper() + spec.summary[1:]
+    return "\n".join(
+        [
+            f"# {name}\n",
+            f"{summary}.\n",
+            f"    {spec.equation}\n",
+            facts(name),
+            f"## Shapes\n\n{shapes(name)}",
+            "## Evidence\n",
+            decoding(name),
+            training(name),
+            recall(name),
+            claims_table(name),
+            rule(name),
+            "## Options\n",
+            f'`build_mixer("{name}", hidden_size=..., num_heads=..., OPTION=VALUE)`, or `{name}:OPTION=VALUE` in a command.\n',
+            options(name),
+        ]
+    )
+
+
+def index() -> str:
+    rows = [[f"[`{name}`]({name}.md)", escaped(spec.summary), spec.state] for name, spec in MIXERS.items()]
+    text = "# Memories\n\n[Pick a memory](../choosing.md) compares them. State: numbers per sequence and layer.\n"
+    return f"{text}\n{table(['name', 'what it is', 'state'], rows)}"
+
+
+def render_all() -> dict[str, str]:
+    """All pages by file name, the list of them first."""
+    return {"index.md": index(), **{f"{name}.md": render(name) for name in names()}}

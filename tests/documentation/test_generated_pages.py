@@ -1,0 +1,93 @@
+"""The page of a memory and docs/choosing.md say what declarations and results say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import choosing
+import evidence
+import mixer_pages
+import pytest
+from performance_text import anchor
+
+from fastweights.layers import MIXERS
+
+from .site import pages
+
+
+def page(name: str) -> str:
+    return pages()[f"docs/mixers/{name}.md"]
+
+
+def test_choosing_is_generated() -> None:
+    command = "python benchmarks/choosing.py"
+    assert choosing.PAGE.read_text() == choosing.render(), f"run {command}"
+    assert command in choosing.PAGE.read_text()
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_page_has_what_is_declared(name: str) -> None:
+    text, spec = page(name), MIXERS[name]
+    for part in (spec.equation, spec.source, spec.state, spec.layer.__name__, spec.cost or "not stated"):
+        assert part.replace("|", "\\|") in text or part in text, part
+    assert [title for title in ("## Shapes", "## Evidence", "## Options") if title in text] and f"# {name}\n" in text
+    if "softmax" not in name:
+        memory = evidence.layer(name).state_spec().memory
+        for key, x in memory.items():
+            assert f"| memory | `{key}` | {list(x.shape[1:])} |" in text
+        op = evidence.rules_of(name)[-1]
+        assert anchor(mixer_pages.section_of(op, mixer_pages.RULES_PAGE.read_text())[0]) in text
+
+
+def test_departures_stand_on_the_page() -> None:
+    assert "the iteration starts from `omega_0 = 2`" in page("gka")
+    assert page("vla").count("\n- ") >= 6 and "Proposition 2 (Jacobian of norm 1) is false" in page("vla")
+    assert "`gamma` holds the factor 2" in page("lattice")
+    assert "its decay is Mamba-2's" in page("mesa")
+    assert "The description of the rule lists none" in page("linear")
+    with pytest.raises(ValueError, match="needs a section"):
+        mixer_pages.section_of("no_such_op", "\n## Rules: `an_op`\n")
+
+
+def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
+    shutil.copytree(evidence.RESULTS, tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.glob("decode-table-*.json"):
+        content = json.loads(path.read_text())
+        row = content["rows"]["gdn, batch 64"]
+        row["tokens/s"] = 12345.0
+        del content["rows"]["kda, batch 64"]
+        path.write_text(json.dumps(content))
+    for claim in (tmp_path / "claims").glob("C5.json"):
+        claim.unlink()
+    text = choosing.render(tmp_path)
+    assert "12,345 tokens per second for 64 sequences" in text
+    assert "| `kda` | – tokens per second" in text or "– tokens per second" in text
+    assert "[C5](claims.md#c5)" in text.partition("## What the papers claim")[2].partition("\n## ")[0]
+    assert (
+        evidence.speed("gdn", 64, results=tmp_path) == 12345.0 and evidence.speed("kda", 64, results=tmp_path) is None
+    )
+
+
+def test_what_is_not_measured_is_said() -> None:
+    gaps = choosing.PAGE.read_text().partition("## Not measured yet")[2]
+    for name in MIXERS:
+        measured = bool(evidence.decoding(name))
+        assert ("Decoding speed: not measured yet" in page(name)) is not measured
+        line = next((line for line in gaps.splitlines() if line.startswith("- Decoding speed")), "")
+        assert (f"`{name}`" in line) is not measured
+
+
+def test_steps_are_those_of_models_with_the_mixer() -> None:
+    assert evidence.mixers_of_model("pgdn-340m") == {"pgdn"} == evidence.mixers_of_model("24 layers of pgdn")
+    assert "softmax" in evidence.mixers_of_model("gka-hybrid-2.8b") and evidence.mixers_of_model("other") == set()
+    assert "| `pgdn-340m` | 16 x 2,048 |" in page("pgdn") and "of `gdn-340m`" in page("pgdn")
+
+
+def test_claims_stand_with_the_memories_that_they_are_about() -> None:
+    about = {name: [claim.name for claim, _ in evidence.claims_about(name)] for name in MIXERS}
+    assert {"C1", "C5", "S2"} <= set(about["pgdn"]) and "C16" in about["vla"] and "C16" not in about["gdn"]
+    assert "C28" in about["gka"] and "C28" in about["gdn"] and "C28" in about["mamba2"]
+    assert "| [C16](../claims.md#c16) | **does not hold** |" in page("vla")
+    assert "the ledger has none" in page("ttt")

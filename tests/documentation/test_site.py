@@ -1,0 +1,138 @@
+"""The site that `make docs` builds: its pages, their links as the site has them, and the build itself where MkDocs is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import performance_text
+import pytest
+import yaml
+
+from fastweights.layers import MIXERS
+
+from .site import ROOT, hooks, pages
+
+CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+SITE = "docs/reference/"
+
+
+def in_nav(entry: Any) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    return [page for item in (entry.values() if isinstance(entry, dict) else entry) for page in in_nav(item)]
+
+
+def headings(text: str) -> set[str]:
+    plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return {performance_text.anchor(heading) for heading in re.findall(r"^#{1,6} (.+)$", plain, re.MULTILINE)}
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = in_nav(CONFIG["nav"])
+    added = {f"mixers/{name}.md" for name in MIXERS} | {f"reference/{name}.md" for name in hooks.REFERENCE}
+    assert sorted(listed) == sorted({hooks.place_in_site(page) for page in pages()} - added)
+
+
+def test_hooks_put_all_generated_pages_into_the_navigation() -> None:
+    class Config:
+        nav: Any = [{"Memories": ["mixers/index.md"]}, {"API": ["reference/index.md"]}]
+        mdx_configs: Any = {}
+
+    config = hooks.on_config(Config())
+    assert {f"docs/{page}" for page in in_nav(config.nav)} == {
+        page for page in pages() if re.match("docs/(mixers|ref)", page)
+    }
+    assert config.mdx_configs["toc"]["slugify"]("Rules: `a_b`, c", "-") == "rules-a_b-c"
+
+
+@pytest.mark.parametrize("page", [*hooks.repository_pages(), *(f"docs/mixers/{name}.md" for name in MIXERS)])
+def test_links_lead_to_pages_of_the_site(page: str) -> None:
+    """As MkDocs checks them: to a page and a heading of it, or to a copied file."""
+    text = pages()[page]
+    copies = {hooks.place_in_site(source) for source in hooks.copied_files(pages())}
+    places = {hooks.place_in_site(name): name for name in pages()}
+    here = Path(hooks.place_in_site(page)).parent
+    shown = hooks.linked_mixers(hooks.site_links(text, page), page)
+    for piece, is_text in hooks.outside_code(shown):
+        for link in hooks.LINK.finditer(piece) if is_text else ():
+            path, _, anchor = link[2].partition("#")
+            if re.match(r"[a-z]+:", path):
+                continue
+            target = os.path.normpath(here / path) if path else hooks.place_in_site(page)
+            image = (ROOT / "docs" / target).exists() and target.endswith(".png")
+            assert target in places or target in copies or image, link[2]
+            assert not anchor or anchor in headings(pages()[places[target]]), link[2]
+
+
+def test_links_that_leave_the_pages() -> None:
+    text = "[a](../benchmarks/results/x.json) [b](../README.md#layers) [c](ops.md) `[d](e.md)` [f](https://x.org)\n"
+    assert hooks.site_links(text, "docs/cpu.md") == (
+        "[a](files/benchmarks/results/x.json) [b](index.md#layers) [c](ops.md) `[d](e.md)` [f](https://x.org)\n"
+    )
+    assert hooks.site_links("[a](../rules.md)", "docs/mixers/gdn.md") == "[a](../rules.md)"
+    assert hooks.site_links("[a](docs/ops.md)", "README.md") == "[a](ops.md)"
+    copied = hooks.copied_files({"docs/a.md": "[a](../examples/recall) [b](../README.md)"})
+    assert "examples/recall/vla.toml" in copied and "README.md" not in copied
+
+
+def test_lists_and_bars_as_python_markdown_reads_them() -> None:
+    text = "Three `a` cases:\n- one\n  goes on\n- two\n\n```python\nx\n- y\n```\n\n| `a \\| b` |\n"
+    assert hooks.one_dialect(text) == text.replace("cases:\n", "cases:\n\n").replace("\\|", "|")
+
+
+def test_mixers_in_tables_lead_to_their_pages() -> None:
+    row = "| you need | `gdn` | `no_mixer` | as `gdn` |\n"
+    assert hooks.linked_mixers(row, "README.md") == row.replace("| `gdn` |", "| [`gdn`](mixers/gdn.md) |")
+    assert hooks.linked_mixers(row, "docs/cpu.md") == row
+
+
+def test_the_reference_has_every_public_name() -> None:
+    for package in hooks.REFERENCE:
+        module = importlib.import_module(f"fastweights.{package}")
+        entries = re.findall(r"^::: (\S+)$", pages()[f"docs/reference/{package}.md"], re.MULTILINE)
+        assert [entry.rpartition(".")[2] for entry in entries] == list(module.__all__)
+
+
+def test_the_reference_has_every_documented_package() -> None:
+    inner = ("kernels", "analysis", "cli", "serving", "integrations")  # commands, or not for users to call
+    found = {path.parent.name for path in (ROOT / "fastweights").glob("*/__init__.py")}
+    assert found - set(inner) == {name for name in hooks.REFERENCE if "." not in name}
+
+
+def test_formulas_need_no_script() -> None:
+    pytest.importorskip("latex2mathml")
+    shown = hooks.mathml('<p><span class="arithmatex">\\(a_t \\le 1\\)</span></p><div class="arithmatex">\\[S\\]</div>')
+    assert shown.count("<math") == 2 and "arithmatex" not in shown and 'display="block"' in shown
+
+
+@pytest.mark.slow
+def test_the_strict_build_needs_no_network(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("needs pip install 'fastweights[docs]', as `make docs` does")
+    nowhere = "http://127.0.0.1:9"  # a port where nobody answers
+    environment = {**os.environ, "http_proxy": nowhere, "https_proxy": nowhere, "NO_MKDOCS_2_WARNING": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text()
+        loaded = re.findall(r'<(?:script|img|link)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"', text)
+        assert not loaded, (page, loaded)
+        assert 'class="arithmatex"' not in text
+    assert "<math" in (tmp_path / "reference" / "ops.html").read_text()
+    assert (tmp_path / "files" / "benchmarks" / "results" / "recall_readme.json").exists()
+
+
+def test_the_site_is_not_committed() -> None:
+    assert f"{CONFIG['site_dir']}/" in (ROOT / ".gitignore").read_text().splitlines()
+    assert CONFIG["theme"]["font"] is False
+    if shutil.which("git") and (ROOT / ".git").exists():
+        assert not subprocess.run(["git", "ls-files", "site"], cwd=ROOT, capture_output=True, text=True).stdout
