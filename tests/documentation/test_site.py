@@ -83,7 +83,7 @@ def test_links_that_leave_the_pages() -> None:
 
 
 def test_lists_and_bars_as_python_markdown_reads_them() -> None:
-    text = "Three `a` cases:\n- one\n  goes on\n- two\n\n```python\nx\n- y\n```\n\n| `a \\| b` |\n"
+    text = "Three `a` cases:\n- one\n  of two\n- two\n\n```python\nx\n- y\n```\n\n| `a \\| b` |\n"
     assert hooks.one_dialect(text) == text.replace("cases:\n", "cases:\n\n").replace("\\|", "|")
 
 
