@@ -1,7 +1,7 @@
 """Time of a training step (forward, backward, optimizer) of whole models, beside the model they are compared with.
 
     python benchmarks/training_steps.py                                        all comparisons below
-    python benchmarks/training_steps.py --only palimpsa-d-760m,lattice-110m
+    python benchmarks/training_steps.py --only palimpsa-d-760m "24 layers of gdn, compiled"
     python benchmarks/training_steps.py --mixers palimpsa-d,lattice --base gdn --batch 8    24 layers of width 1024
     python benchmarks/training_steps.py --compile blocks                       both sides by torch.compile
 
@@ -10,6 +10,9 @@ Presets, or with --mixers the default configuration (24 layers, width 1024, 8 he
 bfloat16 autocast, fused AdamW, the loss in pieces: what `fastweights train` does in a step. All models of a comparison lie on the
 GPU at once and take their steps in turn, so that a change of clocks meets all. Writes
 benchmarks/results/training-steps-<device>.json, which keeps the comparisons that are not run again.
+
+"24 layers of flash-linear-attention's gdn" is its GatedDeltaNetForCausalLM with values as wide as keys. It is left out where that
+package is not installed. Its first step times many variants of its kernels, which takes minutes.
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from environment import describe, kept_rows, write_json
+from environment import describe, file_suffix, kept_rows, write_json
+from judge import tuning
+from judge.peers import is_installed
 from judge.timing import Milliseconds
+from torch import nn
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, preset
 from fastweights.training.language.compiling import compile_model
@@ -47,9 +53,23 @@ COMPARISONS = (
     Comparison("lattice-encode-110m", "gdn-110m-lattice", 16),
     Comparison("lattice-similarity-110m", "gdn-110m-lattice", 16),
     Comparison("lattice-110m", "gdn-110m-lattice", 32),
-    Comparison("24 layers of palimpsa-d", "24 layers of gdn", 8),
+    *(
+        Comparison(f"24 layers of {model}", f"24 layers of {base}", 8)
+        for model, base in {
+            "palimpsa-d": "gdn",
+            "pgdn": "gdn",
+            "kda": "gdn",
+            "pkda": "kda",
+            "gka": "gdn",
+            "vla": "gdn",
+            "rls": "gdn",
+            "lattice-encode": "gdn",
+        }.items()
+    ),
     Comparison("24 layers of gdn, compiled", "24 layers of gdn", 8),
     Comparison("24 layers of gdn, compiled by blocks", "24 layers of gdn", 8),
+    Comparison("24 layers of gated gdn", "24 layers of flash-linear-attention's gdn", 8),
+    Comparison("24 layers of gated gdn, compiled by blocks", "24 layers of flash-linear-attention's gdn, compiled", 8),
     Comparison("pgdn-340m", "gdn-340m", 16),
     Comparison("pkda-340m", "kda-340m", 16),
     Comparison("gka-1b with sketch 32", "gka-1b", 4),
@@ -59,6 +79,12 @@ COMPARISONS = (
     Comparison("gka-hybrid-2.8b with 20 iterations", "gka-hybrid-2.8b with gdn", 2),
 )
 LAYERS = "24 layers of "
+PEER = LAYERS + "flash-linear-attention's gdn"
+SAME_AS_PEER = LAYERS + "gated gdn"
+OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {  # mixers of `LAYERS` that are no registry names
+    "gated gdn": ("gdn", {"output_gate": "silu"}),
+    "lattice-encode": ("lattice", {"objective": "encode"}),
+}
 COMPILED: dict[str, bool | str] = {", compiled": True, ", compiled by blocks": "blocks"}  # what a name ends in
 
 
@@ -72,7 +98,8 @@ def configuration(name: str) -> FastWeightsConfig:
     sketch, or are gated delta rules."""
     name = name.split(", ")[0]
     if name.startswith(LAYERS):
-        return FastWeightsConfig(mixer=name.removeprefix(LAYERS))
+        mixer, options = OTHER_NAMES.get(name.removeprefix(LAYERS), (name.removeprefix(LAYERS), {}))
+        return FastWeightsConfig(mixer={"name": mixer, **options})
     known, _, change = name.partition(" with ")
     if not change:
         return preset(known)
@@ -90,17 +117,42 @@ def configuration(name: str) -> FastWeightsConfig:
     return preset(known, mixer=[changed(*layer) for layer in preset(known).mixers()])
 
 
+def peer_model(of_size: FastWeightsConfig) -> nn.Module:
+    from fla.models import GatedDeltaNetConfig, GatedDeltaNetForCausalLM
+
+    return GatedDeltaNetForCausalLM(
+        GatedDeltaNetConfig(
+            hidden_size=of_size.hidden_size, num_hidden_layers=of_size.num_hidden_layers, num_heads=of_size.num_heads,
+            head_dim=of_size.hidden_size // of_size.num_heads, expand_v=1.0, intermediate_size=of_size.intermediate_size,
+            vocab_size=of_size.vocab_size,
+        )
+    )  # fmt: skip
+
+
+def build(name: str) -> tuple[nn.Module, int]:
+    """The model on the CPU, and how many tokens it knows. What is to be compiled is when it is first called."""
+    if name.startswith(PEER):
+        config = configuration(SAME_AS_PEER)
+        model = peer_model(config)
+        if compiled(name):
+            model.compile()
+    else:
+        config = configuration(name)
+        model = FastWeightsForCausalLM(config)
+        compile_model(model, compiled(name), CACHE)
+    return model, config.vocab_size
+
+
 class Trained:
     """A model that takes training steps on random tokens."""
 
     def __init__(self, name: str, batch: int, length: int) -> None:
         torch.manual_seed(0)
-        config = configuration(name)
-        self.model = FastWeightsForCausalLM(config).cuda().train()
+        model, vocabulary = build(name)
+        self.model = model.cuda().train()
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        compile_model(self.model, compiled(name), CACHE)
-        self.tokens = torch.randint(config.vocab_size, (batch, length), device="cuda")
+        self.tokens = torch.randint(vocabulary, (batch, length), device="cuda")
         self.times: list[float] = []
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -155,11 +207,14 @@ def chosen(arguments: argparse.Namespace) -> list[Comparison]:
     if arguments.mixers:
         base = LAYERS + arguments.base
         return [Comparison(LAYERS + mixer, base, arguments.batch or 8) for mixer in arguments.mixers.split(",")]
-    known = {comparison.model: comparison for comparison in COMPARISONS}
-    wanted = arguments.only.split(",") if arguments.only else list(known)
+    known = {one.model: one for one in COMPARISONS}
+    with_peer = [name for name, one in known.items() if one.base.startswith(PEER)]
+    wanted = arguments.only or [name for name in known if name not in with_peer or is_installed()]
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise SystemExit(f"--only must name comparisons, of {', '.join(known)}; got {', '.join(unknown)}")
+    if not is_installed() and set(wanted) & set(with_peer):
+        raise SystemExit("--only names a comparison with flash-linear-attention, which is not installed")
     found = [known[name] for name in wanted]
     return [one._replace(batch=arguments.batch) for one in found] if arguments.batch else found
 
@@ -171,7 +226,9 @@ def both_compiled(comparison: Comparison, what: str | None) -> Comparison:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="comparisons, of " + ", ".join(one.model for one in COMPARISONS))
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="comparisons, of " + ", ".join(one.model for one in COMPARISONS)
+    )
     parser.add_argument("--mixers", help="compare these in the default configuration instead")
     parser.add_argument("--base", default="gdn", help="with --mixers: the mixer whose step is 1")
     parser.add_argument("--batch", type=int, help="sequences per step")
@@ -182,8 +239,14 @@ def main() -> None:
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    tuning.keep_choices()
     comparisons = [both_compiled(one, arguments.compile) for one in chosen(arguments)]
     path, device, rows = kept_rows(arguments.results, "training-steps", "comparisons")
+    with_peer = any(one.base.startswith(PEER) for one in comparisons)
+    choices = f"peer-tuning-{file_suffix(device)}.json"
+    if with_peer:
+        tuning.load_choices(RESULTS / choices)
+        tuning.time_shortly()
     for comparison in comparisons:
         row = {**compare(comparison, arguments.length, arguments.rounds), "measured": describe()}
         rows[comparison.model] = row
@@ -196,6 +259,8 @@ def main() -> None:
         write_json(path, {**describe(), "device": device, "comparisons": rows})
         gc.collect()
         torch.cuda.empty_cache()
+        if with_peer:
+            tuning.save_choices(arguments.results / choices)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,40 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 import training_steps
-from training_steps import COMPARISONS, Comparison, compiled, configuration
+from training_steps import COMPARISONS, PEER, SAME_AS_PEER, Comparison, compiled, configuration
+
+WITHIN = [one for one in COMPARISONS if not one.base.startswith(PEER)]
 
 
-@pytest.mark.parametrize("comparison", COMPARISONS, ids=[one.model for one in COMPARISONS])
+@pytest.mark.parametrize("comparison", WITHIN, ids=[one.model for one in WITHIN])
 def test_models_differ_in_their_mixer_alone_or_in_what_is_compiled(comparison: Comparison) -> None:
     model, base = (configuration(name) for name in (comparison.model, comparison.base))
     assert (model.mixers() != base.mixers()) != bool(compiled(comparison.model))
     for size in ("vocab_size", "hidden_size", "tie_word_embeddings"):
         assert getattr(model, size) == getattr(base, size)
+
+
+def test_names_of_all_comparisons_differ() -> None:
+    assert len({one.model for one in COMPARISONS}) == len(COMPARISONS)
+
+
+def test_the_peer_has_the_size_of_the_model_beside_it() -> None:
+    """Its values are as wide as its keys, and both have an output gate; only the bias terms of its gates are its own."""
+    fla = pytest.importorskip("fla.models", reason="needs flash-linear-attention")
+    del fla
+    with torch.device("meta"):
+        ours, theirs = (training_steps.build(name)[0] for name in (SAME_AS_PEER, PEER))
+    count, peers = (sum(p.numel() for p in model.parameters()) for model in (ours, theirs))
+    assert abs(count - peers) <= 1e-3 * peers
+
+
+def test_the_peer_is_asked_for_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_steps, "is_installed", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["training_steps.py", "--only", SAME_AS_PEER])
+    with pytest.raises(SystemExit, match="flash-linear-attention, which is not installed"):
+        training_steps.main()
 
 
 def test_unknown_comparisons_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

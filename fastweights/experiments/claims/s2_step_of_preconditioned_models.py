@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..claim import Claim, Conditions, Measurement, Unmeasured, Verdict
 from ..measured import device_ms, origin, read_results, steps
 
-FILE, COMMAND = "training-steps-nvidia-h200.json", "python benchmarks/training_steps.py --only pgdn-340m,pkda-340m"
+FILE, COMMAND = "training-steps-nvidia-h200.json", "python benchmarks/training_steps.py --only pgdn-340m pkda-340m"
 OPS, SIZE = "kernels-nvidia-h200.json", "1,32768,8,128,128"
 OP_PAIRS = {"PGDN / GDN": ("pgdn", "gdn"), "PKDA / KDA": ("pkda", "kda"), "Mesa / PGDN": ("mesa", "pgdn")}
 PAIRS = {"PGDN / GDN": ("pgdn-340m", "gdn-340m"), "PKDA / KDA": ("pkda-340m", "kda-340m")}
