@@ -2,6 +2,7 @@
 
     python benchmarks/decode_layers.py
     python benchmarks/decode_layers.py --mixer lattice --base gdn --widths 512,1024,2048 --batch 64
+    python benchmarks/decode_layers.py --mixer 'gdn in a pool' --base gdn --widths 1024 --batch 256     states as in vLLM
 
 Projections, convolutions, memory, norm and gate of one layer in bfloat16, heads of 128 channels, without gradients. Device time,
 of a replayed CUDA graph, both layers in turn. Writes benchmarks/results/decode-layers-<device>.json, which keeps the pairs of
@@ -20,19 +21,26 @@ from environment import describe, kept_rows, write_json
 from judge.timing import Work, as_graph, interleaved
 
 from fastweights.layers import LayerCache, build_mixer, parse_mixers
+from fastweights.serving.vllm.pool import Layout, PooledMixer
 
 RESULTS = Path(__file__).parent / "results"
 HEAD = 128
 PREFIX = 64  # tokens before the timed one
+IN_POOL = " in a pool"
 
 
 def one_token(mixer: str, width: int, batch: int) -> tuple[Work, int]:
     """A captured step of the layer, and the numbers of its state per sequence."""
     torch.manual_seed(0)
-    (choice,) = parse_mixers(mixer)
+    (choice,) = parse_mixers(mixer.removesuffix(IN_POOL))
     layer = build_mixer(choice.name, hidden_size=width, num_heads=width // HEAD, **choice.options).to(
         "cuda", torch.bfloat16
     )
+    if mixer.endswith(IN_POOL):
+        size, rows = Layout(layer.state_spec()).size, torch.randperm(batch, device="cuda", dtype=torch.int32) + 1
+        pooled = PooledMixer(layer, torch.zeros(batch + 1, size, dtype=torch.uint8, device="cuda"))
+        x_ND = torch.randn(batch, width, device="cuda", dtype=torch.bfloat16)
+        return as_graph(lambda: pooled.decode(x_ND, rows)), layer.state_size()
     before = LayerCache()
     x = torch.randn(batch, PREFIX + 1, width, device="cuda", dtype=torch.bfloat16)
     layer(x[:, :PREFIX], before)

@@ -22,8 +22,8 @@ class LayerCache:
         memory: the fast weights (S and, with a preconditioner, A), or the keys and values of softmax attention: what the
             layer's `state_size` counts.
         context: other tensors that the next call needs: the last inputs of the short convolutions, the number of tokens seen.
-        rows: [N], for layers with `Mixer.decodes_in_pool`: the tensors of the memory are pools [P, ...], in which the sequences
-            have these rows, and are overwritten. A negative row is none. The context is that of the N sequences.
+        rows: [N], for layers with `Mixer.decodes_in_pool`: the tensors of the memory and the context are pools [P, ...], in
+            which the sequences have these rows, and are overwritten. A negative row is none.
         fixed: the tensors stay where they are, with their sizes, and `keep` and `apply` write into them (`Mixer.fixed_cache`).
     """
 

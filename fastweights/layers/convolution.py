@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_size
+from ..ops.framework.decode import from_rows, into_rows
+from ..ops.framework.few_tokens import needs_gradient
 from ..ops.short_convolution import short_convolution
 from ..ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
 from .few_rows import is_unhooked
@@ -84,10 +86,18 @@ def convolve_together(
     activation: str | None,
     keep: bool,
     backend: str,
+    rows: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """What up to three `ShortConvolution` give for their inputs [B, T, D], and with `keep` the last inputs of each for the next
     call, else None. One kernel serves them where there is one token per sequence. Convolutions with one window must have one
-    input."""
+    input. rows: as in `LayerCache`; the windows are then pools and are brought up to date."""
+    if rows is not None:
+        parameters = [given for one in convolutions for given in one.parameters()]
+        if needs_gradient({str(i): x for i, x in enumerate([*inputs, *parameters])}):
+            raise ValueError(
+                "a cache with rows of a pool must be used under torch.no_grad(), as its states are overwritten; use one without "
+                "rows for gradients"
+            )
     joined = keep and cu_seqlens is None and all(map(is_unhooked, convolutions))
     if joined and all(window is not None for window in windows):
         parts = [
@@ -95,9 +105,18 @@ def convolve_together(
             for x, one, window, norm in zip(inputs, convolutions, windows, norms, strict=True)
             if window is not None
         ]
-        if takes_token(parts, backend):
-            made, after = convolve_token(parts, activation is not None)
+        if takes_token(parts, backend, rows):
+            made, after = convolve_token(parts, activation is not None, rows=rows)
             return made, list(after)
+    if rows is not None:
+        made, states = convolve_together(
+            convolutions, inputs, [from_rows(pool, rows) for pool in windows if pool is not None], cu_seqlens, norms=norms,
+            activation=activation, keep=True, backend=backend,
+        )  # fmt: skip
+        for pool, state in zip(windows, states, strict=True):
+            if pool is not None and state is not None:
+                into_rows(pool, state, rows)
+        return made, list(windows)
     results = [
         one(
             x, window, cu_seqlens, activation=activation, normalize=norm, output_final_state=keep, backend=backend,

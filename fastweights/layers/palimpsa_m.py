@@ -142,7 +142,7 @@ class PalimpsaM(ConfiguredMixer):
         z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)
         (vkq,), (conv_state,) = convolve_together(
             [self.conv], [vkq], [run.context.get("vkq")], cu_seqlens, norms=[None], activation="silu", keep=cache is not None,
-            backend=backend_beside(backend),
+            backend=backend_beside(backend), rows=run.rows,
         )  # fmt: skip
         v_BTGV, k_BTHK, q_BTHK = self._split(vkq)
         dt_BTG, g_BTG = self.decay(step_BTG)

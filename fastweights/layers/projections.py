@@ -73,6 +73,7 @@ class QKVProjection(nn.Module):
                 [self.get_submodule(f"{name}_conv") for name in self.widths], flat,
                 [None if cache is None else cache.context.get(name) for name in self.widths], cu_seqlens, norms=norms,
                 activation=ACTIVATIONS[self.activation], keep=cache is not None, backend=self.backend,
+                rows=None if cache is None else cache.rows,
             )  # fmt: skip
         q, k, v = (y.unflatten(2, (-1, width)) for y, width in zip(flat, self.widths.values(), strict=True))
         if not self.has_convolution:
@@ -126,6 +127,7 @@ class SharedQKProjection(nn.Module):
         (q, k), (conv_state, _) = convolve_together(
             [self.q_conv, self.k_conv], [y, y], [before, before], cu_seqlens, norms=[norm, norm],
             activation=ACTIVATIONS[self.activation], keep=cache is not None, backend=self.backend,
+            rows=None if cache is None else cache.rows,
         )  # fmt: skip
         q, k = (z.unflatten(2, (-1, self.heads.key)) for z in (q, k))
         v = v.unflatten(2, (-1, self.heads.value))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights.layers import MIXERS, Mixer, build_mixer
+from fastweights.layers import MIXERS, LayerCache, Mixer, build_mixer
 
 from ..serving.pools import Pool, read_at_once, read_in_steps
 
@@ -58,7 +58,25 @@ def test_a_captured_step_reads_in_the_pool(name: str, dtype: torch.dtype) -> Non
     assert pool.is_untouched(0, 2, 3, 5)
 
 
-@pytest.mark.parametrize("name", ["gdn", "pgdn", "palimpsa-d", "gka", "lattice"])
+@pytest.mark.parametrize("name", ["gdn", "kda", "palimpsa-m", "lattice", "ttt", "rls", "mesa"])
+@torch.no_grad()
+def test_a_step_in_the_pool_has_the_bits_of_one_by_itself(name: str) -> None:
+    """The same kernels on the same numbers: outputs, states and the last inputs of the convolutions."""
+    mixer, rows = layer(name, torch.bfloat16), [4, 1, 2]
+    pool, x_NTD = Pool(mixer), torch.randn(3, 24, 128, device="cuda", dtype=torch.bfloat16)
+    read_in_steps(pool, x_NTD[:, :16], (16,), rows)
+    pools = pool.pooled.pools.memory, pool.pooled.pools.context
+    own = LayerCache(*({part: x[rows].clone() for part, x in held.items()} for held in pools))
+    places = torch.tensor(rows, device="cuda", dtype=torch.int32)
+    for token in range(16, 24):
+        y_ND = pool.pooled.decode(x_NTD[:, token].contiguous(), places)
+        assert torch.equal(y_ND, mixer(x_NTD[:, token, None].contiguous(), own)[:, 0])
+    for held, pooled in zip((own.memory, own.context), pools, strict=True):
+        assert all(torch.equal(x, pooled[part][rows]) for part, x in held.items())
+    assert pool.is_untouched(0, 3, 5)
+
+
+@pytest.mark.parametrize("name", ["gdn", "pgdn", "palimpsa-d", "gka", "lattice", "pla"])
 def test_a_step_does_not_wait_for_the_device(name: str) -> None:
     mixer = layer(name, torch.bfloat16)
     pool, x_NTD = Pool(mixer), torch.randn(2, 20, 128, device="cuda", dtype=torch.bfloat16)

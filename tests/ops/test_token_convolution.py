@@ -46,6 +46,49 @@ def test_windows_are_written_where_they_lie_where_that_is_allowed():
         assert window is one.window and torch.equal(window, new)
 
 
+def in_pool(one: TokenConvolution, rows: list[int], apart: int) -> TokenConvolution:
+    """Its windows in a pool of 6 whose rows lie `apart` numbers further apart than they are long."""
+    size = one.window[0].numel()
+    pool = torch.randn(6, size + apart, device=DEVICE)[:, :size].view(6, *one.window.shape[1:])
+    for window, row in zip(one.window, rows, strict=True):
+        if row >= 0:
+            pool[row] = window
+        else:
+            window.zero_()
+    return one._replace(window=pool)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("sizes", [[(40, 20), (60, 20), (48, None)], [(200, None)], "shared"], ids=str)
+def test_rows_of_pools(sizes, dtype):
+    """The numbers of the kernel by itself; other rows stay as they are, and a negative row is none."""
+    torch.manual_seed(0)
+    rows, shared = [4, -1, 2], sizes == "shared"
+    parts = [draw(channels, head, 4, bias=head is None) for channels, head in ([(40, 20)] * 2 if shared else sizes)]
+    if shared:
+        parts[1] = parts[1]._replace(x=parts[0].x, window=parts[0].window)
+    pooled = [in_pool(one, rows, apart=8) for one in (parts[:1] if shared else parts)]
+    if shared:
+        pooled.append(parts[1]._replace(window=pooled[0].window))
+    before = [one.window.clone() for one in pooled]
+    places = torch.tensor(rows, dtype=dtype, device=DEVICE)
+    assert takes_token(pooled, "triton", places)
+    wanted, windows = convolve_token(parts, True)
+    made, pools = convolve_token(pooled, True, rows=places)
+    for one, y, exact, pool, old, new in zip(pooled, made, wanted, pools, before, windows, strict=True):
+        assert pool is one.window and torch.equal(y, exact)
+        old[4], old[2] = new[0], new[2]
+        assert torch.equal(pool, old)
+
+
+def test_pools_that_the_kernel_does_not_serve():
+    one, rows = draw(24, 8, 3), torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    assert takes_token([one, one], "triton", rows)
+    assert not takes_token([one, one._replace(head=12)], "triton", rows)
+    assert not takes_token([one, one, one], "triton", rows)
+    assert not takes_token([one._replace(window=one.window.mT.contiguous().mT)], "triton", rows)
+
+
 def test_what_the_kernel_serves():
     one = draw(24, 8, 3)
     assert not takes_token([one, draw(24, 8, 4)], backend="triton")

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS, LayerCache, build_mixer
+from fastweights.ops.framework.decode import into_rows
 from fastweights.serving.vllm.pool import Layout
+from tests.kernels.cases import DEVICE
 
 from .pools import Pool, read_at_once, read_in_steps
 
@@ -37,6 +39,40 @@ def test_options_that_change_the_states(name, options):
     x_NTD = torch.randn(3, 9, 32, dtype=torch.float64)
     read = read_in_steps(Pool(mixer), x_NTD, (5,), [5, 3, 2])
     torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", ["palimpsa-m", "lattice"])  # one convolution, and two with one window
+def test_the_kernels_read_in_the_pool(name):
+    plain, mixer = (
+        build_mixer(name, hidden_size=32, num_heads=2, backend=backend).to(DEVICE).eval()
+        for backend in ("torch", "triton")
+    )
+    mixer.load_state_dict(plain.state_dict())
+    pool, x_NTD = Pool(plain), torch.randn(1, 3, 32, device=DEVICE)
+    pool.pooled.mixer = mixer
+    read = read_in_steps(pool, x_NTD, (1,), [4])
+    torch.testing.assert_close(read, read_at_once(plain, x_NTD), rtol=1e-3, atol=1e-4)
+    assert pool.is_untouched(0, 1, 2, 3, 5)
+
+
+def test_a_pool_takes_no_gradients():
+    mixer = build_mixer("gdn", hidden_size=32, num_heads=2)
+    pool = Pool(mixer)
+    with pytest.raises(ValueError, match="under torch.no_grad"):
+        pool.pooled.decode(torch.zeros(1, 32), torch.tensor([2]))
+    assert pool.is_untouched(*range(6))
+
+
+@pytest.mark.parametrize("rows", [[-1, 3, -1, 0], [-1, -1], [2, 1], []], ids=str)
+def test_rows_are_written_without_knowing_how_many_there_are(rows):
+    pool, new = torch.randn(5, 2, 3), torch.randn(len(rows), 2, 3)
+    wanted = pool.clone()
+    for row, x in zip(rows, new, strict=True):
+        if row >= 0:
+            wanted[row] = x
+    into_rows(pool, new, torch.tensor(rows, dtype=torch.int32))
+    assert torch.equal(pool, wanted)
 
 
 def test_a_row_is_used_again():

@@ -11,8 +11,8 @@ __all__ = ["TokenConvolution"]
 
 
 class TokenConvolution(NamedTuple):
-    """One convolution: x [N, 1, D], weight [D, W], bias, the last inputs [N, W-1, D], and the channels of a head that is
-    brought to length 1, None for none."""
+    """One convolution: x [N, 1, D], weight [D, W], bias, the last inputs [N, W-1, D] or a pool of them [P, W-1, D], and the
+    channels of a head that is brought to length 1, None for none."""
 
     x: Tensor
     weight: Tensor

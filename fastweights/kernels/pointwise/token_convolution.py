@@ -3,7 +3,8 @@ r"""Kernel of the short convolutions over one more token, up to three of one lay
     c = w_0 e_0 + ... + w_(W-2) e_(W-2) + w_(W-1) x + b,    s = silu(c),    y = s / sqrt(|s|^2 + eps) per head
 
 e is the window, the W-1 inputs before x; the new one is e_1, ..., e_(W-2), x and may lie where the old one does. A program has
-one head (or 128 channels) of one sequence.
+one head (or 128 channels) of one sequence. The windows may be rows of pools. Two convolutions that share a window then also
+share a program, because a program of the other one could read the window after it is changed.
 """
 
 # mypy: disable-error-code="assignment"
@@ -20,6 +21,7 @@ from torch import Tensor
 from ..availability import on_device_of, rows_together
 from ..chunk.tiles import padded
 from ..math import sigmoid
+from ..recurrent.states import pool_row
 from ..runtime.launch_plan import launch
 from . import TokenConvolution
 
@@ -31,18 +33,38 @@ CHANNELS = 128  # of a program, where there are no heads
 
 @triton.jit
 def convolve(
-    x, weight, bias, window, new_window, y, row, block, stride, channels, eps,
+    x, weight, bias, window, new_window, y, other_weight, other_bias, other_y, row, block, stride, channels, eps,
+    rows, P, step,
     HEAD: tl.constexpr, W: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
+    """other_weight: of a second convolution with the same input and window, None where there is none."""
     lane = tl.arange(0, BD)
     channel = block * HEAD + lane
     inside = (lane < HEAD) & (channel < channels)
-    at = row * (W - 1) * channels + channel
+    if rows is None:
+        at, held = row * (W - 1) * channels + channel, inside
+    else:
+        index, exists = pool_row(rows, row, P)
+        at, held = index * step + channel, inside & exists
     new = tl.load(x + row * stride + channel, inside, 0.0)
-    places, taps = (), ()
+    places = ()
     for j in tl.static_range(W - 1):
-        places = places + (tl.load(window + at + j * channels, inside, 0.0),)
+        places = places + (tl.load(window + at + j * channels, held, 0.0),)
     places = places + (new,)
+    answer(places, weight, bias, y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
+    if other_weight is not None:
+        answer(places, other_weight, other_bias, other_y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
+    tl.debug_barrier()  # the place that one thread writes is one that another may still have to read
+    for j in tl.static_range(W - 1):
+        tl.store(new_window + at + j * channels, places[j + 1], held)
+
+
+@triton.jit
+def answer(
+    places, weight, bias, y, row, channel, inside, channels, eps,
+    W: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    taps = ()
     for j in tl.static_range(W):
         taps = taps + (tl.load(weight + channel * W + j, inside, 0.0).to(tl.float32),)
     c = tl.load(bias + channel, inside, 0.0).to(tl.float32) if bias is not None else tl.zeros((BD,), tl.float32)
@@ -53,63 +75,75 @@ def convolve(
     if NORM:
         c = c * tl.rsqrt(tl.sum(c * c, 0) + eps)
     tl.store(y + row * channels + channel, c.to(y.dtype.element_ty), inside)
-    tl.debug_barrier()  # the place that one thread writes is one that another may still have to read
-    for j in tl.static_range(W - 1):
-        tl.store(new_window + at + j * channels, places[j + 1], inside)
 
 
-@triton.jit(do_not_specialize=["blocks_0", "blocks_1", "blocks_2", "eps"])
+@triton.jit(do_not_specialize=["blocks_0", "blocks_1", "blocks_2", "eps", "P"], do_not_specialize_on_alignment=["rows"])
 def token_convolution(
     x_0, weight_0, bias_0, window_0, new_0, y_0, stride_0, channels_0, blocks_0, HEAD_0: tl.constexpr, NORM_0: tl.constexpr,
     x_1, weight_1, bias_1, window_1, new_1, y_1, stride_1, channels_1, blocks_1, HEAD_1: tl.constexpr, NORM_1: tl.constexpr,
     x_2, weight_2, bias_2, window_2, new_2, y_2, stride_2, channels_2, blocks_2, HEAD_2: tl.constexpr, NORM_2: tl.constexpr,
-    eps, W: tl.constexpr, BD: tl.constexpr, SILU: tl.constexpr,
+    eps, rows, P, step_0, step_1, step_2,
+    W: tl.constexpr, BD: tl.constexpr, SILU: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
+    """rows: of the sequences in pools of P windows, which lie step_i numbers apart; a negative one is none. SHARED: the second
+    convolution has the input and window of the first one, and no blocks of its own."""
     blocks = blocks_0 + blocks_1 + blocks_2
     row, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
-    if block < blocks_0:
+    if SHARED:
         convolve(
-            x_0, weight_0, bias_0, window_0, new_0, y_0, row, block, stride_0, channels_0, eps, HEAD_0, W, BD, NORM_0, SILU,
+            x_0, weight_0, bias_0, window_0, new_0, y_0, weight_1, bias_1, y_1, row, block, stride_0, channels_0, eps, rows, P,
+            step_0, HEAD_0, W, BD, NORM_0, SILU,
+        )  # fmt: skip
+    elif block < blocks_0:
+        convolve(
+            x_0, weight_0, bias_0, window_0, new_0, y_0, None, None, None, row, block, stride_0, channels_0, eps, rows, P,
+            step_0, HEAD_0, W, BD, NORM_0, SILU,
         )  # fmt: skip
     elif x_1 is not None:
         block -= blocks_0
         if block < blocks_1:
             convolve(
-                x_1, weight_1, bias_1, window_1, new_1, y_1, row, block, stride_1, channels_1, eps, HEAD_1, W, BD, NORM_1,
-                SILU,
+                x_1, weight_1, bias_1, window_1, new_1, y_1, None, None, None, row, block, stride_1, channels_1, eps, rows, P,
+                step_1, HEAD_1, W, BD, NORM_1, SILU,
             )  # fmt: skip
         elif x_2 is not None:
             convolve(
-                x_2, weight_2, bias_2, window_2, new_2, y_2, row, block - blocks_1, stride_2, channels_2, eps, HEAD_2, W, BD,
-                NORM_2, SILU,
+                x_2, weight_2, bias_2, window_2, new_2, y_2, None, None, None, row, block - blocks_1, stride_2, channels_2, eps,
+                rows, P, step_2, HEAD_2, W, BD, NORM_2, SILU,
             )  # fmt: skip
 
 
 def convolve_token(
-    parts: Sequence[TokenConvolution], silu: bool, eps: float, in_place: bool
+    parts: Sequence[TokenConvolution], silu: bool, eps: float, in_place: bool, rows: Tensor | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """y [N, 1, D] and the last inputs of every part; nothing is checked. in_place: whether these replace the given ones."""
-    arguments, outputs, windows, blocks, widest = [], [], [], 0, 1
+    """y [N, 1, D] and the last inputs of every part; nothing is checked. in_place: whether these replace the given ones, as they
+    do in pools [P, W-1, D], where the sequences have these rows."""
+    arguments, outputs, windows, steps, blocks, widest = [], [], [], [], 0, 1
     apart = len({part.window.data_ptr() for part in parts}) == len(parts)  # a shared window would be read changed
-    for part in parts:
+    shared = rows is not None and not apart
+    for place, part in enumerate(parts):
         x = rows_together(part.x)
         channels = x.shape[2]
-        kept = in_place and apart and part.window.is_contiguous()
+        kept = rows is not None or (in_place and apart and part.window.is_contiguous())
         windows.append(part.window if kept else part.window.new_empty(part.window.shape))
+        steps.append(None if rows is None else part.window.stride(0))
         outputs.append(x.new_empty(x.shape))
         head = part.head or min(CHANNELS, padded(channels, 1))
-        widest, blocks = max(widest, padded(head, 1)), blocks + -(-channels // head)
+        own = 0 if shared and place else -(-channels // head)
+        widest, blocks = max(widest, padded(head, 1)), blocks + own
         arguments += [
-            x, part.weight.contiguous(), part.bias, part.window.contiguous(), windows[-1], outputs[-1], x.stride(0), channels,
-            -(-channels // head), head, part.head is not None,
+            x, part.weight.contiguous(), part.bias, windows[-1] if kept else part.window.contiguous(), windows[-1],
+            outputs[-1], x.stride(0), channels, own, head, part.head is not None,
         ]  # fmt: skip
     for _ in range(MOST_PARTS - len(parts)):
         arguments += [None] * 6 + [0, 0, 0, 1, False]
+        steps.append(None)
     x = parts[0].x
     if len(x) and blocks:
+        count = None if rows is None else len(parts[0].window)
         with on_device_of(x):
             launch(
-                token_convolution, (len(x) * blocks,), *arguments, eps, W=parts[0].weight.shape[1], BD=widest, SILU=silu,
-                num_warps=max(1, min(4, widest // 64)),
+                token_convolution, (len(x) * blocks,), *arguments, eps, rows, count, *steps, W=parts[0].weight.shape[1],
+                BD=widest, SILU=silu, SHARED=shared, num_warps=max(1, min(4, widest // 64)),
             )  # fmt: skip
     return outputs, windows

@@ -78,8 +78,6 @@ def call(
     elif cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, checked.sizes.B, checked.sizes.T)
     named = dict(zip(spec.inputs, inputs))
-    for name, role in spec.parameters.items():
-        named[name] = checks.full_parameter(named[name], role, checked.sizes, inputs[0])
     if initial_state is None:
         states = dict.fromkeys(spec.states)
     else:
@@ -87,8 +85,14 @@ def call(
             name: x if spec.states[name].counts else x.to(checked.dtype)
             for name, x in zip(spec.states, as_tuple(initial_state))
         }
+    recurs = checked.recurrent and not needs_gradient(named, states)
+    for name, role in spec.parameters.items():
+        if recurs:
+            named[name] = spec.recurrent.parameter(name, named[name], checked.sizes, inputs[0])
+        else:
+            named[name] = checks.full_parameter(named[name], role, checked.sizes, inputs[0])
     arguments = Arguments(named, states, checked.options, cu_seqlens, output_final_state, backend)
-    if checked.recurrent and not needs_gradient(named, states):
+    if recurs:
         outputs, final = spec.recurrent.run(arguments, checked.sizes)
     else:
         outputs, final = checked.implementation.run(arguments)

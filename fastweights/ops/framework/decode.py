@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from .call import alone
-from .checks import as_tuple, check_inputs, check_options, full_parameter
+from .checks import as_tuple, check_inputs, check_options
 from .decode_checks import check_length, check_no_gradient, check_state, check_state_indices, pool_size
 from .sequences import Sequences, check_cu_seqlens
 from .spec import BACKENDS, OpSpec, spec_of
 
-__all__ = ["update_pool", "update_state"]
+__all__ = ["from_rows", "into_rows", "update_pool", "update_state"]
 
 _signature = cache(inspect.signature)
 
@@ -68,12 +68,12 @@ def update_state(
         and kernel.takes(named, values, sizes.K)
         and takes_kernels(backend, like)
     ):
-        for name, role in spec.parameters.items():
-            named[name] = full_parameter(named[name], role, sizes, like)
+        for name in spec.parameters:
+            named[name] = kernel.parameter(name, named[name], sizes, like)
         return kernel.update(named, dict(zip(spec.states, states)), values, cu_seqlens, state_indices)
     with torch.no_grad():
         sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, read=True)
-        before = states if state_indices is None else tuple(gather(x, state_indices) for x in states)
+        before = states if state_indices is None else tuple(from_rows(x, state_indices) for x in states)
         *outputs, final = op(
             **named, **options, initial_state=alone(before), output_final_state=True, cu_seqlens=cu_seqlens,
             backend=backend,
@@ -83,22 +83,26 @@ def update_state(
             longer = torch.tensor(sequences.lengths or [sizes.T] * sizes.B, device=like.device) > 0
             finals = tuple(torch.where(like_rows(longer, x), x, old) for x, old in zip(finals, before))
         for x, new in zip(states, finals):
-            scatter(x, new, state_indices)
+            x.copy_(new) if state_indices is None else into_rows(x, new, state_indices)
         if state_indices is not None:
             outputs = [o.masked_fill(without_state(state_indices, sequences, o), 0) for o in outputs]
     return alone(outputs)
 
 
-def gather(pool: Tensor, indices: Tensor) -> Tensor:
-    """The states of the sequences, zeros for a negative index."""
-    return pool[indices.clamp_min(0).long()].masked_fill(like_rows(indices < 0, pool), 0)
+def from_rows(pool: Tensor, rows_N: Tensor) -> Tensor:
+    """[N, ...] of a pool [P, ...], zeros for a sequence without a row."""
+    return pool[rows_N.clamp_min(0).long()].masked_fill(like_rows(rows_N < 0, pool), 0)
 
 
-def scatter(state: Tensor, new: Tensor, indices: Tensor | None) -> None:
-    if indices is None:
-        state.copy_(new)
-    else:
-        state[indices[indices >= 0].long()] = new[indices >= 0]
+def into_rows(pool: Tensor, new: Tensor, rows_N: Tensor) -> None:
+    """Write new [N, ...] into the rows of a pool, without waiting for the device. A sequence without a row cannot be left out,
+    because the number of rows would have to be read: in its place another one is written once more."""
+    if not len(rows_N):
+        return
+    has_row = rows_N >= 0
+    source = torch.where(has_row, torch.arange(len(rows_N), device=rows_N.device), has_row.int().argmax())
+    rows = rows_N[source].clamp_min(0).long()
+    pool[rows] = torch.where(like_rows(has_row[source], pool), new[source].to(pool.dtype), pool[rows])
 
 
 def like_rows(x: Tensor, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ...kernels.recurrent import RecurrentCall
-from .checks import Sizes, as_tuple, first_state
+from .checks import Sizes, as_tuple, first_state, full_parameter
 from .spec import OpSpec
 
 __all__ = ["needs_gradient", "overwriting_states", "overwrites_states", "recurrent"]
@@ -42,7 +42,8 @@ class recurrent:
     """The recurrent kernel of an op, which may have one without kernels for long sequences. load() imports `decode` of a file of
     kernels.recurrent: nothing of triton is imported before the first launch. only: of options of which the kernel does not have
     all values, those that it has; without: inputs that it does not take; widest: the most key channels that it takes; starts:
-    whether it makes a first state itself. Other calls go to a backend."""
+    whether it makes a first state itself. Other calls go to a backend. numbers: parameters that it takes as numbers too, which
+    spares a launch that fills a tensor."""
 
     def __init__(
         self,
@@ -51,12 +52,14 @@ class recurrent:
         without: Sequence[str] = (),
         widest: int | None = None,
         starts: bool = True,
+        numbers: Sequence[str] = (),
     ) -> None:
         self.load = load
         self.only = only or {}
         self.without = without
         self.widest = widest
         self.starts = starts
+        self.numbers = numbers
 
     @cached_property
     def decode(self) -> Callable[[RecurrentCall], Any]:
@@ -70,6 +73,12 @@ class recurrent:
         has_form = all(options[name] in served for name, served in self.only.items())
         has_form = has_form and all(inputs[name] is None for name in self.without)
         return has_form and (self.widest is None or key <= self.widest)
+
+    def parameter(self, name: str, x: Any, sizes: Sizes, like: Tensor) -> Any:
+        """A parameter as the kernel takes it."""
+        if name in self.numbers and not isinstance(x, Tensor):
+            return x
+        return full_parameter(x, self.spec.parameters[name], sizes, like)
 
     def serves(
         self, backend: str, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int, started: bool

@@ -62,20 +62,20 @@ class PooledMixer:
     def __init__(self, mixer: Mixer, blocks: Tensor) -> None:
         self.mixer = mixer
         self.pools = Layout(mixer.state_spec()).pools(blocks)
+        self.owned = LayerCache(dict(self.pools.memory), dict(self.pools.context))  # without row 0
+        self.owned.apply(lambda pool: pool[1:])
         self.first = mixer.initial_state(1)
 
     def decode(self, x_ND: Tensor, rows: Tensor) -> Tensor:
         """One token more [N, D] of sequences that have states. Where the layer can, it works in the pool itself."""
-        in_pool, places = self.mixer.decodes_in_pool, Places(rows)
-        cache = LayerCache(context=places.taken(self.pools.context))
-        if in_pool:
-            cache.memory, cache.rows = dict(self.pools.memory), torch.where(places.real, rows, -1)
-        else:
-            cache.memory = places.taken(self.pools.memory)
+        if self.mixer.decodes_in_pool:
+            owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=rows - 1)  # padding becomes -1
+            return self.mixer(x_ND[:, None], owned)[:, 0]
+        places = Places(rows)
+        cache = LayerCache(places.taken(self.pools.memory), places.taken(self.pools.context))
         y_ND = self.mixer(x_ND[:, None], cache)[:, 0]
+        places.put(self.pools.memory, cache.memory)
         places.put(self.pools.context, cache.context)
-        if not in_pool:
-            places.put(self.pools.memory, cache.memory)
         return y_ND
 
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:

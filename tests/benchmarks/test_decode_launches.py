@@ -1,0 +1,19 @@
+"""Launches of a decoding step, counted without a GPU, and how many each mixer may have."""
+
+from __future__ import annotations
+
+import pytest
+from decode_launches import count
+
+
+def test_what_a_step_launches():
+    assert count("gdn", pool=False) == [
+        "linear_rows_kernel", "token_convolution", "linear_rows_kernel", "linear_rows_kernel", "decode_delta_rule",
+        "forward_kernel", "mm",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gdn", "gka", "palimpsa-m", "lattice"])
+def test_a_step_in_a_pool_launches_one_kernel_more(name):
+    """The one that turns the row of padding into none. Neither states nor last inputs of convolutions are copied."""
+    assert len(count(name, pool=True)) <= len(count(name, pool=False)) + 1
