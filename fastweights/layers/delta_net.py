@@ -151,7 +151,7 @@ class DeltaNet(MemoryLayer):
         if self.options.gain == "beta" and self.options.squash == "softsign":  # one op, with kernels
             self.probe(beta=beta_BTG, write_key=lambda: made.write_keys(k_BTHK, precond_g, precond_beta, run)[0])
             return run(
-                preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, made.factor * beta_BTG, g, precond_g=precond_g,
+                preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, made.scaled(beta_BTG), g, precond_g=precond_g,
                 precond_beta=precond_beta, center=made.center, bound=made.bound, state=("S", "A"),
             )  # fmt: skip
         w_BTGK, energy = made.write_keys(k_BTHK, precond_g, precond_beta, run)  # the gain may need them first

@@ -101,8 +101,9 @@ class PreconditionerGates(nn.Module):
             self.decay = HeadDecay(hidden_size, num_heads)
             self.gain = SigmoidGain(hidden_size, num_heads)
 
-    def forward(self, x_BTD: Tensor, g_BTG: Tensor | None, beta_BTG: Tensor) -> tuple[Tensor, Tensor]:
-        """g, beta [B, T, num_heads] of A, given the memory's (g None: no decay)."""
+    def forward(self, x_BTD: Tensor, g_BTG: Tensor | None, beta_BTG: Tensor | None) -> tuple[Tensor, Tensor]:
+        """g, beta [B, T, num_heads] of A, given the memory's where they are tied (g None: no decay)."""
         if not self.tied:
             return self.decay(x_BTD), self.gain(x_BTD)
+        assert beta_BTG is not None
         return torch.zeros_like(beta_BTG) if g_BTG is None else g_BTG, beta_BTG

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import linear_attention, precondition_queries
+from ..ops.framework.call import expand_heads
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import PreconditionerGates, SigmoidGain
 from .memory_layer import MemoryLayer, RuleCall
@@ -128,18 +129,18 @@ class LinearAttention(MemoryLayer):
         if self.preconditioner is not None:
             by_key = self.key_preconditioner
             gates = self.preconditioner if by_key is None else by_key.gates
-            weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None else beta_BTG
+            weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None and gates.tied else beta_BTG
             precond_g, precond_beta = gates(x_BTD, g, weight)
             self.probe(precond_g=precond_g, precond_beta=precond_beta)
             if by_key is None:
                 q_BTHK, energy = run(
                     precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge, state=("A",)
                 )
-                k_BTHK = write_key = k_BTHK.repeat_interleave(q_BTHK.shape[2] // k_BTHK.shape[2], 2)
+                k_BTHK = write_key = expand_heads(k_BTHK, q_BTHK.shape[2])
             else:
                 write_key, energy = by_key.write_keys(k_BTHK, precond_g, precond_beta, run)
                 self.probe(write_key=write_key)
-                q_BTHK = q_BTHK.repeat_interleave(write_key.shape[2] // q_BTHK.shape[2], 2)
+                q_BTHK = expand_heads(q_BTHK, write_key.shape[2])
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG)
         if self.options.normalizer:
             return self._weighted_mean(q_BTHK, k_BTHK, v_BTGV, g, beta_BTG, run)

@@ -85,4 +85,8 @@ class KeyPreconditioner(OwnInitialValues):
             precondition_keys, k_BTHK, g, beta, 0.0 if self.center is None else self.center, bound=self.bound,
             squash=self.options.squash, ridge=self.options.ridge, state=("A",),
         )  # fmt: skip
-        return self.factor * w_BTGK, memory
+        return self.scaled(w_BTGK), memory
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """x times the factor."""
+        return x if self.factor == 1 else self.factor * x

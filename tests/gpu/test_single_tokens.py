@@ -15,6 +15,8 @@ from fastweights.ops.ring_attention import ring_attention
 from fastweights.ops.short_convolution import short_convolution
 from fastweights.ops.short_convolution.token import TokenConvolution, convolve_token
 
+from ..ops.test_precondition import FORMS, by_kernel, token_by_token
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="needs an NVIDIA GPU and triton"),
@@ -80,6 +82,25 @@ def test_convolutions_of_a_token(dtype):
         assert window is one.window and torch.equal(window.double(), kept)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_convolutions_of_a_token_in_pools(dtype, shared):
+    """The bits of windows by themselves; other rows stay as they are. Two convolutions may share a window."""
+    rows = torch.tensor([5, -1, 900, 2], device="cuda", dtype=torch.int32)
+    x, pool = draw(4, 1, 1024, dtype=dtype, seed=0), draw(1000, 3 * 1024 + 64, dtype=dtype, seed=1)
+    pool = pool[:, : 3 * 1024].view(1000, 3, 1024)
+    pools = [pool, pool] if shared else [pool, pool.clone()]
+    weights = [draw(1024, 4, seed=2 + i) for i in range(2)]
+    windows = [one[rows.clamp_min(0)].masked_fill((rows < 0)[:, None, None], 0) for one in pools]
+    wanted, after = convolve_token([TokenConvolution(x, w, None, e, 128) for w, e in zip(weights, windows)], True)
+    held = [one.clone() for one in pools]
+    made, kept = convolve_token([TokenConvolution(x, w, None, e, 128) for w, e in zip(weights, pools)], True, rows=rows)
+    for y, exact, new, old, one in zip(made, wanted, after, held, kept, strict=True):
+        assert torch.equal(y, exact)
+        old[rows[rows >= 0].long()] = new[rows >= 0]
+        assert torch.equal(one, old)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     "batch, heads, of_keys, slots, place",
@@ -107,3 +128,29 @@ def test_attention_to_a_ring(batch, heads, of_keys, slots, place, dtype):
     near(keys, exact[0], dtype)
     again, *_ = ring_attention(q, k, v, *held, place_N - padding, place_N, padding, 1e4)
     assert torch.equal(o, again)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_key_energies_in_a_captured_step(form, dtype):
+    """Rows are read on the device: a replay reads and writes those that the tensor holds then, and a negative one is none."""
+    q, k = (draw(4, 1, 8, 128, dtype=dtype, seed=i) for i in range(2))
+    g, beta = (draw(4, 1, 8, seed=2 + i) for i in range(2))
+    x = {"k": k, "g": -g.abs(), "beta": beta.sigmoid()}
+    x |= {"q": q} if form == "queries" else {"center": draw(8, seed=4)}
+    pool = draw(50, 8, 160, seed=5).abs()[:, :, :128]
+    rows, held = torch.full((4,), -1, device="cuda"), pool.clone()
+    by_kernel(form, x, pool, None, rows)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = by_kernel(form, x, pool, None, rows)
+    assert torch.equal(pool, held)
+    rows.copy_(torch.tensor([40, -1, 3, 0]))
+    graph.replay()
+    wanted, final = token_by_token(form, x, held[rows.clamp_min(0)], None)
+    real = rows >= 0
+    near(o[real], wanted.cuda()[real], dtype)
+    assert not o[~real].any()
+    torch.testing.assert_close(pool[rows[real]].double(), final.cuda()[real], rtol=1e-5, atol=1e-6)
+    held[rows[real]] = pool[rows[real]]
+    assert torch.equal(pool, held)

@@ -28,6 +28,39 @@ def decoding() -> Iterator[Callable[[], object]]:
             inputs = DECODING[name].draw(batch=2, time=time, key=size, value=size, dtype=torch.bfloat16)
             states = tuple(in_float32(s) for s in draw_states(DECODING[name], inputs, 2))
             yield partial(call_decode, DECODING[name], inputs, states, None)
+    yield from key_energies()
+    yield from elementwise_longhorn()
+
+
+def elementwise_longhorn() -> Iterator[Callable[[], object]]:
+    """One token of 64 and 256 channels, several of 128, all in a pool."""
+    from fastweights.kernels.recurrent import RecurrentCall
+    from fastweights.kernels.recurrent.elementwise_longhorn import decode
+
+    for time, size in ((1, 64), (4, 128), (1, 256)):
+        x, S, rows = (
+            torch.empty(2, time, 4, size, dtype=torch.bfloat16),
+            torch.empty(9, 4, size, size),
+            torch.empty(2).int(),
+        )
+        yield partial(
+            decode, RecurrentCall(dict.fromkeys(("q", "k", "v", "beta"), x), {"S": S}, {"scale": 1.0}, None, None, rows)
+        )
+
+
+def key_energies() -> Iterator[Callable[[], object]]:
+    """Every kind of write key, and queries divided by the energy and a ridge: one number, or one per channel."""
+    from fastweights.kernels.recurrent import RecurrentCall
+    from fastweights.kernels.recurrent.key_energy import decode_keys, decode_queries
+
+    k, gate, A = torch.empty(4, 1, 8, 128, dtype=torch.bfloat16), torch.empty(4, 1, 8), torch.empty(4, 8, 128)
+    tokens = {"k": k, "g": gate, "beta": gate}
+    rows = torch.empty(4, dtype=torch.int32)
+    for ridge in (0.1, A[0]):
+        yield partial(decode_queries, RecurrentCall({"q": k, **tokens, "ridge": ridge}, {"A": A}, {}, None, None, rows))
+    for squash in ("softsign", "tanh", "none"):
+        options = {"bound": 1.5, "eps": 1e-6, "squash": squash, "ridge": 0.1}
+        yield partial(decode_keys, RecurrentCall({**tokens, "center": gate[0, 0]}, {"A": A}, options))
 
 
 def convolution_of_rows() -> Iterator[Callable[[], object]]:
@@ -131,7 +164,7 @@ def silu_product() -> Iterator[Callable[[], object]]:
 
 
 def token_convolution() -> Iterator[Callable[[], object]]:
-    """Queries, keys and values of a layer, and one convolution with a bias."""
+    """Queries, keys and values of a layer, and one convolution with a bias; with windows in pools, and two that share one."""
     from fastweights.kernels.pointwise import TokenConvolution
     from fastweights.kernels.pointwise.token_convolution import convolve_token
 
@@ -142,6 +175,9 @@ def token_convolution() -> Iterator[Callable[[], object]]:
     parts = [part(1024, head, torch.bfloat16, False) for head in (128, 128, None)]
     yield partial(convolve_token, parts, True, 1e-6, True)
     yield partial(convolve_token, [part(2304, None, torch.float32, True)], True, 1e-6, False)
+    rows = torch.empty(4, dtype=torch.int32)
+    yield partial(convolve_token, parts, True, 1e-6, True, rows)
+    yield partial(convolve_token, [parts[0], parts[0]], True, 1e-6, True, rows)
 
 
 def ring_attention() -> Iterator[Callable[[], object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.ops.kernel_launches import plans_anew
 
+from . import forms
 from .cases import KERNEL_CASES, draw_states
 from .described_gpu import DriverLaunch, described_gpu
 
@@ -46,21 +47,30 @@ def forward_and_backward() -> None:
     (o.sum() + final.sum()).backward()
 
 
+def in_a_pool() -> None:
+    """Kernels of a decoding step with rows of a pool, one of them with a number for the ridge."""
+    *_, shared = forms.token_convolution()
+    queries, *_ = forms.key_energies()
+    shared()
+    queries()
+
+
+@pytest.mark.parametrize(("work", "launches"), [(forward_and_backward, 6), (in_a_pool, 2)])
 def test_the_driver_is_given_what_triton_gives_it(
-    driver_launches: list[DriverLaunch], monkeypatch: pytest.MonkeyPatch
+    work: Callable[[], None], launches: int, driver_launches: list[DriverLaunch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fastweights.kernels.runtime import private_api
 
-    forward_and_backward()
+    work()
     fast, driver_launches[:] = list(driver_launches), []
     monkeypatch.setenv("FASTWEIGHTS_LAUNCH", "plain")
     private_api.fast_launch.cache_clear()
     try:
         with plans_anew():
-            forward_and_backward()
+            work()
     finally:
         private_api.fast_launch.cache_clear()
-    assert len(fast) >= 6
+    assert len(fast) >= launches
     assert any(isinstance(x, Tensor) for launch in driver_launches for x in launch.arguments)
     assert list(map(without_pointers, fast)) == list(map(without_pointers, driver_launches))
 

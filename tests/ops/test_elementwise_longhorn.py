@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from fastweights.ops import delta_rule, elementwise_longhorn
 from fastweights.ops.elementwise_longhorn import inside
+from fastweights.ops.framework.decode import update_state
 from fastweights.testing import CASES
+from tests.kernels.cases import DEVICE
 
 CASE = CASES["elementwise_longhorn"]
 backends = pytest.mark.parametrize("backend", ["reference", "torch"])
@@ -108,3 +112,65 @@ def test_refused_arguments() -> None:
         elementwise_longhorn(**{**tokens, "beta": -torch.ones_like(tokens["beta"])})
     with pytest.raises(ValueError, match="beta must have shape"):
         elementwise_longhorn(**{**tokens, "beta": tokens["beta"][..., 0]})
+
+
+# The kernel of a few tokens, on a GPU or in Triton's interpreter
+
+
+def few_tokens(batch: int, time: int) -> dict[str, Tensor]:
+    return {
+        name: x.float().to(DEVICE)
+        for name, x in CASE.draw(batch=batch, time=time, heads=1, value_heads=2, key=12, value=40).tokens.items()
+    }
+
+
+def first_states(count: int) -> Tensor:
+    return torch.randn(count, 2, 12, 40, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+
+
+def by_kernel(x: dict[str, Tensor], S: Tensor, edges: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    """o; S is overwritten."""
+    return update_state(
+        CASE.spec, elementwise_longhorn, tuple(x.values()), {"scale": None}, state=S, state_indices=rows, cu_seqlens=edges,
+        backend="triton",
+    )  # fmt: skip
+
+
+def token_by_token(x: dict[str, Tensor], S: Tensor, edges: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
+    return elementwise_longhorn(
+        **{name: y.cpu().double() for name, y in x.items()}, initial_state=S.cpu().double(), output_final_state=True,
+        backend="reference", cu_seqlens=None if edges is None else torch.tensor(edges),
+    )  # fmt: skip
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("edges", [None, [0, 2, 2, 3]], ids=["rows", "packed"])
+def test_kernel_of_few_tokens(edges: list[int] | None) -> None:
+    x, S = few_tokens(2 if edges is None else 1, 3), first_states(2 if edges is None else 3)
+    wanted, final = token_by_token(x, S, edges)
+    again, places = S.clone(), None if edges is None else torch.tensor(edges, device=DEVICE)
+    o = by_kernel(x, S, places)
+    torch.testing.assert_close((o.cpu().double(), S.cpu().double()), (wanted, final), rtol=1e-5, atol=1e-5)
+    assert torch.equal(by_kernel(x, again, places), o) and torch.equal(again, S)
+
+
+@pytest.mark.kernels
+def test_kernel_on_rows_of_a_pool() -> None:
+    """Outputs and states of its own call to the last bit; a sequence without a row answers zeros, other rows stay."""
+    x, S, rows = few_tokens(3, 1), first_states(3), torch.tensor([4, -1, 1], device=DEVICE, dtype=torch.int32)
+    pool = torch.full((6, 2 * 12 * 40 + 16), 7.0, device=DEVICE)[:, : 2 * 12 * 40].view(6, 2, 12, 40)
+    pool[[4, 1]] = S[[0, 2]]
+    wanted = by_kernel(x, S)
+    wanted[1] = 0
+    assert torch.equal(by_kernel(x, pool, rows=rows), wanted)
+    assert torch.equal(pool[[4, 1]], S[[0, 2]]) and bool((pool[[0, 2, 3, 5]] == 7).all())
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("where", ["q", "k", "v", "beta"])
+def test_kernel_keeps_bad_numbers_where_they_belong(where: str) -> None:
+    x, S = few_tokens(1, 3), first_states(1)
+    x[where][0, 1, 0, 0] = math.nan
+    wanted, final = token_by_token(x, S)
+    assert final is not None
+    assert torch.equal(by_kernel(x, S).isnan().cpu(), wanted.isnan()) and torch.equal(S.isnan().cpu(), final.isnan())

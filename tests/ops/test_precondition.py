@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastweights import ops
 from fastweights.ops import delta_rule, linear_attention, mesa, precondition_keys, precondition_queries
 from fastweights.ops.framework import call
+from fastweights.ops.framework.decode import update_state
 from fastweights.ops.framework.spec import spec_of
 from fastweights.testing import CASES
+from tests.kernels.cases import DEVICE
 
 backends = pytest.mark.parametrize("backend", ["reference", "torch"])
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
@@ -263,3 +266,96 @@ def test_with_keys_of_one_channel_each_it_solves_the_regression(backend: str) ->
     o, _ = linear_attention(q, x["k"], x["beta"][..., None] * v, x["g"], scale=1.0, backend=backend)
     wanted, _ = mesa(**x, v=v, ridge=0.4, scale=1.0, iterations=30)
     torch.testing.assert_close(o, wanted, rtol=1e-8, atol=1e-9)
+
+
+# The kernel of a few tokens, on a GPU or in Triton's interpreter
+
+
+FORMS = {
+    "queries": ("precondition_queries", {"ridge": 0.3}), "softsign": ("precondition_keys", {"bound": 1.8, "eps": 0.3}),
+    "tanh": ("precondition_keys", {"squash": "tanh", "bound": 1.8}),
+    "none": ("precondition_keys", {"squash": "none", "ridge": 0.5}),
+}  # fmt: skip
+forms = pytest.mark.parametrize("form", FORMS)
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def few_tokens(form: str, **sizes: int) -> dict[str, Tensor]:
+    """Inputs in float32, of two value heads per key head."""
+    name, _ = FORMS[form]
+    return {x: y.float().to(DEVICE) for x, y in draw(name, heads=1, value_heads=2, key=20, **sizes).items()}
+
+
+def first_energies(count: int) -> Tensor:
+    return torch.rand(count, 2, 20, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+
+
+def by_kernel(form: str, x: dict[str, Tensor], A: Tensor, edges: Tensor | None, rows: Tensor | None = None) -> Tensor:
+    """What the kernel answers; A is overwritten."""
+    op, given = getattr(ops, FORMS[form][0]), {**FORMS[form][1], **x}
+    spec = spec_of(op)
+    options = {"bound": 1.5, "eps": 1e-6, "squash": "softsign", "ridge": 0.1, **given}
+    return update_state(
+        spec, op, [given[name] for name in spec.inputs], {name: options[name] for name in spec.options}, state=A,
+        state_indices=rows, cu_seqlens=edges, backend="triton",
+    )  # fmt: skip
+
+
+def token_by_token(form: str, x: dict[str, Tensor], A: Tensor, edges: Tensor | None) -> tuple[Tensor, Tensor]:
+    name, options = FORMS[form]
+    given = {**options, **{n: y.cpu().double() if isinstance(y, Tensor) else y for n, y in x.items()}}
+    return getattr(ops, name)(
+        **given, initial_state=A.cpu().double(), output_final_state=True, backend="reference",
+        cu_seqlens=None if edges is None else edges.cpu(),
+    )  # fmt: skip
+
+
+@pytest.mark.kernels
+@forms
+@pytest.mark.parametrize("edges", [None, [0, 2, 2, 3]], ids=["rows", "packed"])
+def test_kernel_of_few_tokens(form: str, edges: list[int] | None) -> None:
+    x = few_tokens(form, batch=2 if edges is None else 1, time=3)
+    cu_seqlens = None if edges is None else torch.tensor(edges, device=DEVICE)
+    A = first_energies(2 if edges is None else 3)
+    wanted, final = token_by_token(form, x, A, cu_seqlens)
+    again = A.clone()
+    o = by_kernel(form, x, A, cu_seqlens)
+    torch.testing.assert_close((o.cpu().double(), A.cpu().double()), (wanted, final), **CLOSE)
+    assert torch.equal(by_kernel(form, x, again, cu_seqlens), o) and torch.equal(again, A)
+
+
+@pytest.mark.kernels
+@forms
+def test_kernel_on_rows_of_a_pool(form: str) -> None:
+    """Outputs and states of its own call to the last bit; a sequence without a row answers zeros, other rows stay."""
+    x, rows = few_tokens(form, batch=3, time=1), torch.tensor([4, -1, 1], device=DEVICE, dtype=torch.int32)
+    A = first_energies(3)
+    pool = torch.full((6, 2, 24), 7.0, device=DEVICE)[:, :, :20]
+    pool[[4, 1]] = A[[0, 2]]
+    wanted = by_kernel(form, x, A, None)
+    wanted[1] = 0
+    o = by_kernel(form, x, pool, None, rows)
+    assert torch.equal(o, wanted) and torch.equal(pool[[4, 1]], A[[0, 2]]) and bool((pool[[0, 2, 3, 5]] == 7).all())
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("form", "where"),
+    [("queries", "q"), ("queries", "k"), ("queries", "g"), ("softsign", "A"), ("none", "k"), ("none", "beta")],
+)
+def test_kernel_keeps_bad_numbers_where_they_belong(form: str, where: str) -> None:
+    x, A = few_tokens(form, batch=1, time=3), first_energies(1)
+    (A if where == "A" else x[where][:, 1:])[0, 0, 1 if where == "A" else 0] = math.nan
+    wanted, final = token_by_token(form, x, A, None)
+    o = by_kernel(form, x, A, None)
+    assert torch.equal(o.isnan().cpu(), wanted.isnan()) and torch.equal(A.isnan().cpu(), final.isnan())
+
+
+@pytest.mark.kernels
+def test_kernel_with_a_ridge_per_head_or_channel() -> None:
+    x = few_tokens("queries", batch=2, time=1)
+    heads, channels = torch.tensor([0.2, 3.0], device=DEVICE), torch.rand(2, 20, device=DEVICE) + 0.1
+    for ridge in (heads, channels, 0.3):
+        A, given = first_energies(2), {**x, "ridge": ridge}
+        wanted, _ = token_by_token("queries", given, A, None)
+        torch.testing.assert_close(by_kernel("queries", given, A, None).cpu().double(), wanted, **CLOSE)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, sequential
+from ..framework.call import call, chunkwise, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
 
 __all__ = ["elementwise_longhorn"]
+
+
+def recurrent_kernel() -> Callable[..., Any]:
+    from ...kernels.recurrent.elementwise_longhorn import decode
+
+    return decode
+
 
 SPEC = OpSpec(
     name="elementwise_longhorn",
@@ -19,6 +29,7 @@ SPEC = OpSpec(
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
     backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+    recurrent=recurrent(recurrent_kernel),
     cases={"": Case()},
     equation="e = beta / (1 + beta |k|^2); S = (1 - k^2 e^T) * S + k (e * v)^T; o = S^T q",
 )

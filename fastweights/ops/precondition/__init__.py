@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import Arguments, Results, call, chunkwise, composed, expand_heads, kernels, run, sequential
+from ..framework.call import (
+    Arguments,
+    Results,
+    call,
+    chunkwise,
+    composed,
+    expand_heads,
+    kernels,
+    recurrent,
+    run,
+    sequential,
+)
 from ..framework.checks import compute_dtype
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
@@ -73,6 +86,18 @@ def by_kernels() -> KernelFamily:
     return KernelFamily(WRITE_KEYS, WriteKeyInputs, {"bound": 1.5, "eps": 1e-6})
 
 
+def recurrent_keys() -> Callable[..., Any]:
+    from ...kernels.recurrent.key_energy import decode_keys
+
+    return decode_keys
+
+
+def recurrent_queries() -> Callable[..., Any]:
+    from ...kernels.recurrent.key_energy import decode_queries
+
+    return decode_queries
+
+
 def gram_macs(K: int, V: int, C: int = 64) -> float:
     return C * K / 2
 
@@ -88,6 +113,7 @@ KEYS_SPEC = OpSpec(
         "torch": composed(keys_by_gram),
         "triton": kernels(by_kernels, only={"squash": ("softsign",)}),
     },
+    recurrent=recurrent(recurrent_keys),
     cases={
         "": Case(),
         "tanh": Case(options={"squash": "tanh", "bound": 1.8}),
@@ -102,6 +128,7 @@ QUERIES_SPEC = OpSpec(
     states=STATES,
     outputs={"q_tilde": Output("GK")},
     backends={"reference": composed(queries_by_gram), "torch": composed(queries_by_gram)},
+    recurrent=recurrent(recurrent_queries, numbers=("ridge",)),
     cases={"": Case(options={"ridge": 0.3})},
     equation="A = a A + beta k^2; q~ = q / (A + ridge)",
     macs=gram_macs,

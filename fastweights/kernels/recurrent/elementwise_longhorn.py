@@ -1,0 +1,71 @@
+"""The recurrent kernel of elementwise Longhorn. Nothing but the read-out joins the elements of S, so a program owns a tile [K, BV]."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..math import float_or_nan
+from ..packing import tokens_of_sequence
+from . import RecurrentCall
+from .delta_rule import CHOICES
+from .launching import columns, run
+from .states import head_of, pool_row, state_tile
+from .tokens import any_layout, row
+
+__all__ = ["decode"]
+
+
+def decode(call: RecurrentCall) -> Tensor:
+    """o [B, T, HV, V] of `elementwise_longhorn`."""
+    o, = run(
+        decode_elementwise_longhorn, call, partial(columns, choices=CHOICES), inputs=INPUTS, states=("S",),
+        numbers=(float(call.options["scale"]),),
+    )  # fmt: skip
+    return o
+
+
+INPUTS = ("q", "k", "v", "beta")
+
+
+@triton.jit(**any_layout(INPUTS))
+def decode_elementwise_longhorn(
+    q, q_token, q_head, Q_GROUP: tl.constexpr,
+    k, k_token, k_head, K_GROUP: tl.constexpr,
+    v, v_token, v_head, V_GROUP: tl.constexpr,
+    beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
+    o, S, new_S, S_step, S_head, state_indices, P, cu_seqlens, T, scale,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """x, x_token, x_head, X_GROUP: see `strides`."""
+    TILES: tl.constexpr = (V + BV - 1) // BV
+    tile = tl.program_id(0) % TILES
+    place = tl.program_id(0) // TILES  # of the sequence and the head
+    n = place // HV
+    head = head_of(place, HV)
+    index, held = pool_row(state_indices, n, P)
+    channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
+    is_channel, is_column = channel < K, column < V
+    at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
+
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
+    for t in range(count):
+        token = first + t
+        # All loads come before any use, so that their latencies overlap.
+        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        beta_V = row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
+
+        key, query, value = float_or_nan(key), float_or_nan(query) * scale, float_or_nan(value)
+        beta_V = float_or_nan(beta_V)
+        gain = beta_V / (1 + beta_V * tl.sum(key * key, 0))
+        state += (key[:, None] * gain[None, :]) * (value[None, :] - key[:, None] * state)
+        tl.store(
+            o + (token * HV + head) * V + column, tl.where(held, tl.sum(state * query[:, None], 0), 0.0), mask=is_column
+        )
+
+    tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")
