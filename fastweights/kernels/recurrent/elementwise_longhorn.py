@@ -1,4 +1,4 @@
-"""The recurrent kernel of elementwise Longhorn. Nothing but the read-out joins the elements of S, so a program owns a tile [K, BV]."""
+"""The recurrent kernel of elementwise Longhorn. Nothing but the read-out joins the elements, so a program owns a tile [K, BV]."""
 
 from __future__ import annotations
 
