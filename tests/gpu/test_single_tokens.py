@@ -15,7 +15,7 @@ from fastweights.ops.ring_attention import ring_attention
 from fastweights.ops.short_convolution import short_convolution
 from fastweights.ops.short_convolution.token import TokenConvolution, convolve_token
 
-from ..ops.test_precondition import FORMS, by_kernel, token_by_token
+from ..ops.key_energies import FORMS, by_kernel, token_by_token
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastweights import ops
 from fastweights.ops import delta_rule, linear_attention, mesa, precondition_keys, precondition_queries
 from fastweights.ops.framework import call
-from fastweights.ops.framework.decode import update_state
 from fastweights.ops.framework.spec import spec_of
 from fastweights.testing import CASES
 from tests.kernels.cases import DEVICE
+
+from .key_energies import FORMS, by_kernel, token_by_token
 
 backends = pytest.mark.parametrize("backend", ["reference", "torch"])
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
@@ -271,11 +271,6 @@ def test_with_keys_of_one_channel_each_it_solves_the_regression(backend: str) ->
 # The kernel of a few tokens, on a GPU or in Triton's interpreter
 
 
-FORMS = {
-    "queries": ("precondition_queries", {"ridge": 0.3}), "softsign": ("precondition_keys", {"bound": 1.8, "eps": 0.3}),
-    "tanh": ("precondition_keys", {"squash": "tanh", "bound": 1.8}),
-    "none": ("precondition_keys", {"squash": "none", "ridge": 0.5}),
-}  # fmt: skip
 forms = pytest.mark.parametrize("form", FORMS)
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -288,26 +283,6 @@ def few_tokens(form: str, **sizes: int) -> dict[str, Tensor]:
 
 def first_energies(count: int) -> Tensor:
     return torch.rand(count, 2, 20, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-
-
-def by_kernel(form: str, x: dict[str, Tensor], A: Tensor, edges: Tensor | None, rows: Tensor | None = None) -> Tensor:
-    """What the kernel answers; A is overwritten."""
-    op, given = getattr(ops, FORMS[form][0]), {**FORMS[form][1], **x}
-    spec = spec_of(op)
-    options = {"bound": 1.5, "eps": 1e-6, "squash": "softsign", "ridge": 0.1, **given}
-    return update_state(
-        spec, op, [given[name] for name in spec.inputs], {name: options[name] for name in spec.options}, state=A,
-        state_indices=rows, cu_seqlens=edges, backend="triton",
-    )  # fmt: skip
-
-
-def token_by_token(form: str, x: dict[str, Tensor], A: Tensor, edges: Tensor | None) -> tuple[Tensor, Tensor]:
-    name, options = FORMS[form]
-    given = {**options, **{n: y.cpu().double() if isinstance(y, Tensor) else y for n, y in x.items()}}
-    return getattr(ops, name)(
-        **given, initial_state=A.cpu().double(), output_final_state=True, backend="reference",
-        cu_seqlens=None if edges is None else edges.cpu(),
-    )  # fmt: skip
 
 
 @pytest.mark.kernels
