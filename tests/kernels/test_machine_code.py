@@ -288,9 +288,6 @@ AROUND_MEMORIES = {
     call.__name__: call
     for call in (forms.decoding, forms.gated_norm, forms.gated_writes, forms.convolution_of_packed_rows)
 }
-TWO_SUMS = pytest.mark.xfail(
-    reason="kernels/ridge sums a product over one axis after the other, which Triton 3.6 and 3.7 do not compile for Blackwell"
-)
 
 
 def for_every_gpu(*fast: tuple[str, int]) -> pytest.MarkDecorator:
@@ -298,8 +295,7 @@ def for_every_gpu(*fast: tuple[str, int]) -> pytest.MarkDecorator:
     them with other versions of Triton."""
 
     def marks(name: str, capability: int) -> list[pytest.MarkDecorator]:
-        behind = name in ("gated_kalmanet-chebyshev", "mesa") and capability == 100
-        return [TWO_SUMS] * behind + [pytest.mark.slow] * ((name, capability) not in fast)
+        return [pytest.mark.slow] * ((name, capability) not in fast)
 
     names = [*ONE_OF_EACH_FAMILY, *AROUND_MEMORIES]
     return pytest.mark.parametrize(

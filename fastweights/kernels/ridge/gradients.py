@@ -87,13 +87,13 @@ def system_gradients(
 
     across = tl.zeros((64, BK), tl.float32)
     onward = across
-    at_end = tl.zeros((BK,), tl.float32)
+    at_end = 0.0
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         inside = (c < K)[:, None] & (column < K)[None, :]
         H = tl.load(units + at_H + c[:, None] * K + column[None, :], inside, 0.0)
         L = tl.load(later + at_H + c[:, None] * K + column[None, :], inside, 0.0)
-        at_end += tl.sum(H.to(tl.float32) * L, 0)
+        at_end += tl.sum(H.to(tl.float32) * L)
         keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
         across = tl.dot(rows_of_tokens(x, first, live, head, HV, c, K, 1), H.to(low), across, input_precision=PRECISION)
         if x_rest is not None:
@@ -110,7 +110,7 @@ def system_gradients(
     onward *= tl.exp2(total - decay)[:, None]
     to_end = tl.sum(onward * keys.to(tl.float32), 1)
     to_key += to_end
-    ends = outside * tl.exp2(total) * tl.sum(at_end, 0) + tl.sum(to_end * gain, 0)
+    ends = outside * tl.exp2(total) * at_end + tl.sum(onward * keys.to(tl.float32) * gain[:, None])
     out += 2 * onward
     if ADAPTIVE:
         w = tl.load(slope + at_row, live, 0.0)

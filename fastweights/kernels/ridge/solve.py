@@ -99,7 +99,7 @@ def conjugate_gradient(
         length = tl.sqrt(tl.maximum(tl.sum(residual * residual, 1), SMALLEST))
         turn = length / before
         direction = (residual * (1.0 / length)[:, None] + turn[:, None] * direction.to(tl.float32)).to(WORK)
-        left = tl.where(tl.max(length, 0) < enough, 0, left - 1)
+        left = tl.where(tl.max(tl.reshape(length, (8, 8))) < enough, 0, left - 1)
     return x
 
 
@@ -132,7 +132,7 @@ def solve_chunk(
         outside = tl.load(outsides + m * HV + head)
     else:
         H = tl.load(states + at_H, inside_H, 0.0)
-        outside = tl.sqrt(tl.sum(tl.sum(H * H, 0), 0))
+        outside = tl.sqrt(tl.sum(H * H))
         H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
         tl.store(units + at_H, H, inside_H)
         tl.store(outsides + m * HV + head, outside)
