@@ -27,6 +27,7 @@ ORDER = (
     ("inspection",),
     ("training",),
     ("experiments",),
+    ("leaderboard",),
     ("cli",),
     ("__main__",),
 )
