@@ -10,14 +10,26 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from .record import Board, measured_here
 from .rules import GRID, RULES, Gates, Rule
 from .streams import STREAMS, Stream, StreamKind, exact_answers, first_compared
 
-__all__ = ["EXPECTATIONS", "SEEDS", "SIZES", "TUNING_SEED", "Expectation", "Found", "declaration", "measure_rule"]
+__all__ = [
+    "EXPECTATIONS",
+    "SEEDS",
+    "SIZES",
+    "TUNING_SEED",
+    "Expectation",
+    "Found",
+    "declaration",
+    "measure_rule",
+    "measure_untrained",
+]
 
 SIZES = (8, 16, 32, 64)  # key channels, and as many value channels
 SEEDS = (0, 1, 2, 3, 4)
@@ -205,3 +217,19 @@ def declaration() -> dict[str, Any]:
         "tuning seed": TUNING_SEED,
         "expected": [expectation.says for expectation in EXPECTATIONS],
     }
+
+
+def measure_untrained(
+    output: Path, rules: Sequence[str] = tuple(RULES), report: Callable[[str], None] = lambda line: None
+) -> Board:
+    """Measure the rules on every stream at every size, but for the rows that the folder `output` has."""
+    board = Board.opened(output, "rules", "cpu", declaration())
+    where = measured_here("cpu")
+    for kind in STREAMS.values():
+        for size in SIZES:
+            for name in rules:
+                key = f"{kind.name}, d = {size}, {name}"
+                if key not in board.rows:
+                    board.add(key, {**measure_rule(kind, RULES[name], size), "measured": where})
+            report(f"{kind.name}, d = {size}: {len(rules)} rules")
+    return board

@@ -1,0 +1,89 @@
+"""The results of a part: one JSON file with a line per row, written whole after every row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..environment import machine, versions
+from ..files import write_bytes
+from ..results.recall import ResultsError, read_object
+
+__all__ = ["Board", "board_path", "load_board", "measured_here"]
+
+FORMAT = 1
+
+
+class Board:
+    """The rows of a part at a size. A row that is added replaces the one of the same key, and the file on the disk has it.
+
+    Attributes:
+        part, size: what was measured, and which of the declared sizes.
+        setting: as it was declared, plain values.
+        rows: by a key that names the run.
+    """
+
+    def __init__(
+        self, path: Path, part: str, size: str, setting: Mapping[str, Any], rows: Mapping[str, Any] = {}
+    ) -> None:
+        self.path, self.part, self.size = path, part, size
+        self.setting = json.loads(json.dumps(setting))  # as it comes back from a file
+        self.rows: dict[str, dict[str, Any]] = dict(rows)
+
+    @classmethod
+    def opened(cls, folder: Path, part: str, size: str, setting: Mapping[str, Any]) -> Board:
+        """The board of a folder, with the rows that it has.
+
+        Raises:
+            ValueError: its rows were measured at another setting.
+        """
+        new = cls(board_path(folder, part, size), part, size, setting)
+        if new.path.exists():
+            there = load_board(new.path)
+            if there.setting != new.setting:
+                changed = sorted(
+                    key for key in {*there.setting, *new.setting} if there.setting.get(key) != new.setting.get(key)
+                )
+                raise ValueError(
+                    f"output holds {new.path.name}, measured at another setting ({', '.join(changed)}); pass another "
+                    "--output, or delete that file"
+                )
+            new.rows = there.rows
+        return new
+
+    def add(self, key: str, row: Mapping[str, Any]) -> None:
+        """Keep a row, on the disk too."""
+        self.rows[key] = dict(row)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        head = {"format": FORMAT, "part": self.part, "size": self.size, "setting": self.setting}
+        lines = [f"{json.dumps(key)}: {json.dumps(row, allow_nan=False)}" for key, row in self.rows.items()]
+        text = json.dumps(head, indent=1)[:-2] + ',\n "rows": {\n  ' + ",\n  ".join(lines) + "\n }\n}\n"
+        write_bytes(self.path, text.encode())
+
+
+def board_path(folder: Path, part: str, size: str) -> Path:
+    return folder / f"{part}-{size}.json"
+
+
+def load_board(path: Path) -> Board:
+    """Raises:
+    ResultsError: the file is damaged or of another version.
+    """
+    content = read_object(path)
+    if content.get("format") != FORMAT or not isinstance(content.get("rows"), dict):
+        raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
+    return Board(path, content["part"], content["size"], content["setting"], content["rows"])
+
+
+def measured_here(device: str) -> dict[str, str]:
+    """When and where a row was measured."""
+    place, found = machine(device), versions()
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": place.get("gpu") or place["cpu"],
+        "torch": found["torch"],
+        "fastweights": found["fastweights"],
+    }

@@ -1,0 +1,51 @@
+"""What a run of the leaderboard is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ..environment import usable_cores
+from ..layers import MixerChoice
+from ..training.progress import Reporter, Silent
+
+__all__ = ["PER_GPU", "Request"]
+
+PER_GPU = 8  # trainings that share one GPU: one alone leaves most of it idle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Which mixers, where, and how.
+
+    Attributes:
+        mixers: those that take part.
+        size: a key of `SIZES`.
+        device: torch device.
+        output: folder of the boards, one file per part; trainings lie in it and continue from there.
+        seeds: in place of the declared ones.
+        workers: processes; None for one per core, or `PER_GPU` per GPU.
+        imports: modules that register mixers, for the processes.
+    """
+
+    mixers: tuple[MixerChoice, ...]
+    size: str
+    device: str
+    output: Path
+    seeds: tuple[int, ...] | None = None
+    workers: int | None = None
+    imports: tuple[str, ...] = ()
+    reporter: Reporter = field(default_factory=Silent)
+
+    @property
+    def trainings(self) -> Path:
+        """The folder of runs, checkpoints and models."""
+        return self.output / "trained"
+
+    def processes(self) -> int:
+        """How many train at the same time."""
+        if self.workers is not None:
+            return self.workers
+        return usable_cores() if torch.device(self.device).type == "cpu" else PER_GPU * torch.cuda.device_count()
