@@ -89,8 +89,8 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG file, atomically."""
+def save_figure(figure: Figure, path: Path, source: str = "", dpi: int = 150) -> None:
+    """Write a PNG file, atomically. source: a text that the file keeps, such as a checksum of what is drawn."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Source": source} if source else None)
     write_bytes(path, buffer.getvalue())

@@ -17,6 +17,7 @@ from .convert import convert
 from .evaluate import evaluate
 from .generate import generate
 from .inspect import inspect
+from .leaderboard import leaderboard
 from .mixers import mixers
 from .recall import recall
 from .reproduce import reproduce
@@ -54,7 +55,7 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, inspect, generate, mixers, reproduce, serve):
+for command in (recall, train, convert, evaluate, inspect, generate, mixers, reproduce, leaderboard, serve):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 

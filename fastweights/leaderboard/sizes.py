@@ -45,11 +45,12 @@ class LanguageSize:
 
     Attributes:
         model: fields of `FastWeightsConfig`. training: fields of `LanguageRun`.
-        vocabulary: of the tokenizer, trained on the corpus.
+        vocabulary: of the tokenizer, trained on the corpus. corpus: fields of `TextCorpus`; the default corpus without any.
         head_dim: of the reference.
         rates, seeds: as for `TaskSize`; seeds after the first only where it is close.
         close: nats; mixers nearer than this to another one after the first seed take all seeds.
-        needles: lengths in tokens, the trained one first. examples: needles at each length and depth.
+        needles: lengths in tokens, the trained one first. examples: needles at each length and depth. depths: their places, 0 the
+            beginning of the text.
     """
 
     model: Mapping[str, Any]
@@ -60,14 +61,15 @@ class LanguageSize:
     seeds: tuple[int, ...]
     needles: tuple[int, ...]
     examples: int
-    megabytes: int | None = None
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    corpus: Mapping[str, Any] = field(default_factory=dict)
     close: float = 0.02
 
     def setting(self) -> dict[str, Any]:
         """As a result repeats it."""
         return {
             "model": dict(self.model), "training": dict(self.training), "vocabulary": self.vocabulary, "head size": self.head_dim,
-            "learning rates": self.rates, "close": self.close, "megabytes": self.megabytes,
+            "learning rates": self.rates, "close": self.close, "corpus": dict(self.corpus),
         }  # fmt: skip
 
 
@@ -127,7 +129,7 @@ SIZES = {
                 "context_lengths": (128, 256, 512, 1024), "context_texts": 8,
             },
             vocabulary=2048, head_dim=32, rates=(3e-3, 1e-2), seeds=(0, 1, 2), needles=(256, 512), examples=4,
-            megabytes=8,
+            corpus={"max_megabytes": 8},
         ),
         cost={
             "mqar": "50 minutes of one core", "regression": "28 minutes of one core", "tracking": "20 minutes of one core",

@@ -16,8 +16,8 @@ class Standing:
 
     Attributes:
         mean: over its seeds. spread: the largest minus the smallest value; None with a single seed.
-        place: 1 and the number of mixers that are better by more than the spread; None where seeds do not tell.
-        tied: whether another mixer has the same place or cannot be told from it.
+        place: 1 and the number of mixers that are better and not tied with it; None where seeds do not tell.
+        tied: whether it is tied with another mixer.
     """
 
     row: Mapping[str, Any]
@@ -30,8 +30,8 @@ class Standing:
 def places(rows: Sequence[Mapping[str, Any]], better: str, resolution: float | None = None) -> list[Standing]:
     """The rows of one column, the best first.
 
-    Two rows tie where their means differ by no more than the larger of their spreads. A row with a single seed has the spread
-    `resolution`; where that is None nothing is known about it, and no row has a place.
+    Two rows are tied where the ranges of their seeds overlap, or lie no further apart than the smaller range is wide. Two rows
+    with a single seed are tied within `resolution`; where that is None nothing is known about such rows, and no row has a place.
 
     Args:
         rows: each with `values`, one per seed.
@@ -39,17 +39,24 @@ def places(rows: Sequence[Mapping[str, Any]], better: str, resolution: float | N
     """
     sign = -1.0 if better == "higher" else 1.0
     means = [statistics.fmean(row["values"]) for row in rows]
-    spreads = [max(row["values"]) - min(row["values"]) if len(row["values"]) > 1 else resolution for row in rows]
-    known = all(spread is not None for spread in spreads)
+    ranges = [_range(row["values"], resolution or 0.0) for row in rows]
+    known = resolution is not None or all(len(row["values"]) > 1 for row in rows)
 
     def apart(one: int, other: int) -> bool:
-        return abs(means[one] - means[other]) > max(spreads[one] or 0.0, spreads[other] or 0.0)
+        (_, end), (start, _) = sorted((ranges[one], ranges[other]))
+        return start - end > min(high - low for low, high in (ranges[one], ranges[other]))
 
     found = []
     for one in sorted(range(len(rows)), key=lambda place: sign * means[place]):
         others = [other for other in range(len(rows)) if other != one]
         ahead = sum(sign * means[other] < sign * means[one] and apart(one, other) for other in others)
         tied = any(not apart(one, other) for other in others)
-        spread = spreads[one] if len(rows[one]["values"]) > 1 else None
+        spread = max(rows[one]["values"]) - min(rows[one]["values"]) if len(rows[one]["values"]) > 1 else None
         found.append(Standing(rows[one], means[one], spread, 1 + ahead if known else None, tied and known))
     return found
+
+
+def _range(values: Sequence[float], resolution: float) -> tuple[float, float]:
+    """Of the seeds; of a single one as wide as makes two of them tied within the resolution."""
+    margin = resolution / 4 if len(values) == 1 else 0.0
+    return min(values) - margin, max(values) + margin

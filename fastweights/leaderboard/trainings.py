@@ -19,7 +19,7 @@ from .record import Board, measured_here
 from .request import Request
 from .sizes import TaskSize
 
-__all__ = ["file_name", "run_tasks"]
+__all__ = ["file_name", "matched", "run_tasks"]
 
 
 def run_tasks(part: str, size: TaskSize, request: Request) -> Board:
@@ -30,30 +30,31 @@ def run_tasks(part: str, size: TaskSize, request: Request) -> Board:
     board = Board.opened(request.output, part, request.size, size.setting())
     seeds = request.seeds or size.seeds
     entries = {
-        (column, choice.label): _matched(size, column, choice) for column in size.columns for choice in request.mixers
+        (column, choice.label): matched(size, column, choice) for column in size.columns for choice in request.mixers
     }
     failures: list[WorkerError] = []
-    grids = _trained(
-        part, size, request, {(*key, seeds[0]): (mixer, size.rates) for key, mixer in entries.items()}, failures
-    )
-    best = {key[:2]: best_results(grid)[0] for key, grid in grids.items()}
+    first = {(column, label, seeds[0]): (mixer, size.rates) for (column, label), mixer in entries.items()}
+    grids = _trained(part, size, request, first, failures)
+    best = {(column, label): best_results(grid)[0] for (column, label, _), grid in grids.items()}
     later = {
-        (*key, seed): (entries[key], (result.run["learning_rate"],))
-        for key, result in best.items()
+        (column, label, seed): (entries[column, label], (result.run["learning_rate"],))
+        for (column, label), result in best.items()
         for seed in seeds[1:]
     }
     others = _trained(part, size, request, later, failures)
-    for key, result in best.items():
-        if all((*key, seed) in others for seed in seeds[1:]):
-            runs = [result, *(others[(*key, seed)][0] for seed in seeds[1:])]
-            row = _row(key[0], entries[key], seeds, runs, grids[(*key, seeds[0])], request.device)
-            board.add(", ".join(key), row)
+    for (column, label), result in best.items():
+        more = [others[column, label, seed][0] for seed in seeds[1:] if (column, label, seed) in others]
+        if len(more) == len(seeds) - 1:
+            grid = grids[column, label, seeds[0]]
+            row = _row(column, entries[column, label], seeds, [result, *more], grid, request.device)
+            board.add(f"{column}, {label}", row)
     if failures:
         raise failures[0]
     return board
 
 
-def _matched(size: TaskSize, column: str, choice: MixerChoice) -> Matched:
+def matched(size: TaskSize, column: str, choice: MixerChoice) -> Matched:
+    """The mixer in the size in which it takes part in a column."""
     head, fields = size.columns[column]
     (run,) = RecallExperiment(**size.shared, **fields, mixers=(choice,), learning_rates=size.rates[:1]).runs()
     config = run.model_config()

@@ -1,0 +1,198 @@
+"""Language models of equal state and parameters, trained as `fastweights train` does, and the needles they are asked for."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.text import TextCorpus, TextTokenizer
+from ..models import FastWeightsForCausalLM
+from ..results import LanguageResult, still_falling
+from ..results.language import load_result
+from ..training.optimization import learning_rate_factor
+from .matching import Matched, Matching
+from .processes import train_models
+from .record import Board, measured_here
+from .request import Request
+from .sizes import LanguageSize
+from .trainings import file_name
+
+__all__ = ["NEEDLE", "close_mixers", "run_language", "run_needle"]
+
+NEEDLE = "s-niah-1"
+
+
+def run_language(size: LanguageSize, request: Request) -> Board:
+    """Train every mixer of the request: the first seed at all learning rates, and where it is close the others at its best."""
+    check_device(request.device)
+    board = Board.opened(request.output, "language", request.size, size.setting())
+    model = {**size.model, "vocab_size": size.vocabulary}
+    matching = Matching(model, size.head_dim, FastWeightsForCausalLM)
+    mixers = {choice.label: matching.of(choice) for choice in request.mixers}
+    seeds = request.seeds or size.seeds
+    grid = {
+        (label, rate, seeds[0]): _run(size, request, mixer, rate, seeds[0])
+        for label, mixer in mixers.items()
+        for rate in size.rates
+    }
+    train_models(list(grid.values()), request)
+    results = {key: found for key, run in grid.items() if (found := _result(run)) is not None}
+    best = {
+        label: min((found.held_out_loss, rate) for (one, rate, _), found in results.items() if one == label)
+        for label in {label for label, _, _ in results}
+    }
+    close = close_mixers({**_first_losses(board), **{label: loss for label, (loss, _) in best.items()}}, size.close)
+    later = {
+        (label, best[label][1], seed): _run(size, request, mixers[label], best[label][1], seed)
+        for label in best
+        if label in close
+        for seed in seeds[1:]
+    }
+    train_models(list(later.values()), request)
+    results |= {key: found for key, run in later.items() if (found := _result(run)) is not None}
+    for label, (_, rate) in best.items():
+        runs = {seed: results[label, rate, seed] for seed in seeds if (label, rate, seed) in results}
+        tried = [key for key in (*grid, *later) if key[0] == label]
+        diverged = sum(key not in results for key in tried)
+        for column, losses in _losses(list(runs.values())).items():
+            board.add(
+                f"{column}, {label}",
+                {
+                    **_row(mixers[label], list(runs.values()), request.device), "column": column, "seeds": list(runs),
+                    "values": losses, "learning rate": rate, "diverged": diverged, "runs": len(tried),
+                },
+            )  # fmt: skip
+    return board
+
+
+def run_needle(size: LanguageSize, request: Request) -> Board:
+    """Ask the models of `run_language`, which are trained where they are not there, for numbers hidden in repeated sentences."""
+    from ..evaluation import load_language_model, needle_recall
+
+    trained = run_language(size, request)
+    setting = {
+        **size.setting(),
+        "task": NEEDLE,
+        "lengths": size.needles,
+        "examples": size.examples,
+        "depths": size.depths,
+    }
+    board = Board.opened(request.output, "needle", request.size, setting)
+    for choice in request.mixers:
+        row = next((row for row in trained.rows.values() if row["mixer"] == choice.label), None)
+        if row is None:
+            continue
+        models = [
+            load_language_model(
+                _folder(request, choice.label, row["learning rate"], seed) / "model", device=request.device
+            )
+            for seed in row["seeds"]
+        ]
+        for length in size.needles:
+            key = f"{length} tokens, {choice.label}"
+            if key in board.rows and board.rows[key]["seeds"] == row["seeds"]:
+                continue
+            answers = [
+                [
+                    needle_recall(model, tokenizer, NEEDLE, length=length, depth=depth, examples=size.examples)
+                    for depth in size.depths
+                ]
+                for model, tokenizer in models
+            ]
+            board.add(
+                key,
+                {
+                    **row, "column": f"{length} tokens",
+                    "values": [statistics.fmean(one.answer_loss for one in found) for found in answers],
+                    "found": [statistics.fmean(one.found for one in found) for found in answers],
+                    "measured": measured_here(request.device),
+                },
+            )  # fmt: skip
+    return board
+
+
+def check_device(device: str) -> None:
+    """ValueError where the trainer, which takes the GPU if there is one, would take another device."""
+    if (torch.device(device).type == "cuda") != torch.cuda.is_available():
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        raise ValueError(
+            f"device must be {wanted} for language models on this machine, got {device!r}: their trainer takes the GPU where "
+            "there is one"
+        )
+
+
+def _folder(request: Request, label: str, rate: float, seed: int) -> Path:
+    return request.trainings / f"language-{request.size}" / file_name(label) / f"lr{rate!r}-seed{seed}"
+
+
+def _run(size: LanguageSize, request: Request, mixer: Matched, rate: float, seed: int) -> Any:
+    from ..training.language import LanguageRun
+
+    return LanguageRun(
+        **size.training,
+        model={**size.model, "mixer": mixer.choice.entry, "intermediate_size": mixer.intermediate_size},
+        tokenizer=TextTokenizer(vocab_size=size.vocabulary),
+        corpus=TextCorpus(**size.corpus),
+        learning_rate=rate,
+        seed=seed,
+        output=str(_folder(request, mixer.choice.label, rate, seed)),
+        cache=str(request.trainings / "tokens"),
+    )
+
+
+def _result(run: Any) -> LanguageResult | None:
+    """None where the training diverged."""
+    path = Path(run.output) / "result.json"
+    return load_result(path) if path.exists() else None
+
+
+def _first_losses(board: Board) -> dict[str, float]:
+    """Of the mixers that the board has, the loss of the first seed."""
+    return {row["mixer"]: row["values"][0] for row in board.rows.values() if row["column"] == "held out"}
+
+
+def close_mixers(losses: Mapping[str, float], close: float) -> set[str]:
+    """The mixers that are nearer than `close` to another one."""
+    ordered = sorted(losses.items(), key=lambda one: one[1])
+    return {
+        name
+        for (one, first), (other, second) in zip(ordered, ordered[1:])
+        if second - first < close
+        for name in (one, other)
+    }
+
+
+def _losses(runs: Sequence[LanguageResult]) -> dict[str, list[float]]:
+    """By column, nats per token of each run."""
+    columns = {"held out": [run.held_out_loss for run in runs]}
+    for place, entry in enumerate(runs[0].perplexities):
+        columns[f"context {entry['length']}"] = [run.perplexities[place]["loss"] for run in runs]
+    return columns
+
+
+def _row(mixer: Matched, runs: Sequence[LanguageResult], device: str) -> dict[str, Any]:
+    return {
+        "mixer": mixer.choice.label, "options": dict(mixer.choice.options), "parameters": runs[0].parameters,
+        "state": runs[0].state_size, "grows": mixer.grows, "intermediate size": mixer.intermediate_size,
+        "tokens": runs[0].tokens, "undertrained": any(map(_still_falling, runs)), "chance": None, "exact": None,
+        "seconds": round(sum(run.seconds for run in runs), 1), "measured": measured_here(device),
+    }  # fmt: skip
+
+
+def _still_falling(result: LanguageResult) -> bool:
+    run = result.run
+    warmup = math.ceil(run["warmup_fraction"] * run["max_steps"])
+    factors = (
+        learning_rate_factor(
+            step, steps=run["max_steps"], warmup_steps=warmup, final=run["final_fraction"], start=run["warmup_start"]
+        )
+        for step in range(run["max_steps"])
+    )
+    learning = list(accumulate(factors))
+    return still_falling(result.loss_steps, result.losses, [learning[step - 1] for step in result.loss_steps])

@@ -1,0 +1,95 @@
+"""Speed and memory, read from what benchmarks/ has measured on a GPU: no number is measured twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..layers import MIXERS
+from ..results.recall import read_object
+
+__all__ = ["COMMANDS", "mixer_of", "read_rows"]
+
+LAYERS = "24 layers of "
+COMMANDS = {
+    "training-speed": "python benchmarks/training_steps.py --mixers MIXER,... (about 20 seconds of one GPU per mixer)",
+    "decoding-speed": "python benchmarks/decode_table.py --mixers MIXER,... (about 15 seconds of one GPU per mixer)",
+    "memory": "the two commands of training-speed and decoding-speed",
+}
+
+
+def read_rows(part: str, folder: Path) -> list[dict[str, Any]]:
+    """The rows of a part: column, mixer, values (one, the median over repeated steps) and where it was measured."""
+    files = {"training-speed": [_training], "decoding-speed": [_decoding], "memory": [_state, _activations]}
+    return [row for read in files[part] for row in read(folder)]
+
+
+def _training(folder: Path) -> Iterator[dict[str, Any]]:
+    for where, name, comparison, model in _steps(folder):
+        tokens = comparison["batch"] * comparison["length"]
+        column = f"{comparison['batch']} sequences of {comparison['length']:,} tokens"
+        yield _row(column, name, tokens / model["step, ms"][0] * 1e3, where)
+
+
+def _activations(folder: Path) -> Iterator[dict[str, Any]]:
+    for where, name, comparison, model in _steps(folder):
+        column = f"activations of {comparison['batch']} sequences of {comparison['length']:,} tokens, MB"
+        yield _row(column, name, model["activations, GiB"] * 2**30 / 1e6, where)
+
+
+def _steps(folder: Path) -> Iterator[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]]:
+    """The machine, the mixer, the comparison and the model of every eager step of 24 layers; of several the newest."""
+    newest: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {}
+    for path in sorted(folder.glob("training-steps-*.json")):
+        content = read_object(path)
+        for comparison in content["comparisons"].values():
+            where = {**content, **comparison.get("measured", {}), "file": path.name}
+            for name, model in comparison["models"].items():
+                mixer = name.removeprefix(LAYERS)
+                if not name.startswith(LAYERS) or mixer not in MIXERS:
+                    continue
+                if mixer not in newest or newest[mixer][0]["time"] < where["time"]:
+                    newest[mixer] = (where, mixer, comparison, model)
+    yield from newest.values()
+
+
+def _decoding(folder: Path) -> Iterator[dict[str, Any]]:
+    for where, row in _table(folder):
+        if "tokens/s" in row:
+            column = f"{row['batch']} sequence{'s' if row['batch'] > 1 else ''}"
+            yield _row(column, _label(row), row["tokens/s"], where)
+
+
+def _state(folder: Path) -> Iterator[dict[str, Any]]:
+    for where, row in _table(folder):
+        if row["batch"] == 1 and "tokens/s" in row:
+            yield _row("state of a sequence, MB", _label(row), row["state, bytes per sequence"] / 1e6, where)
+
+
+def _table(folder: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for path in sorted(folder.glob("decode-table-*.json")):
+        content = read_object(path)
+        for row in content["rows"].values():
+            yield {**content, **row.get("measured", {}), "file": path.name}, row
+
+
+AT = " at "
+
+
+def _label(row: dict[str, Any]) -> str:
+    """The mixer; with the context where its state grows with it."""
+    return row["mixer"] if row["context"] is None else f"{row['mixer']}{AT}{row['context']:,} tokens"
+
+
+def mixer_of(label: str) -> str:
+    """The mixer of a label."""
+    return label.partition(AT)[0]
+
+
+def _row(column: str, mixer: str, value: float, where: dict[str, Any]) -> dict[str, Any]:
+    measured = {
+        "time": where["time"], "machine": where["device"], "torch": where["torch"], "file": where["file"],
+        "commit": where["commit"][:7] + " with uncommitted changes" * ("uncommitted" in where["commit"]),
+    }  # fmt: skip
+    return {"column": column, "mixer": mixer, "values": [value], "measured": measured}

@@ -1,0 +1,86 @@
+"""Runs a part, or reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..layers import MIXERS
+from .language import run_language, run_needle
+from .measured import read_rows
+from .parts import Part
+from .record import board_path, load_board
+from .request import Request
+from .rules import LEFT_OUT, RULES, SAME_RULE
+from .sizes import SIZES
+from .tables import part_table
+from .trainings import run_tasks
+from .untrained import measure_untrained
+
+__all__ = ["RULES_SIZE", "find_rules", "part_rows", "resolution_of", "run_part", "table_of"]
+
+RULES_SIZE = "cpu"  # the rules without training have one size
+
+
+def run_part(part: Part, request: Request) -> Path | None:
+    """Measure a part for the mixers of a request; the file of its board, None where its numbers are read."""
+    size = SIZES[request.size]
+    if part.kind == "read":
+        return None
+    if part.kind == "rules":
+        rules = find_rules([choice.name for choice in request.mixers])
+        return measure_untrained(request.output, rules, request.reporter.note).path
+    if part.kind == "task":
+        return run_tasks(part.name, size.tasks[part.name], request).path
+    return (run_language if part.kind == "language" else run_needle)(size.language, request).path
+
+
+def find_rules(mixers: Sequence[str]) -> tuple[str, ...]:
+    """The rules of these mixers, each once; all where they are the whole registry.
+
+    Raises:
+        ValueError: a mixer whose rule cannot be measured without training, unless others can.
+    """
+    if set(mixers) >= set(MIXERS):
+        return tuple(RULES)
+    wanted = dict.fromkeys(SAME_RULE.get(name, name) for name in mixers)
+    found = tuple(name for name in wanted if name in RULES)
+    if not found:
+        reasons = "; ".join(f"{name} {LEFT_OUT.get(name, 'has no rule that is declared there')}" for name in wanted)
+        raise ValueError(
+            f"mixers must name at least one whose rule runs without training, of {', '.join(RULES)}: {reasons}"
+        )
+    return found
+
+
+def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[dict[str, Any]]:
+    """The rows of a part that there are: measured in `folder`, or read from `measurements`."""
+    if part.kind == "read":
+        return read_rows(part.name, measurements)
+    path = board_path(folder, part.name, RULES_SIZE if part.kind == "rules" else size)
+    rows = list(load_board(path).rows.values()) if path.exists() else []
+    if part.kind != "rules":
+        return rows
+    return [_as_column(row) for row in rows]
+
+
+def resolution_of(part: Part, size: str) -> float | None:
+    """The spread that a single seed counts as: the nats below which language models take all seeds."""
+    return SIZES[size].language.close if part.kind in ("language", "needle") else None
+
+
+def table_of(
+    part: Part, size: str, rows: Sequence[Mapping[str, Any]], mixers: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    """The table of a part with a line for each of `mixers`."""
+    names = tuple(RULES) if part.kind == "rules" else mixers
+    return part_table(part, rows, names, resolution_of(part, size))
+
+
+def _as_column(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the rules as one of a mixer in a column. A distance that is not finite counts as 1e9."""
+    values = [1e9 if x is None else x for x in row["distance"]]
+    return {
+        "column": f"{row['stream']}, d = {row['size']}", "mixer": row["rule"], "values": values, "measured": row["measured"],
+    }  # fmt: skip

@@ -1,0 +1,103 @@
+"""The leaderboard as tables of text, for the terminal and for docs/leaderboard.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .measured import mixer_of
+from .parts import Part
+from .standing import Standing, places
+
+__all__ = ["CEILING", "NOT_RUN", "columns_of", "explanation", "part_table"]
+
+NOT_RUN = "not run"
+CEILING = "softmax"
+MARKS = (
+    "Numbers are means over seeds, with half the spread after ±. In parentheses stands the place: 1 and the number of mixers "
+    "that are better and not tied; = marks a tie: ranges of seeds that overlap, or lie no further apart than the smaller one is "
+    "wide. * marks a run whose loss was still falling, or too short to tell; ! a mixer of which some runs diverged."
+)
+READ = (
+    "Medians over repeated steps, of one run on one machine, with 8 heads of 128 for every mixer: states are not equal."
+)
+
+
+def part_table(
+    part: Part, rows: Iterable[Mapping[str, Any]], mixers: Sequence[str], resolution: float | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Head and lines: one line per mixer, the best of the first column first, then those of `mixers` that were not run.
+
+    resolution: the spread that a single seed counts as.
+    """
+    rows = list(rows)
+    columns = columns_of(rows)
+    standings = {
+        column: {
+            one.row["mixer"]: one
+            for one in places([row for row in rows if row["column"] == column], part.better, resolution)
+        }
+        for column in columns
+    }
+    measured = list(dict.fromkeys(name for column in columns for name in standings[column]))
+    missing = [name for name in mixers if name not in set(map(mixer_of, measured))]
+    trained = any("parameters" in row for row in rows)
+    facts = {row["mixer"]: row for row in rows}
+    lines = [
+        [
+            name + (" (ceiling: keeps every token)" if name == CEILING else ""),
+            *(_sizes(facts[name]) if trained else ()),
+            *(_cell(part, standings[column].get(name)) for column in columns),
+        ]
+        for name in measured
+    ]
+    lines += [[name, *[""] * (2 * trained), *[NOT_RUN] * max(1, len(columns))] for name in missing]
+    head = ["mixer", *(("state", "parameters") if trained else ()), *(columns or [part.measure])]
+    references = [_reference(rows, column) for column in columns]
+    if any(references):
+        lines.insert(0, ["*exact ridge regression*", *[""] * (2 * trained), *references])
+    return head, lines
+
+
+def explanation(part: Part) -> str:
+    """How a table is read, in a line or two."""
+    how = {"read": READ, "rules": "Means over seeds, with half the spread after ±, and the place."}.get(
+        part.kind, MARKS
+    )
+    return f"{part.measure[0].upper()}{part.measure[1:]}, {part.better} is better. {how}"
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The columns in the order in which they first appear."""
+    return list(dict.fromkeys(row["column"] for row in rows))
+
+
+def _sizes(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{row['state']:,}{' (grows)' * row['grows']}", f"{row['parameters']:,}"
+
+
+def _reference(rows: Sequence[Mapping[str, Any]], column: str) -> str:
+    exact = next((row["exact"] for row in rows if row["column"] == column and row.get("exact") is not None), None)
+    return "" if exact is None else _number(exact)
+
+
+def _cell(part: Part, standing: Standing | None) -> str:
+    if standing is None:
+        return NOT_RUN
+    perplexity = part.kind == "language"
+    mean = math.exp(standing.mean) if perplexity else standing.mean
+    spread = standing.spread
+    text = _number(mean)
+    if spread is not None and part.kind != "read":
+        text += f" ±{_number(mean * math.expm1(spread / 2) if perplexity else spread / 2, like=mean)}"
+    if standing.place is not None and part.kind != "read":
+        text += f" ({standing.place}{'=' * standing.tied})"
+    return text + "*" * bool(standing.row.get("undertrained")) + "!" * bool(standing.row.get("diverged"))
+
+
+def _number(x: float, like: float | None = None) -> str:
+    """Three digits, or the decimals of a number beside it."""
+    size = abs(x if like is None else like)
+    decimals = 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
+    return f"{x:,.{decimals}f}"

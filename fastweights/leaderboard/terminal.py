@@ -1,0 +1,49 @@
+"""The leaderboard's tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from ..analysis.table_style import add_row, plain_table
+from ..layers import MIXERS
+from .measured import COMMANDS, mixer_of
+from .parts import Part
+from .rules import RULES
+from .run import part_rows
+from .sizes import SIZES
+from .tables import explanation
+
+__all__ = ["cost_of", "parts_table", "plain"]
+
+
+def parts_table(parts: Sequence[Part], size: str, output: Path, measurements: Path) -> Table:
+    """Every part: what it measures, what it costs, how many mixers have results."""
+    table = plain_table(
+        "Leaderboard",
+        f"`fastweights leaderboard PART` runs one. Cost: of every mixer at the size {size}, an estimate. Found: mixers with "
+        "results, in the output folder or among the measurements.",
+        text=("part", "found", "cost", "what it measures"),
+    )
+    for part in parts:
+        found = {mixer_of(row["mixer"]) for row in part_rows(part, size, output, measurements)}
+        every = len(RULES) if part.kind == "rules" else len(MIXERS)
+        add_row(table, part.name, f"{len(found)} of {every}", cost_of(part, size), part.says)
+    return table
+
+
+def cost_of(part: Part, size: str) -> str:
+    """Time with every mixer of the library, or the command that measures what is read."""
+    if part.kind == "read":
+        return f"read from the files of {COMMANDS[part.name]}"
+    return "2 minutes of one core" if part.kind == "rules" else SIZES[size].cost[part.name]
+
+
+def plain(part: Part, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """A table of `table_of`."""
+    table = plain_table(f"{part.name}: {part.says}", explanation(part), text=head[:1], numbers=head[1:])
+    for line in lines:
+        add_row(table, *line)
+    return table

@@ -1,0 +1,129 @@
+"""`fastweights leaderboard`: the list, a part, a mixer of one's own, what is read, bad commands."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastweights.cli import main
+from fastweights.leaderboard import PARTS, SIZES
+from tests.leaderboard.toy import TOY, task, train_here
+
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results"
+MINE = """
+from fastweights.layers import MemoryLayer, register_mixer
+from fastweights.ops import linear_attention
+
+
+@register_mixer("board-mine", summary="values within [-1, 1]", equation="S + k clip(v)^T", source="a test", state="H K V")
+class Mine(MemoryLayer):
+    def rule(self, x, q, k, v, run):
+        return run(linear_attention, q, k, v.clamp(-1, 1), state=("S",))
+
+    def state_size(self, length=1):
+        return self.heads.value_heads * self.heads.key * self.heads.value
+"""
+
+
+def run(capsys, *arguments):
+    code = main(["leaderboard", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_the_list_has_every_part_with_its_cost_and_what_was_found(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, printed, error = run(capsys, "--list", "--output", tmp_path, "--measurements", MEASURED, "--size", "full")
+    rows = {line.split()[0]: " ".join(line.split()) for line in printed.splitlines() if line.strip()}
+    assert code == 0 and error == "" and set(PARTS) <= set(rows)
+    assert re.match(r"mqar 0 of \d+ \d+ minutes of one GPU", rows["mqar"])
+    assert re.match(
+        r"decoding-speed ([1-9]\d) of \d+ read from the files of python benchmarks/decode", rows["decoding-speed"]
+    )
+    found, every = map(int, re.match(r"decoding-speed (\d+) of (\d+)", rows["decoding-speed"]).groups())
+    assert found <= every  # softmax at several contexts is one mixer
+    printed = run(capsys, "--list", "--output", MEASURED / "leaderboard", "--measurements", MEASURED)[1]
+    assert "24 of 24" in next(line for line in printed.splitlines() if line.startswith("rules"))
+
+
+def test_the_list_fits_a_terminal(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = run(capsys, "--list", "--output", tmp_path)[1]
+    assert "…" not in printed and all(len(line) <= 80 for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_mixer_of_ones_own_joins_by_its_name(capsys, tmp_path, monkeypatch, processes):
+    """Worker processes import it too. Results that are there stay."""
+    if not processes:
+        train_here(monkeypatch)
+    tracking = task(("s3", {"task": "s3", "pairs": (4,)}), rates=(1e-2,), seeds=(0,))
+    monkeypatch.setitem(SIZES, "small", replace(TOY, tasks={"tracking": tracking}))
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    options = ("tracking", "--output", tmp_path / "out", "--workers", 1)
+    code, printed, _ = run(capsys, *options, "--mixers", "linear,board-mine", "--import", file)
+    assert code == 0 and "board-mine" in printed and "tracking-small.json" in printed.replace("\n", "")
+    board = json.loads((tmp_path / "out" / "tracking-small.json").read_bytes())
+    assert {row["mixer"] for row in board["rows"].values()} == {"linear", "board-mine"}
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("runs/*.json")}
+    assert run(capsys, *options, "--mixers", "board-mine")[0] == 0  # nothing is trained again
+    assert (
+        times == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("runs/*.json")} and len(times) == 2
+    )
+
+
+@pytest.mark.parametrize("part", ["decoding-speed", "training-speed", "memory"])
+def test_speed_and_memory_are_read_from_what_was_measured(capsys, tmp_path, part, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    code, printed, error = run(capsys, part, "--measurements", MEASURED, "--output", tmp_path / "new")
+    assert code == 0 and error == "" and not (tmp_path / "new").exists()
+    cells = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.split()}
+    steps = json.loads((MEASURED / "training-steps-nvidia-h200.json").read_bytes())["comparisons"]
+    table = json.loads((MEASURED / "decode-table-nvidia-h200.json").read_bytes())["rows"]
+    step = steps["24 layers of palimpsa-d"]["models"]["24 layers of palimpsa-d"]
+    expected = {
+        "decoding-speed": f"{table['kda, batch 64']['tokens/s']:,.0f}",
+        "training-speed": f"{step['tokens/s']:,.0f}",
+        "memory": f"{table['kda, batch 1']['state, bytes per sequence'] / 1e6:.2f}",
+    }[part]
+    assert expected in cells["palimpsa-d" if part == "training-speed" else "kda"]
+    assert "not run" in printed
+    if part != "training-speed":  # softmax is there at several contexts, so it is not missing
+        assert [line for line in printed.splitlines() if line.startswith("softmax ")] == [
+            line for line in printed.splitlines() if line.startswith("softmax at ")
+        ]
+
+
+def test_nothing_measured_is_not_run(capsys, tmp_path):
+    code, printed, _ = run(capsys, "decoding-speed", "--measurements", tmp_path, "--mixers", "gdn,kda")
+    assert code == 0 and printed.count("not run") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name at least one part"),
+        (("mqr",), "part must be one of"),
+        (("mqar", "--size", "huge"), "--size must be one of"),
+        (("mqar", "--mixers", "gdm"), "did you mean 'gdn'"),
+        (("mqar", "--mixers", "gdn,gdn"), "'gdn' is there twice"),
+        (("mqar", "--device", "tpu"), "device must be"),
+        (("mqar", "--seeds", "x"), "--seeds takes whole numbers"),
+        (("mqar", "--seeds", "1,1"), "--seeds must differ"),
+        (("mqar", "--workers", "0"), "--workers must be"),
+        (("rules", "--mixers", "softmax"), "keeps every token"),
+    ],
+)
+def test_bad_commands_end_with_one_line(capsys, tmp_path, arguments, message):
+    code, printed, error = run(capsys, *arguments, "--output", tmp_path / "new")
+    assert code == 2 and message in error and error.count("\n") == 1 and printed == ""
+    assert not (tmp_path / "new").exists()
+
+
+def test_help_names_the_parts():
+    from importlib import import_module
+
+    assert ", ".join(PARTS) == import_module("fastweights.cli.leaderboard").PARTS

@@ -1,0 +1,208 @@
+"""Every part from end to end at toy size: its trainer, its board, resuming, new mixers, failures."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fastweights.layers import MixerChoice
+from fastweights.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of, trainings
+from fastweights.leaderboard.trainings import file_name
+from fastweights.training import WorkerError
+from fastweights.training.recall import run_recall_parts
+
+from .toy import TOY, task, train_here
+
+MIXERS = ("linear", "softmax")
+
+
+WORDS = ("a", "memory", "of", "keys", "and", "values", "that", "model", "reads", "writes", "while", "it", "its", "text")
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch, tmp_path):
+    corpus = {"paths": [str(tmp_path / "text.txt")], "held_out": [str(tmp_path / "held-out.txt")]}
+    for number, name in enumerate(("text.txt", "held-out.txt")):
+        text = " ".join(WORDS[(place * place + number) % len(WORDS)] for place in range(2000))
+        (tmp_path / name).write_text(text)
+    monkeypatch.setitem(SIZES, "small", replace(TOY, language=replace(TOY.language, corpus=corpus)))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The runs that were trained, in this process."""
+    return train_here(monkeypatch)
+
+
+def request(folder, *mixers, **more):
+    choices = tuple(map(MixerChoice, mixers or MIXERS))
+    return Request(**{"mixers": choices, "size": "small", "device": "cpu", "output": folder, "workers": 1, **more})
+
+
+def rows(part, folder):
+    return {(row["column"], row["mixer"]): row for row in part_rows(PARTS[part], "small", folder, folder)}
+
+
+@pytest.mark.parametrize("part", ["mqar", "regression", "tracking"])
+def test_a_part_trains_every_mixer_and_is_kept(part, tmp_path, here):
+    path = run_part(PARTS[part], request(tmp_path))
+    found = rows(part, tmp_path)
+    columns = list(TOY.tasks[part].columns)
+    assert set(found) == {(column, mixer) for column in columns for mixer in MIXERS}
+    for (column, mixer), row in found.items():
+        assert len(row["values"]) == 2 and row["runs"] == 3
+        grid = sorted(tmp_path.glob(f"trained/{part}-small/{column}/{mixer}/seed0/runs/*.json"))
+        best = sorted((json.loads(file.read_bytes()) for file in grid), key=lambda run: run["run"]["learning_rate"])
+        used = [run for run in best if run["run"]["learning_rate"] == row["learning rate"]]
+        later = [
+            json.loads(f.read_bytes())
+            for f in tmp_path.glob(f"trained/{part}-small/{column}/{mixer}/seed1/runs/*.json")
+        ]
+        assert row["undertrained"] == any(run["undertrained"] for run in (*used, *later))
+        assert part == "regression" or row["undertrained"]  # three steps are too short to tell
+        sign = -1 if part == "regression" else 1
+        assert row["values"][0] == max(sign * (run["error"] if sign < 0 else run["accuracy"]) for run in best) * sign
+        assert {run["run"]["learning_rate"] for run in best} == set(TOY.tasks[part].rates)
+        assert {run.learning_rate for run in here if (run.seed, run.choice.label) == (1, mixer)} >= {
+            row["learning rate"]
+        }
+        assert (row["exact"] is None) == (part != "regression")
+    assert load_board(path).setting["columns"].keys() == set(columns)
+    here.clear()
+    before = path.read_bytes()
+    run_part(PARTS[part], request(tmp_path))
+    assert here == [] and json.loads(path.read_bytes())["rows"].keys() == json.loads(before)["rows"].keys()
+    _, lines = table_of(PARTS[part], "small", list(found.values()), [*MIXERS, "rls"])
+    assert lines[-1][-1] == "not run"
+    assert all("*" in line[-1] for line in lines if line[0] in MIXERS) or part == "regression"
+
+
+def test_the_other_seeds_take_the_best_rate_alone(tmp_path, here):
+    run_part(PARTS["tracking"], request(tmp_path, "linear", seeds=(3, 4, 5)))
+    rates = {seed: [run.learning_rate for run in here if run.seed == seed] for seed in (3, 4, 5)}
+    best = rows("tracking", tmp_path)["s3", "linear"]["learning rate"]
+    assert sorted(rates[3]) == [1e-3, 1e-2] and rates[4] == rates[5] == [best]
+
+
+def test_a_new_mixer_joins_what_is_there(tmp_path, here):
+    run_part(PARTS["tracking"], request(tmp_path, "linear"))
+    first = rows("tracking", tmp_path)["s3", "linear"]
+    here.clear()
+    run_part(PARTS["tracking"], request(tmp_path, "gdn"))
+    assert {run.choice.name for run in here} == {"gdn"}
+    found = rows("tracking", tmp_path)
+    assert set(found) == {("s3", "linear"), ("s3", "gdn")} and found["s3", "linear"] == first
+
+
+def test_an_interrupted_part_continues(tmp_path, here, monkeypatch):
+    train = trainings.run_recall_parts
+
+    def interrupted(experiments, outputs, **options):
+        half = dict(list(experiments.items())[:1])
+        train(half, {name: outputs[name] for name in half}, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainings, "run_recall_parts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_part(PARTS["tracking"], request(tmp_path))
+    kept = len(here)
+    monkeypatch.setattr(trainings, "run_recall_parts", train)
+    run_part(PARTS["tracking"], request(tmp_path))
+    assert kept == 2 and len(here) == 2 * 3  # none twice
+    assert set(rows("tracking", tmp_path)) == {("s3", mixer) for mixer in MIXERS}
+
+
+def test_mixers_whose_runs_end_are_kept_where_others_fail(tmp_path, here, monkeypatch):
+    train = trainings.run_recall_parts
+
+    def failing(experiments, outputs, **options):
+        good = {name: one for name, one in experiments.items() if "softmax" not in name}
+        train(good, {name: outputs[name] for name in good}, **options)
+        if len(good) < len(experiments):
+            raise WorkerError("a worker died")
+        return {}
+
+    monkeypatch.setattr(trainings, "run_recall_parts", lambda *a, **k: failing(*a, **k) or train(*a, **k))
+    with pytest.raises(WorkerError):
+        run_part(PARTS["tracking"], request(tmp_path))
+    assert set(rows("tracking", tmp_path)) == {("s3", "linear")}
+
+
+def test_another_setting_is_refused(tmp_path, here, monkeypatch):
+    run_part(PARTS["tracking"], request(tmp_path, "linear"))
+    other = task(("s3", {"task": "s3", "pairs": (5,)}))
+    monkeypatch.setitem(SIZES, "small", replace(TOY, tasks={"tracking": other}))
+    with pytest.raises(ValueError, match=r"another setting \(columns\)"):
+        run_part(PARTS["tracking"], request(tmp_path, "linear"))
+
+
+def test_file_names_of_labels():
+    assert file_name("gdn") == "gdn" and file_name("a/b") != file_name("a b") and "/" not in file_name("a/b")
+    assert run_recall_parts is trainings.run_recall_parts
+
+
+def test_language_models_and_needles(tmp_path, monkeypatch):
+    """Two mixers, trained and asked; close ones take all seeds; a second call trains and asks nothing."""
+    pytest.importorskip("accelerate")
+    from fastweights import evaluation
+    from fastweights.training import language
+
+    trained, train = [], language.train_language
+    monkeypatch.setattr(language, "train_language", lambda run, **k: trained.append(run) or train(run, **k))
+    run_part(PARTS["needle"], request(tmp_path))
+    found = rows("language", tmp_path)
+    assert set(found) == {(c, m) for c in ("held out", "context 16", "context 32") for m in MIXERS}
+    row = found["held out", "linear"]
+    assert len(row["values"]) == 2 and row["runs"] == 3 and len(trained) == 2 * 3  # close: 100 nats
+    losses = {run.learning_rate: None for run in trained}
+    for file in tmp_path.glob("trained/language-small/linear/*-seed0/result.json"):
+        result = json.loads(file.read_bytes())
+        losses[result["run"]["learning_rate"]] = result["held_out_losses"][-1]
+    assert row["values"][0] == min(losses.values()) == losses[row["learning rate"]]
+    asked = rows("needle", tmp_path)
+    assert set(asked) == {("400 tokens", m) for m in MIXERS}
+    assert (
+        all(0 < x < 20 for x in asked["400 tokens", "linear"]["values"])
+        and len(asked["400 tokens", "linear"]["found"]) == 2
+    )
+    trained.clear()
+    monkeypatch.setattr(evaluation, "needle_recall", None)
+    run_part(PARTS["needle"], request(tmp_path))
+    assert trained == []
+
+
+def test_mixers_that_are_not_close_take_one_seed():
+    from fastweights.leaderboard.language import close_mixers
+
+    losses = {"a": 3.00, "b": 3.01, "c": 3.05, "d": 3.069, "e": 4.0}
+    assert close_mixers(losses, 0.02) == {"a", "b", "c", "d"} and close_mixers(losses, 0.005) == set()
+
+
+def test_a_training_that_diverges_is_counted(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    from fastweights.training import language
+
+    train = language.train_language
+
+    def diverging(run, **options):
+        if run.learning_rate == 1e-2:
+            raise language.NonFiniteLoss("the loss is nan at step 1")
+        return train(run, **options)
+
+    monkeypatch.setattr(language, "train_language", diverging)
+    run_part(PARTS["language"], request(tmp_path, "linear", seeds=(0,)))
+    row = rows("language", tmp_path)["held out", "linear"]
+    assert (row["learning rate"], row["diverged"], row["runs"]) == (1e-3, 1, 2)
+
+
+def test_language_models_are_refused_on_a_device_that_their_trainer_does_not_take(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(ValueError, match="device must be cuda for language models"):
+        run_part(PARTS["language"], request(tmp_path))
+
+
+@pytest.mark.slow
+def test_language_models_in_processes_of_their_own(tmp_path):
+    pytest.importorskip("accelerate")
+    run_part(PARTS["language"], request(tmp_path, workers=2, seeds=(0,)))
+    assert len(rows("language", tmp_path)) == 2 * 3

@@ -1,0 +1,72 @@
+"""docs/leaderboard.md, docs/untrained.md and their figures are what their generator makes of the results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import leaderboard  # noqa: E402
+
+from fastweights.leaderboard import PARTS, SIZES, load_board  # noqa: E402
+from fastweights.leaderboard.untrained import EXPECTATIONS  # noqa: E402
+
+
+@pytest.mark.parametrize(("page", "render"), [("leaderboard", "render"), ("untrained", "render_untrained")])
+def test_the_pages_are_generated(page: str, render: str) -> None:
+    command = "python benchmarks/leaderboard.py"
+    assert leaderboard.PAGES[page].read_text() == getattr(leaderboard, render)(), f"run {command}"
+    assert command in leaderboard.PAGES[page].read_text()
+
+
+@pytest.mark.parametrize(("figure", "rows"), [("leaderboard", "drawn_rows"), ("untrained", "rules_rows")])
+def test_the_figures_are_of_the_results(figure: str, rows: str) -> None:
+    """A figure keeps a checksum of the rows that it shows."""
+    image = pytest.importorskip("PIL.Image").open(leaderboard.FIGURES[figure])
+    assert image.text["Source"] == leaderboard.source_of(getattr(leaderboard, rows)()), (
+        "run python benchmarks/leaderboard.py"
+    )
+
+
+def test_results_are_of_the_declared_setting() -> None:
+    for path in [*leaderboard.FOLDER.glob("*-small.json"), *leaderboard.FOLDER.glob("*-full.json")]:
+        board = load_board(path)
+        size = SIZES[board.size]
+        declared = size.tasks[board.part].setting() if board.part in size.tasks else size.language.setting()
+        assert {**board.setting, **json.loads(json.dumps(declared))} == board.setting, path.name
+
+
+def test_what_was_not_run_says_so(tmp_path: Path) -> None:
+    page = leaderboard.render(tmp_path, tmp_path)
+    assert page.count("**Not run.**") == 2 * 5 + 3
+    assert "**Not run.**" in leaderboard.render_untrained(tmp_path)
+    commands = [f"fastweights leaderboard {part.name} --device cuda" for part in PARTS.values() if part.kind == "task"]
+    assert all(command in page for command in commands)
+
+
+def test_a_board_becomes_a_table(tmp_path: Path) -> None:
+    row = {
+        "column": "c", "mixer": "gdn", "values": [0.5, 0.7], "state": 9, "parameters": 1234, "grows": False,
+        "undertrained": True, "diverged": 0, "chance": 0.25, "exact": None,
+        "measured": {"machine": "a machine", "torch": "2.0", "time": "2026-01-02T00:00:00+00:00"},
+    }  # fmt: skip
+    head = {"format": 1, "part": "tracking", "size": "small", "setting": {}}
+    (tmp_path / "tracking-small.json").write_text(json.dumps({**head, "rows": {"c, gdn": row}}))
+    page = leaderboard.render(tmp_path, tmp_path)
+    assert (
+        "| gdn | 9 | 1,234 | 0.600 ±0.100 (1)\\* |" in page and "Measured on a machine, torch 2.0, 2026-01-02" in page
+    )
+    assert "| pgdn |  |  | not run |" in page and page.count("| not run |") == len(leaderboard.OWN) - 1
+
+
+def test_expectations_that_did_not_come_out_are_shown_first() -> None:
+    page = leaderboard.PAGES["untrained"].read_text()
+    lines = [line for line in page.splitlines() if line.endswith(("| yes |", "| **no** |"))]
+    assert len(lines) == len(EXPECTATIONS)
+    assert lines == sorted(lines, key=lambda line: line.endswith("| yes |"))
+    assert all(expectation.says in page for expectation in EXPECTATIONS)
