@@ -125,7 +125,8 @@ def gaps(results: Path) -> str:
     undecoded = [name for name in MIXERS if not evidence.decoding(name, results)]
     untimed = [name for name in names if not evidence.training_steps(name, results)]
     items = [
-        "Recall, state tracking and perplexity at equal state size and at equal parameters: the leaderboard needs a GPU.",
+        "Recall, state tracking and perplexity at equal state size and equal parameters, at full size: the "
+        "[leaderboard](leaderboard.md) needs a GPU for it, and has a small size.",
         *([f"Decoding speed: {', '.join(f'`{name}`' for name in undecoded)}."] if undecoded else []),
         *([f"Training steps of whole models: all but {timed(untimed, names)}."] if untimed else []),
         "Training and decoding on other GPUs than one H200.",

@@ -233,7 +233,7 @@ def render_untrained(folder: Path = FOLDER) -> str:
     parts = [
         UNTRAINED,
         "![Distance from exact least squares by the numbers of state](images/untrained.png)\n",
-        f"## Setting\n\n{table(['stream', 'what is written, and what is asked'], streams)}",
+        f"## Setting\n\n{table(['stream', 'what is written, and the question'], streams)}",
         f"- Keys and values have d = {', '.join(map(str, CHANNELS))} channels, one head, float64, 16 sequences per seed. Answers "
         "of the last quarter of a stream count.\n"
         "- *Distance* is the squared difference from the answers of exact least squares, divided by their squared length: 0 "

@@ -40,6 +40,7 @@ REFERENCE = {
     "inspection": "what the memories of a trained model do",
     "conversion": "models continued with another memory",
     "experiments": "the papers' claims as experiments",
+    "leaderboard": "every memory on the same tasks",
     "results": "result files of experiments",
     "testing": "the contract that ops and mixers keep",
 }

@@ -23,9 +23,9 @@ class Stream:
     """Sequences to write and the questions after every token.
 
     Attributes:
-        k, v: [B, T, d], keys of unit length and what is written along them. q: what is asked after token t has been written.
+        k, v: [B, T, d], keys of unit length and the values that are written along them. q: the query after token t.
         truth: the right answers [B, T, d].
-        label: [B, T], which key a token has: a later token of the same label replaces an earlier one.
+        label: [B, T], numbers of the keys: a later token of the same label replaces an earlier one.
     """
 
     k: Tensor

@@ -10,23 +10,23 @@ def rows(**values):
     return [{"mixer": name, "column": "c", "values": list(seeds)} for name, seeds in values.items()]
 
 
-def told(found):
+def shown(found):
     return {one.row["mixer"]: (one.place, one.tied) for one in found}
 
 
 def test_a_difference_inside_the_spread_is_a_tie():
     found = places(rows(a=(0.90, 0.94), b=(0.91, 0.92), c=(0.50, 0.51), d=(0.525, 0.54)), "higher")
     assert [one.row["mixer"] for one in found] == ["a", "b", "d", "c"]
-    assert told(found) == {"a": (1, True), "b": (1, True), "d": (3, False), "c": (4, False)}
+    assert shown(found) == {"a": (1, True), "b": (1, True), "d": (3, False), "c": (4, False)}
 
 
 def test_ranges_nearer_than_the_smaller_one_are_tied():
-    assert told(places(rows(a=(0.60, 0.62), b=(0.63, 0.65)), "higher")) == {"b": (1, True), "a": (1, True)}
-    assert told(places(rows(a=(0.60, 0.62), b=(0.65, 0.67)), "higher")) == {"b": (1, False), "a": (2, False)}
+    assert shown(places(rows(a=(0.60, 0.62), b=(0.63, 0.65)), "higher")) == {"b": (1, True), "a": (1, True)}
+    assert shown(places(rows(a=(0.60, 0.62), b=(0.65, 0.67)), "higher")) == {"b": (1, False), "a": (2, False)}
 
 
 def test_a_wild_mixer_is_not_tied_with_the_best():
-    assert told(places(rows(good=(0.0, 0.0), wild=(0.9, 1600.0)), "lower")) == {"good": (1, False), "wild": (2, False)}
+    assert shown(places(rows(good=(0.0, 0.0), wild=(0.9, 1600.0)), "lower")) == {"good": (1, False), "wild": (2, False)}
 
 
 def test_lower_is_better_where_the_part_says_so():
@@ -34,13 +34,13 @@ def test_lower_is_better_where_the_part_says_so():
 
 
 def test_a_single_seed_tells_nothing_without_a_resolution():
-    assert told(places(rows(a=(0.9,), b=(0.1, 0.2)), "higher")) == {"a": (None, False), "b": (None, False)}
+    assert shown(places(rows(a=(0.9,), b=(0.1, 0.2)), "higher")) == {"a": (None, False), "b": (None, False)}
 
 
 @pytest.mark.parametrize(("difference", "place"), [(0.019, 1), (0.021, 2)])
 def test_single_seeds_tie_within_the_resolution(difference, place):
     found = places(rows(a=(3.0,), b=(3.0 + difference,)), "lower", 0.02)
-    assert told(found) == {"a": (1, place == 1), "b": (place, place == 1)}
+    assert shown(found) == {"a": (1, place == 1), "b": (place, place == 1)}
 
 
 def row(mixer, values, column="one", **more):
