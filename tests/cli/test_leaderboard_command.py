@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastweights.cli import main
+from fastweights.layers import registry
 from fastweights.leaderboard import PARTS, SIZES
 from tests.leaderboard.toy import TOY, task, train_here
 
@@ -57,6 +58,7 @@ def test_the_list_fits_a_terminal(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_mixer_of_ones_own_joins_by_its_name(capsys, tmp_path, monkeypatch, processes):
     """Worker processes import it too. Results that are there stay."""
+    monkeypatch.setattr(registry._REGISTRY, "specs", dict(registry._REGISTRY.specs))
     if not processes:
         train_here(monkeypatch)
     tracking = task(("s3", {"task": "s3", "pairs": (4,)}), rates=(1e-2,), seeds=(0,))
