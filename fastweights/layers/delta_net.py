@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_number
 from ..ops import delta_rule, preconditioned_delta_rule
+from ..ops.framework.call import expand_heads
 from .decay import HeadDecay, KimiDecay
 from .feedback import ClosedLoop
 from .gates import SigmoidGain
@@ -164,7 +165,7 @@ class DeltaNet(MemoryLayer):
         self, q: Tensor, k: Tensor, v_BTGV: Tensor, beta_BTG: Tensor, g_BTG: Tensor | None, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Writes along k that correct the share b of what the memory answers to k before its decay."""
-        q, k = (y.repeat_interleave(v_BTGV.shape[2] // y.shape[2], 2) for y in (q, k))  # b and a are of the value heads
+        q, k = (expand_heads(y, v_BTGV.shape[2]) for y in (q, k))  # b and a are of the value heads
         read_BTGK, g_BTG = self.feedback.read_keys(k, g_BTG)
         self.probe(beta=beta_BTG, read_key=read_BTGK)
         return run(delta_rule, q, read_BTGK, v_BTGV, beta_BTG, g_BTG, write_key=k, state=("S",))
@@ -173,10 +174,8 @@ class DeltaNet(MemoryLayer):
         """The factor of each write. w: write keys [B, T, H or G, K]."""
         if self.options.gain == "beta":
             return beta_BTG
-        if w.shape[2] != k_BTHK.shape[2]:
-            k_BTHK = k_BTHK.repeat_interleave(w.shape[2] // k_BTHK.shape[2], 2)
-        m = (at_least_float32(k_BTHK) * at_least_float32(w)).sum(-1)
-        m_BTG = m.repeat_interleave(beta_BTG.shape[2] // m.shape[2], 2)
+        m = (at_least_float32(expand_heads(k_BTHK, w.shape[2])) * w).sum(-1)
+        m_BTG = expand_heads(m, beta_BTG.shape[2])
         return GAINS[self.options.gain](beta_BTG, m_BTG, 1.0 if g is None else g.exp())
 
     def state_size(self, length: int = 1) -> int:

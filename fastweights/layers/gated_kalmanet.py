@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from ..checks import LARGEST_HEAD, check_flag, check_positive
 from ..ops import gated_kalmanet, linear_attention
+from ..ops.framework.call import expand_heads
 from ..ops.shared.ridge.iterations import SOLVERS
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .initialization import OwnInitialValues
 from .memory_layer import MemoryLayer, RuleCall
-from .norms import at_least_float32
 from .options import MOST_ITERATIONS, DecayOptions, MemoryOptions, one_of, option, up_to
 from .projections import GATES
 from .registry import MATRIX_AND_GRAM, SOLVE, register_mixer
@@ -129,9 +129,9 @@ class GatedKalmaNet(MemoryLayer):
         self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         if self.gain is not None:  # one gain per value head: q/k heads that serve several are repeated
-            q, k = (y.repeat_interleave(v.shape[2] // y.shape[2], 2) for y in (q, k))
+            q, k = (expand_heads(y, v.shape[2]) for y in (q, k))
             beta_BTG = self.gain(x_BTD)
-            k, v = ((at_least_float32(y) * beta_BTG[..., None]).to(y.dtype) for y in (k, v))
+            k, v = ((y * beta_BTG[..., None]).to(y.dtype) for y in (k, v))  # in float32, as the gains are
             self.probe(beta=beta_BTG)
         g_BTG = torch.zeros_like(v[..., 0]) if self.decay is None else self.decay(x_BTD)
         mix_BTG = None if self.mix is None else self.mix(x_BTD)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import elementwise_longhorn
+from ..ops.framework.call import expand_heads
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, option
@@ -73,5 +74,4 @@ class ElementwiseLonghorn(MemoryLayer):
 def gain_of_writes(k_BTHK: Tensor, beta_BTGV: Tensor) -> Tensor:
     """e = beta / (1 + beta |k|^2), [B, T, G, V]."""
     length = at_least_float32(k_BTHK).square().sum(-1, keepdim=True)
-    length = length.repeat_interleave(beta_BTGV.shape[2] // length.shape[2], 2)
-    return beta_BTGV / (1 + beta_BTGV * length)
+    return beta_BTGV / (1 + beta_BTGV * expand_heads(length, beta_BTGV.shape[2]))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import delta_rule
+from ..ops.framework.call import expand_heads
 from .linear_attention import LinearAttention
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
@@ -74,9 +75,8 @@ class PrintedDeltaNet(MemoryLayer):
         g_BTG = F.logsigmoid(at_least_float32(self.gate_proj(x_BTD))).clamp_min(SMALLEST_LOG_GATE)
         self.probe(g=g_BTG)
         # The op takes the error of the decayed memory b S: with the key k / b that is the error of S.
-        repeat = v_BTGV.shape[2] // k_BTHK.shape[2]
-        q_BTGK, k_BTGK = (y.repeat_interleave(repeat, 2) for y in (q_BTHK, k_BTHK))
-        error_key = (at_least_float32(k_BTGK) * (-g_BTG).exp()[..., None]).to(k_BTGK.dtype)
+        q_BTGK, k_BTGK = (expand_heads(y, v_BTGV.shape[2]) for y in (q_BTHK, k_BTHK))
+        error_key = (k_BTGK * (-g_BTG).exp()[..., None]).to(k_BTGK.dtype)
         ones = g_BTG.new_ones(g_BTG.shape)
         return run(delta_rule, q_BTGK, error_key, v_BTGV, ones, g_BTG, write_key=k_BTGK, scale=1.0, state=("S",))
 

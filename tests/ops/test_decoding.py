@@ -295,6 +295,20 @@ def test_kernel_leaves_states_outside_of_the_pool_alone(case: OpCase) -> None:
 
 
 @pytest.mark.kernels
+def test_kernel_takes_a_prior_that_is_a_number() -> None:
+    """With the bits of a tensor that is full of it, which need not be filled for every token."""
+    case = DECODING["palimpsa"]
+    inputs = case.draw(batch=2, time=1, dtype=torch.float32).map(lambda x: x.to(DEVICE))
+    states = draw_states(case, inputs, 2)
+    found = []
+    for prior in (0.7, torch.full((2,), 0.7, device=DEVICE)):
+        held = tuple(in_float32(s).to(DEVICE) for s in states)
+        o = IN_PLACE["palimpsa"](**inputs.tokens, prior=prior, state=held, backend="triton")
+        found.append((o, *held))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.kernels
 @pytest.mark.parametrize("edges", [[-3, 4, 90], [0, 60, 2], [50, 55, 60], [2**40, 3, 2**40]], ids=str)
 def test_kernel_stays_inside_the_row(edges: list[int]) -> None:
     """Lengths on a GPU are not checked. Whatever they say, no token outside of the row is read: those are NaN here."""

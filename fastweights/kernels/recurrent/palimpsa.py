@@ -26,11 +26,13 @@ CHOICES = {64: (32, 2), 128: (32, 4), 256: (32, 8)}
 
 
 def decode(call: RecurrentCall, *, with_variance: bool = False) -> Tensor | tuple[Tensor, ...]:
-    """o [B, T, HV, V] of `palimpsa`."""
+    """o [B, T, HV, V] of `palimpsa`, whose prior is a number or a tensor."""
     prior = call.inputs["prior"]
+    given = isinstance(prior, Tensor)
     found = run(
         decode_palimpsa, call, partial(columns, choices=CHOICES), inputs=INPUTS, states=("M", "J"),
-        outputs=(True, with_variance), parameters=(prior, prior.stride(0)), numbers=(float(call.options["scale"]),),
+        outputs=(True, with_variance), parameters=(prior, prior.stride(0)) if given else (None, 0),
+        numbers=(float(call.options["scale"]), 0.0 if given else float(prior)),
     )  # fmt: skip
     return found if with_variance else found[0]
 
@@ -51,7 +53,7 @@ def decode_palimpsa(
     beta, beta_token, beta_head, BETA_GROUP: tl.constexpr,
     g, g_token, g_head, G_GROUP: tl.constexpr,
     prior, prior_step, o, variance, M, new_M, M_step, M_head, J, new_J, J_step, J_head,
-    state_indices, P, cu_seqlens, T, scale,
+    state_indices, P, cu_seqlens, T, scale, one_prior,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
@@ -66,7 +68,7 @@ def decode_palimpsa(
 
     at_M, in_state, mean = state_tile(M, index, M_step, head, M_head, held, channel, column, K, V)
     at_J, in_state, importance = state_tile(J, index, J_step, head, J_head, held, channel, column, K, V)
-    p = tl.load(prior + head * prior_step)
+    p = one_prior if prior is None else tl.load(prior + head * prior_step)
 
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):

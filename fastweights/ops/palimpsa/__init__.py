@@ -49,7 +49,7 @@ SPEC = OpSpec(
         "torch": chunkwise(partial(chunked, variance=False)),
         "triton": kernels(partial(posterior_kernels, False)),
     },
-    recurrent=recurrent(partial(recurrent_kernel, False)),
+    recurrent=recurrent(partial(recurrent_kernel, False), numbers=("prior",)),
     cases={"": Case()},
     equation="M = a M + k v^T; J = a J + k^2 beta^T; o = (M / (J + prior))^T q",
 )  # fmt: skip
@@ -62,7 +62,7 @@ POSTERIOR_SPEC = replace(
         "torch": chunkwise(partial(chunked, variance=True)),
         "triton": kernels(partial(posterior_kernels, True)),
     },
-    recurrent=recurrent(partial(recurrent_kernel, True)),
+    recurrent=recurrent(partial(recurrent_kernel, True), numbers=("prior",)),
     equation="as palimpsa; variance = (1 / (J + prior))^T q^2",
 )
 
