@@ -107,6 +107,13 @@ def sigmoid(x):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + exp(x))"""
+    e = tl.exp(-tl.abs(x))  # of the logarithm of 1 + e float32 keeps little where e is small
+    return tl.maximum(x, 0.0) + tl.where(e < 1e-3, e - 0.5 * e * e, tl.log(1 + e))
+
+
+@triton.jit
 def prefetch(address):
     """Fetch the cache lines at these addresses (int64) into the L1 cache. The interpreter lacks the instruction."""
     tl.inline_asm_elementwise(

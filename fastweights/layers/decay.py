@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.linear_rows import linear_rows
+from ..ops.step_decay import step_decay, takes_step_decay
 from .few_rows import joins
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
@@ -97,6 +98,8 @@ class StepDecay(SoftplusDecay):
 
     def forward(self, step_BTH: Tensor) -> tuple[Tensor, Tensor]:
         """dt, g [B, T, num_heads]"""
+        if takes_step_decay(step_BTH, self.dt_bias, self.A_log):
+            return step_decay(step_BTH, self.dt_bias, self.A_log, *self.limits)
         dt_BTH = self.step_size(step_BTH).clamp(*self.limits)
         return dt_BTH, self.log_decay(dt_BTH).squeeze(3)
 

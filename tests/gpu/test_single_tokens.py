@@ -14,6 +14,7 @@ from fastweights.ops.linear_rows import linear_rows
 from fastweights.ops.ring_attention import ring_attention
 from fastweights.ops.short_convolution import short_convolution
 from fastweights.ops.short_convolution.token import TokenConvolution, convolve_token
+from fastweights.ops.step_decay import step_decay
 
 from ..ops.key_energies import FORMS, by_kernel, token_by_token
 
@@ -128,6 +129,17 @@ def test_attention_to_a_ring(batch, heads, of_keys, slots, place, dtype):
     near(keys, exact[0], dtype)
     again, *_ = ring_attention(q, k, v, *held, place_N - padding, place_N, padding, 1e4)
     assert torch.equal(o, again)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 8), (256, 1, 24), (2, 3000, 16)], ids=str)
+def test_step_sizes_and_decays(shape, dtype):
+    joint = 4 * draw(*shape[:2], 40 + shape[2], dtype=dtype, seed=0)
+    step, bias, A_log = joint[:, :, 40:], draw(shape[2], seed=1), draw(shape[2], seed=2)
+    dt, g = step_decay(step, bias, A_log, 1e-3, 3.0)
+    wanted = F.softplus(step.double() + bias.double(), threshold=80).clamp(1e-3, 3.0)
+    near(dt, wanted, torch.float32)
+    near(g, -A_log.double().exp() * wanted, torch.float32)
 
 
 @pytest.mark.parametrize("form", FORMS)

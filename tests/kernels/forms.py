@@ -163,6 +163,15 @@ def silu_product() -> Iterator[Callable[[], object]]:
         yield partial(backward, z, z, z)
 
 
+def step_decay() -> Iterator[Callable[[], object]]:
+    """Steps that are a slice of a joint projection, with limits and without."""
+    from fastweights.kernels.pointwise.step_decay import step_decay
+
+    joint, per_head = torch.empty(4, 1, 4112, dtype=torch.bfloat16), torch.empty(16)
+    yield partial(step_decay, joint[:, :, 4096:], per_head, per_head, 1e-3, 0.1)
+    yield partial(step_decay, joint[:, :, 4096:], per_head.bfloat16(), per_head, 0.0, float("inf"))
+
+
 def token_convolution() -> Iterator[Callable[[], object]]:
     """Queries, keys and values of a layer, and one convolution with a bias; with windows in pools, and two that share one."""
     from fastweights.kernels.pointwise import TokenConvolution

@@ -273,6 +273,7 @@ AROUND = [
     forms.residual_norm,
     forms.silu_product,
     forms.cross_entropy,
+    forms.step_decay,
     forms.token_convolution,
     forms.ring_attention,
     pytest.param(forms.convolution_of_rows, marks=pytest.mark.slow),

@@ -11,14 +11,14 @@ import torch
 
 from fastweights.kernels import availability
 from fastweights.models import decoding, generation
-from fastweights.ops import linear_rows, residual_norm, ring_attention, silu_product
+from fastweights.ops import linear_rows, residual_norm, ring_attention, silu_product, step_decay
 from fastweights.ops.short_convolution import token
 from tests.kernels.cases import DEVICE
 
 from .small import CLOSE, model, tokens
 
 pytestmark = pytest.mark.kernels
-JOINED = (linear_rows, residual_norm, ring_attention, silu_product, token)
+JOINED = (linear_rows, residual_norm, ring_attention, silu_product, step_decay, token)
 STEPS = 3
 
 
@@ -45,9 +45,16 @@ def calls(monkeypatch):
     from fastweights.kernels.attention import ring
     from fastweights.kernels.pointwise import linear_rows as rows
     from fastweights.kernels.pointwise import residual_norm as norm
+    from fastweights.kernels.pointwise import step_decay as steps
     from fastweights.kernels.pointwise import token_convolution as convolution
 
-    places = [(ring, "attend"), (rows, "linear_rows"), (norm, "forward"), (convolution, "convolve_token")]
+    places = [
+        (ring, "attend"),
+        (rows, "linear_rows"),
+        (norm, "forward"),
+        (convolution, "convolve_token"),
+        (steps, "step_decay"),
+    ]
     for module, name in places:
         short = module.__name__.rpartition(".")[2]
         monkeypatch.setattr(module, name, count(getattr(module, name), short))
@@ -79,7 +86,7 @@ MIXERS = {
     "kda": {"linear_rows": 5, "token_convolution": 1},
     "softmax": {"linear_rows": 3, "ring": 1},
     "lattice": {"linear_rows": 5, "token_convolution": 1},
-    "mamba2": {"linear_rows": 2, "token_convolution": 1},
+    "mamba2": {"linear_rows": 2, "token_convolution": 1, "step_decay": 1},
 }
 
 

@@ -1,5 +1,5 @@
 """What stands around a memory: short convolution with SiLU and L2 norm, gated RMSNorm, residual addition with RMSNorm, SwiGLU.
-One pass over the tensors each way. Also linear maps of the few rows of a decoding step."""
+One pass over the tensors each way. Also linear maps of the few rows of a decoding step, and step sizes with their decays."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..availability import on_device_of, rows_together
 from ..chunk.tiles import padded
-from ..math import sigmoid
+from ..math import sigmoid, softplus
 from ..runtime.launch_plan import launch
 
 __all__ = ["linear_rows"]
@@ -82,8 +82,7 @@ def linear_rows_kernel(
         z = largest * sigmoid(z.to(x.dtype.element_ty).to(tl.float32) if bias is None else z)
     elif KIND == "decay":
         rate = tl.exp(tl.load(other + output // group, output < width, 0.0).to(tl.float32))[None, :]
-        e = tl.exp(-tl.abs(z))  # of the logarithm of 1 + e float32 keeps little where e is small
-        z = -rate * (tl.maximum(z, 0.0) + tl.where(e < 1e-3, e - 0.5 * e * e, tl.log(1 + e)))
+        z = -rate * softplus(z)
     tl.store(y + at, z.to(y.dtype.element_ty), here)
 
 

@@ -1,0 +1,43 @@
+"""Kernel of Mamba-2's step sizes and log decays, without gradients:
+
+dt = softplus(step + bias), kept within limits        g = -exp(A_log) dt
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..availability import on_device_of, rows_together
+from ..chunk.tiles import padded
+from ..math import softplus
+from ..runtime.launch_plan import launch
+
+__all__ = ["step_decay"]
+
+
+@triton.jit(do_not_specialize=["stride", "smallest", "largest"], do_not_specialize_on_alignment=["step"])
+def step_decay_kernel(step, bias, A_log, dt, g, stride, smallest, largest, H: tl.constexpr, BH: tl.constexpr):
+    """A program has the heads of one token."""
+    token, head = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
+    here = head < H
+    x = tl.load(step + token * stride + head, here, 0.0).to(tl.float32)
+    y = softplus(x + tl.load(bias + head, here, 0.0).to(tl.float32))
+    y = tl.where(y < smallest, smallest, tl.where(y > largest, largest, y))  # a NaN stays one
+    tl.store(dt + token * H + head, y, here)
+    tl.store(g + token * H + head, -tl.exp(tl.load(A_log + head, here, 0.0).to(tl.float32)) * y, here)
+
+
+def step_decay(step: Tensor, bias: Tensor, A_log: Tensor, smallest: float, largest: float) -> tuple[Tensor, Tensor]:
+    """dt and g [B, T, heads] in float32; nothing is checked. Rows of a slice of a joint projection are read where they lie."""
+    rows, heads = rows_together(step).flatten(0, 1), step.shape[2]
+    dt, g = (step.new_empty(step.shape, dtype=torch.float32) for _ in range(2))
+    if dt.numel():
+        with on_device_of(step):
+            launch(
+                step_decay_kernel, (len(rows),), rows, bias.contiguous(), A_log.contiguous(), dt, g, rows.stride(0), smallest,
+                largest, H=heads, BH=padded(heads, 1), num_warps=1,
+            )  # fmt: skip
+    return dt, g
