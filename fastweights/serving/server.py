@@ -55,7 +55,7 @@ def server_command(
     check_has_tokenizer(folder)
     if memory is None and not _has_gpu():
         memory = 2.0
-    options = ["--host", host, "--port", str(port), "--max-model-len", str(max_model_len), "--no-enable-prefix-caching"]
+    options = ["--host", host, "--port", str(port), "--max-model-len", str(max_model_len)]
     options += ["--served-model-name", str(model) if name is None else name, "--dtype", dtype or _dtype_of(config)]
     if memory is not None:
         options += ["--kv-cache-memory-bytes", str(int(memory * 2**30))]

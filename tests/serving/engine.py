@@ -49,6 +49,7 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
     plain = {
         "dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": 32 << 20, "enforce_eager": True,
         "max_num_seqs": 4, "max_num_batched_tokens": 32, "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
     }  # fmt: skip
     llm = vllm.LLM(str(folder), **{**plain, **settings})
     try:

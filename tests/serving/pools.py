@@ -14,11 +14,11 @@ UNTOUCHED = 7  # every byte of a block that belongs to no sequence
 class Pool:
     """A layer with a pool of `count` blocks whose rows lie further apart than a block is long."""
 
-    def __init__(self, mixer: Mixer, count: int = 6) -> None:
+    def __init__(self, mixer: Mixer, count: int = 6, state_dtype: torch.dtype | None = None) -> None:
         first = next(mixer.parameters())
-        self.size = Layout(mixer.state_spec()).size
+        self.size = Layout(mixer.state_spec(), state_dtype).size
         self.blocks = torch.full((count, self.size + 48), UNTOUCHED, dtype=torch.uint8, device=first.device)
-        self.pooled = PooledMixer(mixer, self.blocks[:, : self.size])
+        self.pooled = PooledMixer(mixer, self.blocks[:, : self.size], state_dtype)
 
     def is_untouched(self, *rows: int) -> bool:
         return bool((self.blocks[list(rows)] == UNTOUCHED).all() and (self.blocks[:, self.size :] == UNTOUCHED).all())

@@ -75,6 +75,16 @@ def test_rows_are_written_without_knowing_how_many_there_are(rows):
     assert torch.equal(pool, wanted)
 
 
+@pytest.mark.parametrize("name", ["pgdn", "palimpsa-d", "gka", "lattice", "vla"])
+def test_states_in_16_bits_take_half_and_change_the_outputs_little(name):
+    mixer = build_mixer(name, hidden_size=32, num_heads=2).eval()
+    pool, x_NTD = Pool(mixer, state_dtype=torch.bfloat16), torch.randn(2, 30, 32)
+    assert Layout(mixer.state_spec(), torch.bfloat16).memory_size == Layout(mixer.state_spec()).memory_size // 2
+    read, wanted = read_in_steps(pool, x_NTD, (12, 1, 3), [4, 1]), read_at_once(mixer, x_NTD)
+    assert 0 < (read - wanted).norm() < 0.02 * wanted.norm()
+    assert pool.is_untouched(0, 2, 3, 5)
+
+
 def test_a_row_is_used_again():
     mixer = build_mixer("lattice", hidden_size=32, num_heads=2).double().eval()
     pool = Pool(mixer)

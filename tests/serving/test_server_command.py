@@ -57,7 +57,7 @@ def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
     wanted = {"--port": "8123", "--host": "127.0.0.1", "--served-model-name": "own", "--dtype": "float32"}
     for name, value in {**wanted, "--kv-cache-memory-bytes": str(2**29)}.items():
         assert options[options.index(name) + 1] == value
-    assert "--no-enable-prefix-caching" in options and options[-1] == "--enforce-eager"
+    assert options[-1] == "--enforce-eager"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ vLLM takes seconds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -70,20 +72,27 @@ def test_fewer_query_heads_and_no_convolution(tmp_path):
         check_same(own, llm, prompts())
 
 
-def test_sequences_give_way_and_come_back(tmp_path, monkeypatch):
-    """A pool too small for all: vLLM takes the blocks of running sequences, which later begin once more."""
+@contextmanager
+def counted_preemptions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    given_way = []
+    given_way: list[str] = []
     preempt = Scheduler._preempt_request
-    monkeypatch.setattr(
-        Scheduler,
-        "_preempt_request",
-        lambda self, *rest, **named: (given_way.append(1), preempt(self, *rest, **named))[1],
-    )
+
+    def counted(self: Any, request: Any, *rest: Any, **named: Any) -> Any:
+        given_way.append(request.request_id)
+        return preempt(self, request, *rest, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Scheduler, "_preempt_request", counted)
+        yield given_way
+
+
+def test_sequences_give_way_and_come_back(tmp_path, monkeypatch):
+    """A pool too small for all: vLLM takes the blocks of running sequences, which later begin once more."""
     own = model(["gdn", "softmax"])
     own.save_pretrained(tmp_path)
-    with engine(tmp_path, num_gpu_blocks_override=9, max_num_seqs=4) as llm:
+    with engine(tmp_path, num_gpu_blocks_override=9) as llm, counted_preemptions(monkeypatch) as given_way:
         asked = prompts((125, 126, 127, 120, 124))
         outputs = written(llm, asked, 16)
     assert given_way
@@ -120,8 +129,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}},
         "speculative_config must be None",
     ),
-    "states in half precision": ({"mamba_ssm_cache_dtype": "bfloat16"}, "mamba_ssm_cache_dtype must be"),
-    "states at block boundaries": ({"mamba_cache_mode": "align"}, "mamba_cache_mode must be 'none'"),
+    "states of little range": ({"mamba_ssm_cache_dtype": "float16"}, "mamba_ssm_cache_dtype must be"),
     "adapters": ({"enable_lora": True}, "lora_config must be None"),
     "two processes": ({"tensor_parallel_size": 2}, "tensor_parallel_size must be 1"),
     "a pipeline": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1"),
@@ -136,14 +144,50 @@ def test_what_is_not_supported_is_refused_at_the_start(what, tmp_path):
         pass
 
 
-def test_prefix_caching_is_turned_off(tmp_path):
-    """It is vLLM's default, and would give other tokens."""
-    own = model("gdn")
+def test_states_in_16_bits(tmp_path):
+    """The memory of the same pool holds twice the sequences; the outputs are those of the stated precision."""
+    own = model(["gdn", "softmax", "lattice"])
     own.save_pretrained(tmp_path)
-    with engine(tmp_path, enable_prefix_caching=True) as llm:
-        asked = prompts((200,))
-        check_same(own, llm, [asked[0], asked[0][:150] + asked[0][:30], asked[0]])
-        assert not llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
+    asked, errors = prompts(), {}
+    for dtype in ("float32", "bfloat16"):
+        with engine(tmp_path, mamba_ssm_cache_dtype=dtype) as llm:
+            layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
+            (memory,) = (x for name, x in layers.items() if name == "model.layers.0.memory")
+            assert {str(pool.dtype) for pool in memory.pooled.pools.memory.values()} == {f"torch.{dtype}"}
+            assert memory.block.memory == 2 * 32 * 32 * (4 if dtype == "float32" else 2)
+            errors[dtype] = largest_error(own, asked, written(llm, asked))
+    assert errors["float32"] < CLOSE < errors["bfloat16"] < 0.1
+
+
+@pytest.mark.parametrize("mixer", ["lattice", ["gdn", WINDOW, "vla", "softmax"]], ids=["one memory", "hybrid"])
+def test_prefix_caching(mixer, tmp_path):
+    """States are kept where blocks end: a prompt that begins like an earlier one is read from there on."""
+    own = model(mixer)
+    own.save_pretrained(tmp_path)
+    first, other = prompts((200, 150))
+    asked = [first, first[:150] + other[:30], first, first[:64] + other, other[:10] + first[:100]]
+    with engine(tmp_path, enable_prefix_caching=True, block_size=32) as llm:
+        check_same(own, llm, asked)
+        check_same(own, llm, asked[::-1])  # what the first round has left
+        settings = vllm.SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+        found = [
+            llm.generate({"prompt_token_ids": ids}, settings, use_tqdm=False)[0].num_cached_tokens for ids in asked
+        ]
+    block = llm.llm_engine.vllm_config.cache_config.block_size
+    assert found == [(len(ids) - 1) // block * block for ids in asked]
+
+
+def test_prefix_caching_with_sequences_that_give_way(tmp_path, monkeypatch):
+    own = model(["gdn", "softmax"])
+    own.save_pretrained(tmp_path)
+    first, other = prompts((100, 90))
+    asked = [first[:cut] + other[: 50 - cut] for cut in (50, 40, 34, 0, 45, 36)]
+    settings = vllm.SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, detokenize=False)
+    few = {"enable_prefix_caching": True, "block_size": 32, "num_gpu_blocks_override": 14}
+    with engine(tmp_path, **few) as llm, counted_preemptions(monkeypatch) as given_way:
+        results = llm.generate([{"prompt_token_ids": ids} for ids in asked], settings, use_tqdm=False)
+    assert given_way and sum(result.num_cached_tokens for result in results) >= 64
+    assert [list(result.outputs[0].token_ids) for result in results] == generated(own, asked, 90)
 
 
 def test_another_version_of_vllm_leaves_other_models_alone(monkeypatch):

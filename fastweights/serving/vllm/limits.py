@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
+
+from .state_block import STATE_DTYPES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 __all__ = ["Limits"]
-
-logger = init_logger(__name__)
 
 
 class Limits(VerifyAndUpdateConfig):
@@ -30,16 +29,15 @@ class Limits(VerifyAndUpdateConfig):
             "lora_config must be None; merge the adapter into the weights first": vllm_config.lora_config is not None,
             "quantization must be None": vllm_config.quant_config is not None,
             "kv_transfer_config must be None": vllm_config.kv_transfer_config is not None,
-            "mamba_cache_mode must be 'none'": cache.mamba_cache_mode != "none",
             "use_replayssm must be False": cache.use_replayssm,
             "mamba_cache_dtype must be 'auto'": cache.mamba_cache_dtype != "auto",
-            "mamba_ssm_cache_dtype must be 'auto' or 'float32'": cache.mamba_ssm_cache_dtype not in ("auto", "float32"),
+            "mamba_ssm_cache_dtype must be 'auto', 'float32' or 'bfloat16'": cache.mamba_ssm_cache_dtype
+            not in STATE_DTYPES,
         }
         for message, is_so in refused.items():
             if is_so:
                 raise ValueError(f"{message}, for models of fastweights in vLLM")
-        if cache.enable_prefix_caching:  # vLLM's default, which looks like a user's wish
-            logger.warning(
-                "Prefix caching is turned off: the memories of fastweights are not kept at block boundaries."
-            )
-            cache.enable_prefix_caching = False
+        if (
+            cache.mamba_ssm_cache_dtype == "auto"
+        ):  # which on some CPUs vLLM replaces with a warning about its own layers
+            cache.mamba_ssm_cache_dtype = "float32"

@@ -22,6 +22,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from ...layers import LayerCache, Mixer
 from .pool import PooledMixer
+from .state_block import StateBlock
 from .version import BACKEND, OP
 
 __all__ = ["FastWeightsBackend", "ServedMemory"]
@@ -58,12 +59,12 @@ class ServedMemory(MambaBase):
 
     Args:
         mixer: the layer, which stays a module of its block.
-        block_bytes: size of a state block, the same for all layers of a model.
+        block: what a sequence's states take, the same for all layers of a model.
         name: of the layer in vLLM.
     """
 
-    def __init__(self, mixer: Mixer, block_bytes: int, name: str) -> None:
-        self.mixer, self.block_bytes, self.name = mixer, block_bytes, name
+    def __init__(self, mixer: Mixer, block: StateBlock, name: str) -> None:
+        self.mixer, self.block, self.name = mixer, block, name
         self.kv_cache = (torch.empty(0),)
         layers = get_current_vllm_config().compilation_config.static_forward_context
         if name in layers:
@@ -79,18 +80,21 @@ class ServedMemory(MambaBase):
     # What vLLM asks of a layer with states.
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        return ((self.block_bytes,),)
+        return self.block.shapes
 
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
-        return (torch.uint8,)
+        return self.block.dtypes
 
     @property
     def mamba_type(self) -> Any:
         return MambaAttentionBackendEnum[BACKEND]
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
-        super().bind_kv_cache(kv_cache)
-        self.pooled = PooledMixer(self.mixer, self.kv_cache[0])
+        """kv_cache [B, 1, 1, C]: the pages of B blocks. vLLM sees one state of bytes in each, which prefix caching copies whole;
+        the tensors in it are the mixer's own."""
+        pages = kv_cache.squeeze(dim=(1, 2))[:, : self.block.size].view(torch.uint8)
+        self.kv_cache = (pages,)
+        self.pooled = PooledMixer(self.mixer, pages, self.block.dtype)
 
     # The work of a step.
 

@@ -14,45 +14,33 @@ check_version()
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from ...layers import SoftmaxAttention, build_mixer
+from ...layers import SoftmaxAttention
 from ...layers.norms import RMSNorm
 from ...models import FastWeightsConfig
 from ...models.block import FastWeightsBlock
 from .attention import ServedAttention
 from .memory import ServedMemory
-from .pool import Layout
+from .state_block import StateBlock
 
 __all__ = ["FastWeightsForCausalLM"]
-
-
-def block_bytes(config: FastWeightsConfig, dtype: torch.dtype) -> int:
-    """Bytes of the largest state that one sequence has in a layer, which all layers reserve: vLLM wants equal blocks."""
-    sizes = []
-    for name, options in dict((repr(mixer), mixer) for mixer in config.mixers()).values():
-        with torch.device("meta"):
-            mixer = build_mixer(
-                name, hidden_size=config.hidden_size, num_heads=config.num_heads, layer_idx=0, **options
-            )
-        if not isinstance(mixer, SoftmaxAttention):
-            sizes.append(Layout(mixer.state_spec(dtype)).size)
-    return max(sizes, default=0)
 
 
 class ServedBlock(FastWeightsBlock):
     """A block of our models for the tokens [T, D] of one step of all sequences."""
 
-    def __init__(self, config: FastWeightsConfig, layer: int, state_bytes: int, name: str) -> None:
+    def __init__(self, config: FastWeightsConfig, layer: int, block: StateBlock, name: str) -> None:
         super().__init__(config, layer)
         self.served: ServedAttention | ServedMemory
         if isinstance(self.mixer, SoftmaxAttention):
             self.served = ServedAttention(self.mixer, f"{name}.attention")
         else:
-            self.served = ServedMemory(self.mixer, state_bytes, f"{name}.memory")
+            self.served = ServedMemory(self.mixer, block, f"{name}.memory")
 
     def forward(self, x_TD: Tensor, position_T: Tensor) -> Tensor:  # type: ignore[override]
         x_TD = x_TD + self.served.mix(self.mixer, self.mixer_norm(x_TD), position_T)
@@ -64,10 +52,10 @@ class ServedModel(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
-        size = block_bytes(config, vllm_config.model_config.dtype)
+        block = StateBlock.largest(vllm_config)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            ServedBlock(config, layer, size, f"{prefix}.layers.{layer}") for layer in range(config.num_hidden_layers)
+            ServedBlock(config, layer, block, f"{prefix}.layers.{layer}") for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
@@ -99,15 +87,15 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid):
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
-        return ((block_bytes(vllm_config.model_config.hf_config, vllm_config.model_config.dtype),),)
+        return StateBlock.largest(vllm_config).shapes
 
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype, ...]:
-        return (torch.uint8,)
+        return StateBlock.largest(vllm_config).dtypes
 
     @classmethod
     def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
-        raise NotImplementedError("states of fastweights are not copied between blocks: there is no prefix caching")
+        return (get_temporal_copy_spec,)  # a block is copied whole, see `ServedMemory.bind_kv_cache`
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.model.embed_tokens(input_ids)

@@ -24,22 +24,29 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """Where the tensors of one sequence's cache lie in a block.
+    """Where the tensors of one sequence's cache lie in a block, the memory first.
 
     Args:
         spec: the cache of one sequence, see `Mixer.state_spec`.
+        state_dtype: in which the floating-point tensors of the memory are kept; as in the spec when None.
 
     Attributes:
         size: bytes of a block.
+        memory_size: bytes of the memory in it.
     """
 
-    def __init__(self, spec: LayerCache) -> None:
+    def __init__(self, spec: LayerCache, state_dtype: torch.dtype | None = None) -> None:
         self.places: list[Place] = []
-        self.size = 0
+        self.size = self.memory_size = 0
         for part in ("memory", "context"):
             for name, x in getattr(spec, part).items():
-                self.places.append(Place(part, name, tuple(x.shape[1:]), x.dtype, self.size))
-                self.size += -(-x.numel() * x.element_size() // ALIGNMENT) * ALIGNMENT
+                dtype = x.dtype
+                if part == "memory" and state_dtype is not None and x.is_floating_point():
+                    dtype = state_dtype
+                self.places.append(Place(part, name, tuple(x.shape[1:]), dtype, self.size))
+                self.size += -(-x.numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            if part == "memory":
+                self.memory_size = self.size
 
     def pools(self, blocks: Tensor) -> LayerCache:
         """Views [P, ...] of the tensors in blocks [P, size] of bytes, whose rows may lie further apart."""
@@ -57,22 +64,26 @@ class PooledMixer:
     Args:
         mixer: the layer.
         blocks: [P, size] bytes, see `Layout`.
+        state_dtype: in which the memory is kept, that of the layer's own states when None. The layer computes in its own: other
+            numbers are converted on the way from the pool and back.
     """
 
-    def __init__(self, mixer: Mixer, blocks: Tensor) -> None:
+    def __init__(self, mixer: Mixer, blocks: Tensor, state_dtype: torch.dtype | None = None) -> None:
         self.mixer = mixer
-        self.pools = Layout(mixer.state_spec()).pools(blocks)
+        self.pools = Layout(mixer.state_spec(), state_dtype).pools(blocks)
         self.owned = LayerCache(dict(self.pools.memory), dict(self.pools.context))  # without row 0
         self.owned.apply(lambda pool: pool[1:])
         self.first = mixer.initial_state(1)
+        kept = all(pool.dtype == self.first.memory[name].dtype for name, pool in self.pools.memory.items())
+        self.decodes_in_pool = mixer.decodes_in_pool and kept
 
     def decode(self, x_ND: Tensor, rows: Tensor) -> Tensor:
         """One token more [N, D] of sequences that have states. Where the layer can, it works in the pool itself."""
-        if self.mixer.decodes_in_pool:
+        if self.decodes_in_pool:
             owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=rows - 1)  # padding becomes -1
             return self.mixer(x_ND[:, None], owned)[:, 0]
         places = Places(rows)
-        cache = LayerCache(places.taken(self.pools.memory), places.taken(self.pools.context))
+        cache = LayerCache(self.own_dtype(places.taken(self.pools.memory)), places.taken(self.pools.context))
         y_ND = self.mixer(x_ND[:, None], cache)[:, 0]
         places.put(self.pools.memory, cache.memory)
         places.put(self.pools.context, cache.context)
@@ -81,7 +92,7 @@ class PooledMixer:
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D] of sequences that lie one after another. started [N]: which of them have states; edges: [N+1]."""
         places = Places(rows)
-        cache = LayerCache(places.taken(self.pools.memory), places.taken(self.pools.context))
+        cache = LayerCache(self.own_dtype(places.taken(self.pools.memory)), places.taken(self.pools.context))
         for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
             for name, state in held.items():
                 held[name] = torch.where(_like(started, state), state, first[name])
@@ -89,6 +100,9 @@ class PooledMixer:
         places.put(self.pools.memory, cache.memory)
         places.put(self.pools.context, cache.context)
         return y_TD
+
+    def own_dtype(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: x.to(self.first.memory[name].dtype) for name, x in memory.items()}
 
 
 class Places:
@@ -103,7 +117,7 @@ class Places:
     def put(self, pools: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
         """Write states into their rows. Row 0 receives its own numbers, which needs no wait for the device."""
         for name, pool in pools.items():
-            pool[self.rows] = torch.where(_like(self.real, pool), states[name], pool[:1])
+            pool[self.rows] = torch.where(_like(self.real, pool), states[name].to(pool.dtype), pool[:1])
 
 
 def _like(x_N: Tensor, states: Tensor) -> Tensor:
