@@ -52,7 +52,7 @@ def replayed(pool: Pool, x_NTD: Tensor, rows: list[int], padding: int = 3) -> Te
 def test_a_captured_step_reads_in_the_pool(name: str, dtype: torch.dtype) -> None:
     mixer, prompt = layer(name, dtype), 70
     pool, x_NTD = Pool(mixer), torch.randn(2, prompt + 12, 128, device="cuda", dtype=dtype)
-    first = read_in_steps(pool, x_NTD[:, :prompt], (64, 1, 5), [4, 1])
+    first = read_in_steps(pool, x_NTD[:, :prompt], [(64, 0), (1, 40), (5, 30)], [4, 1])  # mixed lengths, one has begun
     rest = replayed(pool, x_NTD[:, prompt:], [4, 1])
     torch.testing.assert_close(torch.cat([first, rest], 1), read_at_once(mixer, x_NTD), **CLOSE[dtype])
     assert pool.is_untouched(0, 2, 3, 5)
@@ -64,7 +64,7 @@ def test_a_step_in_the_pool_has_the_bits_of_one_by_itself(name: str) -> None:
     """The same kernels on the same numbers: outputs, states and the last inputs of the convolutions."""
     mixer, rows = layer(name, torch.bfloat16), [4, 1, 2]
     pool, x_NTD = Pool(mixer), torch.randn(3, 24, 128, device="cuda", dtype=torch.bfloat16)
-    read_in_steps(pool, x_NTD[:, :16], (16,), rows)
+    read_in_steps(pool, x_NTD[:, :16], [(16, 16, 16)], rows)
     pools = pool.pooled.pools.memory, pool.pooled.pools.context
     own = LayerCache(*({part: x[rows].clone() for part, x in held.items()} for held in pools))
     places = torch.tensor(rows, device="cuda", dtype=torch.int32)
@@ -76,11 +76,21 @@ def test_a_step_in_the_pool_has_the_bits_of_one_by_itself(name: str) -> None:
     assert pool.is_untouched(0, 3, 5)
 
 
+@pytest.mark.parametrize("name", ["gdn", "pgdn", "palimpsa-d", "gka", "lattice"])
+def test_a_captured_step_with_states_in_16_bits(name: str) -> None:
+    mixer = layer(name, torch.bfloat16)
+    pool, x_NTD = Pool(mixer, state_dtype=torch.bfloat16), torch.randn(2, 30, 128, device="cuda", dtype=torch.bfloat16)
+    first = read_in_steps(pool, x_NTD[:, :18], [(18, 0), (0, 18)], [4, 1])
+    rest = replayed(pool, x_NTD[:, 18:], [4, 1])
+    torch.testing.assert_close(torch.cat([first, rest], 1), read_at_once(mixer, x_NTD), **CLOSE[torch.bfloat16])
+    assert pool.is_untouched(0, 2, 3, 5)
+
+
 @pytest.mark.parametrize("name", ["gdn", "pgdn", "palimpsa-d", "gka", "lattice", "pla"])
 def test_a_step_does_not_wait_for_the_device(name: str) -> None:
     mixer = layer(name, torch.bfloat16)
     pool, x_NTD = Pool(mixer), torch.randn(2, 20, 128, device="cuda", dtype=torch.bfloat16)
-    read_in_steps(pool, x_NTD, (16,), [4, 1])
+    read_in_steps(pool, x_NTD[:, :16], [(16, 16)], [4, 1])
     rows, started = torch.tensor([4, 1, 0], device="cuda"), torch.tensor([True, True], device="cuda")
     edges = torch.tensor([0, 8, 20], device="cuda", dtype=torch.int32)
     torch.cuda.set_sync_debug_mode("error")

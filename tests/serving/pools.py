@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -24,23 +27,41 @@ class Pool:
         return bool((self.blocks[list(rows)] == UNTOUCHED).all() and (self.blocks[:, self.size :] == UNTOUCHED).all())
 
 
+Steps = Sequence[tuple[int, ...]]
+
+
 @torch.no_grad()
-def read_in_steps(pool: Pool, x_NTD: Tensor, pieces: tuple[int, ...], rows: list[int]) -> Tensor:
-    """The outputs [N, T, D] where the first tokens come in pieces of such lengths and the rest one by one."""
-    count, time, width = x_NTD.shape
-    places = torch.tensor(rows, dtype=torch.int32, device=x_NTD.device)
-    read, start = [], 0
-    for piece in pieces:
-        edges = torch.arange(count + 1, dtype=torch.int32, device=x_NTD.device) * piece
-        started = torch.full((count,), start > 0, device=x_NTD.device)
-        tokens = x_NTD[:, start : start + piece].reshape(-1, width)
-        read.append(pool.pooled.prefill(tokens, places, started, edges).view(count, piece, width))
-        start += piece
-    padded = torch.cat([places, places.new_zeros(2)])
-    for token in range(start, time):
-        x_ND = torch.cat([x_NTD[:, token], x_NTD.new_ones(2, width)])
-        read.append(pool.pooled.decode(x_ND, padded)[:count, None])
-    return torch.cat(read, 1)
+def read_in_steps(pool: Pool, x_NTD: Tensor, steps: Steps, rows: list[int]) -> Tensor:
+    """The outputs [N, T, D]. In each of `steps` the sequences read so many tokens, as vLLM has them read: one more token of those
+    that have states, beside rows of padding, then packed the sequences that read several or begin. The rest comes one by one."""
+    count, time, _ = x_NTD.shape
+    read: list[list[Tensor]] = [[] for _ in range(count)]
+    done = [0] * count
+
+    def step(tokens: tuple[int, ...]) -> None:
+        decoded = [n for n in range(count) if tokens[n] == 1 and done[n]]
+        longer = [n for n in range(count) if tokens[n] and n not in decoded]
+        places = torch.tensor(rows, dtype=torch.int32, device=x_NTD.device)
+        if decoded:
+            x_ND = torch.stack([x_NTD[n, done[n]] for n in decoded] + [torch.ones_like(x_NTD[0, 0])] * 2)
+            y_ND = pool.pooled.decode(x_ND, torch.cat([places[decoded], places.new_zeros(2)]))
+        if longer:
+            started = torch.tensor([done[n] > 0 for n in longer], device=x_NTD.device)
+            edges = torch.tensor([0, *accumulate(tokens[n] for n in longer)], dtype=torch.int32, device=x_NTD.device)
+            x_TD = torch.cat([x_NTD[n, done[n] : done[n] + tokens[n]] for n in longer])
+            y_TD = pool.pooled.prefill(x_TD, places[longer], started, edges).split([tokens[n] for n in longer])
+        for n, length in enumerate(tokens):
+            if n in decoded:
+                read[n].append(y_ND[decoded.index(n)][None])
+            elif length:
+                read[n].append(y_TD[longer.index(n)])
+            done[n] += length
+
+    for tokens in steps:
+        step(tokens)
+    while min(done) < time:
+        step(tuple(int(length < time) for length in done))
+    return torch.stack([torch.cat(parts) for parts in read])
 
 
 @torch.no_grad()

@@ -15,6 +15,8 @@ from .pools import Pool, read_at_once, read_in_steps
 MEMORIES = [name for name in MIXERS if name not in ("softmax", "vla-softmax")]
 # These read their states in the layer itself, beside the ops.
 GATHERED = ("vla", "vla-conv")
+# Tokens of two sequences: one begins alone, the other while it reads one token more, and pieces of any length together.
+MIXED = [(4, 0), (1, 3), (3, 1), (1, 1), (2, 5)]
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -22,7 +24,7 @@ def test_a_layer_reads_in_the_pool_what_it_reads_by_itself(name):
     mixer = build_mixer(name, hidden_size=32, num_heads=2).double().eval()
     assert mixer.decodes_in_pool == (name not in GATHERED)
     pool, x_NTD = Pool(mixer), torch.randn(2, 12, 32, dtype=torch.float64)
-    read = read_in_steps(pool, x_NTD, (4, 1, 3), [4, 1])
+    read = read_in_steps(pool, x_NTD, MIXED, [4, 1])
     torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
     assert pool.is_untouched(0, 2, 3, 5)
 
@@ -37,7 +39,7 @@ def test_a_layer_reads_in_the_pool_what_it_reads_by_itself(name):
 def test_options_that_change_the_states(name, options):
     mixer = build_mixer(name, hidden_size=32, num_heads=2, **options).double().eval()
     x_NTD = torch.randn(3, 9, 32, dtype=torch.float64)
-    read = read_in_steps(Pool(mixer), x_NTD, (5,), [5, 3, 2])
+    read = read_in_steps(Pool(mixer), x_NTD, [(5, 0, 2), (1, 3, 3)], [5, 3, 2])
     torch.testing.assert_close(read, read_at_once(mixer, x_NTD), rtol=1e-9, atol=1e-9)
 
 
@@ -80,7 +82,7 @@ def test_states_in_16_bits_take_half_and_change_the_outputs_little(name):
     mixer = build_mixer(name, hidden_size=32, num_heads=2).eval()
     pool, x_NTD = Pool(mixer, state_dtype=torch.bfloat16), torch.randn(2, 30, 32)
     assert Layout(mixer.state_spec(), torch.bfloat16).memory_size == Layout(mixer.state_spec()).memory_size // 2
-    read, wanted = read_in_steps(pool, x_NTD, (12, 1, 3), [4, 1]), read_at_once(mixer, x_NTD)
+    read, wanted = read_in_steps(pool, x_NTD, [(12, 3), *MIXED[1:]], [4, 1]), read_at_once(mixer, x_NTD)
     assert 0 < (read - wanted).norm() < 0.02 * wanted.norm()
     assert pool.is_untouched(0, 2, 3, 5)
 
@@ -90,7 +92,7 @@ def test_a_row_is_used_again():
     pool = Pool(mixer)
     for _ in range(2):  # the second sequence finds the state of the first one in its row
         x_NTD = torch.randn(1, 6, 32, dtype=torch.float64)
-        torch.testing.assert_close(read_in_steps(pool, x_NTD, (3,), [2]), read_at_once(mixer, x_NTD))
+        torch.testing.assert_close(read_in_steps(pool, x_NTD, [(3,)], [2]), read_at_once(mixer, x_NTD))
 
 
 def test_tensors_are_aligned_and_apart():

@@ -117,6 +117,24 @@ def test_bfloat16(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
+def test_heads_divided_between_two_processes(eager, tmp_path):
+    own = model(["gdn", WINDOW, "lattice", {"name": "pgdn", "num_v_heads": 4}])
+    own.save_pretrained(tmp_path)
+    with engine(tmp_path, tensor_parallel_size=2, enforce_eager=eager) as llm:
+        check_same(own, llm, prompts())
+
+
+def test_a_mixer_whose_heads_cannot_be_divided_is_refused(tmp_path):
+    model(["gdn", "retnet"]).save_pretrained(tmp_path)
+    with (
+        pytest.raises(Exception, match="tensor_parallel_size must be 1 for a model with retnet, got 2"),
+        engine(tmp_path, tensor_parallel_size=2),
+    ):
+        pass
+
+
+@pytest.mark.slow
 def test_compiled(tmp_path):
     own = model(["pgdn", "softmax"])
     own.save_pretrained(tmp_path)
@@ -131,7 +149,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "states of little range": ({"mamba_ssm_cache_dtype": "float16"}, "mamba_ssm_cache_dtype must be"),
     "adapters": ({"enable_lora": True}, "lora_config must be None"),
-    "two processes": ({"tensor_parallel_size": 2}, "tensor_parallel_size must be 1"),
     "a pipeline": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1"),
 }
 

@@ -21,7 +21,6 @@ class Limits(VerifyAndUpdateConfig):
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
         refused = {
-            "tensor_parallel_size must be 1": parallel.tensor_parallel_size != 1,
             "pipeline_parallel_size must be 1": parallel.pipeline_parallel_size != 1,
             "speculative_config must be None: no token can be removed from a memory": (
                 vllm_config.speculative_config is not None

@@ -13,6 +13,11 @@ check_version()
 # ruff: noqa: E402
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -26,6 +31,7 @@ from ...models import FastWeightsConfig
 from ...models.block import FastWeightsBlock
 from .attention import ServedAttention
 from .memory import ServedMemory
+from .split import part_of_config, part_of_weight
 from .state_block import StateBlock
 
 __all__ = ["FastWeightsForCausalLM"]
@@ -43,19 +49,22 @@ class ServedBlock(FastWeightsBlock):
             self.served = ServedMemory(self.mixer, block, f"{name}.memory")
 
     def forward(self, x_TD: Tensor, position_T: Tensor) -> Tensor:  # type: ignore[override]
-        x_TD = x_TD + self.served.mix(self.mixer, self.mixer_norm(x_TD), position_T)
-        return x_TD if self.mlp is None else x_TD + self.mlp(self.mlp_norm(x_TD))
+        summed = (
+            tensor_model_parallel_all_reduce  # over the processes, each of which has some heads and part of the MLP
+        )
+        x_TD = x_TD + summed(self.served.mix(self.mixer, self.mixer_norm(x_TD), position_T))
+        return x_TD if self.mlp is None else x_TD + summed(self.mlp(self.mlp_norm(x_TD)))
 
 
 @support_torch_compile
 class ServedModel(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        config = vllm_config.model_config.hf_config
-        block = StateBlock.largest(vllm_config)
+        config, block = vllm_config.model_config.hf_config, StateBlock.largest(vllm_config)
+        part = part_of_config(config, vllm_config.parallel_config.tensor_parallel_size)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            ServedBlock(config, layer, block, f"{prefix}.layers.{layer}") for layer in range(config.num_hidden_layers)
+            ServedBlock(part, layer, block, f"{prefix}.layers.{layer}") for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
@@ -114,4 +123,14 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        return AutoWeightsLoader(self).load_weights(weights)
+        own, rank = dict(self.named_parameters()), get_tensor_model_parallel_rank()
+        parts = get_tensor_model_parallel_world_size()
+
+        def part(name: str, weight: Tensor) -> Tensor:
+            if name not in own or hasattr(
+                own[name], "weight_loader"
+            ):  # vLLM's own layers take their part by themselves
+                return weight
+            return part_of_weight(weight, own[name].shape, rank, parts)
+
+        return AutoWeightsLoader(self).load_weights((name, part(name, weight)) for name, weight in weights)

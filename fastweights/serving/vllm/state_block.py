@@ -8,6 +8,7 @@ import torch
 
 from ...layers import SoftmaxAttention, build_mixer
 from .pool import Layout
+from .split import part_of_config
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -19,7 +20,7 @@ STATE_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": tor
 
 
 class StateBlock(NamedTuple):
-    """The states of one sequence in a layer, which all layers reserve alike: vLLM wants equal blocks.
+    """The states that one sequence has in a layer of a process. All layers reserve alike, as vLLM wants equal blocks.
 
     Attributes:
         context: bytes of the last inputs of the convolutions.
@@ -34,7 +35,8 @@ class StateBlock(NamedTuple):
     @classmethod
     def largest(cls, vllm_config: VllmConfig) -> StateBlock:
         """What every memory layer of the model fits into."""
-        config, dtype = vllm_config.model_config.hf_config, STATE_DTYPES[vllm_config.cache_config.mamba_ssm_cache_dtype]
+        config = part_of_config(vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size)
+        dtype = STATE_DTYPES[vllm_config.cache_config.mamba_ssm_cache_dtype]
         context = memory = 0
         for name, options in dict((repr(mixer), mixer) for mixer in config.mixers()).values():
             with torch.device("meta"):
