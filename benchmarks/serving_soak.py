@@ -1,7 +1,7 @@
 """Thousands of requests against `fastweights serve`: any lengths, many at once, a third of them given up.
 
     python benchmarks/serving_soak.py
-    python benchmarks/serving_soak.py --requests 200 --mixer '["lattice", "softmax"]' --memory 0.003
+    python benchmarks/serving_soak.py --requests 200 --mixer '["lattice", "softmax"]' --memory 0.002
 
 Needs vLLM (docs/serving.md). A small model with random weights is served in float32. Prompts share beginnings, so that prefix
 caching has something to find. Requests are given up right after they were sent or after the first piece of the answer. Answers of
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--checked", type=int, default=200, help="answers compared with generate()")
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument(
-        "--memory", type=float, default=0.002, help="GiB of the pool, so little that sequences give way"
+        "--memory", type=float, default=0.001, help="GiB of the pool, so little that sequences give way"
     )
     parser.add_argument(
         "--mixer", type=json.loads, default='["gdn", {"name": "softmax", "window": 7}, "lattice", "softmax"]'
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     options = ["--max-model-len", "256", "--memory", str(asked.memory), "--enforce-eager"]
-    options += ["--max-num-seqs", "6", "--max-num-batched-tokens", "64"]
+    options += ["--max-num-seqs", "6", "--max-num-batched-tokens", "64", "--block-size", "32"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "model")
         model = save_small_model(folder, asked.mixer)
