@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
+from .split import check_parts
 from .state_block import STATE_DTYPES
 
 if TYPE_CHECKING:
@@ -30,13 +31,16 @@ class Limits(VerifyAndUpdateConfig):
             "kv_transfer_config must be None": vllm_config.kv_transfer_config is not None,
             "use_replayssm must be False": cache.use_replayssm,
             "mamba_cache_dtype must be 'auto'": cache.mamba_cache_dtype != "auto",
-            "mamba_ssm_cache_dtype must be 'auto', 'float32' or 'bfloat16'": cache.mamba_ssm_cache_dtype
-            not in STATE_DTYPES,
+            f"mamba_ssm_cache_dtype must be one of {', '.join(STATE_DTYPES)}": (
+                cache.mamba_ssm_cache_dtype not in STATE_DTYPES
+            ),
         }
         for message, is_so in refused.items():
             if is_so:
                 raise ValueError(f"{message}, for models of fastweights in vLLM")
+        if parallel.tensor_parallel_size > 1:
+            check_parts(vllm_config.model_config.hf_config, parallel.tensor_parallel_size)
         if (
             cache.mamba_ssm_cache_dtype == "auto"
-        ):  # which on some CPUs vLLM replaces with a warning about its own layers
+        ):  # on some CPUs vLLM would replace it, with a warning about other layers
             cache.mamba_ssm_cache_dtype = "float32"
