@@ -5,8 +5,8 @@
 
 Random weights in bfloat16. Both steps read one token of every sequence and give logits. Each is one CUDA graph; timed in turn. In
 the pool every layer finds its states in the rows of the sequences, and a few rows are padding. The step of `generate()` holds the
-states of a batch beside each other, so its rate is what the kernels allow. Also told: whether both write the same tokens, and the
-bytes of a sequence's states. Writes benchmarks/results/serving-decode-<device>.json.
+states of a batch beside each other, so its rate is what the kernels allow. Checked: whether both write the same tokens. Writes
+benchmarks/results/serving-decode-<device>.json.
 """
 
 from __future__ import annotations

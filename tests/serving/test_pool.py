@@ -53,7 +53,7 @@ def test_the_kernels_read_in_the_pool(name):
     mixer.load_state_dict(plain.state_dict())
     pool, x_NTD = Pool(plain), torch.randn(1, 3, 32, device=DEVICE)
     pool.pooled.mixer = mixer
-    read = read_in_steps(pool, x_NTD, (1,), [4])
+    read = read_in_steps(pool, x_NTD, [(1,)], [4])
     torch.testing.assert_close(read, read_at_once(plain, x_NTD), rtol=1e-3, atol=1e-4)
     assert pool.is_untouched(0, 1, 2, 3, 5)
 
