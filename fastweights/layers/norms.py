@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.gated_norm import gated_rms_norm
+from ..ops.l2_normalize import l2_normalize
 from ..ops.residual_norm import residual_norm
-from ..ops.short_convolution.torch_form import l2_normalize
 from .few_rows import is_unhooked
 
 __all__ = ["GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize"]

@@ -10,6 +10,7 @@ from torch import Tensor
 from fastweights.kernels.availability import HAS_TRITON
 from fastweights.layers.attention import rotate, rotation
 from fastweights.ops.framework.few_tokens import overwriting_states
+from fastweights.ops.l2_normalize import l2_normalize
 from fastweights.ops.linear_rows import linear_rows
 from fastweights.ops.ring_attention import ring_attention
 from fastweights.ops.short_convolution import short_convolution
@@ -129,6 +130,13 @@ def test_attention_to_a_ring(batch, heads, of_keys, slots, place, dtype):
     near(keys, exact[0], dtype)
     again, *_ = ring_attention(q, k, v, *held, place_N - padding, place_N, padding, 1e4)
     assert torch.equal(o, again)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 8, 128), (256, 1, 8, 100), (3, 4096)], ids=str)
+def test_vectors_of_length_1(shape, dtype):
+    x = draw(*shape, dtype=dtype)
+    near(l2_normalize(x), x.double() / (x.double().square().sum(-1, keepdim=True) + 1e-6).sqrt(), dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -163,6 +163,13 @@ def silu_product() -> Iterator[Callable[[], object]]:
         yield partial(backward, z, z, z)
 
 
+def l2_normalize() -> Iterator[Callable[[], object]]:
+    from fastweights.kernels.pointwise.l2_normalize import l2_normalize
+
+    for dtype, width in ((torch.bfloat16, 128), (torch.float32, 48), (torch.float16, 4096)):
+        yield partial(l2_normalize, torch.empty(4, 1, 8, width, dtype=dtype), 1e-6)
+
+
 def step_decay() -> Iterator[Callable[[], object]]:
     """Steps that are a slice of a joint projection, with limits and without."""
     from fastweights.kernels.pointwise.step_decay import step_decay

@@ -273,6 +273,7 @@ AROUND = [
     forms.residual_norm,
     forms.silu_product,
     forms.cross_entropy,
+    forms.l2_normalize,
     forms.step_decay,
     forms.token_convolution,
     forms.ring_attention,

@@ -11,21 +11,21 @@ import torch
 
 from fastweights.kernels import availability
 from fastweights.models import decoding, generation
-from fastweights.ops import linear_rows, residual_norm, ring_attention, silu_product, step_decay
+from fastweights.ops import l2_normalize, linear_rows, residual_norm, ring_attention, silu_product, step_decay
 from fastweights.ops.short_convolution import token
 from tests.kernels.cases import DEVICE
 
 from .small import CLOSE, model, tokens
 
 pytestmark = pytest.mark.kernels
-JOINED = (linear_rows, residual_norm, ring_attention, silu_product, step_decay, token)
+JOINED = (l2_normalize, linear_rows, residual_norm, ring_attention, silu_product, step_decay, token)
 STEPS = 3
 
 
 def use(backend, monkeypatch):
     """Ops that are asked for backend "auto" take this one."""
     for module in JOINED:
-        name = "takes_rows" if module is residual_norm else "takes_kernels"
+        name = "takes_rows" if module in (l2_normalize, residual_norm) else "takes_kernels"
         takes = getattr(availability, name)
         monkeypatch.setattr(module, name, lambda asked, x, takes=takes: takes(backend, x))
 
@@ -43,6 +43,7 @@ def calls(monkeypatch):
         return counting
 
     from fastweights.kernels.attention import ring
+    from fastweights.kernels.pointwise import l2_normalize as lengths
     from fastweights.kernels.pointwise import linear_rows as rows
     from fastweights.kernels.pointwise import residual_norm as norm
     from fastweights.kernels.pointwise import step_decay as steps
@@ -54,6 +55,7 @@ def calls(monkeypatch):
         (norm, "forward"),
         (convolution, "convolve_token"),
         (steps, "step_decay"),
+        (lengths, "l2_normalize"),
     ]
     for module, name in places:
         short = module.__name__.rpartition(".")[2]
@@ -85,7 +87,7 @@ MIXERS = {
     "gdn": {"linear_rows": 5, "token_convolution": 1},
     "kda": {"linear_rows": 5, "token_convolution": 1},
     "softmax": {"linear_rows": 3, "ring": 1},
-    "lattice": {"linear_rows": 5, "token_convolution": 1},
+    "lattice": {"linear_rows": 5, "token_convolution": 1, "l2_normalize": 1},
     "mamba2": {"linear_rows": 2, "token_convolution": 1, "step_decay": 1},
 }
 
