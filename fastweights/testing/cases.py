@@ -11,10 +11,19 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..ops.framework.call import composed, kernels
 from ..ops.framework.spec import Case, OpSpec, Parameter, Role, spec_of
 from .draws import draw
 
-__all__ = ["CASES", "OpCase", "OpInputs"]
+__all__ = ["CASES", "OPS", "OpCase", "OpInputs", "accepts", "cases_of"]
+
+
+def accepts(spec: OpSpec, options: Mapping[str, Any]) -> bool:
+    """Whether backend "triton" of an op takes these options."""
+    backend = spec.backends.get("triton")
+    if not isinstance(backend, (kernels, composed)):
+        return False
+    return all(options.get(name, served[0]) in served for name, served in backend.only.items())
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,11 @@ class OpCase:
         return self.case.exact_gradient
 
     @property
+    def has_kernels(self) -> bool:
+        """Whether backend "triton" takes the options of this form: of some the kernels have a few values only."""
+        return accepts(self.spec, self.case.options)
+
+    @property
     def measured(self) -> Mapping[str, Any]:
         return self.case.measured
 
@@ -132,9 +146,17 @@ def _mean_and_deviation(*arguments: Any, **keywords: Any) -> tuple[Tensor, Any]:
     return torch.cat([o, variance.sqrt()], -1), state
 
 
-IN_ONE_OUTPUT = {"palimpsa_posterior": _mean_and_deviation}
-CASES: dict[str, OpCase] = {
-    f"{name}-{form}".removesuffix("-"): OpCase(IN_ONE_OUTPUT.get(name, op), spec_of(op), case)
-    for name, op in ((name, getattr(ops, name)) for name in ops.__all__ if not name.endswith("_"))
-    for form, case in spec_of(op).cases.items()
-}
+IN_ONE_OUTPUT = {ops.palimpsa_posterior: _mean_and_deviation}
+
+
+def cases_of(op: Callable[..., Any]) -> dict[str, OpCase]:
+    """The forms that the declaration of an op lists, by its name and theirs."""
+    spec = spec_of(op)
+    return {
+        f"{spec.name}-{form}".removesuffix("-"): OpCase(IN_ONE_OUTPUT.get(op, op), spec, case)
+        for form, case in spec.cases.items()
+    }
+
+
+OPS = tuple(getattr(ops, name) for name in ops.__all__ if not name.endswith("_"))  # those in place have no cases
+CASES: dict[str, OpCase] = {name: case for op in OPS for name, case in cases_of(op).items()}

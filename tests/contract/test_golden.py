@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fastweights import ops
+from fastweights.testing.contract.compare import relative_error
 
-from .compare import relative_error
 from .golden import FILES, load
 
 TOLERANCE = {"gated_kalmanet": 1e-8, "mesa": 1e-8}

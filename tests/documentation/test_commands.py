@@ -48,7 +48,7 @@ def check(line: str) -> None:
     if "--import" not in words:
         for text in values.get("mixers") or ():
             parse_mixers(text)
-    if name == "mixers":
+    if name == "mixers" and "--import" not in words:
         assert values["name"] in {None, *PLACEHOLDERS, *MIXERS}
     for measure in ",".join(values.get("on") or ()).split(","):
         assert measure in {*PLACEHOLDERS, *MEASURES}

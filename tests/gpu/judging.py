@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.contract.compare import relative_error
+from fastweights.testing.contract.compare import relative_error
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 Record = Callable[[str, object], None]

@@ -9,7 +9,7 @@ from torch import Tensor
 from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.testing import CASES
-from tests.contract.compare import values_and_gradients
+from fastweights.testing.contract.compare import values_and_gradients
 
 from .judging import Record, judge
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
-from tests.contract.compare import values_and_gradients
+from fastweights.testing.contract.compare import values_and_gradients
 from tests.kernels.cases import KERNEL_CASES
 from tests.ops.kernel_launches import plans_anew
 

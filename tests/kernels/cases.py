@@ -6,7 +6,6 @@ small, and a chunk of 64 tokens and one head more is time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,28 +13,14 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.availability import INTERPRETED
-from fastweights.ops.framework.call import composed, kernels
-from fastweights.ops.framework.spec import OpSpec
 from fastweights.testing import CASES, OpCase, OpInputs
-from tests.contract.compare import values_and_gradients
-
-
-def serves(spec: OpSpec, options: Mapping[str, Any]) -> bool:
-    """Whether backend "triton" takes these options: of some the kernels have a few values only."""
-    backend = spec.backends.get("triton")
-    if not isinstance(backend, (kernels, composed)):
-        return False
-    return all(options.get(name, served[0]) in served for name, served in backend.only.items())
-
-
-def accepts_kernels(case: OpCase) -> bool:
-    return serves(case.spec, case.case.options)
+from fastweights.testing.contract.compare import values_and_gradients
 
 
 def has_kernels(case: OpCase) -> bool:
     """Whether the kernels serve this form whole: with a decay the P of recursive least squares stays with PyTorch."""
     with_decay = case.spec.name == "recursive_least_squares" and "g" in case.case.given
-    return accepts_kernels(case) and not with_decay
+    return case.has_kernels and not with_decay
 
 
 KERNEL_CASES = {name: case for name, case in CASES.items() if has_kernels(case)}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastweights.ops import gated_kalmanet
-from tests.contract.compare import relative_error
+from fastweights.testing.contract.compare import relative_error
 
 HALF_LIVES = (100.0, 10.0, 1.0)
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from fastweights.ops.framework.few_tokens import overwriting_states
 from fastweights.ops.framework.kernel_backend import kernels
 from fastweights.testing import OpCase
-from tests.contract.compare import assert_close, relative_error, values_and_gradients
+from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
 
 from .cases import DEVICE, KERNEL_CASES, SOME, draw_states, exact, others_slow, small, some_cases, some_slow
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fastweights import ops
 from fastweights.testing import OpCase, OpInputs
-from tests.contract.compare import assert_close, relative_error, values_and_gradients
+from fastweights.testing.cases import accepts
+from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
+from fastweights.testing.contract.inputs import with_tokens
 from tests.contract.golden import FILES, load
-from tests.contract.inputs import with_tokens
 
 from .cases import (
     DEVICE,
@@ -23,7 +24,6 @@ from .cases import (
     draw_states,
     exact,
     others_slow,
-    serves,
     small,
     some_cases,
     some_slow,
@@ -38,7 +38,7 @@ SPECS = {case.spec.name: case.spec for case in KERNEL_CASES.values()}
 GOLDEN = [
     path
     for path in FILES
-    if path.stem.split("-")[0] in SPECS and serves(SPECS[path.stem.split("-")[0]], load(path)[0]["kwargs"])
+    if path.stem.split("-")[0] in SPECS and accepts(SPECS[path.stem.split("-")[0]], load(path)[0]["kwargs"])
 ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastweights import ops
 from fastweights.ops.shared.inverse_gram import apply_inverse_gram
-from tests.contract.compare import assert_close, relative_error, values_and_gradients
+from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
 
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fastweights.testing import OpCase
-from tests.contract.compare import values_and_gradients
+from fastweights.testing.contract.compare import values_and_gradients
 from tests.ops.kernel_launches import plans_anew
 
 from .cases import KERNEL_CASES, draw_states

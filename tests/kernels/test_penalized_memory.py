@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastweights import ops
 from fastweights.ops.variational_linear_attention.memory import penalized_memory
-from tests.contract.compare import assert_close, relative_error
+from fastweights.testing.contract.compare import assert_close, relative_error
 
 from .cases import DEVICE, KERNEL_CASES, small
 

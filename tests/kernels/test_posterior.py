@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastweights import ops
-from tests.contract.compare import assert_close, relative_error, values_and_gradients
+from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
 from tests.ops.kernel_launches import plans_anew
 
 from .cases import KERNEL_CASES, draw_states, exact, small

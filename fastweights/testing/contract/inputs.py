@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fastweights.testing import OpInputs
+from ..cases import OpInputs
 
 
 def with_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastweights.testing import OpCase
-
+from ..cases import OpCase
 from .compare import assert_close, random_states, values_and_gradients
 
 EXACT = 1e-10  # float64, several hundred additions
@@ -50,9 +49,10 @@ def test_chunked_is_sequential(case: OpCase, with_state: bool, sizes: dict) -> N
 def test_segments_are_the_whole(case: OpCase, backend: str, cuts: list[int]) -> None:
     inputs = case.draw(time=70)
     whole, final = case(inputs, backend=backend)
-    outputs, states = [], None
+    outputs: list[torch.Tensor] = []
+    states: tuple[torch.Tensor, ...] = ()
     for start, stop in zip([0, *cuts], [*cuts, 70]):
-        keywords = {} if states is None else {"initial_state": case.initial_state(states)}
+        keywords = {"initial_state": case.initial_state(states)} if start else {}
         o, states = case(inputs.at((slice(None), slice(start, stop))), backend=backend, **keywords)
         outputs.append(o)
     assert_close([torch.cat(outputs, 1), *states], [whole, *final], EXACT)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastweights.testing import OpCase, OpInputs
+from ..cases import OpCase, OpInputs
 
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:
@@ -42,11 +42,11 @@ def values_and_gradients(
     results = [o, *final]
     generator = torch.Generator().manual_seed(seed)
     differentiable = [x for x in results if x.is_floating_point()]
-    total = sum(
+    terms = [
         (x.double() * torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)).sum()
         for x in differentiable
-    )
-    gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
+    ]
+    gradients = torch.autograd.grad(torch.stack(terms).sum(), leaves, materialize_grads=True)
     return [x.detach() for x in results], list(gradients)
 
 

@@ -10,8 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastweights.testing import OpCase
-
+from ..cases import OpCase
 from .compare import assert_close, values_and_gradients
 
 
@@ -44,7 +43,7 @@ def assert_chunked_is_sequential(
 
 
 @sizes(examples=5, sequences=3, longest=90)
-def test_chunked_is_sequential(case: OpCase, **drawn: Any) -> None:
+def test_chunked_is_sequential_for_any_sizes(case: OpCase, **drawn: Any) -> None:
     assert_chunked_is_sequential(case, **drawn)
 
 

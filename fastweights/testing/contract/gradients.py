@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastweights.testing import OpCase
-
+from ..cases import OpCase
 from .compare import random_states
 
 

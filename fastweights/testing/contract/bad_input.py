@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from fastweights.testing import OpCase
-from tests.kernels.cases import accepts_kernels
+from ..cases import OpCase
 
 
-def call(case: OpCase, backend: str = "auto", **changed: Any) -> None:
-    case.op(**{**case.draw(time=6).arguments(), **changed}, backend=backend)
+def call(case: OpCase, **changed: Any) -> None:
+    case.op(**{**case.draw(time=6).arguments(), **changed})
 
 
 def names(case: OpCase, *kinds: str) -> list[str]:
@@ -35,7 +34,7 @@ def test_shapes(case: OpCase) -> None:
                 call(case, **{name: bad})
 
 
-def test_dtypes(case: OpCase) -> None:
+def test_wrong_dtypes(case: OpCase) -> None:
     for name, x in {**case.draw(time=6).tokens, **case.draw().parameters}.items():
         with pytest.raises(ValueError, match=rf"{name} must be float16"):
             call(case, **{name: (10 * x).long()})
@@ -106,9 +105,7 @@ def test_packing_needs_one_row_and_a_tensor(case: OpCase) -> None:
 def test_backends(case: OpCase) -> None:
     with pytest.raises(ValueError, match="backend must be one of auto, reference, torch, triton, got 'cuda'"):
         call(case, backend="cuda")
-    refusal = (
-        "in float32|package triton|CUDA device" if accepts_kernels(case) else "backend 'triton'( is missing|, whose)"
-    )
+    refusal = "in float32|package triton|CUDA device" if case.has_kernels else "backend 'triton'( is missing|, whose)"
     with pytest.raises(ValueError, match=refusal):
         call(case, backend="triton")
 
