@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from environment import digest
+
 from fastweights.analysis.plot_style import length_axis, mixer_styles, plain_axes, save_figure
 
 LABELLED = ("gdn", "kda", "palimpsa-d", "gka", "lattice", "vla")
@@ -49,4 +51,4 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
-    save_figure(figure, path)
+    save_figure(figure, path, source=digest(content))

@@ -46,6 +46,11 @@ def source(root: Path = ROOT) -> str:
     return total.hexdigest()[:16]
 
 
+def digest(content: Any) -> str:
+    """A checksum of results, which a figure keeps, so that a test sees when it shows others."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def describe() -> dict[str, Any]:
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

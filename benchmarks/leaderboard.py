@@ -6,13 +6,13 @@ python benchmarks/leaderboard.py
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from environment import digest
 from leaderboard_figures import draw_parts, draw_rules
 from performance_text import table
 
@@ -61,11 +61,6 @@ A mixer of your own joins by its name, and the rows that are there stay:
 
     fastweights leaderboard mqar regression --mixers mine --import my_layers.py
 """
-
-
-def source_of(rows: object) -> str:
-    """A checksum of rows, which a figure keeps."""
-    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
 def cells(lines: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -290,8 +285,8 @@ def drawn_rows(folder: Path = FOLDER) -> dict[str, list[dict[str, Any]]]:
 
 def draw(folder: Path = FOLDER, figures: Mapping[str, Path] = FIGURES) -> None:
     rows, rules = drawn_rows(folder), rules_rows(folder)
-    save_figure(draw_parts(rows), figures["leaderboard"], source_of(rows), DPI)
-    save_figure(draw_rules(rules), figures["untrained"], source_of(rules), DPI)
+    save_figure(draw_parts(rows), figures["leaderboard"], digest(rows), DPI)
+    save_figure(draw_rules(rules), figures["untrained"], digest(rules), DPI)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def test_the_pages_are_generated(page: str, render: str) -> None:
 def test_the_figures_are_of_the_results(figure: str, rows: str) -> None:
     """A figure keeps a checksum of the rows that it shows."""
     image = pytest.importorskip("PIL.Image").open(leaderboard.FIGURES[figure])
-    assert image.text["Source"] == leaderboard.source_of(getattr(leaderboard, rows)()), (
+    assert image.text["Source"] == leaderboard.digest(getattr(leaderboard, rows)()), (
         "run python benchmarks/leaderboard.py"
     )
 
