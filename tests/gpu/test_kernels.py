@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
 from fastweights.testing import OpCase, OpInputs
-from fastweights.testing.contract.compare import values_and_gradients
-from fastweights.testing.contract.inputs import with_tokens
+from fastweights.testing.contract.compare import values_and_gradients, with_tokens
 from tests.kernels.cases import KERNEL_CASES, ONE_OF_EACH_FAMILY, SOME
 
 from .judging import Record, judge

@@ -12,8 +12,7 @@ from torch import Tensor
 from fastweights import ops
 from fastweights.testing import OpCase, OpInputs
 from fastweights.testing.cases import accepts
-from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
-from fastweights.testing.contract.inputs import with_tokens
+from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients, with_tokens
 from tests.contract.golden import FILES, load
 
 from .cases import (

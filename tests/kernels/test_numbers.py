@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fastweights.testing import OpCase
-from fastweights.testing.contract.compare import relative_error, values_and_gradients
-from fastweights.testing.contract.inputs import EXTREMES, with_tokens
+from fastweights.testing.contract.compare import EXTREMES, relative_error, values_and_gradients, with_tokens
 
 from .cases import DEVICE, KERNEL_CASES, SOME, draw_states, exact, others_slow, small, some_cases, some_slow
 

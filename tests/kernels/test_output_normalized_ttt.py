@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fastweights.ops import output_normalized_ttt
-from fastweights.testing.contract.compare import assert_close, values_and_gradients
-from fastweights.testing.contract.inputs import with_tokens
+from fastweights.testing.contract.compare import assert_close, values_and_gradients, with_tokens
 
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
 

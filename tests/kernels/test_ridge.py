@@ -12,8 +12,13 @@ from torch import Tensor
 
 from fastweights.kernels.ridge.order import amplification, stride_between_roots
 from fastweights.ops import gated_kalmanet, mesa
-from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
-from fastweights.testing.contract.inputs import EXTREMES, with_tokens
+from fastweights.testing.contract.compare import (
+    EXTREMES,
+    assert_close,
+    relative_error,
+    values_and_gradients,
+    with_tokens,
+)
 
 from . import ridge_accuracy
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 from fastweights.ops import lattice
-from fastweights.testing.contract.compare import relative_error, values_and_gradients
-from fastweights.testing.contract.inputs import with_tokens
+from fastweights.testing.contract.compare import relative_error, values_and_gradients, with_tokens
 from tests.ops.kernel_launches import plans_anew
 
 from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small

@@ -1,7 +1,8 @@
-"""Comparisons that the contract tests share."""
+"""Comparisons that the contract tests share, and changes of the inputs of a case."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -55,3 +56,20 @@ def random_states(case: OpCase, inputs: OpInputs, **keywords: Any) -> tuple[Tens
     shuffled = inputs.map(lambda x: x.flip(0) if x.ndim > 2 else x)
     _, states = case(shuffled, **keywords)
     return tuple(s.detach() for s in states)
+
+
+def with_tokens(inputs: OpInputs, **tokens: Tensor) -> OpInputs:
+    return OpInputs({**inputs.tokens, **tokens}, inputs.parameters, inputs.options)
+
+
+KEYS = ("key", "positive key")
+EXTREMES = {
+    "zero keys": lambda kind, x: torch.zeros_like(x) if kind in KEYS else x,
+    "one key": lambda kind, x: x[:, :1].expand_as(x) if kind in KEYS else x,
+    "decay 0": lambda kind, x: torch.full_like(x, -math.inf) if "decay" in kind else x,
+    "some decay 0": lambda kind, x: torch.where(x < x.median(), -math.inf, x) if "decay" in kind else x,
+    "strong decay": lambda kind, x: 100 * x if "decay" in kind else x,
+    "decay 1": lambda kind, x: torch.zeros_like(x) if "decay" in kind else x,
+    "gain 0": lambda kind, x: torch.zeros_like(x) if "gate" in kind else x,
+    "gain 1": lambda kind, x: torch.ones_like(x) if "gate" in kind else x,
+}

@@ -24,7 +24,7 @@ def test_fullgraph(case: OpCase, packed: bool) -> None:
         o, states = case.op(**arguments, output_final_state=True)
         return [o, *(states if isinstance(states, tuple) else (states,))]
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     got, wanted = compiled(**arguments), call(**arguments)
     assert_close([x.detach() for x in got], [x.detach() for x in wanted], 1e-12)
@@ -40,7 +40,7 @@ def test_positive_decay_is_refused_in_a_graph_too(case: OpCase) -> None:
     if name is None:
         pytest.skip("the rule has no decay")
     inputs = case.draw(batch=1, heads=1, time=3)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(lambda **arguments: case.op(**arguments)[0], fullgraph=True, backend="aot_eager")
     with pytest.raises(ValueError, match="must be a log decay"):
         compiled(**{**inputs.arguments(), name: inputs.tokens[name] + 20})

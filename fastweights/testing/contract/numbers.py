@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..cases import OpCase, OpInputs
-from .compare import relative_error, values_and_gradients
-from .inputs import EXTREMES, with_tokens
+from .compare import EXTREMES, relative_error, values_and_gradients, with_tokens
 
 DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float64: 1e-10}
 
