@@ -132,7 +132,7 @@ SIZES = {
             corpus={"max_megabytes": 8},
         ),
         cost={
-            "mqar": "50 minutes of one core", "regression": "28 minutes of one core", "tracking": "20 minutes of one core",
+            "mqar": "25 minutes of one core", "regression": "13 minutes of one core", "tracking": "10 minutes of one core",
             "language": "40 minutes of one core", "needle": "10 minutes of one core",
         },
     ),

@@ -206,3 +206,16 @@ def test_language_models_in_processes_of_their_own(tmp_path):
     pytest.importorskip("accelerate")
     run_part(PARTS["language"], request(tmp_path, workers=2, seeds=(0,)))
     assert len(rows("language", tmp_path)) == 2 * 3
+
+
+def test_rules_without_training(tmp_path, monkeypatch):
+    """A mixer stands for its rule; those without one are refused where they are alone."""
+    monkeypatch.setattr("fastweights.leaderboard.untrained.SIZES", (4,))
+    path = run_part(PARTS["rules"], request(tmp_path, "softmax", "linear", "kda"))
+    found = rows("rules", tmp_path)
+    assert {mixer for _, mixer in found} == {"linear", "gdn"} and len(found) == 2 * 4
+    assert found["noise, d = 4", "gdn"]["values"] == load_board(path).rows["noise, d = 4, gdn"]["distance"]
+    head, lines = table_of(PARTS["rules"], "small", list(found.values()), [])
+    assert head[1] == "interference, d = 4" and lines[-1][1:] == ["not run"] * 4
+    with pytest.raises(ValueError, match="softmax keeps every token"):
+        run_part(PARTS["rules"], request(tmp_path, "softmax"))
