@@ -53,8 +53,8 @@ part again, `fastweights leaderboard --list` lists the parts. [untrained.md](unt
 - **A difference inside the spread of seeds is a tie**: ranges of seeds that overlap, or lie no further apart than the smaller
   one is wide.
 - **Undertrained runs are marked**, by the rule of `fastweights recall` ([training.md](training.md#recall)).
-- Softmax attention keeps every token, and is the ceiling for that. It has no short convolution, so it learns recall late: at the
-  small size it is below memories that have one.
+- Softmax attention keeps every token, and is the ceiling for that. It has no short convolution and learns late, so that it is no
+  ceiling at the small size.
 - **What was not run says so.** A missing row means nothing about a mixer.
 
 A mixer of your own joins by its name, and the rows that are there stay:
