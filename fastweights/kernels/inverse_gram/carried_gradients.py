@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ..math import of_tokens, places_of_rows
 from ..packing import chunk_place, pieces_of_sequence
-from .sums import divisors_of, matrix_tile, token_tile
+from .sums import divisors_of, matrix_tile, rounded_dot, token_tile
 
 
 @triton.jit
@@ -22,8 +22,8 @@ def chunk_adjoint(
     u, b, dy, refresh, R, D, T, adjoint, transition, written, direct, W, V, rest, chunks, time, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_B: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """From the tokens alone, without `adjoint`: E and N of the chunk, `transition` (transposed) and `written` [M, HV, K, K],
-    and in `direct` dZ for F = 0; W is scratch [BT, HV, K]. With the adjoint of A at the chunk's end and `direct`: V and
+    """From the tokens alone, without `adjoint`: E - I and N of the chunk, `transition` (transposed) and `written` [M, HV, K,
+    K], and in `direct` dZ for F = 0; W is scratch [BT, HV, K]. With the adjoint of A at the chunk's end and `direct`: V and
     `rest`, from which `finish_gradients` finds du."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -95,9 +95,8 @@ def chunk_adjoint(
                 at = matrix * K * K
                 inside = (r < K)[:, None] & (c < K)[None, :]
                 Z = tl.trans(rows_of_factor(R, root, first, live, head, HV, r, K))
-                identity = tl.where(r[:, None] == c[None, :], 1.0, 0.0)
-                E = tl.dot(-Z, X, identity, input_precision=PRECISION)
-                tl.store(transition + at + c[None, :] * K + r[:, None], E, inside)
+                change = tl.dot(-Z, X, input_precision=PRECISION)
+                tl.store(transition + at + c[None, :] * K + r[:, None], change, inside)
                 found = tl.dot(
                     tl.trans(token_tile(dy, first, live, head, HV, r, K, 1)), B, input_precision=PRECISION
                 )  # fmt: skip
@@ -111,7 +110,8 @@ def carry_adjoint(
     start, transition, written, adjoint, end, cu_seqlens, time, HV,
     K: tl.constexpr, PK: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """adjoint [M, HV, K, K]: the gradient of A at the end of every chunk, or its transpose; only the sum of both counts.
+    """adjoint [M, HV, K, K]: the gradient of A at the end of every chunk. With E - I, which is small, a product adds the
+    rounding of what changes: that of E, which cuts off in tf32, took .1% of the gradient in every chunk.
     start [N, HV, K, K] or None: the gradient of A after the last chunk. end: the gradient of A before the first."""
     n, head = tl.program_id(0), tl.program_id(1)
     chunk, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
@@ -122,14 +122,13 @@ def carry_adjoint(
     now = tl.zeros((PK, PK), tl.float32)
     if start is not None:
         now = matrix_tile(start, place, c, c, K)
-    for step in tl.range(0, count, num_stages=STAGES):  # E and N are loaded ahead
+    for step in tl.range(0, count, num_stages=STAGES):  # E - I and N are loaded ahead
         number = (chunk + count - 1 - step).to(tl.int64) * HV + head
         tl.store(adjoint + number * K * K + at, now, inside)
-        E = matrix_tile(
-            transition, number, c, c, K
-        )  # transposed, as are the right operands: what products take as it lies
-        half = tl.dot(E, tl.trans(now), input_precision=PRECISION)
-        now = tl.dot(half, tl.trans(E), matrix_tile(written, number, c, c, K), input_precision=PRECISION)
+        change = matrix_tile(transition, number, c, c, K)  # transposed
+        half = rounded_dot(change, now, now, PRECISION)
+        now = half + matrix_tile(written, number, c, c, K)
+        now = rounded_dot(half, tl.trans(change), now, PRECISION)
     if end is not None:
         tl.store(end + place * K * K + at, now, inside)
 

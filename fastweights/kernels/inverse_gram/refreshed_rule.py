@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..chunk import sizes as chunk_sizes
 from ..packing import CHUNK
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
@@ -58,7 +59,7 @@ def forward(
     sizes.record_table(recorder, x, saved)
     recorder.launch(
         carry_inverse, (sizes.N, sizes.HV), x.u, x.refresh, x.A, saved.A, end, x.cu_seqlens, sizes.T, sizes.HV,
-        K=sizes.K, PK=sizes.PK, TOKENS=32, HEADS=sizes.group(x.u), PRECISION=sizes.precision,
+        K=sizes.K, PK=sizes.PK, HEADS=sizes.group(x.u), PRECISION=sizes.precision,
         num_warps=4 if sizes.PK <= 64 else 8, num_stages=1,
     )  # fmt: skip
     sizes.record_tokens(recorder, x, saved, saved.T, None, 0.0, refresh=x.refresh)
@@ -75,7 +76,9 @@ def backward(
     precision, grid = sizes.of_gradients, (sizes.M, sizes.HV)
     db = sizes.vectors(x.b.dtype)
     sizes.record_solve(recorder, x, saved, dy, db, precision, refresh=x.refresh)
-    E, N, adjoint = (sizes.matrices(sizes.M) for _ in range(3))
+    rounded = sizes.dtype != torch.float32
+    E = sizes.matrices(sizes.M, torch.bfloat16 if rounded else torch.float32)  # E - I
+    N, adjoint = sizes.matrices(sizes.M), sizes.matrices(sizes.M)
     direct, W, V, rest = (sizes.vectors() for _ in range(4))
 
     def record_chunks(of_ends: Any, *results: Any) -> None:
@@ -87,9 +90,11 @@ def backward(
 
     record_chunks(None, E, N)
     dA = sizes.matrices(sizes.N) if state_grads else None
+    large = rounded and chunk_sizes.has_large_shared_memory(device)
+    stages = 3 if sizes.PK <= 64 else 2 if large else 1
     recorder.launch(
         carry_adjoint, (sizes.N, sizes.HV), dA_end, E, N, adjoint, dA, x.cu_seqlens, sizes.T, sizes.HV,
-        K=sizes.K, PK=sizes.PK, STAGES=3 if sizes.PK <= 64 else 1, PRECISION=precision, num_warps=4 if sizes.PK <= 64 else 8,
+        K=sizes.K, PK=sizes.PK, STAGES=stages, PRECISION=precision, num_warps=4 if sizes.PK <= 64 else 8,
         num_stages=1,
     )  # fmt: skip
     record_chunks(adjoint, None, None)

@@ -59,6 +59,18 @@ def exact_dot(x, y, out, PRECISION: tl.constexpr):
     return out
 
 
+@triton.jit
+def rounded_dot(x, y, out, PRECISION: tl.constexpr):
+    """out + x y. Where one factor has 16 bits, the other is rounded to as many."""
+    if x.dtype == tl.float32 and y.dtype == tl.float32:
+        out = tl.dot(x, y, out, input_precision=PRECISION)
+    elif x.dtype == tl.float32:
+        out = tl.dot(x.to(y.dtype), y, out)
+    else:
+        out = tl.dot(x, y.to(x.dtype), out)
+    return out
+
+
 @triton.jit(do_not_specialize=["time"])
 def chunk_sums(
     x, y, divisor, gain, sums, chunks, time, HV,
