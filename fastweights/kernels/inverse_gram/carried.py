@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ..math import is_bad, rows_of_tokens, without
 from ..packing import pieces_of_sequence, tokens_of_sequence
-from .sums import exact_dot, matrix_tile
+from .sums import exact_dot, matrix_tile, precise_dot
 
 COARSE = tl.constexpr(5e-3)  # how close Newton's iteration comes
 FINE = tl.constexpr(3e-5)  # how close the refinement comes: one step from there
@@ -16,20 +16,16 @@ FAR = tl.constexpr(0.25)  # from there it takes too many steps
 
 
 @triton.jit
-def row_sums(x):
-    """The largest sum of the absolute values of a row: no eigenvalue is larger."""
-    return tl.max(tl.sum(tl.abs(x), 1), 0)
-
-
-@triton.jit
-def solve_rows(M, rows, PRECISION: tl.constexpr):
-    """rows M^-1 for a symmetric M with eigenvalues of at least 1, and whether it was found. Newton's X <- X + (I - X M) X
+def solve_rows(S, rows, PRECISION: tl.constexpr):
+    """rows M^-1 for M = I + S, where S is symmetric and not negative, and whether it was found. Newton's X <- X + (I - X M) X
     finds X roughly, in tf32; what that misses of the rows is computed in the precision of float32 and solved for again. The
-    largest eigenvalue says how many steps are enough: a look at what is left would take as long as a product. The first step,
-    from X = c I, takes none. Right operands are symmetric, and transposed they lie in memory as products take them."""
-    i = tl.arange(0, M.shape[0])
+    norm of S bounds the eigenvalues and so says how many steps are enough: a look at what is left would take as long as a
+    product. The first step, from X = c I, takes none. Right operands are symmetric, and transposed they lie in memory as
+    products take them."""
+    i = tl.arange(0, S.shape[0])
     identity = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    largest = row_sums(M)
+    largest = 1.0 + tl.sqrt(tl.sum(S * S))  # over both axes at once: `spoiled_somewhere` says why
+    M = S + identity
     scale = 2.0 / (1.0 + largest)
     close = ROUNDING * largest <= FAR  # not where a number is bad
     X = scale * (2.0 * identity - scale * M)
@@ -42,7 +38,7 @@ def solve_rows(M, rows, PRECISION: tl.constexpr):
     factor = tl.maximum(left, ROUNDING * largest)
     left = factor
     while close & (left > FINE):
-        missed = rows - tl.dot(found, tl.trans(M), input_precision=PRECISION)
+        missed = precise_dot(-found, tl.trans(M), rows, PRECISION)
         found = tl.dot(missed, tl.trans(X), found, input_precision="tf32")
         left *= factor
     return found, close
@@ -86,13 +82,12 @@ def carry_inverse(
         before = tl.cumsum(added, 0) - added
         of_both = tl.minimum(before[:, None], before[None, :])  # what the earlier of two tokens finds
         products = of_both * exact_dot(U, tl.trans(U), tl.zeros((64, 64), tl.float32), PRECISION)
-        products += tl.where(i[:, None] == i[None, :], 1.0, 0.0)
         rows = exact_dot(now, tl.trans(U), tl.zeros((PK, 64), tl.float32), PRECISION)
         products = exact_dot(U, rows, products, PRECISION)
         rows += before[None, :] * tl.trans(U.to(tl.float32))
         taken, found = solve_rows(products, rows, PRECISION)
         if found:
-            now = tl.dot(-rows, tl.trans(taken), now, input_precision=PRECISION)
+            now = precise_dot(-rows, tl.trans(taken), now, PRECISION)
             now += tl.where(c[:, None] == c[None, :], tl.sum(added, 0), 0.0)
         else:  # weights far beyond those of the prior, or bad numbers
             now = token_by_token(now, u, refresh, token, tl.minimum(left, 64), head, HV, c, K, HEADS)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ..math import is_bad, of_tokens, places_of_rows, rows_of_tokens, so_far, without
 from ..packing import chunk_place
-from .sums import divisors_of, exact_dot, matrix_tile, token_tile
+from .sums import divisors_of, exact_dot, matrix_tile, precise_dot, token_tile
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def token_rows(
     for c0 in range(0, K, BK):
         c = c0 + part
         at, here = places_of_rows(first, live, head, HV, c, K, 1)
-        rows = tl.dot(lower, tl.load(R + at, here, 0.0), input_precision=PRECISION)
+        rows = precise_dot(lower, tl.load(R + at, here, 0.0), tl.zeros((64, BK), tl.float32), PRECISION)
         tl.debug_barrier()
         tl.store(R + at, rows, here)
         if y is not None:
@@ -127,7 +127,8 @@ def solve_tokens(
     scores *= -weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN)[None, :]
     scores = tl.where(i[:, None] >= i[None, :], scores, 0.0)
     for c0 in range(0, K, BK):
-        x = tl.dot(scores, token_tile(R, first, live, head, HV, c0 + part, K, 1), input_precision=PRECISION)
+        rows = token_tile(R, first, live, head, HV, c0 + part, K, 1)
+        x = precise_dot(scores, rows, tl.zeros((64, BK), tl.float32), PRECISION)
         for r0 in range(0, K, BK):
             B = given_tile(b, first, live, head, HV, r0 + part, K, HEADS_B)
             x = exact_dot(B, tl.trans(matrix_tile(A, matrix, c0 + part, r0 + part, K)), x, PRECISION)

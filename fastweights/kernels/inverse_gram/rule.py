@@ -105,7 +105,7 @@ class GramSizes:
         recorder.launch(
             eliminate_blocks, (self.M, self.HV), matrix, out, saved.D if tokens else None, gain if tokens else None, scratch,
             saved.chunk_table, self.T, ridge, self.HV, K=size, PK=padded_size, HEADS_GAIN=self.group(gain), TOKENS=tokens,
-            PRECISION=self.precision, num_warps=4, num_stages=1,
+            PRECISION=self.precision, num_warps=4, num_stages=1, maxnreg=168 if padded_size <= 64 else None,
         )  # fmt: skip
 
     def record_tokens(

@@ -39,6 +39,25 @@ def first_bits(x):
 
 
 @triton.jit
+def precise_dot(x, y, out, PRECISION: tl.constexpr):
+    """out + x y. "tf32x3" as Triton has it, but one sum: its own keeps a second one, which fills the registers, and looks for NaN
+    between the products. Here an infinity gives NaN."""
+    if PRECISION == "tf32x3":
+        high_x, high_y = round_to_tf32(x), round_to_tf32(y)
+        out = tl.dot(x - high_x, high_y, out, input_precision="tf32")
+        out = tl.dot(high_x, y - high_y, out, input_precision="tf32")
+        out = tl.dot(high_x, high_y, out, input_precision="tf32")
+    else:
+        out = tl.dot(x, y, out, input_precision=PRECISION)
+    return out
+
+
+@triton.jit
+def round_to_tf32(x):
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def exact_dot(x, y, out, PRECISION: tl.constexpr):
     """out + x y, with "tf32x3" in the precision of float32 where one factor comes in that of the inputs: the other, in
     float32, as three bfloat16 numbers."""
@@ -55,7 +74,7 @@ def exact_dot(x, y, out, PRECISION: tl.constexpr):
         low, rest = first_bits(rest)
         out = tl.dot(high, y, tl.dot(middle, y, tl.dot(low, y, out)))
     else:
-        out = tl.dot(x.to(tl.float32), y.to(tl.float32), out, input_precision=PRECISION)
+        out = precise_dot(x.to(tl.float32), y.to(tl.float32), out, PRECISION)
     return out
 
 
@@ -63,7 +82,7 @@ def exact_dot(x, y, out, PRECISION: tl.constexpr):
 def rounded_dot(x, y, out, PRECISION: tl.constexpr):
     """out + x y. Where one factor has 16 bits, the other is rounded to as many."""
     if x.dtype == tl.float32 and y.dtype == tl.float32:
-        out = tl.dot(x, y, out, input_precision=PRECISION)
+        out = precise_dot(x, y, out, PRECISION)
     elif x.dtype == tl.float32:
         out = tl.dot(x.to(y.dtype), y, out)
     else:
