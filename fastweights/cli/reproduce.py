@@ -9,7 +9,7 @@ from rich.console import Console
 from ..stopping import StopSignals
 from ._options import one_line_errors, values
 
-PAPERS = "pdn, gka, palimpsa, lattice, vla"  # those of fastweights.experiments (a test compares them)
+PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights.experiments (a test compares them)
 
 
 def reproduce(
@@ -21,7 +21,8 @@ def reproduce(
         bool, typer.Option("--list", help="List the claims, what was expected and what was found, and exit.")
     ] = False,
     paper: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"All claims of a paper that fit the device: {PAPERS}.")
+        str | None,
+        typer.Option(metavar="NAME", help=f"All claims of a paper that fit the device, or our own results: {PAPERS}."),
     ] = None,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
     seeds: Annotated[
@@ -54,7 +55,10 @@ def reproduce(
         if not chosen:
             raise ValueError("name at least one claim, or pass --paper NAME or --list, which shows the claims")
         if list_claims:
-            Console().print(claims_table(chosen, load_records(output)))
+            records = load_records(output)
+            tables = [chosen] if named or paper else [chosen, list(claims_of("own"))]
+            for claims_shown in tables:
+                Console().print(claims_table(claims_shown, records))
             return
         check_device(device)
         check_place("--output", output)

@@ -36,12 +36,15 @@ class LinearRegression(Task):
     - noise: standard deviation of the noise in y. The targets hold it too.
     - drift: W_(i+1) = sqrt(1 - drift^2) W_i + drift times a new map: 0 keeps the map, 1 draws a new one per example.
     - correlation: of neighbouring channels of x, which is normal with unit variances and covariances correlation^|a - b|.
+    - contrast: at least 1. In every sequence half of the channels of x, a random half, have standard deviations that are
+      `contrast` times smaller than those of the others; the variances of a sequence have mean 1. No fixed map can undo it.
 
     Train and test share no first map: it is what `Task` calls the associations.
 
     Sources: Garg et al. 2022, What Can Transformers Learn In-Context?, section 3 (d = 20, noise and skewed inputs);
     von Oswald et al. 2025, MesaNet, and Preconditioned DeltaNet, section 2.3, on layers as regression.
-    ValueError: a length other than 2 pairs, noise below 0, drift outside 0 to 1, a correlation outside -1 to 1.
+    ValueError: a length other than 2 pairs, noise below 0, drift outside 0 to 1, a correlation outside -1 to 1, a contrast
+    below 1, or above 1 with a single input.
     """
 
     inputs: int = 8
@@ -49,6 +52,7 @@ class LinearRegression(Task):
     noise: float = 0.0
     drift: float = 0.0
     correlation: float = 0.0
+    contrast: float = 1.0
 
     name: ClassVar[str] = "regression"
     summary: ClassVar[str] = "in-context linear regression on vectors, measured by squared error"
@@ -79,6 +83,11 @@ class LinearRegression(Task):
         self._set("noise", check_number("noise", self.noise, low=0))
         self._set("drift", check_number("drift", self.drift, low=0, high=1))
         self._set("correlation", check_number("correlation", self.correlation, above=-1, below=1))
+        self._set("contrast", check_number("contrast", self.contrast, low=1, high=1e6))
+        if self.contrast > 1 and self.inputs == 1:
+            raise ValueError(
+                f"contrast must be 1 with a single input, got {self.contrast}; raise inputs, or leave it out"
+            )
 
     def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:
         """The entries of the first map: their indices, and the bits of the numbers."""
@@ -92,6 +101,8 @@ class LinearRegression(Task):
         for channel in range(1, self.inputs):
             x[:, :, channel] *= math.sqrt(1 - self.correlation * self.correlation)
             x[:, :, channel] += self.correlation * x[:, :, channel - 1]
+        if self.contrast > 1:
+            x *= self._scales(draws, rows)[:, None]
         y = self.noise * draws.normal((rows, self.pairs, self.outputs))
         for example in range(self.pairs):
             for channel in range(self.inputs):  # one after the other: the order of a sum decides its last bit
@@ -105,3 +116,12 @@ class LinearRegression(Task):
 
     def _map(self, draws: Draws, rows: int) -> np.ndarray:
         return draws.normal((rows, self.inputs, self.outputs)) / math.sqrt(self.inputs)
+
+    def _scales(self, draws: Draws, rows: int) -> np.ndarray:
+        """The standard deviation of every channel of x, [rows, inputs]."""
+        weak = self.inputs // 2
+        variances = np.ones((rows, self.inputs))
+        chosen = draws.distinct(self.inputs, rows, weak)
+        np.put_along_axis(variances, chosen, 1 / (self.contrast * self.contrast), axis=1)
+        total = self.inputs - weak + weak / (self.contrast * self.contrast)
+        return np.sqrt(variances * (self.inputs / total))

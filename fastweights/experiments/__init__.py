@@ -3,13 +3,15 @@
 They lie inside the package, so that the command works from an installed wheel. `claims` has one file per claim.
 """
 
-from .claim import PAPERS, STATUSES, Claim, Conditions, Measurement, Status, Verdict
+from .claim import OWN, PAPERS, SOURCES, STATUSES, Claim, Conditions, Measurement, Status, Verdict
 from .ledger import claim_names, claims_of, find_claim
 from .record import ClaimRecord, load_record, load_records, save_record
 from .run import run_claim
 
 __all__ = [
+    "OWN",
     "PAPERS",
+    "SOURCES",
     "STATUSES",
     "Claim",
     "ClaimRecord",

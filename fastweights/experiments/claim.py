@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 __all__ = [
+    "OWN",
     "PAPERS",
+    "SOURCES",
     "STATUSES",
     "Claim",
     "Conditions",
@@ -29,6 +31,8 @@ PAPERS = {
     "lattice": "Lattice",
     "vla": "Variational Linear Attention",
 }
+OWN = "own"
+SOURCES = {**PAPERS, OWN: "A result of our own"}
 Status = Literal["holds", "holds weakly", "does not hold", "not resolved", "not testable here"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
@@ -104,11 +108,11 @@ def decided(holds: bool, reason: str, otherwise: Status = "does not hold") -> Ve
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim of a paper.
+    """One claim of a paper, or a question of our own.
 
     Attributes:
-        name: C1 to C35, or S1 to S6 for claims about speed.
-        paper: a key of `PAPERS`. source: the place in it.
+        name: C1 to C35, or S1 to S6 for claims about speed; own-1 to own-3 for results of our own.
+        paper: a key of `SOURCES`. source: the place in it, or what led to the question.
         says: the claim. printed: the paper's numbers.
         setting: what is computed here, with sizes.
         expected: the status that was expected before anything was run. forecast: the numbers expected then, and why.

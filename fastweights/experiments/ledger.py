@@ -1,4 +1,4 @@
-"""All claims, in order: every module of `claims` declares one."""
+"""All claims, in order: every module of `claims` declares one, and every module of `own` a result of our own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from ..checks import check_choice, check_text, closest
-from . import claims
-from .claim import PAPERS, Claim
+from . import claims, own
+from .claim import OWN, SOURCES, Claim
 
 __all__ = ["claim_names", "claims_of", "find_claim"]
 
@@ -17,16 +17,17 @@ __all__ = ["claim_names", "claims_of", "find_claim"]
 @cache
 def _ledger() -> dict[str, Claim]:
     found = {}
-    for module in iter_modules(claims.__path__):
-        claim = import_module(f"{claims.__name__}.{module.name}").CLAIM
-        found[claim.name] = claim
+    for package in (claims, own):
+        for module in iter_modules(package.__path__):
+            claim = import_module(f"{package.__name__}.{module.name}").CLAIM
+            found[claim.name] = claim
     return {name: found[name] for name in sorted(found, key=_order)}
 
 
 def _order(name: str) -> tuple[str, int]:
-    """C2 comes before C10."""
-    letter, number = re.fullmatch(r"([CS])(\d+)", name).groups()  # type: ignore[union-attr]
-    return letter, int(number)
+    """C2 comes before C10, results of our own last."""
+    kind, number = re.fullmatch(r"(C|S|own-)(\d+)", name).groups()  # type: ignore[union-attr]
+    return kind, int(number)
 
 
 def claim_names() -> tuple[str, ...]:
@@ -34,14 +35,15 @@ def claim_names() -> tuple[str, ...]:
 
 
 def claims_of(paper: str | None = None) -> tuple[Claim, ...]:
-    """The claims of one paper, or all.
+    """The claims of one paper, of all papers, or with `OWN` the results of our own.
 
     Raises:
         ValueError: an unknown paper; the message lists the known ones.
     """
-    if paper is not None:
-        check_choice("paper", paper, PAPERS)
-    return tuple(claim for claim in _ledger().values() if paper in (None, claim.paper))
+    if paper is None:
+        return tuple(claim for claim in _ledger().values() if claim.paper != OWN)
+    check_choice("paper", paper, SOURCES)
+    return tuple(claim for claim in _ledger().values() if claim.paper == paper)
 
 
 def find_claim(name: str) -> Claim:
@@ -51,8 +53,8 @@ def find_claim(name: str) -> Claim:
         ValueError: an unknown name; the message names the nearest.
     """
     check_text("claim", name, what="the name of a claim", empty=False)
-    if name.upper() not in _ledger():
-        raise ValueError(
-            f"claim must be one that `fastweights reproduce --list` shows, got {name!r}{closest(name.upper(), _ledger())}"
-        )
-    return _ledger()[name.upper()]
+    known = {claim.upper(): claim for claim in _ledger()}
+    if name.upper() not in known:
+        nearest = closest(name.upper(), known)
+        raise ValueError(f"claim must be one that `fastweights reproduce --list` shows, got {name!r}{nearest}")
+    return _ledger()[known[name.upper()]]

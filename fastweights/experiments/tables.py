@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..analysis.table_style import add_row, plain_table
-from .claim import PAPERS, Claim
+from .claim import OWN, SOURCES, Claim
 from .record import ClaimRecord
 
 __all__ = ["claim_page", "claims_table", "numbers_text"]
@@ -18,7 +18,7 @@ __all__ = ["claim_page", "claims_table", "numbers_text"]
 def claims_table(claims: Sequence[Claim], records: Mapping[str, ClaimRecord]) -> Table:
     """Every claim: where it is from, what was expected, what was found, what it says."""
     table = plain_table(
-        "Claims of the papers",
+        "Results of our own" if claims and claims[0].paper == OWN else "Claims of the papers",
         "`fastweights reproduce CLAIM` measures one. Found: of the results in the output folder.",
         text=("claim", "paper", "runs on", "expected", "found", "what it says"),
     )
@@ -36,7 +36,7 @@ def claim_page(claim: Claim, record: ClaimRecord) -> Group:
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
     for fact, text in (
-        ("source", f"{PAPERS[claim.paper]}, {claim.source}"),
+        ("source", f"{SOURCES[claim.paper]}, {claim.source}"),
         ("paper's numbers", claim.printed),
         ("setting", claim.setting),
         ("expected", claim.expectation),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..data.text import TextTokenizer
+from ..results import RecallResult
 from ..results.experiment import best_results
 from ..training import RecallExperiment, run_recall_parts
 from .claim import Conditions, Measurement, Unmeasured
@@ -20,6 +21,7 @@ __all__ = [
     "language_models",
     "recall_experiment",
     "small_model",
+    "train_parts",
 ]
 
 GPU_WORKERS = 8  # trainings that share one GPU: one alone leaves most of it idle
@@ -45,22 +47,28 @@ def accuracy(mixer: str, pairs: int, part: str = "") -> str:
     return f"{mixer}, {pairs} pairs" + (f", {part}" if part else "")
 
 
+def train_parts(
+    claim: str, parts: Mapping[str, Mapping[str, Any]], conditions: Conditions
+) -> dict[str, list[RecallResult]]:
+    """Trains experiments by name ("" where there is one), each with fields of `RecallExperiment`, or reads their results."""
+    folder = conditions.folder / claim
+    experiments = {
+        part: RecallExperiment(**settings, seeds=conditions.seeds, device=conditions.device)
+        for part, settings in parts.items()
+    }
+    workers = conditions.workers or (GPU_WORKERS if torch.device(conditions.device).type == "cuda" else None)
+    outputs = {part: folder / (part.replace(" ", "-") or "all") for part in parts}
+    return run_recall_parts(experiments, outputs, workers=workers)
+
+
 def recall_experiment(claim: str, parts: Mapping[str, Mapping[str, Any]]) -> Callable[[Conditions], Measurement]:
-    """Trains experiments by name ("" where there is one), each with fields of `RecallExperiment`: the accuracy at the best
-    learning rate of each mixer and number of pairs, one value per seed, and after each stage of a curriculum."""
+    """Trains experiments as `train_parts`: the accuracy at the best learning rate of each mixer and number of pairs, one value
+    per seed, and after each stage of a curriculum."""
 
     def measure(conditions: Conditions) -> Measurement:
-        folder = conditions.folder / claim
-        experiments = {
-            part: RecallExperiment(**settings, seeds=conditions.seeds, device=conditions.device)
-            for part, settings in parts.items()
-        }
-        workers = conditions.workers or (GPU_WORKERS if torch.device(conditions.device).type == "cuda" else None)
-        outputs = {part: folder / (part.replace(" ", "-") or "all") for part in parts}
-        done = run_recall_parts(experiments, outputs, workers=workers)
         values: dict[str, list[float]] = {}
         undertrained = []
-        for part, results in done.items():
+        for part, results in train_parts(claim, parts, conditions).items():
             groups: dict[tuple[str, int], list[Any]] = {}
             for result in results:
                 groups.setdefault((result.mixer, result.run["pairs"]), []).append(result)

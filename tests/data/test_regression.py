@@ -61,6 +61,17 @@ def test_noise_is_what_no_map_explains() -> None:
     assert np.var(residuals) * 100 / 97 == pytest.approx(0.0625, rel=0.05)
 
 
+def test_contrast_makes_another_half_of_the_channels_small_in_every_sequence() -> None:
+    x, y = examples(LinearRegression(pairs=400, inputs=5, contrast=4), rows=40)
+    deviations = np.sort(x.std(1), axis=1)
+    np.testing.assert_allclose(deviations[:, 2:].mean(1), 4 * deviations[:, :2].mean(1), rtol=0.2)
+    np.testing.assert_allclose(x.var(1).mean(1), 1, atol=0.15)
+    weak = {tuple(np.flatnonzero(row)) for row in x.std(1) < deviations[:, 2:3] / 2}
+    assert len(weak) > 5 and {len(channels) for channels in weak} == {2}
+    for a, b in zip(x, y, strict=True):  # y is still a linear map of x
+        np.testing.assert_allclose(a @ np.linalg.lstsq(a, b, rcond=None)[0], b, atol=1e-4)
+
+
 def test_drift_is_a_stationary_random_walk() -> None:
     """With one input the map is y / x: its variance stays 1, its correlation falls by sqrt(1 - drift^2) per example."""
     x, y = examples(LinearRegression(pairs=12, inputs=1, drift=0.6), rows=20_000)
@@ -110,6 +121,8 @@ def test_batches_are_a_function_of_their_arguments() -> None:
         (ValueError, {"noise": -0.1}, "noise must be a finite number, at least 0"),
         (ValueError, {"drift": 1.1}, "drift must be a finite number, at least 0 and at most 1"),
         (ValueError, {"correlation": 1.0}, "correlation must be a finite number, more than -1 and less than 1"),
+        (ValueError, {"contrast": 0.5}, "contrast must be a finite number, at least 1"),
+        (ValueError, {"contrast": 2, "inputs": 1}, "contrast must be 1 with a single input"),
         (TypeError, {"noise": "0.1"}, "noise must be a number"),
     ],
 )
