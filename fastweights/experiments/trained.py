@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..data.text import TextTokenizer
+from ..models import FastWeightsForCausalLM
 from ..results import RecallResult
 from ..results.experiment import best_results
 from ..training import RecallExperiment, run_recall_parts
+from ..training.folder import ExperimentFolder
+from ..training.output_folder import as_stored
 from .claim import Conditions, Measurement, Unmeasured
 
 __all__ = [
@@ -22,6 +26,7 @@ __all__ = [
     "recall_experiment",
     "small_model",
     "train_parts",
+    "trained_model",
 ]
 
 GPU_WORKERS = 8  # trainings that share one GPU: one alone leaves most of it idle
@@ -51,14 +56,27 @@ def train_parts(
     claim: str, parts: Mapping[str, Mapping[str, Any]], conditions: Conditions
 ) -> dict[str, list[RecallResult]]:
     """Trains experiments by name ("" where there is one), each with fields of `RecallExperiment`, or reads their results."""
-    folder = conditions.folder / claim
-    experiments = {
-        part: RecallExperiment(**settings, seeds=conditions.seeds, device=conditions.device)
-        for part, settings in parts.items()
-    }
+    experiments = {part: experiment(settings, conditions) for part, settings in parts.items()}
     workers = conditions.workers or (GPU_WORKERS if torch.device(conditions.device).type == "cuda" else None)
-    outputs = {part: folder / (part.replace(" ", "-") or "all") for part in parts}
+    outputs = {part: part_folder(claim, part, conditions) for part in parts}
     return run_recall_parts(experiments, outputs, workers=workers)
+
+
+def trained_model(
+    claim: str, part: str, settings: Mapping[str, Any], result: RecallResult, conditions: Conditions
+) -> Any:
+    """The model of a result of `train_parts`, whose settings have `save_models`."""
+    run = next(run for run in experiment(settings, conditions).runs() if as_stored(run.record()) == result.run)
+    folder = ExperimentFolder(part_folder(claim, part, conditions)).model(run)
+    return FastWeightsForCausalLM.from_pretrained(folder).to(conditions.device).eval()
+
+
+def experiment(settings: Mapping[str, Any], conditions: Conditions) -> RecallExperiment:
+    return RecallExperiment(**settings, seeds=conditions.seeds, device=conditions.device)
+
+
+def part_folder(claim: str, part: str, conditions: Conditions) -> Path:
+    return conditions.folder / claim / (part.replace(" ", "-") or "all")
 
 
 def recall_experiment(claim: str, parts: Mapping[str, Mapping[str, Any]]) -> Callable[[Conditions], Measurement]:

@@ -1,5 +1,6 @@
 """The output folder of an experiment: which file is where, and whether the experiment may use the folder."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ class ExperimentFolder:
     experiment.json         the configuration, and the versions that the numbers depend on
     runs/NAME.json          the result of a run that has ended
     runs/NAME.checkpoint    where an interrupted run continues
+    runs/NAME.model         the trained model, where the experiment keeps it
     results.json, *.png     all results with their summary, and the plots
     """
 
@@ -38,6 +40,10 @@ class ExperimentFolder:
     def checkpoint(self, run: RecallRun) -> Path:
         """The file of the run's checkpoint."""
         return self._runs / f"{run.name}.checkpoint"
+
+    def model(self, run: RecallRun) -> Path:
+        """The folder of the run's model."""
+        return self._runs / f"{run.name}.model"
 
     @contextmanager
     def opened(
@@ -75,6 +81,8 @@ class ExperimentFolder:
         plots = [self.path / name for name in PLOT_FILES]
         for file in [self.results, *plots, *self._runs.glob("*.json"), *self._runs.glob("*.checkpoint")]:
             file.unlink(missing_ok=True)
+        for model in self._runs.glob("*.model"):
+            shutil.rmtree(model)
 
 
 def _deciding_versions() -> dict[str, str]:

@@ -35,7 +35,9 @@ LARGEST = {
     "test_examples": 2**24,
     "train_examples": 2**24,
     "evaluations": LARGEST_COUNT,
+    "watch_every": LARGEST_COUNT,
 }
+_OPTIONAL = ("train_examples", "watch_every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class Stage:
 _LATER: dict[str, Any] = {
     "task_options": {}, "warmup_start": 0.0, "initializer_range": 0.02, "intermediate_size": None, "tie_word_embeddings": False,
     "scale_residuals": True, "softmax_layers": [], "train_examples": None, "curriculum": [], "beta1": 0.9, "beta2": 0.999,
-    "schedule": "cosine",
+    "schedule": "cosine", "watch_every": None, "save_models": False,
 }  # fmt: skip
 
 
@@ -101,6 +103,8 @@ class Settings:
         initializer_range: standard deviation of the model's first weights.
         test_examples: held-out sequences that the model is measured on.
         evaluations: how often it is measured in a run, the last time at its end.
+        watch_every: steps between two looks at the memories of the model that is trained (`RecallResult.watched`); None for none.
+        save_models: whether every trained model is kept, in runs/NAME.model of the output folder.
         device: torch device, "cpu", "cuda", "cuda:1".
     """
 
@@ -130,13 +134,15 @@ class Settings:
     initializer_range: float = 0.05
     test_examples: int = 1024
     evaluations: int = 4
+    watch_every: int | None = None
+    save_models: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, TASKS)
         object.__setattr__(self, "task_options", _checked_options(self.task_options))
         for name, largest in LARGEST.items():
-            if name != "train_examples" or self.train_examples is not None:
+            if name not in _OPTIONAL or getattr(self, name) is not None:
                 object.__setattr__(self, name, check_size(name, getattr(self, name), high=largest))
         check_optimization(self)
         self._check_layers_and_stages()
@@ -146,8 +152,13 @@ class Settings:
                 f"train_examples must be at least batch_size, {largest}, got {self.train_examples}; raise it, or leave it out "
                 "for fresh sequences in every step"
             )
-        for name in ("tie_word_embeddings", "scale_residuals"):
+        for name in ("tie_word_embeddings", "scale_residuals", "save_models"):
             check_flag(name, getattr(self, name))
+        for name in ("watch_every", "save_models"):
+            if getattr(self, name) and TASKS[self.task].measure == "error":
+                raise ValueError(
+                    f"{name} must be left out for task {self.task!r}, whose models read vectors and not tokens"
+                )
         check_choice("schedule", self.schedule, SCHEDULES)
         check_positive("initializer_range", self.initializer_range)
         if self.width % self.heads:

@@ -19,6 +19,7 @@ from .checkpoint import load_checkpoint, save_checkpoint
 from .experiment import RecallRun
 from .objectives import Measured, objective_of
 from .optimization import learning_rate_factor, weight_decay_groups
+from .watch import watch_memories
 
 __all__ = ["train_run"]
 
@@ -32,6 +33,7 @@ def train_run(
     checkpoint_seconds: float = 10.0,
     on_step: Callable[[int, float | None], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    model_folder: Path | None = None,
 ) -> RecallResult | None:
     """Train and test the model of `run`.
 
@@ -45,6 +47,7 @@ def train_run(
         checkpoint_seconds: time between two saves; 0 saves after every step.
         on_step: called after every step with the number of steps taken and the latest point of the loss curve.
         should_stop: called before every step; when it returns True, the run is saved and None is returned.
+        model_folder: where a run with `save_models` leaves its model, for `FastWeightsForCausalLM.from_pretrained`.
 
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another run.
@@ -71,6 +74,8 @@ def train_run(
             on_step(history.step, history.losses[-1] if history.losses else None)
         if history.diverged:
             break
+    if run.save_models and model_folder is not None:
+        training.model.save_pretrained(model_folder)
     return training.result()
 
 
@@ -88,6 +93,7 @@ class _History:
     queries: int | None = None
     best_error: float | None = None
     by_token: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    watched: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
 
@@ -126,6 +132,11 @@ class _Training:
             self._record_loss()
         if not history.diverged and history.step in self._evaluation_steps():
             self._record(objective.measure(self.model, seed=run.seed, examples=run.test_examples, device=run.device))
+        if run.watch_every and not history.diverged and history.step % run.watch_every == 0:
+            task = run.stages()[bisect.bisect_left(self.ends, history.step)][1]
+            found = watch_memories(self.model, task, seed=run.seed, device=run.device)
+            for name, value in {"step": float(history.step), **found}.items():
+                history.watched.setdefault(name, []).append(value)
 
     def _record(self, measured: Measured) -> None:
         history = self.history

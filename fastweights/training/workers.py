@@ -257,6 +257,7 @@ def _train(job: Job, connection: Connection, orders: _Orders) -> RecallResult | 
         checkpoint_seconds=orders.checkpoint_seconds,
         on_step=report,
         should_stop=connection.poll,
+        model_folder=job.folder.model(run),
     )
     if result is not None:
         save_result(job.folder.result(run), result)
