@@ -1,5 +1,6 @@
 """`fastweights reproduce`: the papers' claims, measured again."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -7,9 +8,12 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import one_line_errors, values
+from ._options import fail, one_line_errors, values
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights.experiments (a test compares them)
+
+
+CONTINUES = "the same command continues where trainings stopped"
 
 
 def reproduce(
@@ -41,11 +45,12 @@ def reproduce(
     Each claim has a setting, the paper's numbers, the outcome that was expected and the rule that decides. A claim that does not
     hold is a result: the exit code is 0.
     """
-    with one_line_errors("the same command continues where trainings stopped"), StopSignals():
+    with one_line_errors(CONTINUES), StopSignals():
         from ..checks import check_size, check_whole_number
         from ..experiments import Conditions, claims_of, find_claim, load_records, run_claim, save_record
         from ..experiments.tables import claim_page, claims_table
         from ..files import check_place
+        from ..training import WorkerError
         from ..training.settings import check_device
 
         named = [find_claim(name) for name in claims or ()]
@@ -74,7 +79,11 @@ def reproduce(
             conditions = Conditions(
                 seeds=given or claim.seeds, device=device, folder=output / "trained", measurements=measurements, workers=workers
             )  # fmt: skip
-            record = run_claim(claim, conditions)
+            try:
+                record = run_claim(claim, conditions)
+            except WorkerError as error:
+                print(error.details, file=sys.stderr, end="")
+                raise typer.Exit(fail(f"{claim.name}: {error}; {CONTINUES}", 1)) from None
             path = save_record(output, record)
             Console().print(claim_page(claim, record))
             print(f"Result: {path}\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ __all__ = [
     "VLA_SETTINGS",
     "ZOOLOGY_SETTINGS",
     "accuracy",
+    "gradient_spike",
     "language_models",
     "recall_experiment",
     "small_model",
@@ -30,6 +33,7 @@ __all__ = [
 ]
 
 GPU_WORKERS = 8  # trainings that share one GPU: one alone leaves most of it idle
+LANGUAGE_WORKERS = 3  # language models that do
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # the grid of learning rates for every mixer
 
 # Zoology's multi-query associative recall, smaller than the papers' runs of it.
@@ -104,13 +108,15 @@ def recall_experiment(claim: str, parts: Mapping[str, Mapping[str, Any]]) -> Cal
 
 
 def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> Callable[[Conditions], Measurement]:
-    """Trains one language model per mixer (an entry of a configuration, by its label) and seed on the default corpus: the
-    held-out loss in nats per token by label, at the end and by context length. The seed sets first weights and the order of
-    the data."""
+    """Trains one language model per mixer (an entry of a configuration, by its label) and seed on the default corpus, several at
+    the same time: the held-out loss in nats per token by label, at the end and by context length; NaN for a training whose
+    loss was no longer finite. With log_every=1 also how gradients spike: quantiles of their norms over the median. The seed
+    sets first weights and the order of the data."""
 
     def measure(conditions: Conditions) -> Measurement:
         try:
-            from ..training.language import LanguageRun, train_language
+            from ..training.language import LanguageRun
+            from .language_runs import gradient_norms, language_result, train_side_by_side
         except ImportError as error:
             raise Unmeasured(f"needs {error.name}; pip install 'fastweights[train]'") from None
         cuda = torch.device(conditions.device).type == "cuda"
@@ -118,29 +124,35 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
             raise Unmeasured(
                 "language models train on the GPU where there is one; pass --device cuda there, and cpu elsewhere"
             )
-        values: dict[str, list[float]] = {}
+        runs = {}
         for label, mixer in mixers.items():
             for seed in conditions.seeds:
                 folder = conditions.folder / claim / f"{label.replace(' ', '-')}-seed{seed}"
-                model = {**settings.get("model", {}), "mixer": mixer}
-                run = LanguageRun(
-                    **{
-                        **settings,
-                        "model": model,
-                        "output": str(folder),
-                        "seed": seed,
-                        "precision": "bf16" if cuda else "no",
-                    }
-                )
-                results = train_language(run)
-                assert results is not None  # of one process, to its end
-                (result,) = results
-                values.setdefault(label, []).append(result.held_out_loss)
-                for row in result.perplexities:
-                    values.setdefault(f"{label}, context {row['length']}", []).append(row["loss"])
+                own = {"model": {**settings.get("model", {}), "mixer": mixer}, "output": str(folder), "seed": seed}
+                runs[label, seed] = LanguageRun(**{**settings, **own, "precision": "bf16" if cuda else "no"})
+        workers = conditions.workers or (LANGUAGE_WORKERS if cuda else 1)
+        diverged = train_side_by_side(list(runs.values()), workers, conditions.device)
+        values: dict[str, list[float]] = {}
+        for (label, _), run in runs.items():
+            lost = run.output in diverged
+            result = None if lost else language_result(run)
+            values.setdefault(label, []).append(math.nan if result is None else result.held_out_loss)
+            for length in run.context_lengths:
+                losses = {row["length"]: row["loss"] for row in result.perplexities} if result else {}
+                values.setdefault(f"{label}, context {length}", []).append(losses.get(length, math.nan))
+            if run.log_every == 1:
+                norms = sorted(gradient_norms(run))
+                for share in (0.99, 0.999):
+                    spike = math.nan if lost else norms[math.ceil(share * len(norms)) - 1] / statistics.median(norms)
+                    values.setdefault(gradient_spike(label, share), []).append(spike)
         return Measurement(values)
 
     return measure
+
+
+def gradient_spike(label: str, share: float) -> str:
+    """The name of a number of `language_models`."""
+    return f"{label}, {share:.1%} quantile of gradient norms over the median"
 
 
 def small_model(layers: int = 6, width: int = 512, heads: int = 4, length: int = 1024, **more: Any) -> dict[str, Any]:

@@ -20,6 +20,9 @@ ORDER = ("PGDN", "tied", "GDN", "unstable", "P-Mamba-2")
 
 
 def decide(found: Measurement) -> Verdict:
+    lost = [name for name in MIXERS if any(map(math.isnan, found.values[name]))]
+    if set(lost) & set(ORDER):
+        return Verdict("not resolved", f"the loss did not stay finite: {', '.join(lost)}")
     rows, signs = [], []
     for better, worse in zip(ORDER, ORDER[1:]):
         paired = [y - x for x, y in zip(found.values[better], found.values[worse])]
