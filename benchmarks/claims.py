@@ -11,7 +11,7 @@ from pathlib import Path
 
 from performance_text import table
 
-from fastweights.experiments import PAPERS, STATUSES, Claim, ClaimRecord, claims_of, load_records
+from fastweights.experiments import PAPERS, SOURCES, STATUSES, Claim, ClaimRecord, claims_of, load_records
 from fastweights.experiments.tables import numbers_text
 
 ROOT = Path(__file__).parents[1]
@@ -67,25 +67,34 @@ def section(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
     record = records.get(claim.name)
     lines = [
         f"### {claim.name}\n",
-        f"{claim.says} ({PAPERS[claim.paper]}, {claim.source})\n",
+        f"{claim.says} ({SOURCES[claim.paper]}, {claim.source})\n",
         f"- Paper: {claim.printed}",
+        *facts(claim, records),
+    ]
+    if record is not None and record.numbers:
+        rows = [[escaped(name), *numbers_text(record, name)] for name in record.numbers]
+        lines.append("\n" + table(["number", "mean", "smallest", "largest"], rows))
+    return "\n".join(lines) + "\n"
+
+
+def facts(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
+    """What was declared, what was found, and when and where, as items of a list."""
+    record = records.get(claim.name)
+    lines = [
         f"- Setting: {claim.setting}",
         f"- Expected: {claim.expectation}",
         f"- Rule: {claim.rule}",
         f"- Found: **{status(claim, records)}**; {reason(claim, records)}",
     ]
     if record is None:
-        return "\n".join(lines) + "\n"
+        return lines
     if record.undertrained:
         lines.append(f"- Still learning at the end of training: {', '.join(record.undertrained)}")
     place = record.machine.get("gpu") or record.machine["cpu"]
     where = record.origin or f"{place}, torch {record.versions['torch']}, fastweights {record.versions['fastweights']}"
     seeds = f"seeds {', '.join(map(str, record.seeds))}; " if len(record.seeds) > 1 else ""
     lines.append(f"- Measured {record.time[:10]}, {seeds}{record.seconds:.0f} s: `{record.command}`. {where}")
-    if record.numbers:
-        rows = [[escaped(name), *numbers_text(record, name)] for name in record.numbers]
-        lines.append("\n" + table(["number", "mean", "smallest", "largest"], rows))
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def escaped(text: str) -> str:

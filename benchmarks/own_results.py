@@ -1,0 +1,317 @@
+"""Writes the measured part and the figure of the three pages about results of our own from benchmarks/results/claims.
+
+fastweights reproduce own-1 --output benchmarks/results/claims
+python benchmarks/own_results.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from claims import PAGE as CLAIMS_PAGE
+from claims import RESULTS, escaped, facts
+from performance_text import number, table
+
+from fastweights.analysis.plot_style import mixer_styles, plain_axes, save_figure
+from fastweights.experiments import ClaimRecord, Measurement, find_claim, load_records
+from fastweights.experiments.own import o1_least_squares_as_layers as squares
+from fastweights.experiments.own import o2_confidence_of_memories as confidence
+from fastweights.experiments.own import o3_products_of_transitions as products
+
+DOCS = CLAIMS_PAGE.parent
+BEGIN = "<!-- measured: written by `python benchmarks/own_results.py` -->"
+END = "<!-- end of what is measured -->"
+Draw = Callable[[Measurement, Any], None]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One result: its page, what the figure shows, and its tables."""
+
+    file: str
+    shows: str
+    draw: Draw
+    tables: Callable[[Measurement], list[str]]
+
+    @property
+    def path(self) -> Path:
+        return DOCS / self.file
+
+    @property
+    def figure(self) -> Path:
+        return DOCS / "images" / self.file.replace(".md", ".png")
+
+
+def mean(found: Measurement, name: str) -> str:
+    """The mean with the range over the seeds."""
+    values = found.values[name]
+    if len(values) == 1:
+        return number(values[0])
+    return f"{number(found.mean(name))} ({number(found.smallest(name))} to {number(found.largest(name))})"
+
+
+def squares_tables(found: Measurement) -> list[str]:
+    parts = []
+    for setting in squares.CONTRASTS:
+        rows = [
+            [
+                f"`{mixer}`",
+                number(found.mean(f"numbers of state of {mixer}, {setting}")),
+                mean(found, f"{mixer}, {setting}"),
+                mean(found, f"share of the gap closed by {mixer}, {setting}"),
+            ]
+            for mixer in squares.MIXERS
+        ]
+        rows.append(["exact regression", "", mean(found, f"exact regression, {setting}"), "1"])
+        head = [
+            "memory",
+            "numbers of state",
+            "squared error",
+            "share of the gap from the delta rule to the exact regression",
+        ]
+        parts.append(f"{setting.capitalize()} of the inputs:\n\n" + table(head, rows))
+    return parts
+
+
+def draw_squares(found: Measurement, figure: Any) -> None:
+    panels = figure.subplots(1, len(squares.CONTRASTS), sharey=True)
+    styles = mixer_styles(squares.MIXERS)
+    for axes, setting in zip(panels, squares.CONTRASTS):
+        places = [
+            int(name.rsplit(" ", 1)[1]) for name in found.values if name.startswith(f"exact regression, {setting}, ex")
+        ]
+        for mixer in (*squares.MIXERS, "exact regression"):
+            errors = [found.mean(f"{mixer}, {setting}, example {place}") for place in places]
+            look = {"color": "black", "linestyle": ":", "label": mixer}
+            if mixer in styles:
+                style = styles[mixer]
+                look = {"color": style.colour, "linestyle": style.line, "marker": style.marker, "label": mixer}
+            axes.plot(places, errors, markersize=4, **look)
+        axes.set_yscale("log")
+        axes.set_title(f"{setting} of the inputs", fontsize=10)
+        axes.set_xlabel("examples in context")
+        plain_axes(axes)
+    panels[0].set_ylabel("squared error")
+    shared_legend(figure, panels[0])
+
+
+def confidence_tables(found: Measurement) -> list[str]:
+    streams = [
+        [
+            rule,
+            str(pairs),
+            mean(found, f"{rule} posterior, {pairs} pairs: squared error over variance"),
+            mean(found, f"{rule} posterior, {pairs} pairs: AUROC of new keys"),
+        ]
+        for rule in ("exact", "diagonal")
+        for pairs in confidence.STREAM_PAIRS
+    ]
+    trained = [
+        [
+            f"`{mixer}`",
+            score,
+            mean(found, f"{mixer}: AUROC of wrong answers by {score}"),
+            mean(found, f"{mixer}: AUROC of new keys by {score}"),
+            mean(found, f"{mixer}: calibration error by {score}"),
+            mean(found, f"{mixer}: accuracy on the surest 80% by {score}"),
+        ]
+        for mixer in confidence.MIXERS
+        for score in confidence.SCORES
+    ]
+    routed = [
+        [
+            f"`{mixer}`",
+            order,
+            *(mean(found, f"{mixer}: accuracy with {share:.0%} routed by {order}") for share in confidence.ROUTED),
+        ]
+        for mixer in confidence.MIXERS
+        for order in ("variance", "chance")
+    ]
+    loads = [[name, mean(found, name)] for name in found.values if ": accuracy at " in name]
+    return [
+        "Streams from the model that the variances assume, without training:\n\n"
+        + table(["posterior", "pairs", "squared error / variance", "AUROC of new keys"], streams),
+        "Trained models, over all loads:\n\n"
+        + table(
+            [
+                "memory",
+                "score",
+                "AUROC of wrong answers",
+                "AUROC of new keys",
+                "calibration error",
+                "accuracy on the surest 80%",
+            ],
+            trained,
+        ),
+        "Accuracy where queries are routed to softmax attention over the layer's own keys and values:\n\n"
+        + table(["memory", "routed by", *(f"{share:.0%}" for share in confidence.ROUTED)], routed),
+        table(["accuracy by load", ""], loads),
+    ]
+
+
+def draw_confidence(found: Measurement, figure: Any) -> None:
+    reliability, coverage, routing = figure.subplots(1, 3)
+    styles = mixer_styles(confidence.MIXERS)
+    groups = range(1, confidence.GROUPS + 1)
+    reliability.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
+    lines = {"variance": "-", "probability": ":", "chance": "--"}
+    for mixer, score in ((mixer, score) for mixer in confidence.MIXERS for score in ("variance", "probability")):
+        values = {name.removeprefix(f"{mixer}: "): found.mean(name) for name in found.values if name.startswith(mixer)}
+        style = styles[mixer]
+        look = {"color": style.colour, "marker": style.marker, "markersize": 4}
+        look |= {"linestyle": lines[score], "label": f"{mixer}, {score}"}
+        predicted, observed = (
+            [values[f"{kind} accuracy by {score}, group {group}"] for group in groups]
+            for kind in ("predicted", "observed")
+        )
+        reliability.plot(predicted, observed, **look)
+        surest = [values[f"accuracy on the surest {share:.0%} by {score}"] for share in confidence.COVERAGES]
+        coverage.plot(confidence.COVERAGES, surest, **look)
+        order = "chance" if score == "probability" else score
+        routed = [values[f"accuracy with {share:.0%} routed by {order}"] for share in confidence.ROUTED]
+        routing.plot(confidence.ROUTED, routed, **{**look, "linestyle": lines[order], "label": f"{mixer}, {order}"})
+    for axes, title, x, y in (
+        (reliability, "calibration", "predicted accuracy", "observed accuracy"),
+        (coverage, "abstention", "share of the queries answered", "accuracy on them"),
+        (routing, "routing to softmax attention", "share of the queries routed", "accuracy"),
+    ):
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        plain_axes(axes)
+    shared_legend(figure, reliability, routing)
+
+
+def products_tables(found: Measurement) -> list[str]:
+    streams = [
+        [
+            name,
+            *(
+                mean(found, f"{name}: {what}")
+                for what in (
+                    "largest log norm of random products",
+                    "largest log norm of chosen products",
+                    "growth per step of chosen products",
+                    "bound on it",
+                    "largest log norm over its bound",
+                )
+            ),
+        ]
+        for name in products.STREAMS
+    ]
+    labels = [name.removesuffix(": accuracy") for name in found.values if name.endswith(": accuracy")]
+    trained = [
+        [
+            label.removeprefix("trained "),
+            *(
+                mean(found, f"{label}: {what}")
+                for what in (
+                    "accuracy",
+                    "largest log norm",
+                    "mean log norm after the sequence",
+                    "mean bound after the sequence",
+                    "largest log norm over its bound",
+                )
+            ),
+        ]
+        for label in labels
+    ]
+    return [
+        "Natural logarithms of spectral norms, and growth of the logarithm per step over the second half:\n\n"
+        + table(
+            [
+                "steps",
+                "random, largest",
+                "chosen, largest",
+                "chosen, growth per step",
+                "bound on it",
+                "largest over its bound",
+            ],
+            streams,
+        ),
+        "Layers trained on shuffled recall:\n\n"
+        + table(["layer", "accuracy", "largest", "at the end", "bound at the end", "largest over its bound"], trained),
+    ]
+
+
+def draw_products(found: Measurement, figure: Any) -> None:
+    left, right = figure.subplots(1, 2)
+    steps = [period * products.LENGTH for period in range(1, products.PERIODS + 1)]
+    colours = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2")
+
+    def curve(axes: Any, name: str, colour: str, label: str, bound: bool) -> None:
+        norms = [found.mean(f"{name}: log norm after {n} chosen steps") for n in steps]
+        axes.plot(steps, norms, color=colour, marker="o", markersize=3, label=label)
+        if bound:
+            bounds = [found.mean(f"{name}: bound after {n} chosen steps") for n in steps]
+            axes.plot(steps, bounds, color=colour, linestyle="--", linewidth=1, label=f"{label}, bound")
+
+    for decay, colour in zip(products.DECAYS, colours):
+        curve(left, f"pdn, decay {decay}, x = 1.5", colour, f"preconditioner's decay {decay}", decay in (0.99, 1.0))
+    curve(right, "vla with refresh", colours[0], "vla with refresh", True)
+    curve(right, "vla without refresh", colours[1], "vla without refresh", True)
+    curve(right, "two-sided, decay 0.9, x = 2.0", colours[2], "two-sided preconditioner", False)
+    curve(right, "rls", colours[3], "exact recursion (rls)", False)
+    left.set_title("PDN, x = 1.5", fontsize=10)
+    right.set_title("other rules", fontsize=10)
+    for axes in (left, right):
+        axes.set_xlabel("chosen steps")
+        axes.legend(fontsize=7, frameon=False)
+        plain_axes(axes)
+    left.set_ylabel("log norm of the product")
+
+
+def shared_legend(figure: Any, *panels: Any) -> None:
+    found: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        found.update(zip(labels, handles))
+    figure.legend(
+        found.values(), found.keys(), loc="outside lower center", ncols=min(4, len(found)), fontsize=8, frameon=False
+    )
+
+
+PAGES = {
+    "own-1": Page("own-least-squares.md", "Squared error by examples in context", draw_squares, squares_tables),
+    "own-2": Page(
+        "own-confidence.md", "Calibration, abstention and routing by the variance", draw_confidence, confidence_tables
+    ),
+    "own-3": Page("own-stability.md", "Log norms of products of chosen steps", draw_products, products_tables),
+}
+
+
+def checksum(record: ClaimRecord) -> str:
+    """Of the numbers that a figure shows, which its file holds."""
+    return hashlib.sha256(json.dumps(record.numbers, sort_keys=True).encode()).hexdigest()
+
+
+def render(name: str, folder: Path = RESULTS) -> str:
+    """The page with the measured part as the results in `folder` have it."""
+    page, records = PAGES[name], load_records(folder)
+    before, _, rest = page.path.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    lines = ["\n".join([f"- Asked: {escaped(find_claim(name).says)}", *facts(find_claim(name), records)])]
+    if name in records:
+        lines += [f"![{page.shows}](images/{page.figure.name})", *page.tables(records[name].measurement)]
+    return before + "\n\n".join([BEGIN, *(line.strip() for line in lines), END]) + after
+
+
+def draw(name: str, record: ClaimRecord, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    PAGES[name].draw(record.measurement, figure)
+    save_figure(figure, path, source=checksum(record))
+
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        records = load_records(RESULTS)
+        page.path.write_text(render(name))
+        if name in records:
+            draw(name, records[name], page.figure)
