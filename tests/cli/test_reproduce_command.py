@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fastweights.cli import main, reproduce
-from fastweights.experiments import PAPERS, claim_names
+from fastweights.experiments import SOURCES, claim_names
 
 
 def run(capsys, *arguments):
@@ -22,6 +22,10 @@ def test_the_list_has_every_claim_and_what_was_found(capsys, tmp_path, monkeypat
     assert code == 0 and error == "" and set(claim_names()) <= set(rows)
     assert rows["C2"].startswith("C2 pdn cpu holds holds ") and rows["C5"].startswith("C5 pdn cpu does not hold - ")
     assert "C1" not in run(capsys, "--list", "--paper", "vla")[1].split()
+    title, own = printed.index("Results of our own"), printed.index("own-1")
+    assert title < own and printed.index("Claims of the papers") < printed.index("\n S6 ") < title
+    ours = run(capsys, "--list", "--paper", "own")[1]
+    assert "own-3" in ours and "C2" not in ours.split()
 
 
 def test_the_list_fits_a_terminal(capsys, monkeypatch):
@@ -85,8 +89,21 @@ def test_an_output_that_is_a_file_is_refused(capsys, tmp_path):
     assert code == 2 and "--output" in error and (tmp_path / "file").read_text() == "precious"
 
 
+def test_trainings_that_fail_end_with_one_line(capsys, tmp_path, monkeypatch):
+    from fastweights import experiments
+    from fastweights.training import WorkerError
+
+    def fails(claim, conditions):
+        raise WorkerError("run x failed: no memory", "traceback\n")
+
+    monkeypatch.setattr(experiments, "run_claim", fails)
+    code, _, error = run(capsys, "C2", "--output", tmp_path)
+    assert code == 1 and error.startswith("traceback\n")
+    assert "C2: run x failed: no memory; the same command continues where trainings stopped" in error
+
+
 def test_help_names_the_papers():
-    assert ", ".join(PAPERS) == reproduce_module().PAPERS
+    assert ", ".join(SOURCES) == reproduce_module().PAPERS
 
 
 def reproduce_module():

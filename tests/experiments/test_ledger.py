@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fastweights.experiments import PAPERS, STATUSES, claim_names, claims, claims_of, find_claim
+from fastweights.experiments import OWN, PAPERS, SOURCES, STATUSES, claim_names, claims, claims_of, find_claim, own
 
-NAMES = (*(f"C{number}" for number in range(1, 36)), *(f"S{number}" for number in range(1, 7)))
+PAPERS_CLAIMS = (*(f"C{number}" for number in range(1, 36)), *(f"S{number}" for number in range(1, 7)))
+OWN_RESULTS = ("own-1", "own-2", "own-3")
+NAMES = (*PAPERS_CLAIMS, *OWN_RESULTS)
 
 
 def test_the_ledger_has_every_claim_in_order():
@@ -16,12 +18,13 @@ def test_the_ledger_has_every_claim_in_order():
 def test_one_file_per_claim_named_after_it():
     files = sorted(path.name.split("_")[0] for path in Path(claims.__path__[0]).glob("[cs]*.py"))
     assert files == sorted([f"c{number:02}" for number in range(1, 36)] + [f"s{number}" for number in range(1, 7)])
+    assert sorted(path.name.split("_")[0] for path in Path(own.__path__[0]).glob("o*.py")) == ["o1", "o2", "o3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_claim_says_what_is_expected_and_what_decides(name):
     claim = find_claim(name)
-    assert claim.paper in PAPERS and claim.expected in STATUSES and claim.seeds and claim.cost
+    assert claim.paper in SOURCES and claim.expected in STATUSES and claim.seeds and claim.cost
     assert all(claim.declaration().values())
     assert (claim.measure is None) == (claim.decide is None) == (claim.needs is not None)
 
@@ -29,6 +32,8 @@ def test_a_claim_says_what_is_expected_and_what_decides(name):
 def test_claims_of_a_paper():
     assert {claim.name for claim in claims_of("lattice")} == {"C14", "C15", "C33", "C34"}
     assert sum(len(claims_of(paper)) for paper in PAPERS) == len(claims_of()) == 41
+    assert tuple(claim.name for claim in claims_of()) == PAPERS_CLAIMS
+    assert tuple(claim.name for claim in claims_of(OWN)) == OWN_RESULTS and find_claim("OWN-2").name == "own-2"
 
 
 def test_unknown_names_are_refused():

@@ -41,8 +41,9 @@ def test_numbers_that_are_not_finite_are_kept_as_such(tmp_path):
 
 
 def test_what_has_no_measurement_is_not_resolved():
-    record = run_claim(find_claim("C31"), Conditions(seeds=(0,)))
-    assert record.status == "not resolved" and "looks at g and J" in record.reason and not record.numbers
+    claim = dataclasses.replace(find_claim("C2"), measure=None, decide=None, needs="a larger machine")
+    record = run_claim(claim, Conditions(seeds=(0,)))
+    assert record.status == "not resolved" and record.reason == "needs a larger machine" and not record.numbers
 
 
 def test_damaged_files_are_refused(tmp_path):

@@ -116,6 +116,7 @@ def test_windows_while_learning(tmp_path, monkeypatch):
     assert claim.decide(found).status == "holds"
 
 
+@pytest.mark.slow
 def test_language_models_train_side_by_side_and_continue(tmp_path, monkeypatch):
     """Two processes at once. A stop in the middle leaves checkpoints, and the same call ends with the losses of a whole run."""
     write_texts(tmp_path / "texts")
