@@ -252,12 +252,12 @@ def draw_products(found: Measurement, figure: Any) -> None:
             axes.plot(steps, bounds, color=colour, linestyle="--", linewidth=1, label=f"{label}, bound")
 
     for decay, colour in zip(products.DECAYS, colours):
-        curve(left, f"pdn, decay {decay}, x = 1.5", colour, f"preconditioner's decay {decay}", decay in (0.99, 1.0))
+        curve(left, f"pdn, decay {decay}, x = 2.0", colour, f"preconditioner's decay {decay}", decay in (0.99, 1.0))
     curve(right, "vla with refresh", colours[0], "vla with refresh", True)
     curve(right, "vla without refresh", colours[1], "vla without refresh", True)
     curve(right, "two-sided, decay 0.9, x = 2.0", colours[2], "two-sided preconditioner", False)
     curve(right, "rls", colours[3], "exact recursion (rls)", False)
-    left.set_title("PDN, x = 1.5", fontsize=10)
+    left.set_title("PDN, x = 2", fontsize=10)
     right.set_title("other rules", fontsize=10)
     for axes in (left, right):
         axes.set_xlabel("chosen steps")

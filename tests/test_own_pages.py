@@ -20,9 +20,9 @@ RECORDS = {name: record for name, record in load_records(own_results.RESULTS).it
 COMMAND = "python benchmarks/own_results.py"
 
 
-def described(path: Path) -> str:
+def source_of(path: Path) -> str:
     with Image.open(path) as image:
-        return str(image.info["Description"])
+        return str(image.info["Source"])
 
 
 def test_every_result_has_a_page() -> None:
@@ -38,7 +38,7 @@ def test_the_measured_part_is_generated(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_figure_is_of_the_committed_numbers(name: str) -> None:
-    assert described(own_results.PAGES[name].figure) == own_results.checksum(RECORDS[name]), f"run {COMMAND}"
+    assert source_of(own_results.PAGES[name].figure) == own_results.checksum(RECORDS[name]), f"run {COMMAND}"
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -49,4 +49,4 @@ def test_other_numbers_are_another_page_and_another_figure(name: str, tmp_path: 
     save_record(tmp_path, changed)
     assert own_results.render(name, tmp_path) != own_results.render(name)
     own_results.draw(name, changed, tmp_path / "figure.png")
-    assert described(tmp_path / "figure.png") != described(own_results.PAGES[name].figure)
+    assert source_of(tmp_path / "figure.png") != source_of(own_results.PAGES[name].figure)

@@ -1,4 +1,4 @@
-"""Trains language models side by side, each in a process of its own: one of them alone leaves most of a GPU idle."""
+"""Trains language models at the same time, each in a process of its own: one of them alone leaves most of a GPU idle."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..training.language import LanguageRun, NonFiniteLoss, train_language
 from ..training.language.callbacks import read_log
 from ..training.language.folder import LanguageFolder
 
-__all__ = ["gradient_norms", "language_result", "train_side_by_side"]
+__all__ = ["gradient_norms", "language_result", "train_together"]
 
 DIVERGED = 3  # exit code of a training whose loss was not finite
 STOP_SECONDS = 120.0  # a step and a checkpoint
 
 
-def train_side_by_side(runs: Sequence[LanguageRun], workers: int, device: str) -> set[str]:
+def train_together(runs: Sequence[LanguageRun], workers: int, device: str) -> set[str]:
     """Train every run that has not ended, `workers` at a time. The device "cuda" stands for all GPUs, over which they are spread;
     "cuda:1" for that one. The same call continues after an interruption.
 

@@ -77,7 +77,8 @@ def _read_out(layer: Any, index: int, seen: Any, routed_BT: Tensor, sharpness: f
     plain = layer.read_out
 
     def read_out(o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
-        looked_up = _lookup(*(seen[name][index] for name in ("q", "k", "v")), sharpness)
+        q, k, v = (seen[name][index] for name in ("q", "k", "v"))
+        looked_up = _lookup(q, k, v, sharpness)
         return plain(torch.where(routed_BT[..., None, None], looked_up.to(o_BTGV.dtype), o_BTGV), v_BTGV, x_BTD)
 
     return read_out

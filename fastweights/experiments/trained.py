@@ -116,7 +116,7 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
     def measure(conditions: Conditions) -> Measurement:
         try:
             from ..training.language import LanguageRun
-            from .language_runs import gradient_norms, language_result, train_side_by_side
+            from .language_runs import gradient_norms, language_result, train_together
         except ImportError as error:
             raise Unmeasured(f"needs {error.name}; pip install 'fastweights[train]'") from None
         cuda = torch.device(conditions.device).type == "cuda"
@@ -131,7 +131,7 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
                 own = {"model": {**settings.get("model", {}), "mixer": mixer}, "output": str(folder), "seed": seed}
                 runs[label, seed] = LanguageRun(**{**settings, **own, "precision": "bf16" if cuda else "no"})
         workers = conditions.workers or (LANGUAGE_WORKERS if cuda else 1)
-        diverged = train_side_by_side(list(runs.values()), workers, conditions.device)
+        diverged = train_together(list(runs.values()), workers, conditions.device)
         values: dict[str, list[float]] = {}
         for (label, _), run in runs.items():
             lost = run.output in diverged

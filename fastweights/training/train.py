@@ -4,6 +4,7 @@ import bisect
 import dataclasses
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,18 +13,24 @@ from typing import Any
 import torch
 
 from ..checks import check_number, check_path, describe_value
+from ..data import RecallTask
 from ..environment import machine, versions
+from ..evaluation.reading import evaluating
+from ..inspection.memory import memory_window
+from ..inspection.posterior import metaplasticity
+from ..inspection.reading import read_layers
 from ..results import RecallResult, undertrained
 from .batches import training_batches
 from .checkpoint import load_checkpoint, save_checkpoint
 from .experiment import RecallRun
 from .objectives import Measured, objective_of
 from .optimization import learning_rate_factor, weight_decay_groups
-from .watch import watch_memories
 
 __all__ = ["train_run"]
 
 _CURVE_POINTS = 100
+_WATCHED = {"window": memory_window, "metaplasticity ratio": metaplasticity}
+_WATCHED_SEQUENCES = 4
 
 
 def train_run(
@@ -134,7 +141,8 @@ class _Training:
             self._record(objective.measure(self.model, seed=run.seed, examples=run.test_examples, device=run.device))
         if run.watch_every and not history.diverged and history.step % run.watch_every == 0:
             task = run.stages()[bisect.bisect_left(self.ends, history.step)][1]
-            found = watch_memories(self.model, task, seed=run.seed, device=run.device)
+            assert isinstance(task, RecallTask)  # the settings refuse others
+            found = _watch_memories(self.model, task, seed=run.seed, device=run.device)
             for name, value in {"step": float(history.step), **found}.items():
                 history.watched.setdefault(name, []).append(value)
 
@@ -230,3 +238,17 @@ class _Training:
         self._clock = time.perf_counter(), time.process_time()
         self.history.wall_seconds += self._clock[0] - wall
         self.history.cpu_seconds += self._clock[1] - cpu
+
+
+def _watch_memories(model: Any, task: RecallTask, *, seed: int, device: str) -> dict[str, float]:
+    """The memory window, averaged over a whole sequence, and the metaplasticity ratio after it: means over sequences, layers and
+    heads, of the layers that have them."""
+    found: dict[str, list[float]] = {}
+    rows = task.batch("test", seed=seed, index=0, batch_size=_WATCHED_SEQUENCES).input_ids.to(device)
+    with evaluating(model):
+        for ids in rows:
+            for layer in read_layers(model, ids, every=len(ids)):
+                for name, measure in _WATCHED.items():
+                    for panel in measure(layer):
+                        found.setdefault(name, []).append(panel.y[-1].mean().item())
+    return {name: statistics.fmean(values) for name, values in found.items()}

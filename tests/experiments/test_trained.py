@@ -58,7 +58,7 @@ def pretend_training(monkeypatch, loss=lambda run: 2.0, norms=lambda run: [1.0] 
         lengths = [{"length": length, "loss": loss(run)} for length in run.context_lengths]
         return type("Result", (), {"held_out_loss": loss(run), "perplexities": lengths})()
 
-    monkeypatch.setattr(language_runs, "train_side_by_side", made)
+    monkeypatch.setattr(language_runs, "train_together", made)
     monkeypatch.setattr(language_runs, "language_result", result)
     monkeypatch.setattr(language_runs, "gradient_norms", norms)
     return runs
@@ -117,7 +117,7 @@ def test_windows_while_learning(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_language_models_train_side_by_side_and_continue(tmp_path, monkeypatch):
+def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     """Two processes at once. A stop in the middle leaves checkpoints, and the same call ends with the losses of a whole run."""
     write_texts(tmp_path / "texts")
     small = small_run(tmp_path, max_steps=30, context_lengths=(16,), checkpoint_every=1000, evaluate_every=0)

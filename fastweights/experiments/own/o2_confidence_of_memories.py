@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...data import RecallTask, make_task
+from ...data import RecallTask, ShuffledMQAR
 from ...data.task import IGNORE_INDEX
 from ...layers import MixerChoice
 from ...results.experiment import best_results
@@ -166,7 +166,7 @@ def of_model(model: Any, pairs: int, vocab_size: int, seed: int, device: str) ->
     found: dict[str, float] = {}
     loads = []
     for load in LOADS:
-        task = make_task("mqar-shuffled", pairs=int(load * pairs), vocab_size=vocab_size)
+        task = ShuffledMQAR(pairs=int(load * pairs), vocab_size=vocab_size)
         loads.append(ask(model, task, seed, device))
         found[f"accuracy at {task.pairs} pairs"] = loads[-1].right[~loads[-1].new].double().mean().item()
     new, right, fits = (torch.cat([getattr(load, name) for load in loads]) for name in ("new", "right", "fits"))
@@ -252,8 +252,8 @@ CLAIM = Claim(
     printed="none; the papers do not use their variances",
     setting=(
         "Variances q^T P q of rls and 1 / (J + p) . q^2 of palimpsa-d before the token's own write. Untrained: 64 streams of "
-        "unit keys of 32 channels from the model that both assume. Trained: shuffled recall, every second query of a test "
-        "sequence a key that was never written, half, all and twice the pairs of training; logistic regression on the "
+        "unit keys of 32 channels from the model that both assume. Trained: shuffled recall, where every second test query asks "
+        "for a key that was never written, half, all and twice the pairs of training; logistic regression on the "
         "variances of all heads, fitted on half of the test sequences; beside it the probability of the model's answer. "
         "Routing: at the most uncertain queries the memory is replaced by softmax attention over the layer's own keys and "
         "values. On a CPU 16 pairs, 128 tokens, one layer of width 32 with 2 heads, 600 steps of 32, rates 3e-3 and 1e-2; on "
