@@ -72,7 +72,8 @@ def trained_model(
     """The model of a result of `train_parts`, whose settings have `save_models`."""
     run = next(run for run in experiment(settings, conditions).runs() if as_stored(run.record()) == result.run)
     folder = ExperimentFolder(part_folder(claim, part, conditions)).model(run)
-    return FastWeightsForCausalLM.from_pretrained(folder).to(conditions.device).eval()
+    model = FastWeightsForCausalLM.from_pretrained(folder)
+    return model.to(conditions.device).eval()  # type: ignore[arg-type]  # transformers' wrapper hides self
 
 
 def experiment(settings: Mapping[str, Any], conditions: Conditions) -> RecallExperiment:
