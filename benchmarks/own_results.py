@@ -25,6 +25,7 @@ from fastweights.experiments.own import o3_products_of_transitions as products
 
 DOCS = CLAIMS_PAGE.parent
 BEGIN = "<!-- measured: written by `python benchmarks/own_results.py` -->"
+DPI = 90  # figures stay below 100 kB
 END = "<!-- end of what is measured -->"
 Draw = Callable[[Measurement, Any], None]
 
@@ -306,7 +307,7 @@ def draw(name: str, record: ClaimRecord, path: Path) -> None:
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     PAGES[name].draw(record.measurement, figure)
-    save_figure(figure, path, source=checksum(record))
+    save_figure(figure, path, source=checksum(record), dpi=DPI)
 
 
 if __name__ == "__main__":
