@@ -35,8 +35,9 @@ recall: $(INSTALLED)
 lm: $(INSTALLED)
 	$(BIN)/fastweights train examples/lm.toml $(ARGS)
 
+# With -q, warnings would be hidden from --strict too.
 docs: $(DOCS_INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The models and matrices of the tests are tiny: one process per core, each with a single thread. The second run has the
 # kernels in Triton's interpreter, which replaces its compiler for a whole process; it is given the files that hold such
