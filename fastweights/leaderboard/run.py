@@ -67,7 +67,7 @@ def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[d
 
 def resolution_of(part: Part, size: str) -> float | None:
     """The spread that a single seed counts as: the nats below which language models take all seeds."""
-    return SIZES[size].language.close if part.kind in ("language", "needle") else None
+    return SIZES[size].language.close if part.kind == "language" else None
 
 
 def table_of(
