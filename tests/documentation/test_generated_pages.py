@@ -70,6 +70,20 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     )
 
 
+def test_numbers_of_a_page_are_those_of_the_results() -> None:
+    (content,) = evidence.contents("decode-table-")
+    for batch in (1, 8, 64):
+        measured = content["rows"][f"gdn, batch {batch}"]["tokens/s"]
+        assert f"| {content['device']} | {batch} | any | {measured:,.0f} |" in page("gdn")
+    (steps,) = evidence.contents("training-steps-")
+    models = steps["comparisons"]["pgdn-340m"]["models"]
+    one, base = (models[name]["step, ms"][0] for name in ("pgdn-340m", "gdn-340m"))
+    assert f"| {one:.0f} | {one / base:.2f} of `gdn-340m` |" in page("pgdn")
+    (first,) = evidence.contents("first_values.json")
+    best = max(row["accuracy"] for row in first["defaults of every mixer"] if row["mixer"] == "vla-linear")
+    assert f"has 0.25): {best:.3f}" in page("vla-linear")
+
+
 def test_what_is_not_measured_is_said() -> None:
     gaps = choosing.PAGE.read_text().partition("## Not measured yet")[2]
     for name in MIXERS:
