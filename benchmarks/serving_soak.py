@@ -40,7 +40,7 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 RESULTS = Path(__file__).parent / "results"
 NAME = "soaked"
 START, ANSWER, END = 300, 600, 120  # seconds at most: for the start, for an answer, until all requests are forgotten
-LONGEST, MOST_WRITTEN = 200, 40  # tokens of a prompt and an answer
+LONGEST, MOST_WRITTEN = 150, 100  # tokens of a prompt and an answer
 BEGINNINGS = 8  # that prompts share
 TIE = 1e-3  # between logarithms of probabilities: which of two such tokens is written is chance
 
