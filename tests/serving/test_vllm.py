@@ -1,5 +1,5 @@
-"""vLLM writes the tokens that our own generate() writes, whatever it does with the requests. One process for all: each start of
-vLLM takes seconds."""
+"""vLLM writes the tokens that our own generate() writes, whatever it does with the requests. Each start of vLLM takes some five
+seconds, so `make test` has few of these tests, and `make test-vllm` all."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def test_hybrids(name, tmp_path):
         check_same(own, llm, prompts())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"tie_word_embeddings": True}, {"intermediate_size": 0}], ids=["tied embeddings", "no MLP"]
 )
@@ -107,6 +108,7 @@ def test_blocks_are_used_again(tmp_path):
         check_same(own, llm, prompts([5 + 7 * n % 30 for n in range(12)]))
 
 
+@pytest.mark.slow
 def test_bfloat16(tmp_path):
     """Tokens are those of our own model in bfloat16 except where two of them are nearly as likely."""
     own = model(["gdn", WINDOW, "palimpsa-d"]).to(torch.bfloat16)
@@ -162,21 +164,23 @@ def test_what_is_not_supported_is_refused_at_the_start(what, tmp_path):
 
 
 def test_states_in_16_bits(tmp_path):
-    """The memory of the same pool holds twice the sequences; the outputs are those of the stated precision."""
+    """The memory takes half, and the outputs are those of the stated precision."""
     own = model(["gdn", "softmax", "lattice"])
     own.save_pretrained(tmp_path)
-    asked, errors = prompts(), {}
-    for dtype in ("float32", "bfloat16"):
-        with engine(tmp_path, mamba_ssm_cache_dtype=dtype) as llm:
-            layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
-            (memory,) = (x for name, x in layers.items() if name == "model.layers.0.memory")
-            assert {str(pool.dtype) for pool in memory.pooled.pools.memory.values()} == {f"torch.{dtype}"}
-            assert memory.block.memory == 2 * 32 * 32 * (4 if dtype == "float32" else 2)
-            errors[dtype] = largest_error(own, asked, written(llm, asked))
-    assert errors["float32"] < CLOSE < errors["bfloat16"] < 0.1
+    asked = prompts()
+    with engine(tmp_path, mamba_ssm_cache_dtype="bfloat16") as llm:
+        layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
+        (memory,) = (layer for name, layer in layers.items() if name == "model.layers.0.memory")
+        assert {pool.dtype for pool in memory.pooled.pools.memory.values()} == {torch.bfloat16}
+        assert memory.block.memory == 2 * 32 * 32 * 2
+        assert CLOSE < largest_error(own, asked, written(llm, asked)) < 0.1
 
 
-@pytest.mark.parametrize("mixer", ["lattice", ["gdn", WINDOW, "vla", "softmax"]], ids=["one memory", "hybrid"])
+@pytest.mark.parametrize(
+    "mixer",
+    ["lattice", pytest.param(["gdn", WINDOW, "vla", "softmax"], marks=pytest.mark.slow)],
+    ids=["one memory", "hybrid"],
+)
 def test_prefix_caching(mixer, tmp_path):
     """States are kept where blocks end: a prompt that begins like an earlier one is read from there on."""
     own = model(mixer)
