@@ -94,7 +94,7 @@ WRITTEN: dict[str, str] = {
     "beta2": "0.95", "weight_decay": "0.0", "schedule": '"constant"', "warmup_fraction": "0.2", "warmup_start": "0.1",
     "final_fraction": "0.0", "max_gradient_norm": "2.0", "initializer_range": "0.1", "test_examples": "32",
     "evaluations": "3", "device": '"cpu:0"', "mixers": '["gdn", { name = "gdn", options = { conv_size = 2 }, label = "small" }]',
-    "pairs": "[2, 8]", "learning_rates": "[0.1, 0.01]", "seeds": "[3, 4]",
+    "pairs": "[2, 8]", "learning_rates": "[0.1, 0.01]", "seeds": "[3, 4]", "watch_every": "30", "save_models": "true",
 }  # fmt: skip
 
 
