@@ -40,13 +40,13 @@ def first_bits(x):
 
 @triton.jit
 def precise_dot(x, y, out, PRECISION: tl.constexpr):
-    """out + x y. "tf32x3" as Triton has it, but one sum: its own keeps a second one, which fills the registers, and looks for NaN
-    between the products. Here an infinity gives NaN."""
+    """out + x y. "tf32x3" as Triton has it, without its look for NaN between the products: an infinity gives NaN. `out` comes
+    last, because every step of a product cuts off bits of a sum that is large already."""
     if PRECISION == "tf32x3":
         high_x, high_y = round_to_tf32(x), round_to_tf32(y)
-        out = tl.dot(x - high_x, high_y, out, input_precision="tf32")
-        out = tl.dot(high_x, y - high_y, out, input_precision="tf32")
-        out = tl.dot(high_x, high_y, out, input_precision="tf32")
+        found = tl.dot(x - high_x, high_y, input_precision="tf32")
+        found = tl.dot(high_x, y - high_y, found, input_precision="tf32")
+        out += tl.dot(high_x, high_y, found, input_precision="tf32")
     else:
         out = tl.dot(x, y, out, input_precision=PRECISION)
     return out
