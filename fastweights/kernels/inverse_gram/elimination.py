@@ -8,7 +8,6 @@ import triton.language as tl
 from ..math import is_bad, without
 from ..packing import chunk_place
 from .rows import ROWS, eliminate_rows
-from .sums import precise_dot
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -45,13 +44,13 @@ def eliminate_blocks(
         tl.debug_barrier()
         own = (c >= b) & (c < b + ROWS)
         rows = tl.where(own[None, :], tl.where(c[None, :] == (b + t)[:, None], -1.0, 0.0), rows)
-        rows = precise_dot(tl.trans(turned), rows, tl.zeros((ROWS, PK), tl.float32), PRECISION)
+        rows = tl.dot(tl.trans(turned), rows, input_precision=PRECISION)
         if TOKENS:
             lower = tl.where(c[None, :] <= (b + t)[:, None], -rows, 0.0)
             tl.store(out + at + (b + t)[:, None] * K + c[None, :], lower, (c < K)[None, :])
             tl.store(D + (first + b + t) * HV + head, divisors, b + t < count)
         rows *= tl.sqrt(weights)[:, None]
         of_block = own[None, :] | ((r >= b) & (r < b + ROWS))[:, None]
-        M = precise_dot(-tl.trans(rows), rows, tl.where(of_block, 0.0, M), PRECISION)
+        M = tl.dot(-tl.trans(rows), rows, tl.where(of_block, 0.0, M), input_precision=PRECISION)
     if not TOKENS:
         tl.store(out + at + r[:, None] * K + c[None, :], -M, inside)
