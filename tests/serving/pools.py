@@ -20,7 +20,7 @@ class Pool:
     def __init__(self, mixer: Mixer, count: int = 6, state_dtype: torch.dtype | None = None) -> None:
         first = next(mixer.parameters())
         self.size = Layout(mixer.state_spec(), state_dtype).size
-        self.blocks = torch.full((count, self.size + 48), UNTOUCHED, dtype=torch.uint8, device=first.device)
+        self.blocks = torch.full((count, self.size + 64), UNTOUCHED, dtype=torch.uint8, device=first.device)
         self.pooled = PooledMixer(mixer, self.blocks[:, : self.size], state_dtype)
 
     def is_untouched(self, *rows: int) -> bool:

@@ -102,4 +102,5 @@ def test_tensors_are_aligned_and_apart():
     layout = Layout(spec)
     ends = [place.offset + torch.Size(place.shape).numel() * place.dtype.itemsize for place in layout.places]
     assert all(place.offset % 16 == 0 for place in layout.places)
+    assert layout.memory_size % 64 == layout.size % 64 == 0  # of blocks one after another
     assert all(end <= after.offset for end, after in zip(ends, layout.places[1:])) and ends[-1] <= layout.size

@@ -13,6 +13,7 @@ from ...layers import LayerCache, Mixer
 __all__ = ["Layout", "PooledMixer"]
 
 ALIGNMENT = 16  # bytes, the widest load of a GPU
+ROW_ALIGNMENT = 64  # bytes: Triton's kernels load 16 bytes at once where rows are multiples of 16 float32 apart
 
 
 class Place(NamedTuple):
@@ -45,6 +46,7 @@ class Layout:
                     dtype = state_dtype
                 self.places.append(Place(part, name, tuple(x.shape[1:]), dtype, self.size))
                 self.size += -(-x.numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            self.size += -self.size % ROW_ALIGNMENT
             if part == "memory":
                 self.memory_size = self.size
 
