@@ -12,8 +12,9 @@ import torch
 
 from ..data.text import TextTokenizer
 from ..models import FastWeightsForCausalLM
-from ..results import RecallResult
+from ..results import LanguageResult, RecallResult
 from ..results.experiment import best_results
+from ..results.language import load_result
 from ..training import RecallExperiment, run_recall_parts
 from ..training.folder import ExperimentFolder
 from ..training.output_folder import as_stored
@@ -117,7 +118,7 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
     def measure(conditions: Conditions) -> Measurement:
         try:
             from ..training.language import LanguageRun
-            from .language_runs import gradient_norms, language_result, train_together
+            from ..training.language.together import train_together
         except ImportError as error:
             raise Unmeasured(f"needs {error.name}; pip install 'fastweights[train]'") from None
         cuda = torch.device(conditions.device).type == "cuda"
@@ -149,6 +150,19 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
         return Measurement(values)
 
     return measure
+
+
+def language_result(run: Any) -> LanguageResult:
+    """The result of a `LanguageRun` that has ended."""
+    return load_result(Path(run.output) / "result.json")
+
+
+def gradient_norms(run: Any) -> list[float]:
+    """The gradient's norm before it is scaled down, at every logged step of a `LanguageRun` where it was finite."""
+    from ..training.language.callbacks import read_log
+
+    points = read_log(Path(run.output) / "log.jsonl")
+    return [point["gradient_norm"] for point in points if point.get("gradient_norm") is not None]
 
 
 def gradient_spike(label: str, share: float) -> str:

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from fastweights.experiments import Conditions, claims_of, find_claim, language_runs, trained
+from fastweights.experiments import Conditions, claims_of, find_claim, trained
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment
+from fastweights.training.language import together
 
 from ..training.language.small import small_run, write_texts
 
@@ -58,9 +59,9 @@ def pretend_training(monkeypatch, loss=lambda run: 2.0, norms=lambda run: [1.0] 
         lengths = [{"length": length, "loss": loss(run)} for length in run.context_lengths]
         return type("Result", (), {"held_out_loss": loss(run), "perplexities": lengths})()
 
-    monkeypatch.setattr(language_runs, "train_together", made)
-    monkeypatch.setattr(language_runs, "language_result", result)
-    monkeypatch.setattr(language_runs, "gradient_norms", norms)
+    monkeypatch.setattr(together, "train_together", made)
+    monkeypatch.setattr(trained, "language_result", result)
+    monkeypatch.setattr(trained, "gradient_norms", norms)
     return runs
 
 
@@ -124,7 +125,7 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     settings = {field.name: getattr(small, field.name) for field in dataclasses.fields(small) if field.name != "mixers"}
     measure = trained.language_models("C0", {"one": "gdn", "two": "linear"}, **settings)
     conditions = [Conditions(seeds=(0,), folder=tmp_path / name, workers=2) for name in ("stopped", "whole")]
-    waited = language_runs.wait
+    waited = together.wait
 
     def stop_in_the_middle(sentinels):
         assert len(sentinels) == 2  # both train
@@ -132,10 +133,10 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
             time.sleep(0.05)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(language_runs, "wait", stop_in_the_middle)
+    monkeypatch.setattr(together, "wait", stop_in_the_middle)
     with pytest.raises(KeyboardInterrupt):
         measure(conditions[0])
-    monkeypatch.setattr(language_runs, "wait", waited)
+    monkeypatch.setattr(together, "wait", waited)
     saved = [list((tmp_path / f"stopped/C0/{name}-seed0/checkpoints").glob("checkpoint-*")) for name in ("one", "two")]
     assert any(saved) and not all(
         (tmp_path / f"stopped/C0/{name}-seed0/result.json").exists() for name in ("one", "two")
@@ -143,7 +144,7 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     found = [measure(each) for each in conditions]
     assert found[0] == found[1] and 0 < found[0].mean("one") != found[0].mean("two")
     assert found[0].mean(trained.gradient_spike("one", 0.999)) > 1 and "two, context 16" in found[0].values
-    monkeypatch.setattr(language_runs, "_train", None)  # nothing is trained again
+    monkeypatch.setattr(together, "_train", None)  # nothing is trained again
     assert measure(conditions[0]) == found[0]
 
 

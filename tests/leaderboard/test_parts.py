@@ -145,10 +145,10 @@ def test_language_models_and_needles(tmp_path, monkeypatch):
     """Two mixers, trained and asked; close ones take all seeds; a second call trains and asks nothing."""
     pytest.importorskip("accelerate")
     from fastweights import evaluation
-    from fastweights.training import language
+    from fastweights.training.language import together
 
-    trained, train = [], language.train_language
-    monkeypatch.setattr(language, "train_language", lambda run, **k: trained.append(run) or train(run, **k))
+    trained, train = [], together.train_language
+    monkeypatch.setattr(together, "train_language", lambda run, **k: trained.append(run) or train(run, **k))
     run_part(PARTS["needle"], request(tmp_path))
     found = rows("language", tmp_path)
     assert set(found) == {(c, m) for c in ("held out", "context 16", "context 32") for m in MIXERS}
@@ -180,19 +180,23 @@ def test_mixers_that_are_not_close_take_one_seed():
 
 def test_a_training_that_diverges_is_counted(tmp_path, monkeypatch):
     pytest.importorskip("accelerate")
-    from fastweights.training import language
+    from fastweights.training.language import together
 
-    train = language.train_language
+    train = together.train_language
 
     def diverging(run, **options):
         if run.learning_rate == 1e-2:
-            raise language.NonFiniteLoss("the loss is nan at step 1")
+            raise together.NonFiniteLoss("the loss is nan at step 1")
         return train(run, **options)
 
-    monkeypatch.setattr(language, "train_language", diverging)
+    monkeypatch.setattr(together, "train_language", diverging)
     run_part(PARTS["language"], request(tmp_path, "linear", seeds=(0,)))
     row = rows("language", tmp_path)["held out", "linear"]
     assert (row["learning rate"], row["diverged"], row["runs"]) == (1e-3, 1, 2)
+    (file,) = tmp_path.rglob("diverged.json")
+    assert json.loads(file.read_bytes()) == {"why": "the loss is nan at step 1"}
+    monkeypatch.setattr(together, "train_language", None)  # nothing is trained again
+    run_part(PARTS["language"], request(tmp_path, "linear", seeds=(0,)))
 
 
 def test_language_models_are_refused_on_a_device_that_their_trainer_does_not_take(tmp_path, monkeypatch):
