@@ -1,10 +1,12 @@
-"""Atomic files: a reader sees the old content or the new content, never a part of it."""
+"""Atomic files: a reader sees the old content or the new content, never a part of it. Places and names that files can have."""
 
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ __all__ = [
     "WriteError",
     "check_place",
     "disk_is_full",
+    "file_name",
     "publish_folder",
     "staged_folder",
     "write_bytes",
@@ -43,6 +46,12 @@ def check_place(name: str, folder: Path) -> None:
         raise ValueError(
             f"{name} {folder} must be in a folder that can be written to, and {above} is none; name another place"
         )
+
+
+def file_name(text: str) -> str:
+    """The text where every file system takes it, else what it takes of it and a checksum."""
+    plain = re.sub(r"[^A-Za-z0-9._+=-]", "_", text)[:80]
+    return plain if plain == text else f"{plain}-{zlib.crc32(text.encode()):08x}"
 
 
 def disk_is_full(error: OSError) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..data.text import TextCorpus, TextTokenizer
+from ..files import file_name
 from ..models import FastWeightsForCausalLM
 from ..results import LanguageResult, still_falling
 from ..results.language import load_result
@@ -21,7 +22,6 @@ from .processes import train_models
 from .record import Board, measured_here
 from .request import Request
 from .sizes import LanguageSize
-from .trainings import file_name
 
 __all__ = ["NEEDLE", "close_mixers", "run_language", "run_needle"]
 

@@ -3,12 +3,11 @@ them."""
 
 from __future__ import annotations
 
-import re
 import statistics
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..files import file_name
 from ..layers import MixerChoice
 from ..results import RecallResult, load_results
 from ..results.experiment import best_results
@@ -19,7 +18,7 @@ from .record import Board, measured_here
 from .request import Request
 from .sizes import TaskSize
 
-__all__ = ["file_name", "matched", "run_tasks"]
+__all__ = ["matched", "run_tasks"]
 
 
 def run_tasks(part: str, size: TaskSize, request: Request) -> Board:
@@ -117,9 +116,3 @@ def _row(
         "state": runs[0].state_size, "grows": mixer.grows, "intermediate size": mixer.intermediate_size,
         "seconds": round(sum(run.wall_seconds for run in (*grid, *runs[1:])), 1), "measured": measured_here(device),
     }  # fmt: skip
-
-
-def file_name(text: str) -> str:
-    """The text where every file system takes it, else what it takes of it and a checksum."""
-    plain = re.sub(r"[^A-Za-z0-9._+=-]", "_", text)[:80]
-    return plain if plain == text else f"{plain}-{zlib.crc32(text.encode()):08x}"

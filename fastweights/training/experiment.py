@@ -2,13 +2,12 @@
 
 import dataclasses
 import itertools
-import re
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 from ..checks import check_list, check_positive, check_size, check_whole_number
 from ..data import Task, make_task
+from ..files import file_name
 from ..layers import MixerChoice
 from ..models import FastWeightsConfig
 from .settings import Settings, Stage
@@ -52,7 +51,7 @@ class RecallRun(Settings):
     @property
     def name(self) -> str:
         """A name that no other run of the experiment has; valid as a file name."""
-        return f"{_file_name(self.choice.label)}-pairs{self.pairs}-lr{self.learning_rate!r}-seed{self.seed}"
+        return f"{file_name(self.choice.label)}-pairs{self.pairs}-lr{self.learning_rate!r}-seed{self.seed}"
 
     @property
     def title(self) -> str:
@@ -163,9 +162,3 @@ _GRID: dict[str, Callable[[str, Any], Any]] = {
 
 def _choice(mixer: str | MixerChoice) -> MixerChoice:
     return mixer if isinstance(mixer, MixerChoice) else MixerChoice(mixer)
-
-
-def _file_name(label: str) -> str:
-    """The label where every file system takes it, else what it takes of it and a checksum."""
-    plain = re.sub(r"[^A-Za-z0-9._+=-]", "_", label)[:80]
-    return plain if plain == label else f"{plain}-{zlib.crc32(label.encode()):08x}"

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of, trainings
-from fastweights.leaderboard.trainings import file_name
 from fastweights.training import WorkerError
 from fastweights.training.recall import run_recall_parts
 
