@@ -5,13 +5,24 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
 from ..stopping import Stopped
 
-__all__ = ["Imports", "fail", "import_mixers", "one_line_errors", "values"]
+__all__ = [
+    "Device",
+    "Imports",
+    "Workers",
+    "check_trainings",
+    "fail",
+    "import_mixers",
+    "one_line_errors",
+    "training_errors",
+    "values",
+]
 
 Value = TypeVar("Value")
 Imports = Annotated[
@@ -23,6 +34,8 @@ Imports = Annotated[
         show_default=False,
     ),
 ]
+Device = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")]
+Workers = Annotated[int | None, typer.Option(help="Trainings at the same time; by default one per core, or 8 per GPU.")]
 
 
 def import_mixers(modules: Sequence[str] | None) -> None:
@@ -60,6 +73,18 @@ def one_line_errors(continues: str = "") -> Iterator[None]:
         raise typer.Exit(fail(f"stopped{remedy}", 130)) from None
 
 
+@contextmanager
+def training_errors(continues: str, prefix: str = "") -> Iterator[None]:
+    """Ends the command with one line and exit code 1 where trainings failed. Above the line stands the traceback of a worker."""
+    from ..training import WorkerError  # here: help must not import torch
+
+    try:
+        yield
+    except WorkerError as error:
+        print(error.details, file=sys.stderr, end="")
+        raise typer.Exit(fail(f"{prefix}{error}; {continues}", 1)) from None
+
+
 def _reason(error: OSError) -> str:
     """Why, and the name of the file once."""
     if error.strerror is None:
@@ -77,3 +102,27 @@ def values(option: str, texts: Sequence[str], kind: Callable[[str], Value]) -> t
             what = "whole numbers" if kind is int else "numbers"
             raise typer.BadParameter(f"{option} takes {what} separated by commas, got {text.strip()!r}") from None
     return tuple(found)
+
+
+def check_trainings(
+    device: str, output: Path, workers: int | None, seeds: Sequence[str] | None
+) -> tuple[int, ...] | None:
+    """Check the options of a command that trains many models. Returns the values of --seeds, None where it is not given."""
+    from ..checks import check_size, check_whole_number  # here: help must not import torch
+    from ..files import check_place
+    from ..training.settings import check_device
+
+    check_device(device)
+    check_place("--output", output)
+    if workers is not None:
+        check_size("--workers", workers, high=1024)
+    if not seeds:
+        return None
+    given = values("--seeds", seeds, int)
+    for seed in given:
+        check_whole_number("--seeds", seed)
+    if len(set(given)) < len(given):
+        raise ValueError(
+            f"--seeds must differ from each other, got {', '.join(map(str, given))}; drop what is there twice"
+        )
+    return given

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ._options import Imports, import_mixers, one_line_errors, values
+from ._options import Device, Imports, import_mixers, one_line_errors, values
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -52,7 +52,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of recall and RULER tasks.")] = 0,
     block: Annotated[int, typer.Option(help="Tokens read at a time; memory grows with it.")] = 512,
     batch_size: Annotated[int, typer.Option(help="Texts read at a time.")] = 1,
-    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
     imports: Imports = None,
     lm_eval: Annotated[

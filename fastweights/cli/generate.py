@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import Imports, import_mixers, one_line_errors
+from ._options import Device, Imports, import_mixers, one_line_errors
 
 
 def generate(
@@ -19,7 +19,7 @@ def generate(
     ] = 0.95,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; a new one each time if not given.")] = None,
-    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
     imports: Imports = None,
 ) -> None:

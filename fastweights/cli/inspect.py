@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import Imports, import_mixers, one_line_errors, values
+from ._options import Device, Imports, import_mixers, one_line_errors, values
 
 # The names of fastweights.inspection.MEASURES (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -32,7 +32,7 @@ def inspect(
     measures: Annotated[
         list[str] | None, typer.Option(metavar="NAME,...", help=f"What to measure: {MEASURES}; all if not given.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
     imports: Imports = None,
 ) -> None:

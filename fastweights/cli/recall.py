@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Imports, fail, import_mixers, one_line_errors, values
+from ._options import Device, Imports, import_mixers, one_line_errors, training_errors, values
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
 TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
@@ -54,7 +54,7 @@ def recall(
         list[str], typer.Option(metavar="N,...", help="Seeds of parameters and data; the spread is reported.")
     ] = SEEDS,
     test_examples: Annotated[int, typer.Option(help="Held-out sequences to test on.")] = 1024,
-    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     output: Annotated[Path, typer.Option(help="Folder for results, plots and checkpoints.")] = Path("runs/recall"),
     workers: Annotated[
         int | None, typer.Option(help="Processes, each on one core; by default one per core, or one per GPU.")
@@ -81,7 +81,7 @@ def recall(
         import_mixers(imports)
         from ..analysis import mixers_table, recall_table, save_plots, stage_table
         from ..layers import parse_mixers
-        from ..training import RecallExperiment, RecallFile, WorkerError, load_recall_file, run_recall_parts
+        from ..training import RecallExperiment, RecallFile, load_recall_file, run_recall_parts
         from ..training.progress import reporter_for
 
         if list_mixers:
@@ -111,7 +111,7 @@ def recall(
             given = {name: value for name, value in options.items() if _is_given(context, name)}
             study = load_recall_file(run_file, **given)
         folders = study.folders()
-        try:
+        with training_errors(continues):
             found = run_recall_parts(
                 study.parts,
                 folders,
@@ -122,9 +122,6 @@ def recall(
                 log_every=log_every,
                 imports=imports or (),
             )
-        except WorkerError as error:
-            print(error.details, file=sys.stderr, end="")
-            raise typer.Exit(fail(f"{error}; {continues}", 1)) from None
     for name, results in found.items():
         if name:
             print(f"Part {name}")

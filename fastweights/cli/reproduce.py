@@ -1,6 +1,5 @@
 """`fastweights reproduce`: the papers' claims, measured again."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,11 +7,9 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import fail, one_line_errors, values
+from ._options import Device, Workers, check_trainings, one_line_errors, training_errors
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights.experiments (a test compares them)
-
-
 CONTINUES = "the same command continues where trainings stopped"
 
 
@@ -28,7 +25,7 @@ def reproduce(
         str | None,
         typer.Option(metavar="NAME", help=f"All claims of a paper that fit the device, or our own results: {PAPERS}."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     seeds: Annotated[
         list[str] | None, typer.Option(metavar="N,...", help="Seeds; the claim's own if not given.")
     ] = None,
@@ -36,9 +33,7 @@ def reproduce(
     measurements: Annotated[
         Path, typer.Option(help="Folder with the benchmarks' result files, for claims about speed.")
     ] = Path("benchmarks/results"),
-    workers: Annotated[
-        int | None, typer.Option(help="Trainings at the same time; by default one per core, or 8 per GPU.")
-    ] = None,
+    workers: Workers = None,
 ) -> None:
     """Measure claims of the papers again and say which hold.
 
@@ -46,12 +41,8 @@ def reproduce(
     hold is a result: the exit code is 0.
     """
     with one_line_errors(CONTINUES), StopSignals():
-        from ..checks import check_size, check_whole_number
         from ..experiments import Conditions, claims_of, find_claim, load_records, run_claim, save_record
         from ..experiments.tables import claim_page, claims_table
-        from ..files import check_place
-        from ..training import WorkerError
-        from ..training.settings import check_device
 
         named = [find_claim(name) for name in claims or ()]
         chosen = named or (list(claims_of(paper)) if paper or list_claims else [])
@@ -65,13 +56,7 @@ def reproduce(
             for claims_shown in tables:
                 Console().print(claims_table(claims_shown, records))
             return
-        check_device(device)
-        check_place("--output", output)
-        if workers is not None:
-            check_size("--workers", workers, high=1024)
-        given = values("--seeds", seeds, int) if seeds else None
-        for seed in given or ():
-            check_whole_number("--seeds", seed)
+        given = check_trainings(device, output, workers, seeds)
         for claim in chosen:
             if not named and device == "cpu" and claim.device == "cuda" and claim.measure is not None:
                 print(f"{claim.name}: left out, needs --device cuda ({claim.cost})")
@@ -79,11 +64,8 @@ def reproduce(
             conditions = Conditions(
                 seeds=given or claim.seeds, device=device, folder=output / "trained", measurements=measurements, workers=workers
             )  # fmt: skip
-            try:
+            with training_errors(CONTINUES, f"{claim.name}: "):
                 record = run_claim(claim, conditions)
-            except WorkerError as error:
-                print(error.details, file=sys.stderr, end="")
-                raise typer.Exit(fail(f"{claim.name}: {error}; {CONTINUES}", 1)) from None
             path = save_record(output, record)
             Console().print(claim_page(claim, record))
             print(f"Result: {path}\n")

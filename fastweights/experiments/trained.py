@@ -18,6 +18,7 @@ from ..results.language import load_result
 from ..training import RecallExperiment, run_recall_parts
 from ..training.folder import ExperimentFolder
 from ..training.output_folder import as_stored
+from ..training.workers import PER_GPU
 from .claim import Conditions, Measurement, Unmeasured
 
 __all__ = [
@@ -33,8 +34,7 @@ __all__ = [
     "trained_model",
 ]
 
-GPU_WORKERS = 8  # trainings that share one GPU: one alone leaves most of it idle
-LANGUAGE_WORKERS = 3  # language models that do
+LANGUAGE_WORKERS = 3  # language models that share one GPU
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # the grid of learning rates for every mixer
 
 # Zoology's multi-query associative recall, smaller than the papers' runs of it.
@@ -62,7 +62,7 @@ def train_parts(
 ) -> dict[str, list[RecallResult]]:
     """Trains experiments by name ("" where there is one), each with fields of `RecallExperiment`, or reads their results."""
     experiments = {part: experiment(settings, conditions) for part, settings in parts.items()}
-    workers = conditions.workers or (GPU_WORKERS if torch.device(conditions.device).type == "cuda" else None)
+    workers = conditions.workers or (PER_GPU if torch.device(conditions.device).type == "cuda" else None)
     outputs = {part: part_folder(claim, part, conditions) for part in parts}
     return run_recall_parts(experiments, outputs, workers=workers)
 

@@ -10,10 +10,9 @@ import torch
 from ..environment import usable_cores
 from ..layers import MixerChoice
 from ..training.progress import Reporter, Silent
+from ..training.workers import PER_GPU
 
-__all__ = ["PER_GPU", "Request"]
-
-PER_GPU = 8  # trainings that share one GPU: one alone leaves most of it idle
+__all__ = ["Request"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,9 @@ from .folder import ExperimentFolder
 from .progress import Reporter
 from .train import train_run
 
-__all__ = ["Job", "WorkerError", "gpus_of_workers", "train_runs"]
+__all__ = ["PER_GPU", "Job", "WorkerError", "gpus_of_workers", "train_runs"]
+
+PER_GPU = 8  # small models that train on one GPU at the same time: one alone leaves most of it idle
 
 _REPORT_SECONDS = 0.2
 _STOP_SECONDS = 30.0  # a worker may still be importing torch

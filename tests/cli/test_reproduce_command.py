@@ -74,6 +74,8 @@ def test_a_paper_leaves_out_what_needs_a_gpu(capsys, tmp_path, monkeypatch):
         (("C1", "--device", "tpu"), "device must be"),
         (("C1", "--seeds", "x"), "--seeds takes whole numbers"),
         (("C1", "--seeds", "-1"), "--seeds must be a whole number"),
+        (("C1", "--seeds", "1,1"), "--seeds must differ"),
+        (("C22", "--workers", "1025"), "--workers must be"),
         (("C22", "--workers", "0"), "--workers must be"),
     ],
 )
