@@ -94,7 +94,7 @@ def draw_states(case: OpCase, inputs: OpInputs, count: int) -> tuple[Tensor, ...
     generator = torch.Generator().manual_seed(7)
     key = inputs.tokens["k"].shape[3]
     v = inputs.tokens.get("v")
-    heads = next(iter(inputs.parameters.values())).numel() if v is None else v.shape[2]
+    heads = max(x.shape[2] for x in inputs.tokens.values())
     S = torch.randn(count, heads, key, 1 if v is None else v.shape[3], generator=generator)
     root, skew = torch.randn(2, count, heads, key, key, generator=generator)
     matrix = root @ root.mT / key + torch.eye(key)

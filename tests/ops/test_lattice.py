@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastweights.ops import delta_rule, lattice
+from fastweights.ops.framework import call
+from fastweights.ops.framework.spec import spec_of
 from fastweights.ops.lattice.coefficients import Coefficients
 from fastweights.ops.lattice.workspace import Workspace
 
@@ -313,3 +315,9 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match=r"initial_state must be given .* pass \[2, 2, 6, 4\]"):
         lattice(**wide)
     assert lattice(**wide, initial_state=draw_state(wide))[0].isfinite().all()
+
+
+def test_auto_takes_the_chunkwise_form_where_the_kernels_lack_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "takes_kernels", lambda backend, x: True)  # as on a GPU
+    chosen = [call.choose_backend(spec_of(lattice), "auto", torch.ones(1), {"l1": l1}) for l1 in (0.0, 0.1)]
+    assert chosen == ["triton", "torch"]

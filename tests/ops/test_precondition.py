@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastweights import ops
 from fastweights.ops import delta_rule, linear_attention, mesa, precondition_keys, precondition_queries
-from fastweights.ops.framework import call
-from fastweights.ops.framework.spec import spec_of
 from fastweights.testing import CASES
+from fastweights.testing.contract.compare import relative_error
 from tests.kernels.cases import DEVICE
 
 from .key_energies import FORMS, by_kernel, token_by_token
@@ -21,8 +21,9 @@ EXACT = {"rtol": 1e-11, "atol": 1e-12}
 
 
 def draw(name: str = "precondition_keys", **sizes: int) -> dict[str, Tensor]:
+    """All inputs but the ridge of queries, which a test chooses."""
     inputs = CASES[name].draw(**sizes)
-    return {**inputs.tokens, **inputs.parameters}
+    return {x: y for x, y in {**inputs.tokens, **inputs.parameters}.items() if x != "ridge"}
 
 
 def numbers(*rows: object) -> Tensor:
@@ -114,23 +115,12 @@ def test_the_step_of_unstable_keys_stays_a_contraction() -> None:
     assert overlap.min() >= 0 and 0.9 < overlap.max() < 1
 
 
-def test_kernels_have_one_squash() -> None:
-    x = {name: y.float() for name, y in draw(time=3).items()}
-    for squash in ("tanh", "none"):
-        with pytest.raises(ValueError, match=f"squash must be 'softsign' with backend 'triton'.*got '{squash}'"):
-            precondition_keys(**x, squash=squash, backend="triton")
+def test_unknown_squash_and_a_ridge_of_zero_are_refused() -> None:
+    x = draw(time=3)
     with pytest.raises(ValueError, match="squash must be one of softsign, tanh, none, got 'relu'"):
         precondition_keys(**x, squash="relu")
     with pytest.raises(ValueError, match="ridge must be"):
         precondition_keys(**x, squash="none", ridge=0.0)
-
-
-def test_auto_takes_the_chunkwise_form_where_the_kernels_lack_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of(precondition_keys)
-    monkeypatch.setattr(call, "takes_kernels", lambda backend, x: True)  # as on a GPU
-    options = {"bound": 1.5, "eps": 1e-6, "ridge": 0.1}
-    chosen = [call.choose_backend(spec, "auto", torch.ones(1), {**options, "squash": s}) for s in ("softsign", "tanh")]
-    assert chosen == ["triton", "torch"]
 
 
 @backends
@@ -266,6 +256,58 @@ def test_with_keys_of_one_channel_each_it_solves_the_regression(backend: str) ->
     o, _ = linear_attention(q, x["k"], x["beta"][..., None] * v, x["g"], scale=1.0, backend=backend)
     wanted, _ = mesa(**x, v=v, ridge=0.4, scale=1.0, iterations=30)
     torch.testing.assert_close(o, wanted, rtol=1e-8, atol=1e-9)
+
+
+# The kernels by chunks, on a GPU or in Triton's interpreter. tests/kernels has what all ops share.
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("form", FORMS)
+def test_gates_of_key_heads_and_of_value_heads(form: str) -> None:
+    """One decay per key head and one gain per value head, in packed rows of unequal lengths."""
+    name, options = FORMS[form]
+    drawn = {x: y.to(DEVICE) for x, y in draw(name, batch=1, time=70, heads=2, value_heads=4).items()}
+    drawn["g"] = drawn["g"][:, :, ::2]
+    edges = torch.tensor([0, 66, 66, 70], device=DEVICE)
+    results = []
+    for dtype, backend in ((torch.float32, "triton"), (torch.float64, "torch")):
+        x = {n: y.to(dtype, copy=True).requires_grad_() for n, y in drawn.items()}
+        o, A = getattr(ops, name)(**x, **options, cu_seqlens=edges, output_final_state=True, backend=backend)
+        leaves = [x[n] for n in ("q", "k", "g", "beta") if n in x]
+        results.append([o, A, *torch.autograd.grad(o.sin().sum() + A.sin().sum(), leaves)])
+    for got, wanted in zip(*results, strict=True):
+        assert relative_error(got, wanted) <= 1e-5
+
+
+@pytest.mark.kernels
+def test_a_ridge_may_be_a_number_one_per_head_or_one_per_channel() -> None:
+    x = {n: y.float().to(DEVICE) for n, y in draw("precondition_queries", time=20).items()}
+    number, _ = precondition_queries(**x, ridge=0.4, backend="triton")
+    for shape in ((2,), (2, 8)):
+        ridge = torch.full(shape, 0.4, device=DEVICE, requires_grad=True)
+        o, _ = precondition_queries(**x, ridge=ridge, backend="triton")
+        assert torch.equal(o, number)
+        (got,) = torch.autograd.grad(o.sum(), ridge)
+        exact, wanted = ridge.detach().double().requires_grad_(), {n: y.double() for n, y in x.items()}
+        torch.autograd.backward(precondition_queries(**wanted, ridge=exact, backend="torch")[0].sum())
+        assert got.shape == shape and relative_error(got, exact.grad) <= 1e-5
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("where", ["q", "k", "A"])
+def test_kernels_take_infinities_for_bad_numbers(form: str, where: str) -> None:
+    """A query divided by an infinite energy would be 0, a number like any other."""
+    name, options = FORMS[form]
+    x = {n: y.float().to(DEVICE) for n, y in draw(name, batch=1, time=20).items()}
+    if where not in (*x, "A"):
+        pytest.skip("no such input")
+    A = torch.ones(1, 2, 8, device=DEVICE)
+    (A if where == "A" else x[where][:, 3])[0, 1, 2] = math.inf
+    given = {**x, **options, "initial_state": A}
+    got, _ = getattr(ops, name)(**given, backend="triton")
+    wanted, _ = getattr(ops, name)(**given, backend="torch")
+    assert wanted.isnan().any() and torch.equal(got.isnan(), wanted.isnan())
 
 
 # The kernel of a few tokens, on a GPU or in Triton's interpreter

@@ -17,8 +17,9 @@ from ..runtime.workspace import TensorSpec
 from .channel_decay import chunk_gradients_channel
 from .forward import ChunkOperands, Options, join_segments, pass_state, transform_chunks
 from .gradients import chunk_gradients
-from .key_energy import WriteKeyGrads, preconditioner_grads, record_write_key_grads
+from .key_energy import record_energy_grads
 from .output import value_grads
+from .precondition import Form, record_precondition_grads
 from .reduce import reduce_gate_grads
 from .sizes import ChunkSizes, KernelInputs, SavedForBackward
 from .state import chunk_state_backward
@@ -91,10 +92,12 @@ def backward(
         )  # fmt: skip
     dprecond_g = dprecond_beta = center_grads = dA = None
     if sizes.precond and dw is not None:
-        grads = WriteKeyGrads.empty(sizes, reuse=dw)
-        center_grads = grads.center
-        record_write_key_grads(recorder, x, sizes, saved, dw, dk, grads, bound, eps, add=True)
-        dprecond_g, dprecond_beta, dA = preconditioner_grads(recorder, x, sizes, saved, grads, dk, dA_end, state_grads)
+        form = Form("softsign", bound, eps)
+        grads = record_precondition_grads(recorder, x, sizes, saved, dw, dk, form, add=True)
+        center_grads = grads.parameter
+        dprecond_g, dprecond_beta, dA = record_energy_grads(
+            recorder, x, sizes, saved, grads, dk, True, dA_end, state_grads
+        )
     dbeta, dg_head, dcenter = reduce_grads(recorder, x, sizes, saved, gate_grads, center_grads)
     return KernelInputs(
         dq, dk, dv, dbeta, dg if channel else dg_head, None if x.write_key is None else dw, None if x.S is None else dS,
@@ -135,17 +138,18 @@ def reduce_grads(
     recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, gate_grads: TensorSpec | None,
     center_grads: TensorSpec | None,
 ) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:  # fmt: skip
-    """The gradients of beta, of a decay per head and of the centre, in the shapes and dtypes of these; see the kernel."""
+    """The gradients of beta, of a decay per head and of the centre or ridge, in their shapes and dtypes; see the kernel."""
     parts, *part = (0, 0) if gate_grads is None else gate_grads.shape
     beta = None if gate_grads is None else x.beta
     g = x.g if gate_grads is not None and sizes.decay == 1 else None
     center = None if center_grads is None else x.center
     dbeta, dg, dcenter = (None if y is None else sizes.empty(*y.shape, dtype=y.dtype) for y in (beta, g, center))
     beta_count, g_count = (0 if y is None else prod(y.shape) for y in (beta, g))
-    programs = -(-max(beta_count, g_count) // REDUCE_BLOCK) + (0 if center is None else sizes.HV)
+    center_count = 0 if center is None else prod(center.shape)
+    programs = -(-max(beta_count, g_count) // REDUCE_BLOCK) + center_count
     recorder.launch(
         reduce_gate_grads, (programs,), gate_grads, center_grads, dbeta, dg, dcenter, saved.chunk_table, prod(part), beta_count,
-        g_count, sizes.M, sizes.HV, PARTS=parts, HEADS_BETA=sizes.group(beta), HEADS_G=sizes.group(g), BETA=beta is not None,
+        g_count, sizes.M, center_count, PARTS=parts, HEADS_BETA=sizes.group(beta), HEADS_G=sizes.group(g), BETA=beta is not None,
         G=g is not None, CENTER=center is not None, BLOCK=REDUCE_BLOCK,
     )  # fmt: skip
     return dbeta, dg, dcenter

@@ -14,8 +14,9 @@ from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .channel_decay import wy_transform_channel
 from .cumsum import chunk_cumsum
-from .key_energy import record_key_energy, record_write_keys
+from .key_energy import record_key_energy
 from .output import chunk_output
+from .precondition import Form, record_precondition
 from .sizes import ChunkSizes, KernelInputs, SavedForBackward
 from .state import chunk_state, combine_segments
 from .tiles import padded
@@ -41,7 +42,7 @@ def forward(
     sizes.record_tables(recorder, x, saved)
     if sizes.precond:
         record_key_energy(recorder, x, sizes, saved, A_end)
-        record_write_keys(recorder, x, sizes, saved, bound, eps)
+        record_precondition(recorder, x, sizes, saved, saved.write_keys, Form("softsign", bound, eps))
     chunks = transform_chunks(recorder, x, sizes, saved, scale, reuse_saved=False)
     record_outputs(recorder, x, sizes, chunks, saved, scale, o, S_end)
     return (o, S_end, A_end), saved

@@ -1,20 +1,20 @@
-"""The preconditioner of the keys: A, their decayed energy per channel, at every chunk's start, inside it, and backwards.
+"""A, the decayed energy of the key channels: at every chunk's start, inside it, and backwards.
 
-    A_i = exp(G_i) A + sum_{j <= i} exp(G_i - G_j) beta_j k_j^2        w_i = x^(-r/(1+|r|)) k_i,  r = log(A_i + eps) - c
+    A_i = exp(G_i) A + sum_{j <= i} exp(G_i - G_j) beta_j k_j^2
 
-Inside a chunk A is a masked product, so only A at the chunks' starts is written.
+Inside a chunk A is a masked product, so only A at the chunks' starts is written. What A does to keys and queries is in
+precondition.py.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ..math import LN2, clamped, exp2, is_bad, log2, of_tokens, reciprocal, so_far, spoiled_somewhere, without
+from ..math import clamped, exp2, is_bad, of_tokens, or_nan, so_far, without
 from ..packing import chunk_place, pieces_of_sequence
 from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
@@ -30,10 +30,10 @@ def gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG: tl.constexpr
 
 
 @triton.jit
-def pair_decay(decay, PRECISION: tl.constexpr):
-    """exp(G_i - G_j) for j < i, else 0."""
+def pair_decay(upto, decay, PRECISION: tl.constexpr):
+    """exp(G_i - G_j) for j < i, else 0, with G_i of `upto` and G_j of `decay`."""
     i = tl.arange(0, 64)
-    return exp2(tl.where(i[:, None] > i[None, :], decay[:, None] - decay[None, :], -float("inf")), PRECISION)
+    return exp2(tl.where(i[:, None] > i[None, :], upto[:, None] - decay[None, :], -float("inf")), PRECISION)
 
 
 @triton.jit
@@ -43,21 +43,21 @@ def operand(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def past(keys, decay, beta, start, PRECISION: tl.constexpr):
+def past(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
     """A_i - beta_i k_i^2: the part of earlier tokens and of A at the chunk's start. A token's own part is added in float32,
-    as it must cancel in gradients."""
+    as it must cancel in gradients. upto: G_i, or G_(i-1) for all of A_(i-1)."""
     energy = operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
-    weights = operand(pair_decay(decay, PRECISION) * beta[None, :], keys.dtype)
-    return tl.dot(weights, energy, tl.exp2(decay)[:, None] * start[None, :], input_precision=PRECISION)
+    weights = operand(pair_decay(upto, decay, PRECISION) * beta[None, :], keys.dtype)
+    return tl.dot(weights, energy, tl.exp2(upto)[:, None] * start[None, :], input_precision=PRECISION)
 
 
 @triton.jit
-def past_with_bad_numbers(keys, decay, beta, start, PRECISION: tl.constexpr):
+def past_with_bad_numbers(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
     """`past` where a NaN or infinity makes its key channel NaN, or in a gate all channels, from its token on, none before."""
     bad = is_bad(keys.to(tl.float32) * keys.to(tl.float32))
     spoiled = so_far(bad | (is_bad(beta) | is_bad(decay))[:, None])
-    A = past(without(keys, bad), without(decay, is_bad(decay)), without(beta, is_bad(beta)), start, PRECISION)
-    return tl.where(spoiled, float("nan"), A)
+    upto, decay, beta = without(upto, is_bad(upto)), without(decay, is_bad(decay)), without(beta, is_bad(beta))
+    return tl.where(spoiled, float("nan"), or_nan(past(without(keys, bad), upto, decay, beta, start, PRECISION)))
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -122,87 +122,14 @@ def key_energy_scan(
 
 
 @triton.jit(do_not_specialize=["time"])
-def write_keys(
-    k, gram, precond_g, precond_beta, center, w, chunks, time, power, eps, H, HV,
-    K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The write keys [BT, HV, K] of one chunk, from A at its start."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
-    if count == 0:
-        return
-    i = tl.arange(0, 64)
-    live = i < count
-    at_keys = k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
-    middle = tl.load(center + head)
-    for k0 in range(0, K, BK):
-        c = k0 + tl.arange(0, BK)
-        here = live[:, None] & (c < K)[None, :]
-        keys = tl.load(at_keys + c[None, :], here, 0.0)
-        start = tl.load(gram + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
-        left = past(keys, decay, beta, start, PRECISION)
-        if spoiled_somewhere(left):  # loaded again: kept for this rare case, keys would crowd the registers
-            again = tl.load(at_keys + c[None, :], here, 0.0)
-            left = past_with_bad_numbers(again, decay, beta, start, PRECISION)
-        keys = keys.to(tl.float32)
-        r = log2(left + beta[:, None] * (keys * keys) + eps, PRECISION) * LN2 - middle
-        factor = exp2(-power * r * reciprocal(1 + tl.abs(r), PRECISION), PRECISION)
-        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
-        tl.store(w + at, (factor * keys).to(w.dtype.element_ty), here)
-
-
-@triton.jit(do_not_specialize=["time"])
-def key_energy_grads(
-    k, gram, dw, dA, dk, precond_g, precond_beta, center, sums, totals, dcenter, chunks, time, power, eps, H, HV,
+def key_energy_backward(
+    k, dA, dk, gram, after, precond_g, precond_beta, dg, dbeta, chunks, time, H, HV,
     K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, ADD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Backwards, one chunk: from the gradient of the write keys to the keys directly (dk, with ADD added to what is there) and
-    to every A_i: dA, which may share memory with dw. sums, totals: as in key_energy_scan; dcenter [M, HV]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
-    if count == 0:
-        return
-    i = tl.arange(0, 64)
-    live = i < count
-    at = m.to(tl.int64) * HV + head
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
-    middle = tl.load(center + head)
-    to_center = 0.0
-    for k0 in range(0, K, BK):
-        c = k0 + tl.arange(0, BK)
-        here = live[:, None] & (c < K)[None, :]
-        at_row = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
-        keys = tl.load(k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K) + c[None, :], here, 0.0)
-        to_w = tl.load(dw + at_row, here, 0.0).to(tl.float32)
-        begin = tl.load(gram + at * K + c, c < K, 0.0)
-        left = past(keys, decay, beta, begin, PRECISION)
-        keys = keys.to(tl.float32)
-        A = left + beta[:, None] * (keys * keys) + eps
-        r = log2(A, PRECISION) * LN2 - middle
-        closeness = reciprocal(1 + tl.abs(r), PRECISION)
-        direct = exp2(-power * r * closeness, PRECISION) * to_w
-        dr = -power * LN2 * closeness * closeness * direct * keys
-        to_center -= tl.sum(dr)
-        grad_A = dr * reciprocal(A, PRECISION)
-        tl.store(dA + at_row, grad_A.to(dA.dtype.element_ty), here)
-        if ADD:
-            direct += tl.load(dk + at_row, here, 0.0).to(tl.float32)
-        tl.store(dk + at_row, direct.to(dk.dtype.element_ty), here)
-        tl.store(sums + at * K + c, tl.sum(tl.exp2(decay)[:, None] * grad_A, 0), c < K)
-    tl.store(dcenter + at, to_center)
-    tl.store(totals + at, tl.min(decay, 0))
-
-
-@triton.jit(do_not_specialize=["time"])
-def key_energy_backward(
-    k, dA, dk, gram, after, precond_g, precond_beta, dg, dbeta, chunks, time, H, HV,
-    K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Backwards, one chunk: from the gradients of A inside the chunk and, `after` [M, HV, K], at its end, to the keys (added
-    to dk) and the gates (dg, dbeta [BT, HV]). The decay of token t acts on pairs of an earlier token and t or a later one: a pair
-    that lies on one side of t is in both sums below as the same number, so it cancels exactly."""
+    """Backwards, one chunk: from the gradients of A inside the chunk and, `after` [M, HV, K], at its end, to the keys (dk, with
+    ADD added to what is there) and the gates (dg, dbeta [BT, HV]). The decay of token t acts on pairs of an earlier token and t
+    or a later one: a pair that lies on one side of t is in both sums below as the same number, so it cancels exactly."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
     if count == 0:
@@ -233,14 +160,16 @@ def key_energy_backward(
         from_start += tl.sum(grad_A.to(tl.float32) * begin[None, :], 1)
         to_end += tl.sum(energy * end[None, :], 1)
         to_energy = grad_A.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
-        weights = tl.trans(pair_decay(decay, PRECISION).to(grad_A.dtype))
+        weights = tl.trans(pair_decay(decay, decay, PRECISION).to(grad_A.dtype))
         to_energy = tl.dot(weights, grad_A, to_energy, input_precision=PRECISION)
         to_beta += tl.sum(to_energy * energy, 1)
-        direct = tl.load(dk + at_row, here, 0.0).to(tl.float32)
-        tl.store(dk + at_row, (direct + 2 * keys * beta[:, None] * to_energy).to(dk.dtype.element_ty), here)
+        to_keys = 2 * keys * beta[:, None] * to_energy
+        if ADD:
+            to_keys += tl.load(dk + at_row, here, 0.0).to(tl.float32)
+        tl.store(dk + at_row, to_keys.to(dk.dtype.element_ty), here)
         pairs = tl.dot(grad_A, tl.trans(energy.to(grad_A.dtype)), pairs, input_precision=PRECISION)
     tl.store(dbeta + start + row, to_beta, live)
-    pairs *= pair_decay(decay, PRECISION) * beta[None, :]
+    pairs *= pair_decay(decay, decay, PRECISION) * beta[None, :]
     to_end *= tl.exp2(total - decay) * beta
     to_decay = tl.exp2(decay) * from_start + tl.sum(pairs, 1) - tl.sum(pairs, 0) - to_end
     at_last = tl.exp2(total) * across + tl.sum(to_end, 0)
@@ -277,62 +206,29 @@ def record_scan(
     )  # fmt: skip
 
 
-def record_write_keys(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, bound: float, eps: float
-) -> None:
-    """The write keys, into saved.write_keys, from saved.key_energy."""
-    recorder.launch(
-        write_keys, (sizes.M, sizes.HV),
-        x.k, saved.key_energy, x.precond_g, x.precond_beta, x.center, saved.write_keys, saved.chunk_table, sizes.T,
-        math.log2(bound), eps, sizes.H, sizes.HV, **gate_groups(x, sizes), PRECISION=sizes.precision,
-        **sizes.tile_options("write_keys", "BK"),
-    )  # fmt: skip
-
-
-class WriteKeyGrads(NamedTuple):
-    """What the gradient of the write keys gives to A inside a chunk [BT, HV, K], and summed over a chunk to A at its start
-    [M, HV, K], to the log decays [M, HV] and to the centre [M, HV]."""
+class EnergyGrads(NamedTuple):
+    """What the gradients of write keys or queries give to A inside a chunk [BT, HV, K], and summed over a chunk to A at its start
+    [M, HV, K], to the log decays [M, HV], and to the parameter, a centre [M, HV] or a ridge [M, HV, K]."""
 
     inside: TensorSpec
     sums: TensorSpec
     totals: TensorSpec
-    center: TensorSpec
-
-    @classmethod
-    def empty(cls, sizes: ChunkSizes, reuse: TensorSpec | None) -> WriteKeyGrads:
-        """`inside` may be the tensor to reuse, the gradient of the write keys, but 1/A may leave float16's range."""
-        shape, float32 = (sizes.M, sizes.HV, sizes.K), torch.float32
-        if reuse is None or sizes.dtype == torch.float16:
-            reuse = sizes.per_token(sizes.HV, sizes.K, dtype=float32 if sizes.dtype == torch.float16 else None)
-        return cls(reuse, *(sizes.empty(*dims, dtype=float32) for dims in (shape, shape[:2], shape[:2])))
+    parameter: TensorSpec
 
 
-def record_write_key_grads(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, dw: TensorSpec, dk: TensorSpec,
-    grads: WriteKeyGrads, bound: float, eps: float, add: bool,
-) -> None:  # fmt: skip
-    """Fill `grads`; dk takes what reaches the keys directly, with `add` beside what it holds."""
-    recorder.launch(
-        key_energy_grads, (sizes.M, sizes.HV),
-        x.k, saved.key_energy, dw, grads.inside, dk, x.precond_g, x.precond_beta, x.center, grads.sums, grads.totals,
-        grads.center, saved.chunk_table, sizes.T, math.log2(bound), eps, sizes.H, sizes.HV, **gate_groups(x, sizes), ADD=add,
-        PRECISION=sizes.precision, **sizes.tile_options("key_energy_grads", "BK"),
-    )  # fmt: skip
-
-
-def preconditioner_grads(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, grads: WriteKeyGrads, dk: TensorSpec,
-    dA_end: TensorSpec | None, state_grads: bool,
+def record_energy_grads(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, grads: EnergyGrads, dk: TensorSpec,
+    add: bool, dA_end: TensorSpec | None, state_grads: bool,
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec | None]:  # fmt: skip
-    """The gradients of g and beta [BT, HV], and with state_grads of the initial A; what reaches the keys through A is added to
-    dk."""
+    """The gradients of g and beta [BT, HV], and with state_grads of the initial A. dk takes what reaches the keys through A, with
+    `add` beside what it holds."""
     dA = sizes.empty(sizes.N, sizes.HV, sizes.K, dtype=torch.float32) if state_grads else None
     record_scan(recorder, x, sizes, grads.sums, grads.totals, dA_end, dA, back=True)
     dg, dbeta = (sizes.per_token(sizes.HV, dtype=torch.float32) for _ in range(2))
     recorder.launch(
         key_energy_backward, (sizes.M, sizes.HV),
         x.k, grads.inside, dk, saved.key_energy, grads.sums, x.precond_g, x.precond_beta, dg, dbeta, saved.chunk_table, sizes.T,
-        sizes.H, sizes.HV, **gate_groups(x, sizes), PRECISION=sizes.precision,
+        sizes.H, sizes.HV, **gate_groups(x, sizes), ADD=add, PRECISION=sizes.precision,
         **sizes.tile_options("key_energy_backward", "BK"),
     )  # fmt: skip
     return dg, dbeta, dA

@@ -1,4 +1,4 @@
-"""The gradients of the gates and of the centre, summed over the partial sums that several programs wrote."""
+"""The gradients of the gates and of the centre or ridge, summed over the partial sums that several programs wrote."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def sum_parts(parts, out, stride, count, PARTS: tl.constexpr, HEADS: tl.constexp
 
 @triton.jit(do_not_specialize=["stride", "beta_count", "g_count", "M"])
 def reduce_gate_grads(
-    gate_grads, center_grads, dbeta, dg, dcenter, chunks, stride, beta_count, g_count, M, HV,
+    gate_grads, center_grads, dbeta, dg, dcenter, chunks, stride, beta_count, g_count, M, center_count,
     PARTS: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr, BETA: tl.constexpr, G: tl.constexpr,
     CENTER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """gate_grads [PARTS, 2, BT, HV], `stride` from part to part: dbeta and dg, of beta_count and g_count numbers. center_grads
-    [M, HV]: dcenter, one program per head, after the others. BETA, G, CENTER: which of these are wanted."""
+    [M, center_count]: dcenter, one program per number, after the others. BETA, G, CENTER: which of these are wanted."""
     if BETA:
         sum_parts(gate_grads, dbeta, stride, beta_count, PARTS, HEADS_BETA, BLOCK)
     if G:
         sum_parts(gate_grads + stride // 2, dg, stride, g_count, PARTS, HEADS_G, BLOCK)
     if CENTER:
-        head = tl.program_id(0) - (tl.num_programs(0) - HV)
-        if head >= 0:
+        place = tl.program_id(0) - (tl.num_programs(0) - center_count)
+        if place >= 0:
             total = tl.zeros((BLOCK,), tl.float32)
             for first in range(0, M, BLOCK):
                 m = first + tl.arange(0, BLOCK)
                 used = m < M
                 if chunks is not None:  # numbers that no chunk has were not written
                     used = tl.load(chunks + 2 * m + 1, used, 0) > 0
-                total += tl.load(center_grads + m.to(tl.int64) * HV + head, used, 0.0)
-            tl.store(dcenter + head, tl.sum(total, 0).to(dcenter.dtype.element_ty))
+                total += tl.load(center_grads + m.to(tl.int64) * center_count + place, used, 0.0)
+            tl.store(dcenter + place, tl.sum(total, 0).to(dcenter.dtype.element_ty))

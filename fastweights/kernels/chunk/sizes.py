@@ -18,9 +18,10 @@ MIN_SEGMENTS = 5
 
 
 class KernelInputs(NamedTuple):
-    """Contiguous tensors as the ops take them, or placeholders; None where a rule lacks one. S [N, HV, K, V] and A [N, HV, K] are
-    the initial states; cu_seqlens [N+1] is on the device and never read by the host. write_key_rest: what the
-    rounding of the write keys left of them, where states are to hold more than that; divisor [B, T, HV] of the answers."""
+    """Contiguous tensors as the ops take them, or placeholders; None where a rule lacks one. S [N, HV, K, V] and A [N, HV, K]
+    are the initial states; center [HV] is of the preconditioner, or the ridge [HV, K] of its queries; cu_seqlens [N+1] is on the
+    device and never read by the host. write_key_rest: what the rounding of the write keys left of them, where states are to hold
+    more than that; divisor [B, T, HV] of the answers."""
 
     q: Any
     k: Any

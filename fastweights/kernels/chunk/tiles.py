@@ -55,8 +55,8 @@ def tiles(
             "wy_transform_channel": Tile(32, 64, 4, 1) if large else Tile(16, 32, 8, 1),
             "chunk_gradients_channel": Tile(32, 32, 4, 2) if large else Tile(16, 32, 4, 2),
             "chunk_gradients_channel_halves": Tile(32, 32, 8, 1) if large else Tile(16, 32, 8, 1),
-            "write_keys": Tile(energy, 16, 4, 1),
-            "key_energy_grads": Tile(energy, 16, 4, 1),
+            "precondition": Tile(energy, 16, 4, 1),
+            "precondition_grads": Tile(energy, 16, 4, 1),
             "key_energy_backward": Tile(energy if K > 64 else 32, 16, 4, 1),
         }
     else:
@@ -77,8 +77,9 @@ def tiles(
                 for name in ("chunk_gradients", "chunk_gradients_channel", "chunk_gradients_channel_halves")
             },
             "combine_segments": Tile(32, 16, 4, 1),
-            **{name: Tile(64, 16, 4, 1) for name in ("write_keys", "key_energy_grads", "key_energy_backward")},
+            **{name: Tile(64, 16, 4, 1) for name in ("precondition", "precondition_grads", "key_energy_backward")},
         }
+    found["precondition_whole"] = Tile(K, 16, 8, 1)
     if finer and large:
         found["wy_transform"] = Tile(64, 64, 4, 1)
         for name in ("chunk_state", "segment_states", "chunk_state_backward"):

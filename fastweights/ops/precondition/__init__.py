@@ -81,9 +81,11 @@ def queries_by_gram(
 
 
 def by_kernels() -> KernelFamily:
-    from ...kernels.chunk.memory import WRITE_KEYS, WriteKeyInputs
+    from ...kernels.chunk.memory import PRECONDITIONER, PreconditionerInputs
 
-    return KernelFamily(WRITE_KEYS, WriteKeyInputs, {"bound": 1.5, "eps": 1e-6})
+    return KernelFamily(
+        PRECONDITIONER, PreconditionerInputs, {"squash": "softsign", "bound": 1.5, "eps": 1e-6, "ridge": 0.1}
+    )
 
 
 def recurrent_keys() -> Callable[..., Any]:
@@ -111,7 +113,7 @@ KEYS_SPEC = OpSpec(
     backends={
         "reference": composed(keys_by_gram),
         "torch": composed(keys_by_gram),
-        "triton": kernels(by_kernels, only={"squash": ("softsign",)}),
+        "triton": kernels(by_kernels),
     },
     recurrent=recurrent(recurrent_keys),
     cases={
@@ -127,9 +129,13 @@ QUERIES_SPEC = OpSpec(
     inputs={"q": roles.QUERY, "k": roles.KEY, **GATES, "ridge": roles.CHANNEL_RIDGE},
     states=STATES,
     outputs={"q_tilde": Output("GK")},
-    backends={"reference": composed(queries_by_gram), "torch": composed(queries_by_gram)},
+    backends={
+        "reference": composed(queries_by_gram),
+        "torch": composed(queries_by_gram),
+        "triton": kernels(by_kernels),
+    },
     recurrent=recurrent(recurrent_queries, numbers=("ridge",)),
-    cases={"": Case(options={"ridge": 0.3})},
+    cases={"": Case()},
     equation="A = a A + beta k^2; q~ = q / (A + ridge)",
     macs=gram_macs,
 )
@@ -177,7 +183,7 @@ def precondition_keys(
         initial_state: A before the first token, [N, H, K]; zeros when None. N is B, or the number of packed sequences.
         output_final_state: whether to return A after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; squash "softsign" alone, not in
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels, not in
             float64) or "auto".
 
     Returns:

@@ -1,0 +1,220 @@
+"""What the energy A of the key channels does to keys and queries, inside a chunk and backwards.
+
+    queries:    q~_i = q_i / (A_i + ridge)
+    write keys: w_i = x^(-s(r)) k_i,  r = log(A_i + eps) - c,  s(r) = r / (1 + |r|) ("softsign") or tanh r ("tanh")
+                w_i = p / (1 + k_i . p),  p = k_i / (A_(i-1) + ridge)  ("none")
+
+These are the forms. A itself, its scan over chunks and what its gradient gives to keys and gates are the same for all of them:
+see key_energy.py. The A of the token before is that of a row less, so "none" hands its gradients to the row before, and that of
+the chunk's first token to the chunk before, by way of the scan.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..math import LN2, exp2, log2, or_nan, reciprocal, spoiled_somewhere
+from ..packing import chunk_place
+from ..runtime.launch_plan import Recorder
+from ..runtime.workspace import TensorSpec
+from .key_energy import EnergyGrads, gate_groups, gates, past, past_with_bad_numbers
+from .sizes import ChunkSizes, KernelInputs, SavedForBackward
+
+QUERIES = "queries"
+
+
+class Form(NamedTuple):
+    """name: "queries", or the squash of the write keys. ridge: of "none" alone, as queries have one per channel."""
+
+    name: str
+    bound: float
+    eps: float
+    ridge: float = 0.0
+
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        return math.log2(self.bound), self.eps, self.ridge
+
+
+@triton.jit
+def decay_of_A(decay, FORM: tl.constexpr):
+    """The summed decay of the tokens that have gone into the A that a token takes: all up to itself, or to the one before it."""
+    if FORM == "none":
+        i = tl.arange(0, 64)
+        decay = tl.sum(tl.where(i[:, None] == i[None, :] + 1, decay[None, :], 0.0), 1)
+    return decay
+
+
+@triton.jit
+def squash(r, FORM: tl.constexpr, PRECISION: tl.constexpr):
+    """s(r) and its slope."""
+    if FORM == "tanh":
+        squashed = 1 - 2 * reciprocal(exp2(r * (2 / LN2), PRECISION) + 1, PRECISION)
+        slope = 1 - squashed * squashed
+    else:
+        closeness = reciprocal(1 + tl.abs(r), PRECISION)
+        squashed = r * closeness
+        slope = closeness * closeness
+    return squashed, slope
+
+
+@triton.jit(do_not_specialize=["time"])
+def precondition(
+    k, q, gram, precond_g, precond_beta, parameter, out, chunks, time, power, eps, ridge, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, FORM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The write keys or the divided queries [BT, HV, K] of one chunk, from A at its start. parameter: the centre [HV], or the
+    ridge of the queries [HV, K]. "none" takes all channels at once."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i = tl.arange(0, 64)
+    live = i < count
+    at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
+    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    upto = decay_of_A(decay, FORM)
+    if (FORM == "softsign") | (FORM == "tanh"):
+        middle = tl.load(parameter + head)
+    for k0 in range(0, K, BK):
+        c = k0 + tl.arange(0, BK)
+        here = live[:, None] & (c < K)[None, :]
+        keys = tl.load(k + at_keys + c[None, :], here, 0.0)
+        start = tl.load(gram + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
+        A = past(keys, upto, decay, beta, start, PRECISION)
+        if spoiled_somewhere(A):  # loaded again: kept for this rare case, keys would crowd the registers
+            again = tl.load(k + at_keys + c[None, :], here, 0.0)
+            A = past_with_bad_numbers(again, upto, decay, beta, start, PRECISION)
+        keys = keys.to(tl.float32)
+        if FORM == "none":
+            direction = keys * reciprocal(A + ridge, PRECISION)
+            made = direction * reciprocal(1 + tl.sum(direction * keys, 1), PRECISION)[:, None]
+        else:
+            A += beta[:, None] * (keys * keys)
+            if FORM == "queries":
+                queries = tl.load(q + at_keys + c[None, :], here, 0.0).to(tl.float32)
+                added = tl.load(parameter + head * K + c, c < K, 1.0)
+                made = or_nan(queries) * reciprocal(A + added[None, :], PRECISION)
+            else:
+                squashed, _ = squash(log2(A + eps, PRECISION) * LN2 - middle, FORM, PRECISION)
+                made = exp2(-power * squashed, PRECISION) * keys
+        at = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
+        tl.store(out + at, made.to(out.dtype.element_ty), here)
+
+
+@triton.jit(do_not_specialize=["time"])
+def precondition_grads(
+    k, q, gram, dout, dA, dx, precond_g, precond_beta, parameter, sums, totals, dparameter, chunks, time, power, eps, ridge,
+    H, HV, K: tl.constexpr, BK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr, FORM: tl.constexpr,
+    ADD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Backwards, one chunk: from the gradient of the write keys or queries to what they are made of directly (dx, with ADD added
+    to what is there) and to every A_i: dA, which may share memory with dout unless the form is "none". sums, totals: as in
+    key_energy_scan; dparameter [M, HV] or [M, HV, K]."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i = tl.arange(0, 64)
+    live = i < count
+    at = m.to(tl.int64) * HV + head
+    at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
+    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    upto = decay_of_A(decay, FORM)
+    if (FORM == "softsign") | (FORM == "tanh"):
+        middle = tl.load(parameter + head)
+        to_center = 0.0
+    for k0 in range(0, K, BK):
+        c = k0 + tl.arange(0, BK)
+        here = live[:, None] & (c < K)[None, :]
+        at_row = (first * HV + head) * K + i[:, None] * (HV * K) + c[None, :]
+        keys = tl.load(k + at_keys + c[None, :], here, 0.0)
+        to_out = tl.load(dout + at_row, here, 0.0).to(tl.float32)
+        begin = tl.load(gram + at * K + c, c < K, 0.0)
+        A = past(keys, upto, decay, beta, begin, PRECISION)
+        keys = keys.to(tl.float32)
+        if FORM == "none":
+            inverse = reciprocal(A + ridge, PRECISION)
+            direction = keys * inverse
+            share = reciprocal(1 + tl.sum(direction * keys, 1), PRECISION)[:, None]
+            to_overlap = -share * share * tl.sum(direction * to_out, 1)[:, None]
+            to_direction = share * to_out + to_overlap * keys
+            direct = to_overlap * direction + to_direction * inverse
+            grad_A = -to_direction * direction * inverse
+        else:
+            A += beta[:, None] * (keys * keys)
+            if FORM == "queries":
+                queries = tl.load(q + at_keys + c[None, :], here, 0.0).to(tl.float32)
+                inverse = reciprocal(A + tl.load(parameter + head * K + c, c < K, 1.0)[None, :], PRECISION)
+                direct = inverse * to_out
+                grad_A = -direct * inverse * queries
+                tl.store(dparameter + at * K + c, tl.sum(grad_A, 0), c < K)
+            else:
+                A += eps
+                squashed, slope = squash(log2(A, PRECISION) * LN2 - middle, FORM, PRECISION)
+                direct = exp2(-power * squashed, PRECISION) * to_out
+                dr = -power * LN2 * slope * direct * keys
+                to_center -= tl.sum(dr)
+                grad_A = dr * reciprocal(A, PRECISION)
+        at_A = at_row
+        kept = grad_A
+        if FORM == "none":
+            row = tl.where(i == 0, count - 1, i - 1)
+            at_A = (first * HV + head) * K + row[:, None] * (HV * K) + c[None, :]
+            kept = tl.where((i == 0)[:, None], 0.0, grad_A)
+        tl.store(dA + at_A, kept.to(dA.dtype.element_ty), here)
+        if ADD:
+            direct += tl.load(dx + at_row, here, 0.0).to(tl.float32)
+        tl.store(dx + at_row, direct.to(dx.dtype.element_ty), here)
+        tl.store(sums + at * K + c, tl.sum(tl.exp2(upto)[:, None] * grad_A, 0), c < K)
+    if (FORM == "softsign") | (FORM == "tanh"):
+        tl.store(dparameter + at, to_center)
+    tl.store(totals + at, tl.min(decay, 0))
+
+
+def shared_arguments(x: KernelInputs, sizes: ChunkSizes, form: Form, kernel: str) -> dict[str, Any]:
+    tile = sizes.tile_options("precondition_whole" if form.name == "none" else kernel, "BK")
+    return {**gate_groups(x, sizes), "FORM": form.name, "PRECISION": sizes.precision, **tile}
+
+
+def record_precondition(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, out: TensorSpec | None, form: Form
+) -> None:
+    """The write keys or queries, from saved.key_energy."""
+    recorder.launch(
+        precondition, (sizes.M, sizes.HV),
+        x.k, x.q if form.name == QUERIES else None, saved.key_energy, x.precond_g, x.precond_beta, x.center, out,
+        saved.chunk_table, sizes.T, *form.numbers, sizes.H, sizes.HV, **shared_arguments(x, sizes, form, "precondition"),
+    )  # fmt: skip
+
+
+def record_precondition_grads(
+    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, dout: TensorSpec, dx: TensorSpec,
+    form: Form, add: bool,
+) -> EnergyGrads:  # fmt: skip
+    """What A gets, and the gradient of the centre or the ridge per chunk. dx takes what reaches keys or queries directly, with
+    `add` beside what it holds, and the gradient of A may take the place of dout."""
+    inside = dout
+    if sizes.dtype == torch.float16:  # 1/A may leave its range
+        inside = sizes.per_token(sizes.HV, sizes.K, dtype=torch.float32)
+    elif not add:  # dout is the caller's
+        inside = sizes.per_token(sizes.HV, sizes.K)
+    grads = EnergyGrads(
+        inside,
+        sizes.empty(sizes.M, sizes.HV, sizes.K, dtype=torch.float32),
+        sizes.empty(sizes.M, sizes.HV, dtype=torch.float32),
+        sizes.empty(sizes.M, *x.center.shape, dtype=torch.float32),
+    )
+    recorder.launch(
+        precondition_grads, (sizes.M, sizes.HV),
+        x.k, x.q if form.name == QUERIES else None, saved.key_energy, dout, grads.inside, dx, x.precond_g, x.precond_beta,
+        x.center, grads.sums, grads.totals, grads.parameter, saved.chunk_table, sizes.T, *form.numbers, sizes.H, sizes.HV,
+        ADD=add, **shared_arguments(x, sizes, form, "precondition_grads"),
+    )  # fmt: skip
+    return grads
