@@ -29,11 +29,8 @@ from fastweights.ops.short_convolution import short_convolution
 RESULTS = Path(__file__).parent / "results"
 SIZES = {op: ((4, 2048), (1, 32768), (64, 1)) for op in ("convolution", "norm")}
 CHANNELS, HEAD, WIDTH = 1024, 128, 4
-BUDGET = {
-    torch.bfloat16: 5e-3,
-    torch.float16: 1e-3,
-    torch.float32: 1e-5,
-}  # RMS of the difference over RMS of the result
+# RMS of the difference over RMS of the result.
+BUDGET = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 Call = Callable[..., Tensor]
 
 

@@ -18,9 +18,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
-LIST = re.compile(
-    r"^(?!- |\d+\. |[ |#>])(.+)\n(?=- |\d+\. )", re.MULTILINE
-)  # a line of text, and a list right below it
+# A line of text, and a list right below it.
+LIST = re.compile(r"^(?!- |\d+\. |[ |#>])(.+)\n(?=- |\d+\. )", re.MULTILINE)
 CODE = re.compile(r"```(?s:.*?)```|`[^`\n]*`|^(?: {4}.*\n)+", re.MULTILINE)
 NAMED = re.compile(r"(?<=\| )`([\w.-]+)`(?= \|)")
 WITH_MIXERS = ("README.md", "docs/choosing.md")  # pages with tables of mixers, in the folder that all pages begin from

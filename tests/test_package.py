@@ -67,9 +67,8 @@ def test_a_fresh_installation_runs(built: tuple[Path, Path], tmp_path: Path) -> 
     )
     install = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index")
     run(*install, "--ignore-installed", "--no-deps", wheel, cwd=work)
-    run(
-        *install, f"fastweights[{EXTRAS}] @ {wheel.as_uri()}", cwd=work
-    )  # refuses what the extras name and is not there
+    # Refuses what the extras name and is not there.
+    run(*install, f"fastweights[{EXTRAS}] @ {wheel.as_uri()}", cwd=work)
     place = run(python, "-c", "import fastweights; print(fastweights.__file__)", cwd=work)
     assert Path(place.strip()).is_relative_to(environment)
 

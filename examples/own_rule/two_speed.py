@@ -11,9 +11,8 @@ from fastweights.ops.framework.spec import Case, OpSpec, Output, State
 from fastweights.ops.linear_attention.chunked import chunked as linear_attention
 
 
-def reference(
-    q, k, v, fast, slow, mix, F, S
-):  # token by token: q, k [B, T, H, K], v [B, T, H, V], the others [B, T, H]
+# Token by token: q, k [B, T, H, K], v [B, T, H, V], the others [B, T, H].
+def reference(q, k, v, fast, slow, mix, F, S):
     outputs = []
     for t in range(v.shape[1]):
         written = k[:, t, ..., None] * v[:, t, :, None, :]
@@ -24,7 +23,8 @@ def reference(
     return stack_time(outputs, v), (F, S)
 
 
-def chunked(q, k, v, fast, slow, mix, F, S, sequences):  # the same in matrix products
+# The same in matrix products.
+def chunked(q, k, v, fast, slow, mix, F, S, sequences):
     from_fast, (F,) = linear_attention(q, k, v, fast, F, sequences)
     from_slow, (S,) = linear_attention(q, k, v, slow, S, sequences)
     return torch.lerp(from_slow, from_fast, mix[..., None]), (F, S)

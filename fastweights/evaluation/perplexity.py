@@ -68,9 +68,8 @@ def perplexity_by_length(
             f"documents must hold token ids from 0 to {model.config.vocab_size - 1}, the model's vocabulary, got "
             f"{int(windows.min())} to {int(windows.max())}; use the tokenizer that the model was trained with"
         )
-    summed = torch.zeros(
-        lengths[-1], dtype=torch.float64
-    )  # at t, the loss of token t over all texts; nothing predicts token 0
+    # At t, the loss of token t over all texts; nothing predicts token 0.
+    summed = torch.zeros(lengths[-1], dtype=torch.float64)
     with evaluating(model):
         for rows in windows.split(batch_size):
             for start, losses in _losses(model, rows.to(model.device), block):

@@ -67,10 +67,8 @@ def _picture(name: str, inspection: Inspection) -> bytes:
 
     layers = inspection.panels[name]
     columns = max(map(len, layers.values()))
-    width, height = (
-        4.0 * columns + 0.8,
-        2.6 * len(layers) + 0.2,
-    )  # inches; a layout engine takes a minute for many layers
+    # In inches. A layout engine takes a minute for many layers.
+    width, height = 4.0 * columns + 0.8, 2.6 * len(layers) + 0.2
     figure = Figure(figsize=(width, height))
     figure.subplots_adjust(0.6 / width, 0.5 / height, 1 - 0.9 / width, 1 - 0.5 / height, wspace=0.25, hspace=0.7)
     grid = figure.subplots(len(layers), columns, squeeze=False)

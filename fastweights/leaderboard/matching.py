@@ -13,9 +13,8 @@ from ..models import FastWeightsConfig
 
 __all__ = ["REFERENCE", "Matched", "Matching"]
 
-REFERENCE = (
-    "linear"  # a memory of H K V numbers per layer, K = V; its model with the usual MLP has the parameters of all
-)
+# A memory of H K V numbers per layer, K = V. Its model with the usual MLP has the parameters of all.
+REFERENCE = "linear"
 Build = Callable[[FastWeightsConfig], Any]
 
 

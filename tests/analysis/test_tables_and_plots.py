@@ -173,13 +173,8 @@ def test_plots_of_errors(tmp_path):
     (axes,) = measure_by_pairs(ERRORS).axes
     assert "squared error" in axes.get_ylabel() and axes.get_ylim()[1] > 1.3
     heights = {line.get_ydata()[0] for line in axes.get_lines()}
-    assert heights == {
-        1.3,
-        0.5,
-        0.9,
-        1.25,
-        0.2,
-    }  # three mixers; predicting zero, where kda is drawn too; the best predictor
+    # Three mixers; predicting zero, where kda is drawn too; the best predictor.
+    assert heights == {1.3, 0.5, 0.9, 1.25, 0.2}
     (axes,) = measure_by_token(ERRORS).axes
     curves = [list(line.get_ydata()) for line in axes.get_lines()]
     assert curves.count([1.0, 0.1]) == 4 and [1.0, 0.05] in curves and [1.0, 0.03] in curves and [1.25, 1.25] in curves

@@ -56,10 +56,8 @@ TINY: dict[str, tuple[dict[str, int], set[Example]]] = {
 
 def test_every_task_of_tokens_has_a_tiny_form() -> None:
     token_tasks = {name for name, kind in TASKS.items() if issubclass(kind, RecallTask)}
-    assert token_tasks == TINY.keys() | {
-        "mqar-ood",
-        "mqar-shuffled-ood",
-    }  # these two have keys that differ by themselves
+    # The last two have keys that differ by themselves.
+    assert token_tasks == TINY.keys() | {"mqar-ood", "mqar-shuffled-ood"}
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -23,7 +23,7 @@ TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in sorted(
 # In a line of a block, or between backticks; what stands before it is a path, or torchrun with its own options.
 COMMAND = re.compile(r"(?:(?<=`)|^ {4}|^)(?:\S*/)?(?:torchrun [^`\n]*-m )?fastweights ([a-z][^`\n]*)", re.MULTILINE)
 MAKE = re.compile(r'(?:(?<=`)|^ {4})make ([a-z-]+)(?: ARGS="([^"]*)")?', re.MULTILINE)
-PLACEHOLDERS = {"NAME", "...", "CLAIM", ""}  # and what is left of a list that has none
+PLACEHOLDERS = {"NAME", "...", "CLAIM", ""}  # an option that is not given leaves the empty string
 TOML = [(page, block) for page, text in TEXTS.items() for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL)]
 
 

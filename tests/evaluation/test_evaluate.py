@@ -28,9 +28,8 @@ from fastweights.training.language.folder import _identity
 
 from .small import TEXT, model, tokenizer
 
-FITTING = tuple(
-    measure for measure in MEASURES if measure != "cwe"
-)  # its list takes thousands of this tokenizer's tokens
+# The list of cwe takes thousands of this tokenizer's tokens.
+FITTING = tuple(measure for measure in MEASURES if measure != "cwe")
 SETTINGS = EvaluationSettings(
     measures=FITTING,
     lengths=(430, 400),

@@ -97,9 +97,8 @@ def test_products_meet_their_bounds_and_a_smaller_bound_would_fail(monkeypatch):
     monkeypatch.setattr(products, "STREAMS", {name: products.STREAMS[name] for name in tried})
     found = products.of_streams(0, "cpu")
     assert max(value for name, value in found.items() if name.endswith("over its bound")) <= 1e-9
-    assert (
-        found["pdn, decay 0.5, x = 2.0: largest log norm of chosen products"] > 0.02
-    )  # beyond the eigenvalues' bound of 0
+    # Beyond the eigenvalues' bound of 0.
+    assert found["pdn, decay 0.5, x = 2.0: largest log norm of chosen products"] > 0.02
     assert found["vla with refresh: largest log norm of chosen products"] > 0.02
     for name in ("two-sided, decay 0.9, x = 2.0", "rls"):
         assert abs(found[f"{name}: largest log norm of chosen products"]) < 1e-9

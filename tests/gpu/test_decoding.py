@@ -62,9 +62,8 @@ def test_many_steps(name: str, record_property: Callable[[str, object], None]) -
         errors = [float(((got - w).abs() / (1 + w.abs())).max()) for got, w in zip(results, (wanted, *final))]
         record_property("errors of o and the states", errors)
         assert errors[0] < 1e-2
-        assert max(errors[1:]) < (
-            1e-5 if case.case.options.get("normalize", True) else 1e-4
-        )  # free slots drift in float32
+        # Free slots drift in float32.
+        assert max(errors[1:]) < (1e-5 if case.case.options.get("normalize", True) else 1e-4)
 
 
 @pytest.mark.parametrize("sizes", [(64, 64), (100, 72), (256, 256)], ids=str)
@@ -80,9 +79,8 @@ def test_packed_rows(name: str, sizes: tuple[int, int]) -> None:
     recurrent = case.spec.recurrent
     decoded = name in BY_KERNEL and (recurrent.widest is None or sizes[0] <= recurrent.widest)
     assert largest_error((o, ()), (wanted, ())) < 1e-2
-    assert largest_error((held[0], held), (final[0], final)) < (
-        1e-5 if decoded else 2e-2
-    )  # a backend's products are 16-bit
+    # A backend's products are 16-bit.
+    assert largest_error((held[0], held), (final[0], final)) < (1e-5 if decoded else 2e-2)
     for before, after in zip(states, held):
         assert torch.equal(after[lengths == 0].cpu(), in_float32(before[lengths == 0]))
 

@@ -158,9 +158,8 @@ def test_a_few_tokens_without_gradients_are_decoded(case: OpCase, decoded: list)
         pytest.skip("has no kernel for a few tokens")
     inputs = small(case, 20, heads=1, value_heads=2)
     kinds = case.spec.states.values()
-    drawn = draw_states(
-        case, inputs, 10
-    )  # a sequence without tokens keeps a matrix that is not symmetric; a backend does not
+    # A sequence without tokens keeps a matrix that is not symmetric; a backend does not.
+    drawn = draw_states(case, inputs, 10)
     states = tuple((s + s.mT) / 2 if kind.symmetric else s for s, kind in zip(drawn, kinds, strict=True))
     edges = torch.tensor([0, 5, 5, 6, 6, 6, 6, 6, 6, 7, 20])
     given = tuple(s.clone() for s in states)

@@ -69,9 +69,8 @@ def test_the_printed_deltanet_is_not_deltanet():
     with torch.no_grad():
         delta.qkv.load_state_dict(printed.qkv.state_dict())
         delta.output.load_state_dict(printed.output.state_dict())
-        x = torch.cat([draw(), torch.ones(1, 17, 1, dtype=torch.float64)], 2)[
-            ..., 1:
-        ]  # a constant channel sets the gates
+        # A constant channel sets the gates.
+        x = torch.cat([draw(), torch.ones(1, 17, 1, dtype=torch.float64)], 2)[..., 1:]
         x[..., -1] = 1
         for gate in (printed.gate_proj, delta.gain.b_proj):
             gate.weight.zero_()

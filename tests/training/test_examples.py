@@ -89,12 +89,8 @@ PRINTED: dict[str, dict[str, Any]] = {
         "beta2": 0.999, "max_gradient_norm": 1.0, "test_examples": 960,
     },
 }  # fmt: skip
-EPOCHS = {
-    128: (512, 12_480),
-    256: (256, 24_960),
-    512: (128, 49_984),
-    1024: (64, 99_968),
-}  # Zoology's batches, 64 epochs
+# Zoology's batches, 64 epochs.
+EPOCHS = {128: (512, 12_480), 256: (256, 24_960), 512: (128, 49_984), 1024: (64, 99_968)}
 # Parts of vla.toml: task, pairs, length, steps, batch_size, seeds.
 THREE, ONE = (42, 123, 999), (42,)
 VLA = {

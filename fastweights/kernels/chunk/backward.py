@@ -67,9 +67,8 @@ def backward(
     dq, dk = sizes.per_token(HV, K), sizes.per_token(HV, K)
     dw = sizes.per_token(HV, K, dtype=float32 if sizes.finer else None) if sizes.writes else None
     dg = sizes.per_token(HV, K, dtype=float32) if channel else None
-    gate_grads = sizes.empty(
-        parts, 2, *sizes.rows, HV, dtype=float32
-    )  # of beta and g, partial sums over the key channels
+    # Of beta and g, partial sums over the key channels.
+    gate_grads = sizes.empty(parts, 2, *sizes.rows, HV, dtype=float32)
     stride = prod(gate_grads.shape[1:])
     common = {
         "K": K, "V": V, "HEADS_BETA": sizes.group(x.beta), "HEADS_W": sizes.group(chunks.plain_write_key),

@@ -19,7 +19,7 @@ FAR = tl.constexpr(0.25)  # from there it takes too many steps
 def solve_rows(S, rows, PRECISION: tl.constexpr):
     """rows M^-1 for M = I + S, where S is symmetric and not negative, and whether it was found. Newton's X <- X + (I - X M) X
     finds X roughly, in tf32; what that misses of the rows is computed in the precision of float32 and solved for again. The
-    norm of S bounds the eigenvalues and so says how many steps are enough: a look at what is left would take as long as a
+    norm of S bounds the eigenvalues and so says how many steps are enough: measuring the remainder costs as much as a
     product. The first step, from X = c I, takes none. Right operands are symmetric, and transposed they lie in memory as
     products take them."""
     i = tl.arange(0, S.shape[0])

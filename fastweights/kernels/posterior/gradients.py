@@ -287,10 +287,8 @@ def posterior_gradients(
             # The gradient of the decay that follows; those before come from it by differences.
             later = inner_product(dM, M, PARTS) - inner_product(debt, J, PARTS)
             start = first_undone(g_chunk, end, largest_of(M, J, p, PARTS) / limit, HV // HEADS_G)
-            kept, floor = (
-                1.0,
-                p,
-            )  # by later tokens of the block; a product p * kept below would be computed for every element
+            # By later tokens of the block. A product p * kept below would be computed for every element.
+            kept, floor = 1.0, p
             ahead = load_raw(
                 q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk, dw_chunk, end - 1, column, first_key, HV, K, PARTS, V,
                 HEADS_K, HEADS_BETA, HEADS_G,

@@ -91,9 +91,8 @@ def decode_key_energy(
             query = float_or_nan(row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel))
             answer = query / (energy + (ridge if parameter is None else middle))
         elif FORM == "none":
-            direction = (
-                key / (before + ridge) + 0 * decay * gain
-            )  # a NaN of a gate reaches its own token, as in PyTorch
+            # A NaN of a gate reaches its own token, as in PyTorch.
+            direction = key / (before + ridge) + 0 * decay * gain
             answer = direction / (1 + tl.sum(direction * key, 0))
         else:
             distance = tl.log(energy + eps) - middle

@@ -243,24 +243,8 @@ def turn_slots(
     left = (stop - first).to(tl.int32)
     blocks = tl.cdiv(left, BLOCK)
     ahead = inputs_of_block(
-        k,
-        v,
-        gamma,
-        decay,
-        gram,
-        place,
-        in_head,
-        token,
-        slot,
-        channel,
-        left,
-        HV,
-        K,
-        V,
-        HEADS_K,
-        HEADS_GAMMA,
-        HEADS_DECAY,
-    )
+        k, v, gamma, decay, gram, place, in_head, token, slot, channel, left, HV, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY,
+    )  # fmt: skip
     for _ in range(0, blocks):
         # The inputs of the next block, and below the products of the next part, are loaded before they are needed.
         inputs, more = ahead, tl.where(left > BLOCK, 1, 0)

@@ -22,9 +22,10 @@ JOINT_VALUE = replace(VALUE, kind="joint value", reaches="head")  # the rule rea
 
 GAIN = Role(kind="gate", dims=("G", "H"))
 POSITIVE_GAIN = replace(GAIN, low=0.0, must_be="at least 0", remedy="sigmoid(...)")
+# One per value channel.
 VALUE_GAIN = replace(
     POSITIVE_GAIN, kind="value gate", dims=("GV", "HV"), remedy="sigmoid(...) or softplus(...)", reaches="column"
-)  # one per value channel
+)
 TOKEN_GAIN = replace(GAIN, reaches="token")  # of the output alone
 KEPT = replace(GAIN, kind="kept", low=0.0, high=1.0, must_be="between 0 and 1", remedy="sigmoid(...)")
 LOG_DECAY = replace(

@@ -40,7 +40,6 @@ class Limits(VerifyAndUpdateConfig):
                 raise ValueError(f"{message}, for models of fastweights in vLLM")
         if parallel.tensor_parallel_size > 1:
             check_parts(vllm_config.model_config.hf_config, parallel.tensor_parallel_size)
-        if (
-            cache.mamba_ssm_cache_dtype == "auto"
-        ):  # on some CPUs vLLM would replace it, with a warning about other layers
+        # On some CPUs vLLM would replace it, with a warning about other layers.
+        if cache.mamba_ssm_cache_dtype == "auto":
             cache.mamba_ssm_cache_dtype = "float32"

@@ -49,9 +49,8 @@ class ServedBlock(FastWeightsBlock):
             self.served = ServedMemory(self.mixer, block, f"{name}.memory")
 
     def forward(self, x_TD: Tensor, position_T: Tensor) -> Tensor:  # type: ignore[override]
-        summed = (
-            tensor_model_parallel_all_reduce  # over the processes, each of which has some heads and part of the MLP
-        )
+        # Over the processes, each of which has some heads and part of the MLP.
+        summed = tensor_model_parallel_all_reduce
         x_TD = x_TD + summed(self.served.mix(self.mixer, self.mixer_norm(x_TD), position_T))
         return x_TD if self.mlp is None else x_TD + summed(self.mlp(self.mlp_norm(x_TD)))
 
@@ -127,9 +126,8 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid):
         parts = get_tensor_model_parallel_world_size()
 
         def part(name: str, weight: Tensor) -> Tensor:
-            if name not in own or hasattr(
-                own[name], "weight_loader"
-            ):  # vLLM's own layers take their part by themselves
+            # vLLM's own layers take their part by themselves.
+            if name not in own or hasattr(own[name], "weight_loader"):
                 return weight
             return part_of_weight(weight, own[name].shape, rank, parts)
 

@@ -96,11 +96,8 @@ def test_the_schedule_the_optimizer_and_the_data_are_those_of_the_run(make_run, 
     model = build_model(run, model_config(run, text.tokenizer)).train()
     optimizer = torch.optim.AdamW(weight_decay_groups(model, 0.3), lr=1.0, betas=(0.5, 0.5))
     rows = ShuffledRows(PackedRows(text.train, 32), seed=0, count=6)
-    rates = [
-        0.1e-2,
-        1e-2,
-        (0.1 + 0.9 * 0.5) * 1e-2,
-    ]  # warm-up over one step from a tenth, then cosine from step 1 to step 3
+    # Warm-up over one step from a tenth, then cosine from step 1 to step 3.
+    rates = [0.1e-2, 1e-2, (0.1 + 0.9 * 0.5) * 1e-2]
     for step, rate in enumerate(rates):
         for group in optimizer.param_groups:
             group["lr"] = rate
