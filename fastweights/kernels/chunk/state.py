@@ -50,7 +50,11 @@ def chunk_state(
     if DECAY == 1:  # loaded one step ahead
         next_decay = tl.load(gate + (first + i) * HV + head, first + i < stop, 0.0)
         next_total = tl.load(gate + (tl.minimum(first + 64, stop) - 1) * HV + head, first < stop, 0.0)
-    for t in tl.range(first, stop, 64, num_stages=STAGES):
+    begin = first
+    if k_rest is not None:  # with it Triton 3.5 compiles for sm_100 only where the loop counts in 32 bits
+        begin, stop = first.to(tl.int32), stop.to(tl.int32)
+    for counted in tl.range(begin, stop, 64, num_stages=STAGES):
+        t = tl.cast(counted, tl.int64)
         live = t + i < stop
         place = t * HV + head  # scalars in front, so that the offsets of a tile are small numbers
         state = (m * HV + head) * K * V

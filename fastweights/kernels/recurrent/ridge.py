@@ -148,8 +148,8 @@ def decode_systems(
     index, held = pool_row(state_indices, n, P)
     channel = tl.arange(0, BK)
     is_channel = channel < K
-    E: tl.constexpr = min(4, BK)
-    L: tl.constexpr = min(4, BK // E)
+    E: tl.constexpr = 4 if BK >= 4 else BK
+    L: tl.constexpr = 4 if BK >= 16 else BK // E
     J: tl.constexpr = BK // (E * L)
     column = tl.arange(0, L)[:, None, None, None] * E + tl.arange(0, J)[None, None, :, None] * (L * E)
     column += tl.arange(0, E)[None, None, None, :]

@@ -144,12 +144,12 @@ def turn_slots_back(
     none, ones = tl.zeros((SLOTS, EVERY), tl.float32), tl.full((SLOTS, EVERY), 1.0, tl.float32)
     F, from_start, W, of_A, of_D, A_t, D_t, until, query = ones, ones, none, none, none, none, none, none, none
     to_A, to_D = (), ()
-    for _ in tl.static_range(1, EVERY):
+    for _t in tl.static_range(1, EVERY):
         to_A, to_D = to_A + (none,), to_D + (none,)  # type: ignore[assignment]
     S, h = tl.zeros((SLOTS, BV), dtype), tl.zeros((EVERY, BV), dtype)
     grad_o = h
     rounds = tl.where(blocks > 0, blocks + 1, 0)
-    for _ in range(0, rounds):
+    for _block in range(0, rounds):  # Triton 3.5 takes a `_` for carried through the loop
         is_real = begin < first + blocks * EVERY
         ahead = tl.maximum(begin - EVERY, first)
         before_head = (m - tl.where(begin > first, 1, 0)) * HV + head
