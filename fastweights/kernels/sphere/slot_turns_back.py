@@ -149,7 +149,7 @@ def turn_slots_back(
     S, h = tl.zeros((SLOTS, BV), dtype), tl.zeros((EVERY, BV), dtype)
     grad_o = h
     rounds = tl.where(blocks > 0, blocks + 1, 0)
-    for _block in range(0, rounds):  # Triton 3.5 takes a `_` for carried through the loop
+    for _block in range(0, rounds):  # Triton 3.5 and 3.8 take `_` for carried through the loop
         is_real = begin < first + blocks * EVERY
         ahead = tl.maximum(begin - EVERY, first)
         before_head = (m - tl.where(begin > first, 1, 0)) * HV + head
