@@ -18,7 +18,7 @@ from ..results.language import load_result
 from ..training import RecallExperiment, run_recall_parts
 from ..training.folder import ExperimentFolder
 from ..training.output_folder import as_stored
-from ..training.workers import PER_GPU
+from ..training.workers import usual_workers
 from .claim import Conditions, Measurement, Unmeasured
 
 __all__ = [
@@ -62,7 +62,7 @@ def train_parts(
 ) -> dict[str, list[RecallResult]]:
     """Trains experiments by name ("" where there is one), each with fields of `RecallExperiment`, or reads their results."""
     experiments = {part: experiment(settings, conditions) for part, settings in parts.items()}
-    workers = conditions.workers or (PER_GPU if torch.device(conditions.device).type == "cuda" else None)
+    workers = conditions.workers or usual_workers(conditions.device)
     outputs = {part: part_folder(claim, part, conditions) for part in parts}
     return run_recall_parts(experiments, outputs, workers=workers)
 
@@ -132,7 +132,7 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
                 folder = conditions.folder / claim / f"{label.replace(' ', '-')}-seed{seed}"
                 own = {"model": {**settings.get("model", {}), "mixer": mixer}, "output": str(folder), "seed": seed}
                 runs[label, seed] = LanguageRun(**{**settings, **own, "precision": "bf16" if cuda else "no"})
-        workers = conditions.workers or (LANGUAGE_WORKERS if cuda else 1)
+        workers = conditions.workers or (usual_workers(conditions.device, LANGUAGE_WORKERS) if cuda else 1)
         diverged = train_together(list(runs.values()), workers, conditions.device)
         values: dict[str, list[float]] = {}
         for (label, _), run in runs.items():

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
-from ..environment import usable_cores
 from ..layers import MixerChoice
 from ..training.progress import Reporter, Silent
-from ..training.workers import PER_GPU
+from ..training.workers import usual_workers
 
 __all__ = ["Request"]
 
@@ -25,7 +22,7 @@ class Request:
         device: torch device.
         output: folder of the boards, one file per part; trainings lie in it and continue from there.
         seeds: in place of the declared ones.
-        workers: processes; None for one per core, or `PER_GPU` per GPU.
+        workers: processes; None for as many as `usual_workers` says.
         imports: modules that register mixers, for the processes.
     """
 
@@ -45,6 +42,4 @@ class Request:
 
     def processes(self) -> int:
         """How many train at the same time."""
-        if self.workers is not None:
-            return self.workers
-        return usable_cores() if torch.device(self.device).type == "cpu" else PER_GPU * torch.cuda.device_count()
+        return self.workers or usual_workers(self.device)

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
-from ..environment import usable_cores
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
 from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
 from .objectives import objective_of
 from .progress import LOG_EVERY, Reporter, Silent
-from .workers import Job, WorkerError, train_runs
+from .workers import Job, WorkerError, train_runs, usual_workers
 
 __all__ = ["check_models", "run_recall", "run_recall_parts"]
 
@@ -85,7 +84,7 @@ def run_recall_parts(
     check_flag("overwrite", overwrite)
     imports = check_texts("imports", imports, what="modules or paths of .py files", empty=False)
     if workers is None:
-        workers = _usual_workers({experiment.device for experiment in parts.values()})
+        workers = min(usual_workers(experiment.device, per_gpu=1) for experiment in parts.values())
     check_size("workers", workers, high=1024)
     check_size("log_every", log_every)
     check_number("checkpoint_seconds", checkpoint_seconds, low=0)
@@ -119,13 +118,6 @@ def run_recall_parts(
         if failure:
             raise failure
     return results
-
-
-def _usual_workers(devices: set[str]) -> int:
-    """One for each usable core on the CPU, else one per GPU."""
-    if devices == {"cpu"}:
-        return usable_cores()
-    return torch.cuda.device_count() if "cuda" in devices else 1
 
 
 def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[RecallResult]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..environment import usable_cores
 from ..files import WriteError
 from ..layers import import_mixers
 from ..results.recall import RecallResult, save_result
@@ -28,7 +29,7 @@ from .folder import ExperimentFolder
 from .progress import Reporter
 from .train import train_run
 
-__all__ = ["PER_GPU", "Job", "WorkerError", "gpus_of_workers", "train_runs"]
+__all__ = ["Job", "WorkerError", "gpus_of_workers", "train_runs", "usual_workers"]
 
 PER_GPU = 8  # small models that train on one GPU at the same time: one alone leaves most of it idle
 
@@ -144,6 +145,14 @@ def gpus_of_workers(devices: Collection[str], workers: int) -> list[int | None]:
     if "cuda" not in devices:
         return [None] * workers
     return [index % torch.cuda.device_count() for index in range(workers)]
+
+
+def usual_workers(device: str, per_gpu: int = PER_GPU) -> int:
+    """How many processes train where nobody says how many: one per core, or so many on each GPU that the device stands for."""
+    place = torch.device(device)
+    if place.type == "cpu":
+        return usable_cores()
+    return per_gpu * (1 if place.index is not None else torch.cuda.device_count())
 
 
 class _Worker:

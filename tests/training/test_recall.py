@@ -8,11 +8,12 @@ import signal
 import pytest
 
 from fastweights.analysis import load_results
+from fastweights.environment import usable_cores
 from fastweights.stopping import Stopped, StopSignals
 from fastweights.training import WorkerError, run_recall, run_recall_parts, train_run
 from fastweights.training.checkpoint import load_checkpoint, save_checkpoint
 from fastweights.training.progress import Silent
-from fastweights.training.workers import gpus_of_workers
+from fastweights.training.workers import gpus_of_workers, usual_workers
 
 from .small import numbers, small_experiment
 
@@ -212,3 +213,11 @@ def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, error, opti
     with pytest.raises(error, match=option):
         run_recall(small_experiment(), tmp_path / "output", **{option: value})
     assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "per_gpu", "count"), [("cpu", 8, usable_cores()), ("cuda", 8, 16), ("cuda", 1, 2), ("cuda:1", 8, 8)]
+)
+def test_how_many_train_at_the_same_time(monkeypatch, device, per_gpu, count):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert usual_workers(device, per_gpu) == count
