@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,7 +20,9 @@ __all__ = [
     "Status",
     "Unmeasured",
     "Verdict",
+    "clear_sign",
     "decided",
+    "paired",
     "over_seeds",
 ]
 
@@ -86,9 +88,8 @@ class Measurement:
         return -self._negative().largest(name)
 
     def error(self, name: str) -> float:
-        """Standard error of the mean over the seeds; NaN with a single seed."""
-        values = self.values[name]
-        return math.nan if len(values) < 2 else statistics.stdev(values) / math.sqrt(len(values))
+        """Standard error of the mean over the seeds; NaN with a single seed or where a number is not finite."""
+        return standard_error(self.values[name])
 
     def _negative(self) -> Measurement:
         return Measurement({name: [-x for x in values] for name, values in self.values.items()})
@@ -154,6 +155,24 @@ class Claim:
     def declaration(self) -> dict[str, Any]:
         """What was written before the run, as a result repeats it."""
         return {name: getattr(self, name) for name in self.declared}
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean; NaN for a single value or where one is not finite."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def paired(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
+    """Mean of left - right over the seeds that both share, and its standard error."""
+    differences = [x - y for x, y in zip(left, right, strict=True)]
+    return statistics.fmean(differences), standard_error(differences)
+
+
+def clear_sign(difference: float, error: float, errors: float = 2.0) -> int:
+    """1 or -1 where a difference exceeds this many standard errors; 0 for a tie, and where the error is NaN."""
+    return int(difference > errors * error) - int(difference < -errors * error)
 
 
 def over_seeds(measure: Callable[[int, str], Mapping[str, float]]) -> Callable[[Conditions], Measurement]:

@@ -8,16 +8,18 @@ from ..claim import Claim, Measurement, Verdict, decided
 from ..trained import VLA_SETTINGS, accuracy, recall_experiment
 
 PRINTED = {8: 5.5, 16: 21.8, 24: 31.2}
+LEARNT = 0.5  # accuracy on seen keys below which a loss of points says nothing
 
 
 def decide(found: Measurement) -> Verdict:
-    drops = {
-        pairs: 100 * (found.mean(accuracy("vla", pairs, "seen")) - found.mean(accuracy("vla", pairs, "unseen")))
-        for pairs in PRINTED
-    }
+    seen, unseen = ({n: found.mean(accuracy("vla", n, part)) for n in PRINTED} for part in ("seen", "unseen"))
+    drops = {pairs: 100 * (seen[pairs] - unseen[pairs]) for pairs in PRINTED}
     near = all(abs(drops[pairs] - printed) <= 8 for pairs, printed in PRINTED.items())
     rising = all(left < right for left, right in pairwise(drops.values()))
-    return decided(near and rising, "drops in points: " + ", ".join(f"{x:.1f} at {n} pairs" for n, x in drops.items()))
+    reason = "drops in points: " + ", ".join(f"{x:.1f} from {seen[n]:.3f} at {n} pairs" for n, x in drops.items())
+    if min(seen.values()) < LEARNT:
+        return Verdict("not resolved", f"{reason}; too few of the seen keys are recalled to lose any")
+    return decided(near and rising, reason)
 
 
 CLAIM = Claim(
@@ -32,7 +34,10 @@ CLAIM = Claim(
     ),
     expected="not resolved",
     forecast="none",
-    rule="holds if each drop is within 8 points of the paper's and they rise.",
+    rule=(
+        "holds if each drop is within 8 points of the paper's and they rise; not resolved if vla recalls less than half of the "
+        "seen keys at 8, 16 or 24 pairs."
+    ),
     measure=recall_experiment(
         "C25",
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ...layers import MixerChoice
-from ..claim import Claim, Measurement, Verdict, decided
+from ..claim import Claim, Measurement, Verdict, clear_sign
 from ..trained import ZOOLOGY_SETTINGS, accuracy, recall_experiment
 
 BARE = {"decay": "none", "gain": "none", "alpha_connection": False, "output_gate": "none"}
@@ -18,15 +18,17 @@ def part(width: int, length: int) -> str:
 
 
 def decide(found: Measurement) -> Verdict:
-    lost, rows = [], []
+    signs, rows = [], []
     for width, length, pairs in CELLS:
         means = {name: found.mean(accuracy(name, pairs, part(width, length))) for name in ("gka", *OTHERS)}
-        errors = [found.error(accuracy(name, pairs, part(width, length))) for name in ("gka", *OTHERS)]
         best = max(OTHERS, key=lambda name: means[name])
-        rows.append(f"({width}, {length}) gka {means['gka']:.3f}, {best} {means[best]:.3f}")
-        if means["gka"] + max(e for e in errors if not math.isnan(e)) < means[best]:
-            lost.append(rows[-1])
-    return decided(not lost, "; ".join(lost or rows))
+        error = math.hypot(*(found.error(accuracy(name, pairs, part(width, length))) for name in ("gka", best)))
+        rows.append(f"({width}, {length}) gka {means['gka']:.3f}, {best} {means[best]:.3f}, difference +- {error:.3f}")
+        signs.append(clear_sign(means["gka"] - means[best], error, errors=1))
+    reason = "; ".join(rows)
+    if min(signs) < 0:
+        return Verdict("does not hold", reason)
+    return Verdict("holds" if max(signs) > 0 else "not resolved", reason)
 
 
 CLAIM = Claim(
@@ -41,7 +43,10 @@ CLAIM = Claim(
     ),
     expected="holds",
     forecast="best where keys overlap: as many pairs as channels, or more",
-    rule="holds if no other mixer is better by more than one standard error in any cell.",
+    rule=(
+        "holds if no other mixer is better by more than one standard error of the difference in any cell, and gka is in one; "
+        "not resolved if all cells are ties."
+    ),
     measure=recall_experiment(
         "C28",
         {

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 
-from ..claim import Claim, Measurement, Verdict
+from ..claim import Claim, Measurement, Verdict, clear_sign
 from ..trained import ZOOLOGY_SETTINGS, accuracy, recall_experiment
 
 PAIRS = (32, 64, 128)
 
 
 def decide(found: Measurement) -> Verdict:
-    rows, better, worse = [], 0, 0
+    rows, signs = [], []
     for ours, base in (("pdn", "deltanet"), ("pgdn", "gdn")):
         for pairs in PAIRS:
             names = [accuracy(name, pairs) for name in (ours, base)]
             gain = found.mean(names[0]) - found.mean(names[1])
             error = math.hypot(*(found.error(name) for name in names))
-            better, worse = better + (gain > 2 * error), worse + (gain < -2 * error)
+            signs.append(clear_sign(gain, error))
             rows.append(f"{ours} {gain:+.3f} +- {error:.3f} at {pairs} pairs")
-    if worse:
+    if min(signs) < 0:
         return Verdict("does not hold", "; ".join(rows))
-    return Verdict("holds" if better else "not resolved", "; ".join(rows))
+    return Verdict("holds" if max(signs) > 0 else "not resolved", "; ".join(rows))
 
 
 CLAIM = Claim(

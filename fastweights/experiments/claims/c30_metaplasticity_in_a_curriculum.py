@@ -8,7 +8,7 @@ from typing import Any
 
 from ...layers import MixerChoice
 from ...training import Stage
-from ..claim import Claim, Measurement, Verdict
+from ..claim import Claim, Measurement, Verdict, clear_sign
 from ..trained import ZOOLOGY_SETTINGS, accuracy, recall_experiment
 
 STAGES = ((128, 32), (256, 64), (512, 128))
@@ -46,7 +46,7 @@ def settings(ramp: str, labels: Container[str]) -> dict[str, Any]:
 
 
 def decide(found: Measurement) -> Verdict:
-    rows, holds = [], []
+    rows, holds, signs = [], [], []
     for ramp in ("paper", "release"):
         for ours, base in {**PAIRS, "D ": "gdn"}.items():
             names = [accuracy(name.strip(), LAST, ramp) for name in (ours, base)]
@@ -54,12 +54,15 @@ def decide(found: Measurement) -> Verdict:
                 found.mean(f"{names[0]}, stage {s}") - found.mean(f"{names[1]}, stage {s}") for s in (1, len(STAGES))
             ]
             error = math.hypot(*(found.error(name) for name in names))
-            holds.append(gains[1] > 2 * error and (base == "gdn" or gains[1] > gains[0]))
+            signs.append(clear_sign(gains[1], error))
+            holds.append(signs[-1] > 0 and (base == "gdn" or gains[1] > gains[0]))
             rows.append(f"{ours.strip()} over {base} ({ramp}) {gains[0]:+.3f} to {gains[1]:+.3f} +- {error:.3f}")
     half = len(holds) // 2
     if all(holds[:half]) or all(holds[half:]):
         return Verdict("holds", "; ".join(rows))
-    return Verdict("holds weakly" if any(holds) else "does not hold", "; ".join(rows))
+    if any(holds):
+        return Verdict("holds weakly", "; ".join(rows))
+    return Verdict("does not hold" if any(signs) else "not resolved", "; ".join(rows))
 
 
 CLAIM = Claim(
@@ -80,7 +83,8 @@ CLAIM = Claim(
     forecast="none",
     rule=(
         "holds for one of the ramps if each gain at the last stage is above two standard errors and, beside its "
-        "own plain form, above that of the first stage; weakly if some do."
+        "own plain form, above that of the first stage; weakly if some do; not resolved if all differences at the last stage are "
+        "ties."
     ),
     measure=recall_experiment("C30", {ramp: settings(ramp, LABELS) for ramp in ("paper", "release")}),
     decide=decide,

@@ -23,7 +23,7 @@ def of_run(run: RecallResult) -> dict[str, float]:
     steps, windows, ratios = (run.watched[name] for name in ("step", "window", "metaplasticity ratio"))
     guess = math.log(run.run["vocab_size"] / 2)
     fall = next((step for step, loss in zip(run.loss_steps, run.losses) if loss < FALLEN * guess), math.inf)
-    before = [window for step, window in zip(steps, windows) if step <= fall]
+    before = [window for step, window in zip(steps, windows) if step <= fall] if fall < math.inf else []
     return {
         "last ratio": ratios[-1],
         f"largest ratio in the first {EARLY} steps": max(x for step, x in zip(steps, ratios) if step <= EARLY),
@@ -59,7 +59,7 @@ def measure(conditions: Conditions) -> Measurement:
 
 
 def decide(found: Measurement) -> Verdict:
-    rows, ratio, rising = [], [], []
+    rows, ratio, rising, fell = [], [], [], False
     for ramp in RAMPS:
         if f"{ramp}: last ratio" not in found.values:
             rows.append(f"{ramp}: no training stayed finite")
@@ -70,6 +70,7 @@ def decide(found: Measurement) -> Verdict:
         )
         known = [x for x in ranks if not math.isnan(x)]
         correlation = statistics.fmean(known) if known else math.nan
+        fell = fell or any(map(math.isfinite, found.values[f"{ramp}: step at which the loss falls"]))
         ratio.append(20 <= last <= 80)
         rising.append(correlation > 0.9)
         rows.append(
@@ -77,9 +78,11 @@ def decide(found: Measurement) -> Verdict:
             f"then {found.mean(f'{ramp}: window when the loss falls over the length'):.1f} times the length"
         )
     reason = "; ".join(rows)
+    if not fell:
+        return Verdict("not resolved", f"{reason}; the loss fell in no training")
     if any(a and b for a, b in zip(ratio, rising)):
         return Verdict("holds", reason)
-    return Verdict("holds weakly" if any([*ratio, *rising]) else "does not hold" if ratio else "not resolved", reason)
+    return Verdict("holds weakly" if any([*ratio, *rising]) else "does not hold", reason)
 
 
 CLAIM = Claim(
@@ -100,7 +103,7 @@ CLAIM = Claim(
     forecast="none",
     rule=(
         "holds if for one of the ramps the last ratio is 20 to 80 and log N_t ranks with the step above 0.9 before the loss "
-        "falls; weakly if one of the two is so."
+        "falls; weakly if one of the two is so; not resolved if the loss falls in no training."
     ),
     measure=measure,
     decide=decide,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import statistics
 
-from ..claim import Claim, Measurement, Verdict
+from ..claim import Claim, Measurement, Verdict, clear_sign, paired
 from ..trained import language_models, small_model
 
 MIXERS = {
@@ -18,18 +17,22 @@ MIXERS = {
 
 
 def decide(found: Measurement) -> Verdict:
-    names, rows, gains = list(MIXERS), [], []
+    lost = [name for name in MIXERS if any(map(math.isnan, found.values[name]))]
+    if lost:
+        return Verdict("not resolved", f"the loss did not stay finite: {', '.join(lost)}")
+    names, rows, gains, signs = list(MIXERS), [], [], []
     for before, after in zip(names, names[1:]):
-        paired = [x - y for x, y in zip(found.values[before], found.values[after])]
-        error = statistics.stdev(paired) / math.sqrt(len(paired)) if len(paired) > 1 else math.inf
-        gains.append((statistics.fmean(paired), error))
-        rows.append(f"{after} {gains[-1][0]:+.4f} +- {error:.4f}")
-    clear = all(mean > 2 * error for mean, error in gains[1:3])
-    small_gate = abs(gains[3][0]) < 0.01
+        gain, error = paired(found.values[before], found.values[after])
+        gains.append(gain)
+        signs.append(clear_sign(gain, error))
+        rows.append(f"{after} {gain:+.4f} +- {error:.4f}")
+    order, parts = signs[:3], signs[1:3]
     reason = "gain in nats of each part: " + ", ".join(rows)
-    if clear and small_gate:
+    if min(order) < 0:
+        return Verdict("does not hold", reason)
+    if min(parts) > 0 and abs(gains[3]) < 0.01:
         return Verdict("holds", reason)
-    return Verdict("does not hold" if any(mean < -2 * error for mean, error in gains[1:3]) else "not resolved", reason)
+    return Verdict("holds weakly" if max(parts) > 0 else "not resolved", reason)
 
 
 CLAIM = Claim(
@@ -45,7 +48,8 @@ CLAIM = Claim(
     forecast="in nats .003, .029, .029, .000; spread over seeds unknown",
     rule=(
         "holds if orthogonal and normalised gain more than two standard errors each and the gate changes less "
-        "than 0.01."
+        "than 0.01; weakly if only one of the two gains, or the gate changes more; does not hold if TTT, orthogonal or "
+        "normalised loses more than two; not resolved if these are ties."
     ),
     measure=language_models("C33", MIXERS, **small_model(layers=4, width=256, length=512)),
     decide=decide,
