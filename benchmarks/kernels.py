@@ -5,6 +5,7 @@
     python benchmarks/kernels.py --only gdn,pgdn --sizes 4,2048,8,128,128 --backend torch
     python benchmarks/kernels.py --decode                         one token for 64 sequences, and nothing else
     python benchmarks/kernels.py --cold                           the first call from an empty kernel cache, and nothing else
+    python benchmarks/kernels.py --no-peers --checks 4            ours alone: all are checked first, four at a time
     python benchmarks/kernels.py --warm-peers 16                  before timing, compile the peers' kernels in 16 processes
     python benchmarks/kernels.py --against CHECKOUT               device time and memory beside another checkout, ours alone
     python benchmarks/performance.py                              docs/performance.md from the result files
@@ -39,14 +40,13 @@ from typing import Any
 
 import torch
 from environment import commit, file_suffix, source
-from judge import tuning
+from judge import measuring, tuning
 from judge.against import compare
 from judge.cases import CASES, Sizes
 from judge.checks import check_all, combinations, worst
 from judge.cold import cold_start
 from judge.decoding import SIZES as DECODING
 from judge.decoding import judge_decoding
-from judge.measuring import judge
 from judge.peers import is_installed
 from judge.records import RESULTS, Record
 from judge.timing import Ceilings
@@ -141,6 +141,12 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
             tuning.save_choices(choices)
 
     shared = (dtype, arguments.backend, arguments.repeats, ceilings, with_peers)
+    checked: dict[tuple[str, Sizes], dict[str, Any]] = {}
+    if arguments.checks > 1 and not (arguments.cold or arguments.decode):
+        asked = [(name, shape) for name in names for shape in sizes]
+        for name, shape, row in measuring.check_several(asked, dtype, arguments.backend, arguments.checks):
+            checked[name, shape] = row
+        print(f"{len(checked)} checked after {time.time() - started:.0f} s", flush=True)
     for name in names:
         if arguments.cold:
             for shape in sizes:
@@ -152,7 +158,7 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
                     print(f"{key:40s} {cache} {cold[f'{cache}_s']:.1f} s: {stages}", flush=True)
             continue
         for shape in [] if arguments.decode else sizes:
-            add(f"{name} {shape}", partial(judge, name, shape, *shared))
+            add(f"{name} {shape}", partial(measuring.measure, name, shape, *shared, checked.get((name, shape))))
         add(f"{name} decode {DECODING}", partial(judge_decoding, name, *shared))
     print(f"written to {record.path} after {time.time() - started:.0f} s")
 
@@ -194,6 +200,13 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="time the first call in a new process alone")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument(
+        "--checks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --no-peers: check all, N at a time, before any is timed",
+    )
+    parser.add_argument(
         "--against", type=Path, help="another checkout: compare device time and memory with it, nothing else"
     )
     parser.add_argument("--tolerance", type=float, default=1.03, help="of --against: largest ratio")
@@ -201,6 +214,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result files")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.checks > 1 and not arguments.no_peers:
+        parser.error("--checks needs --no-peers: peers tune themselves when they are checked, alone on the device")
     known = list(CASES)
     names = known if arguments.only is None else arguments.only.split(",")
     unknown = sorted(set(names) - set(known))

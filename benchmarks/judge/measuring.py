@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -59,27 +61,40 @@ def check_calls(
     return found, failed
 
 
-def judge(
-    name: str, sizes: Sizes, dtype: torch.dtype, backend: str, repeats: int, ceilings: Ceilings, with_peers: bool
-) -> dict[str, Any]:
+def calls_of(name: str, backend: str, with_peers: bool) -> dict[str, Call]:
     case = CASES[name]
     calls: dict[str, Call] = {"ours": lambda x: case.ours(x, backend=backend)[0]}
     if "write_key" in case.inputs:
         calls["tied"] = lambda x: case.ours({n: y for n, y in x.items() if n != "write_key"}, backend=backend)[0]
-    if with_peers:
-        calls |= peers(name)
-    seed = torch.seed() % 2**31
+    return calls | (peers(name) if with_peers else {})
+
+
+def check(name: str, sizes: Sizes, dtype: torch.dtype, backend: str, with_peers: bool) -> dict[str, Any]:
+    """The errors of all; "refused" says why ours gets no time. "failed": the peers that do not run."""
+    case, seed = CASES[name], torch.seed() % 2**31
     inputs = case.draw(sizes, dtype, "cuda", seed)
-    do = torch.randn_like(inputs["v"])
-    moments = [time.perf_counter()]
+    begin = time.perf_counter()
     stateful = check_states(name, sizes, dtype, backend, seed)
-    moments.append(time.perf_counter())
-    found, failed = check_calls(case, calls, inputs, do)
-    moments.append(time.perf_counter())
-    row: dict[str, Any] = {"errors": found, "stateful_errors": stateful, "failed": failed}
+    between = time.perf_counter()
+    found, failed = check_calls(case, calls_of(name, backend, with_peers), inputs, torch.randn_like(inputs["v"]))
+    seconds = {"states": between - begin, "errors_and_tuning": time.perf_counter() - between}
     refused = [*stateful.pop("failures"), *over_budget(found["ours"], dtype).values()]
-    if refused:
-        return {**row, "refused": refused}
+    row = {"errors": found, "stateful_errors": stateful, "failed": failed, "seconds": seconds}
+    return {**row, "refused": refused} if refused else row
+
+
+def measure(
+    name: str, sizes: Sizes, dtype: torch.dtype, backend: str, repeats: int, ceilings: Ceilings, with_peers: bool,
+    checked: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The errors, or those found before, and the times."""
+    row = dict(checked or check(name, sizes, dtype, backend, with_peers))
+    if "refused" in row:
+        return row
+    case, begin = CASES[name], time.perf_counter()
+    inputs = case.draw(sizes, dtype, "cuda", torch.seed() % 2**31)
+    do = torch.randn_like(inputs["v"])
+    calls = {who: call for who, call in calls_of(name, backend, with_peers).items() if who not in row["failed"]}
     for stage in ("forward", "forward_backward"):
         backward = stage == "forward_backward"
         works: dict[str, Work] = {
@@ -91,9 +106,28 @@ def judge(
             **times(works, repeats),
             "peak_mb": {who: peak_megabytes(work) for who, work in works.items()},
         }
-    moments.append(time.perf_counter())
-    spent = [round(end - start, 1) for start, end in zip(moments, moments[1:])]
-    return {**row, "seconds": dict(zip(("states", "errors_and_tuning", "times"), spent))}
+    seconds = {**row["seconds"], "times": time.perf_counter() - begin}
+    return {**row, "seconds": {what: round(spent, 1) for what, spent in seconds.items()}}
+
+
+def check_several(
+    asked: Sequence[tuple[str, Sizes]], dtype: torch.dtype, backend: str, processes: int
+) -> Iterator[tuple[str, Sizes, dict[str, Any]]]:
+    """`check` of several ops and sizes at the same time, without peers, as they come."""
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        started = {pool.submit(_check_and_tidy, name, sizes, dtype, backend): (name, sizes) for name, sizes in asked}
+        for done in as_completed(started):
+            error = done.exception()
+            row = {"refused": [f"{type(error).__name__}: {str(error)[:300]}"]} if error else done.result()
+            yield *started[done], row
+
+
+def _check_and_tidy(name: str, sizes: Sizes, dtype: torch.dtype, backend: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    try:
+        return check(name, sizes, dtype, backend, with_peers=False)
+    finally:
+        torch.cuda.empty_cache()  # the processes share one device
 
 
 def floors(traffic: float, operations: float) -> dict[str, Any]:

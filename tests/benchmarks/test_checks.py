@@ -134,25 +134,53 @@ def test_the_command_runs_from_a_bare_environment(tmp_path: Path) -> None:
     assert "1 passed, 0 failed" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "o", "S", "o without states"])
-def test_the_judge_times_no_op_that_fails_its_check(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU, with a clock that reads nothing."""
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the judge times, on a CPU, with a clock that reads nothing."""
     draw, timed = Case.draw, []
     monkeypatch.setattr(Case, "draw", lambda self, sizes, dtype, device, seed: draw(self, sizes, dtype, "cpu", seed))
     monkeypatch.setattr(measuring, "interleaved", lambda works, repeats: timed.append(sorted(works)) or {})
     monkeypatch.setattr(measuring, "as_graph", lambda work: work)
     monkeypatch.setattr(measuring, "peak_megabytes", lambda work: 0.0)
+    return timed
 
+
+MEASURED: Any = ("simple_gla", SMALL, torch.bfloat16, "auto", 1, Ceilings(1.0, 1.0, 1.0), False)
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "o", "S", "o without states"])
+def test_the_judge_times_no_op_that_fails_its_check(
+    wrong: str, timed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def change(o: Any, S: Any) -> Any:
         if wrong == "o" or (wrong == "o without states" and S is None):
             o = o + 0.02 * o.detach()
         return o, S + 0.02 * S.detach() if wrong == "S" and S is not None else S
 
     break_op(monkeypatch, change)
-    row = measuring.judge("simple_gla", SMALL, torch.bfloat16, "auto", 1, Ceilings(1.0, 1.0, 1.0), with_peers=False)
+    row = measuring.measure(*MEASURED)
     if wrong == "nothing":
         assert timed == [["ours"]] * 4 and "refused" not in row
         assert row.keys() >= {"forward", "forward_backward"}
     else:
         assert timed == [] and not row.keys() & {"forward", "forward_backward"}
         assert row["refused"][0].split()[0] == wrong.split()[0]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_was_checked_before_is_not_checked_again(
+    wrong: bool, timed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wrong:
+        break_op(monkeypatch, lambda o, S: (o + 0.02 * o.detach(), S))
+    checked = measuring.check(*MEASURED[:4], with_peers=False)
+    monkeypatch.setattr(measuring, "check", lambda *_, **__: pytest.fail("checked again"))
+    row = measuring.measure(*MEASURED, checked)
+    assert ("refused" in row) == wrong and bool(timed) != wrong and row["errors"] == checked["errors"]
+
+
+def test_a_check_that_fails_in_its_process_refuses_the_op() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the check runs where there is a GPU")
+    ((name, sizes, row),) = measuring.check_several([("gdn", SMALL)], torch.bfloat16, "auto", 2)
+    assert (name, sizes) == ("gdn", SMALL) and "CUDA" in row["refused"][0]
