@@ -46,6 +46,17 @@ def reason(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
     )
 
 
+def caution(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
+    """What a reader must know before believing the number: seeds that were left out, trainings that had not ended learning."""
+    record = records.get(claim.name)
+    if record is None or not record.numbers:
+        return ""
+    fewer = f"{len(record.seeds)} of {len(claim.seeds)} seeds" if len(record.seeds) < len(claim.seeds) else ""
+    learning = "some trainings were still learning" if record.undertrained else ""
+    found = "; ".join(filter(None, (fewer, learning)))
+    return f" (**{found}**)" if found else ""
+
+
 def overview(records: Mapping[str, ClaimRecord]) -> str:
     """One line per claim, by what was found; what does not hold comes first."""
     parts = []
@@ -53,9 +64,13 @@ def overview(records: Mapping[str, ClaimRecord]) -> str:
         claims = [claim for claim in claims_of() if status(claim, records) == wanted]
         if claims:
             rows = [
-                [f"[{claim.name}](#{claim.name.lower()})", PAPERS[claim.paper], escaped(claim.says), escaped(found)]
+                [
+                    f"[{claim.name}](#{claim.name.lower()})",
+                    PAPERS[claim.paper],
+                    escaped(claim.says),
+                    escaped(reason(claim, records)) + caution(claim, records),
+                ]
                 for claim in claims
-                for found in [reason(claim, records)]
             ]
             parts.append(
                 f"## {wanted.capitalize()}: {len(claims)}\n\n" + table(["claim", "paper", "it says", "found"], rows)
@@ -84,7 +99,7 @@ def facts(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
         f"- Setting: {claim.setting}",
         f"- Expected: {claim.expectation}",
         f"- Rule: {claim.rule}",
-        f"- Found: **{status(claim, records)}**; {reason(claim, records)}",
+        f"- Found: **{status(claim, records)}**; {reason(claim, records)}{caution(claim, records)}",
     ]
     if record is None:
         return lines
@@ -92,7 +107,7 @@ def facts(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
         lines.append(f"- Still learning at the end of training: {', '.join(record.undertrained)}")
     place = record.machine.get("gpu") or record.machine["cpu"]
     where = record.origin or f"{place}, torch {record.versions['torch']}, fastweights {record.versions['fastweights']}"
-    seeds = f"seeds {', '.join(map(str, record.seeds))}; " if len(record.seeds) > 1 else ""
+    seeds = f"seed{'s' * (len(record.seeds) > 1)} {', '.join(map(str, record.seeds))}; " if len(claim.seeds) > 1 else ""
     lines.append(f"- Measured {record.time[:10]}, {seeds}{record.seconds:.0f} s: `{record.command}`. {where}")
     return lines
 

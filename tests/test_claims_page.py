@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def test_the_page_of_other_results(tmp_path: Path) -> None:
     page = claims.render(tmp_path)
     assert "1 of 41 claims have a measured status; 1 of these came out as expected" in page
     assert "## Holds: 1\n" in page and f"## Not resolved: {len(claims_of()) - 1}" in page
+
+
+def test_fewer_seeds_and_trainings_that_still_learnt_are_said_beside_the_number() -> None:
+    claim, record = find_claim("C27"), RECORDS["C27"]
+    for seeds, undertrained, said in (
+        ([42], [], " (**1 of 3 seeds**)"),
+        ([42], ["vla"], " (**1 of 3 seeds; some trainings were still learning**)"),
+        ([42, 123, 999], [], ""),
+    ):
+        changed = {"C27": dataclasses.replace(record, seeds=seeds, undertrained=undertrained)}
+        assert claims.caution(claim, changed) == said
+        line = next(line for line in claims.overview(changed).splitlines() if line.startswith("| [C27]"))
+        assert line.endswith(f"{said} |")
+        assert f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; " in claims.section(claim, changed)
 
 
 def test_what_does_not_hold_comes_first() -> None:

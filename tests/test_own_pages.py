@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 
@@ -34,6 +35,25 @@ def test_the_measured_part_is_generated(name: str) -> None:
     text = own_results.PAGES[name].path.read_text()
     assert text == own_results.render(name), f"run {COMMAND}"
     assert f"fastweights reproduce {name}" in text and "## Limits\n" in text
+
+
+def test_numbers_in_the_words_about_stability_are_those_of_the_results() -> None:
+    found = RECORDS["own-3"].measurement
+
+    def largest(which: str, rule: str) -> float:
+        ends = f": largest log norm of {which} products"
+        return math.exp(
+            max(found.largest(name) for name in found.values if name.startswith(rule) and name.endswith(ends))
+        )
+
+    text = " ".join(own_results.PAGES["own-3"].path.read_text().split())
+    assert (
+        f"random streams reach norms of {largest('random', 'pdn'):.2f} (PDN) and {largest('random', 'vla'):.2f} (VLA), "
+        f"chosen ones {largest('chosen', 'pdn'):.0f} (PDN) and {largest('chosen', 'vla'):.0f} (VLA)"
+    ) in text
+    chosen = load_records(own_results.RESULTS)["C4"].measurement
+    growth = max(chosen.largest(name) for name in chosen.values if name.startswith("its growth"))
+    assert f"grow by up to {growth - 1:.0%} per step ([C4]" in text
 
 
 @pytest.mark.parametrize("name", RECORDS)

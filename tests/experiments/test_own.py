@@ -63,6 +63,14 @@ def test_shares_of_the_gap(tmp_path, monkeypatch):
     assert claim.decide(claim.measure(Conditions(seeds=(0, 1), folder=tmp_path))).status == "does not hold"
 
 
+def test_half_of_a_share_that_differs_between_seeds_is_a_tie():
+    """With unequal variances the committed shares of rls lie on either side of zero."""
+    record, claim = load_record(RESULTS / "own-1.json"), find_claim("own-1")
+    assert record.status == claim.decide(record.measurement).status == "holds weakly"
+    steady = {"share of the gap closed by rls, unequal variances": [0.3, 0.31]}
+    assert claim.decide(Measurement({**record.measurement.values, **steady})).status == "holds"
+
+
 def test_the_exact_posterior_is_calibrated_and_the_diagonal_is_not():
     found = confidence.streams(0, "cpu")
     for pairs in confidence.STREAM_PAIRS:
