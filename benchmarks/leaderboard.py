@@ -53,8 +53,8 @@ part again, `fastweights leaderboard --list` lists the parts. [untrained.md](unt
 - **A difference inside the spread of seeds is a tie**: ranges of seeds that overlap, or lie no further apart than the smaller
   one is wide.
 - **Undertrained runs are marked**, by the rule of `fastweights recall` ([training.md](training.md#recall)).
-- Softmax attention keeps every token, and is the ceiling for that. It has no short convolution and learns late, so that it is no
-  ceiling at the small size.
+- Softmax attention keeps every token, and is the ceiling for that. It has no short convolution and learns late: where
+  trainings are short, as at the small size, others can be better.
 - **What was not run says so.** A missing row means nothing about a mixer.
 
 A mixer of your own joins by its name, and the rows that are there stay:
@@ -136,8 +136,8 @@ def render(folder: Path = FOLDER, measurements: Path = RESULTS) -> str:
     trained = [part for part in PARTS.values() if part.kind in ("task", "language", "needle")]
     parts = [
         INTRODUCTION,
-        "## Commands\n\nTimes are estimates for all 33 mixers, and were not measured; `--mixers` takes some of them, and an "
-        "interrupted command continues.\n",
+        f"## Commands\n\nTimes are estimates for all {len(OWN)} mixers, and were not measured; `--mixers` takes some of them, "
+        "and an interrupted command continues.\n",
         commands(),
         "## Small size\n\nWhat two cores can train. It shows that the parts run, and which memories learn a short task "
         f"quickly. It ranks no memory.\n\n{explanation(PARTS['mqar'])}\n",

@@ -61,7 +61,13 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
     for claim in (tmp_path / "claims").glob("C5.json"):
         claim.unlink()
+    record = json.loads((tmp_path / "claims" / "own-2.json").read_text())
+    record["numbers"]["rls: AUROC of new keys by variance"] = [0.123] * 3
+    (tmp_path / "claims" / "own-2.json").write_text(json.dumps(record))
+    board = json.loads((tmp_path / "leaderboard" / "tracking-small.json").read_text())
+    (tmp_path / "leaderboard" / "tracking-full.json").write_text(json.dumps({**board, "size": "full"}))
     text = choosing.render(tmp_path)
+    assert "| `rls` | AUROC 0.12, by" in text and "(leaderboard.md): mqar, regression, language, needle." in text
     assert "12,345 tokens per second for 64 sequences" in text
     assert "| `kda` | – tokens per second" in text or "– tokens per second" in text
     assert "[C5](claims.md#c5)" in text.partition("## What the papers claim")[2].partition("\n## ")[0]
