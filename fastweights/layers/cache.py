@@ -15,16 +15,16 @@ class LayerCache:
     """The state of one layer for N sequences, created empty and updated by the layer's forward.
 
     Every tensor has the sequence as its first dimension, whatever the layer, so a cache can be reordered, repeated or
-    moved without knowing which layer it belongs to. A layer replaces the tensors and never writes into them, so that other
-    holders of a tensor keep its values.
+    moved without knowing which layer it belongs to. A layer replaces the tensors and never writes into them, so that a
+    tensor that is also used elsewhere keeps its values.
 
     Attributes:
         memory: the fast weights (S and, with a preconditioner, A), or the keys and values of softmax attention: what the
             layer's `state_size` counts.
         context: other tensors that the next call needs: the last inputs of the short convolutions, the number of tokens seen.
-        rows: [N], for layers with `Mixer.decodes_in_pool`: the tensors of the memory and the context are pools [P, ...], in
-            which the sequences have these rows, and are overwritten. A negative row is none.
-        fixed: the tensors stay where they are, with their sizes, and `keep` and `apply` write into them (`Mixer.fixed_cache`).
+        rows: integer [N], for layers with `Mixer.decodes_in_pool`. The tensors of the memory and the context are then pools
+            [P, ...], in which sequence n reads and overwrites row rows[n]. A negative row means no state. None without a pool.
+        fixed: whether the tensors keep their addresses and sizes: `keep` and `apply` write into them (`Mixer.fixed_cache`).
     """
 
     memory: dict[str, Tensor] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class LayerCache:
         return len(tensors[0]) if tensors else None
 
     def update(self, memory: Mapping[str, Tensor | None], context: Mapping[str, Tensor]) -> None:
-        """Replace the contents; a memory that is None does not exist."""
+        """Replace the contents. Tensors of the memory that are None are left out."""
         self.memory = {name: tensor for name, tensor in memory.items() if tensor is not None}
         self.context = dict(context)
 
@@ -54,7 +54,7 @@ class LayerCache:
             self.memory, self.context = memory, context
 
     def keep(self, after: LayerCache) -> None:
-        """Write what `after` holds into the tensors of this fixed cache."""
+        """Copy the tensors of `after` into those of this fixed cache."""
         for held, new in ((self.memory, after.memory), (self.context, after.context)):
             for name, x in held.items():
                 if new[name] is not x:
@@ -62,7 +62,7 @@ class LayerCache:
 
 
 def check_memory(memory: Mapping[str, Tensor], names: Collection[str]) -> None:
-    """ValueError where a cache holds the memory of a layer of another kind. An empty one is the start of the sequences."""
+    """ValueError where a cache holds the memory of another kind of layer. An empty memory is the start of the sequences."""
     if memory and not all(name in memory for name in names):
         raise ValueError(
             f"cache must be one that this layer has filled, with the memory {', '.join(names)}, got one with "

@@ -91,8 +91,8 @@ class DeltaNet(MemoryLayer):
             "nlms" = 1/m that of normalised least mean squares, without beta.
         negative_eigenvalues: whether beta reaches 2 instead of 1, so that a write can flip the sign of what it replaces.
         preconditioner: None, or "key": w = k times a power of the bound, see `fastweights.ops.precondition_keys`.
-        state_feedback: whether a write corrects a share b, one learned number per head, of what the memory answered before it
-            decayed: S = a S + beta k (v - b S^T k)^T (Comba).
+        state_feedback: whether a write corrects a fraction b, one learned number per head, of the memory's answer before the
+            decay: S = a S + beta k (v - b S^T k)^T (Comba).
         output_correction: first value of d, one learned number per head, in queries q - d k (Comba); None for none.
         normalize_qk: whether queries and keys are divided by their length; unit keys keep gain "beta" stable.
 
@@ -164,7 +164,7 @@ class DeltaNet(MemoryLayer):
     def _closed_loop(
         self, q: Tensor, k: Tensor, v_BTGV: Tensor, beta_BTG: Tensor, g_BTG: Tensor | None, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """Writes along k that correct the share b of what the memory answers to k before its decay."""
+        """Writes along k that correct the fraction b of the memory's answer to k before its decay."""
         q, k = (expand_heads(y, v_BTGV.shape[2]) for y in (q, k))  # b and a are of the value heads
         read_BTGK, g_BTG = self.feedback.read_keys(k, g_BTG)
         self.probe(beta=beta_BTG, read_key=read_BTGK)

@@ -1,4 +1,4 @@
-"""Gated KalmaNet layer: every query is answered by a ridge regression on the whole fading past."""
+"""Gated KalmaNet layer: ridge regression on all past tokens, weighted by their decay, solved for every query."""
 
 from __future__ import annotations
 
@@ -75,35 +75,35 @@ class Sketch(OwnInitialValues):
 
 @register_mixer(
     "gka",
-    summary="Gated KalmaNet: ridge regression on the whole fading past, solved anew for every query",
+    summary="Gated KalmaNet: ridge regression on the whole decayed past, solved again for every query",
     equation="H = a H + k k^T, U = a U + k v^T, o = U^T (m (H + ridge |H| I)^-1 q + (1 - m) q)",
     source="Gated KalmaNet, section 4",
     state=MATRIX_AND_GRAM,
     cost=f"H ({SOLVE}), r iterations",
 )
 class GatedKalmaNet(MemoryLayer):
-    r"""A sequence mixer that answers with the ridge regression of all values on all keys so far, old ones weighted down.
+    r"""A sequence mixer that answers with the ridge regression of all values on all keys so far, weighted by their decay.
 
     $$H_t = a_t H_{t-1} + k_t k_t^\top, \qquad U_t = a_t U_{t-1} + k_t v_t^\top, \qquad
       o_t = U_t^\top \left(m_t\, (H_t + \lambda_t I)^{-1} q_t + (1 - m_t)\, q_t\right)$$
 
-    where unit keys and the values come multiplied by $\beta_t$; $\beta_t$ and $m_t$ are sigmoids of projections, one number
-    per head, and $\lambda_t$ = ridge |H_t|_F. Gated KalmaNet (Peng et al.), section 4 and figure 2; its ablations
+    where k and v are the unit keys and the values, multiplied by $\beta_t$. $\beta_t$ and $m_t$ are sigmoids of projections,
+    one number per head, and $\lambda_t$ = ridge |H_t|_F. Gated KalmaNet (Peng et al.), section 4 and figure 2; its ablations
     (appendices F to H) are options.
 
     Args:
         decay: "head" (one decay per head) or "none" (no gating, appendix F.2).
         gain: "beta" (as above) or None (beta = 1).
         alpha_connection: whether m is learned; otherwise it is 1 (appendix F.3).
-        ridge: positive; a factor on |H_t|_F or, with adaptive_ridge False, lambda itself (the paper's ablation takes 0.25).
+        ridge: positive; a factor on |H_t|_F or, with adaptive_ridge False, lambda itself (0.25 in the paper's ablation).
         adaptive_ridge: whether lambda follows |H_t|_F, which bounds the condition number (appendix F.1).
         iterations: steps of the iterative solvers; float32 is converged at about 30.
-        solver: "chebyshev" (the paper's), "conjugate_gradient" (as accurate after 16 iterations as the first after 30),
+        solver: "chebyshev" (the paper's), "conjugate_gradient" (as accurate after 16 iterations as "chebyshev" after 30),
             "exact", or for comparison "gradient_descent" and "accelerated_gradient_descent" (the paper's figure 1a).
         sketch: None, or the number of dimensions, at most K, that the regression is solved in (appendix H): H, U and q are
             projected into a subspace and the solution back.
         sketch_basis: how this subspace is chosen, which the paper leaves open: "learned", or "random", a projection that is
-            drawn once per head and stays.
+            drawn once per head and not trained.
         gate_bias: whether the projections of beta and m have biases, zero at first, as in the authors' released layer.
         output_gate: None, "sigmoid", "gelu" or, the default, "silu".
 

@@ -1,4 +1,4 @@
-"""Lattice layer: memory slots on the unit sphere that take in only what is orthogonal to their content."""
+"""Lattice layer: memory slots of unit length, which change only orthogonally to their content."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class LatticeOptions(DecayOptions, SharedQKOptions):
 
 @register_mixer(
     "lattice",
-    summary="Lattice: unit slots that take in only what is orthogonal to their content",
+    summary="Lattice: slots of unit length, which change only orthogonally to their content",
     equation="s_i = unit(d s_i - gamma k_i (I - s_i s_i^T) (S^T k - v))",
     source="Karami and Mirrokni 2025 (Lattice), sections 3 and 5",
     state=MATRIX,
     cost="7 H K V; H (3 K V + 2 C (K + V)) with objective encode or similarity",
 )
 class Lattice(MemoryLayer):
-    r"""A sequence mixer with K memory slots s_i of V numbers per head, each moved only across its own direction.
+    r"""A sequence mixer with K memory slots s_i of V numbers per head, each moved only orthogonally to itself.
 
     $$s_i \leftarrow d_t s_i - \gamma_t c_i \frac{h - \phi_i (\phi_i \cdot h)}{|s_i|}, \qquad s_i \leftarrow s_i / |s_i|, \qquad
       o_t = \sum_i q_i s_i, \qquad \phi_i = s_i / |s_i|$$
@@ -66,15 +66,15 @@ class Lattice(MemoryLayer):
     default.
 
     Args:
-        slots: number of slots K where it is not head_dim, which then only sets V = expand_v * head_dim. The slots begin as
-            rows of the identity; more slots than value channels begin as unit rows of a cosine basis.
-        objective: function that a step makes smaller, "decode" (the error of the value that the slots give for k), "encode"
+        slots: number of slots K; head_dim when None. head_dim also sets V = expand_v * head_dim. The slots start as rows of
+            the identity, or, with more slots than value channels, as unit rows of a cosine basis.
+        objective: function that a step minimises, "decode" (the error of the value that the slots give for k), "encode"
             (the error of the key that they give for v) or "similarity" (minus the agreement of the two).
         decay: "head" (the forget gate d, one number per head) or "none".
         normalize: whether slots are brought back to length 1 after every step. Use the forget gate only with it.
         l1: strength of an l1 penalty on the slots, at least 0.
         rate: first value of the learned rate, positive.
-        normalize_v: whether values are divided by their length: unit slots can reach no others.
+        normalize_v: whether values are divided by their length, as slots of unit length can only hold such values.
         shared_qk: whether q and k share one projection, the default here.
         output_gate: None, "silu", "sigmoid" or, the default, "gelu".
 

@@ -59,8 +59,8 @@ class LinearAttention(MemoryLayer):
 
     Linear attention, RetNet (without its rotation of q and k), gated linear attention and, with the preconditioner, PLA,
     P-Mamba-2 and PGLA (Preconditioned DeltaNet, sections 3.4 and 5, appendix E.3). Queries and keys pass a short
-    convolution, SiLU, the feature map and the L2 norm. The answer of each head is normalised by itself. This norm cancels
-    every positive factor of a head, so the layer does not divide by the sum of the weights unless `normalizer` asks for it.
+    convolution, SiLU, the feature map and the L2 norm. The answer of each head is normalised separately. This norm cancels
+    every positive factor of a head, so the layer divides by the sum of the weights only with `normalizer`.
 
     Args:
         decay: "none", "head" (one decay per head, as in Mamba-2), "channel" (one per key channel, as in GLA) or "fixed" (RetNet's
@@ -205,7 +205,7 @@ register_mixer(
     "pmamba2-tied",
     layer=LinearAttention,
     options={"decay": "head", "gain": "beta", "preconditioner": "query", "tie_preconditioner": True},
-    summary="P-Mamba-2 whose key energy decays and gains as the memory does",
+    summary="P-Mamba-2 whose key energy has the decay and gain of the memory",
     equation="S = a S + beta k v^T, A = a A + beta k^2, q~ = q / (A + ridge)",
     source=f"{PDN}, appendix E.3",
     state=MATRIX_AND_ENERGY,
@@ -225,7 +225,7 @@ register_mixer(
     "retnet",
     layer=LinearAttention,
     options={"decay": "fixed", "output_gate": "silu"},
-    summary="RetNet's retention: one decay per head that stays as it is",
+    summary="RetNet's retention: one fixed decay per head",
     equation="S = a S + k v^T, a = 1 - 2^(-5 - h) for head h",
     source=f"Sun et al. 2023 (RetNet), by {PDN}, table 2",
     state=MATRIX,

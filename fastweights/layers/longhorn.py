@@ -34,7 +34,7 @@ class ElementwiseLonghornOptions(MemoryOptions):
     cost="10 H K V",
 )
 class ElementwiseLonghorn(MemoryLayer):
-    r"""A sequence mixer whose memory elements each forget by how much of a key they have seen.
+    r"""A sequence mixer in which every element of the memory corrects its own error.
 
     $$S_t = \Big(1 - k_t^2 \epsilon_t^\top\Big) \odot S_{t-1} + k_t (\epsilon_t \odot v_t)^\top, \qquad
       \epsilon_t = \frac{\beta_t}{1 + \beta_t |k_t|^2}, \qquad o_t = S_t^\top q_t$$

@@ -1,4 +1,4 @@
-"""Mesa layer: ridge regression on the fading past with a learned ridge per key channel."""
+"""Mesa layer: ridge regression on all past tokens, weighted by their decay, with a learned ridge per key channel."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class LearnedRidge(OwnInitialValues):
 
 @register_mixer(
     "mesa",
-    summary="MesaNet: ridge regression on the fading past with a learned ridge per key channel",
+    summary="MesaNet: ridge regression on the decayed past with a learned ridge per key channel",
     equation="H = a H + beta k k^T, U = a U + beta k v^T, o = U^T (H + Diag(ridge))^-1 q",
     source="von Oswald et al. 2025 (MesaNet); Gated KalmaNet, section 3.2",
     state=MATRIX_AND_GRAM,
     cost=f"H ({SOLVE}), r iterations",
 )
 class MesaNet(MemoryLayer):
-    r"""A sequence mixer that answers with the ridge regression of all values on all keys so far, old ones weighted down.
+    r"""A sequence mixer that answers with the ridge regression of all values on all keys so far, weighted by their decay.
 
     $$H_t = a_t H_{t-1} + \beta_t k_t k_t^\top, \qquad U_t = a_t U_{t-1} + \beta_t k_t v_t^\top, \qquad
       o_t = U_t^\top (H_t + \Lambda)^{-1} q_t$$

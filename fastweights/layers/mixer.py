@@ -26,9 +26,9 @@ class Mixer(nn.Module):
     """A causal map of sequences of hidden states, with a memory that can be carried from call to call.
 
     Attributes:
-        probes: names that `fastweights.layers.probe` takes for this class. The value is the attribute that is None where a
-            layer does without (such as "decay" for the name "g"), or "" where every layer of the class has it.
-        decodes_in_pool: whether it reads a few tokens with a cache whose memory is a pool (`LayerCache.rows`).
+        probes: names that `fastweights.layers.probe` can record for this class. The value is the attribute that is None where
+            the options of a layer leave it out (such as "decay" for the name "g"), or "" where every layer of the class has it.
+        decodes_in_pool: whether forward can read a few tokens with a cache whose memory is a pool (`LayerCache.rows`).
     """
 
     probes: ClassVar[Mapping[str, str]] = {"state": ""}
@@ -45,22 +45,23 @@ class Mixer(nn.Module):
 
         Args:
             x_BTD: hidden states [B, T, D], T >= 1.
-            cache: empty, or of an earlier call whose sequences x continues; brought up to date. None starts anew.
-            cu_seqlens: int32 or int64 [N+1], cumulative lengths of N sequences packed into one row (B = 1). They do not see
-                each other; a cache then holds N sequences.
+            cache: empty, or filled by an earlier call whose sequences x continues; updated in place. With None sequences start
+                without a past.
+            cu_seqlens: int32 or int64 [N+1], cumulative lengths of N sequences packed into one row (B = 1). The
+                sequences do not see each other. A cache then holds N sequences.
 
         Returns:
             y [B, T, D] in the layer's dtype.
 
         Raises:
-            TypeError: x is no tensor, or cache no `LayerCache`.
+            TypeError: x is not a tensor, or cache not a `LayerCache`.
             ValueError: an input that does not fit: its shape, or a dtype or device that is not the layer's.
         """
         raise NotImplementedError
 
     def fixed_cache(self, cache: LayerCache, tokens: int) -> LayerCache:
-        """A copy of a cache for `tokens` calls of one token per sequence, whose tensors keep their places and sizes: a CUDA graph
-        can be captured with them. A call replaces what it finds in a `LayerCache`; `LayerCache.keep` writes it back."""
+        """A copy of a cache for `tokens` calls of one token per sequence. Its tensors keep their addresses and sizes, so that a
+        CUDA graph can use them. A call replaces the tensors of a `LayerCache`; `LayerCache.keep` copies them back."""
         memory, context = (
             {name: x.clone(memory_format=torch.contiguous_format) for name, x in held.items()}
             for held in (cache.memory, cache.context)
@@ -77,11 +78,11 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def state_spec(self, dtype: torch.dtype | None = None) -> LayerCache:
-        """The cache of one sequence without its numbers: tensors [1, ...] on the device "meta", which tell names, shapes and
-        dtypes. Nothing is computed.
+        """The cache of one sequence without its values: tensors [1, ...] on the device "meta" with the names, shapes and dtypes
+        of the cache. Nothing is computed.
 
         Args:
-            dtype: of the parameters and inputs; the layer's own when None.
+            dtype: dtype of the parameters and inputs; that of the layer when None.
 
         Raises:
             ValueError: the memory grows with the sequence, or the layer has no attribute `hidden_size`.
@@ -96,8 +97,8 @@ class Mixer(nn.Module):
         return cache
 
     def initial_state(self, count: int) -> LayerCache:
-        """The cache of `count` sequences before their first tokens. An empty cache begins the same sequences; this one can be
-        put beside the caches of others.
+        """The cache of `count` sequences before their first tokens. An empty cache has the same meaning; this one can be
+        concatenated with the caches of other sequences.
 
         Raises:
             ValueError: count is not positive, or the layer has no attribute `hidden_size`.
@@ -110,15 +111,15 @@ class Mixer(nn.Module):
         return cache
 
     def probe(self, **internals: Tensor | Callable[[], Tensor | None] | None) -> None:
-        """Show intermediate results by name to an open `fastweights.layers.probe`; without one this does nothing.
+        """Pass intermediate results by name to an open `fastweights.layers.probe`; without one this does nothing.
 
-        A function is called only if its name was asked for. None stands for a result that this layer does without.
+        A function is called only if its name is recorded. None means that this layer has no such result.
         """
         if self._listener is not None:
             self._listener(internals)
 
     def probe_names(self) -> list[str]:
-        """The names of `probes` that this layer, with its options, shows."""
+        """The names of `probes` that this layer has with its options."""
         return [name for name, needed in self.probes.items() if not needed or attrgetter(needed)(self) is not None]
 
 

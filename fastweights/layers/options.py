@@ -48,8 +48,8 @@ def option(default: Any, check: Callable[[str, Any], Any], *, or_none: bool = Fa
 
     Args:
         default: its default; `dataclasses.MISSING` for an option that must be given.
-        check: takes the option's name and value, returns the value or raises TypeError or ValueError.
-        or_none: whether None is allowed too; where None is the default it always is.
+        check: function of the option's name and value, which returns the value or raises TypeError or ValueError.
+        or_none: whether None is allowed too. It always is where None is the default.
     """
     return dataclasses.field(default=default, metadata={"check": check, "or_none": or_none or default is None})
 
@@ -134,13 +134,13 @@ class MixerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DecayOptions(MixerOptions):
-    """Options of every layer with a decay that can start slow.
+    """Options of every layer with a learned decay.
 
     Args:
-        long_memory: ramps over the heads that the first decays exp(-A dt) follow, for long memories: "paper" has A from 0.01
-            to 0.16 and dt from 1e-3 to 1e-1, windows 1 / (1 - decay) of 100001 to 63 tokens (Palimpsa, table 3);
-            "release" has dt the other way round, 615 to 6251 tokens over 8 heads (its released code). None has those of
-            Mamba-2, drawn at random.
+        long_memory: ramp over the heads for the first decays exp(-A dt), for long memories. "paper" has A from 0.01 to
+            0.16 and dt from 1e-3 to 1e-1, windows 1 / (1 - decay) of 100001 to 63 tokens (Palimpsa, table 3);
+            "release" has dt in the opposite order, 615 to 6251 tokens over 8 heads (its released code). None has Mamba-2's
+            first decays, drawn at random.
     """
 
     long_memory: str | None = option(None, ramp_name)

@@ -35,7 +35,7 @@ class PalimpsaDOptions(PosteriorOptions, MemoryOptions):
     cost="28 H K V",
 )
 class PalimpsaD(MemoryLayer):
-    r"""A sequence mixer whose memory knows how sure it is of each association.
+    r"""A sequence mixer whose memory keeps an importance for each of its elements.
 
     $$M_t = a_t M_{t-1} + k_t (s_t v_t)^\top, \qquad J_t = a_t J_{t-1} + k_t^2 \beta_t^\top, \qquad
       o_t = \Big(\frac{M_t}{J_t + p}\Big)^\top q_t + D v_t$$

@@ -72,31 +72,31 @@ class PalimpsaMOptions(PosteriorOptions):
     cost="28 H K V",
 )
 class PalimpsaM(ConfiguredMixer):
-    r"""Mamba-2's block around a memory that knows how sure it is of each association.
+    r"""Mamba-2's block around a memory that keeps an importance for each of its elements.
 
     $$M_t = a_t M_{t-1} + k_t (dt_t v_t)^\top, \qquad J_t = a_t J_{t-1} + k_t^2 \beta_t^\top, \qquad
       o_t = \Big(\frac{M_t}{J_t + p}\Big)^\top q_t + D v_t$$
 
     with $a_t = \exp(-A\, dt_t)$ and $\beta_t = \mathrm{sigmoid}(W_2 W_1 x_t)\, \mathrm{softplus}(b)\, dt_t$. One projection
-    gives the gate z, v (Mamba-2's x), k (its B), q (its C) and the steps dt, in this order; one convolution with SiLU goes
-    over v, k and q, which are not normalised. The answer is multiplied by silu(z), normalised and projected. Palimpsa,
+    gives the gate z, v (Mamba-2's x), k (its B), q (its C) and the steps dt, in this order; one convolution with SiLU is applied
+    to v, k and q, which are not normalised. The answer is multiplied by silu(z), normalised and projected. Palimpsa,
     section 2.4 and appendix A.1. Without metaplasticity J is 0 and this is Mamba-2 (Dao and Gu 2024), the `Mamba2Mixer` of
     transformers up to rounding; b -> -inf gives the same.
 
     Args:
         num_heads: heads of v, dt and the memory (Mamba-2's heads).
         head_dim: key channels K of a head (Mamba-2's state size); hidden_size / num_heads when None.
-        expand_v: value channels V = expand_v * K (Mamba-2's head_dim); the paper takes 2.
-        num_groups: heads of q and k, a divisor of num_heads: each serves num_heads / num_groups memories in a row. num_heads
-            when None.
-        skip_init: first value of D; Mamba-2 has 1, which outweighs the memory's first answers (docs/rules.md).
+        expand_v: value channels V = expand_v * K (Mamba-2's head_dim); 2 in the paper.
+        num_groups: heads of q and k, a divisor of num_heads: each serves num_heads / num_groups consecutive memories.
+            num_heads when None.
+        skip_init: first value of D. Mamba-2's is 1, which outweighs the memory's answers at the start (docs/rules.md).
         dt_min: lower limit of dt.
         dt_max: upper limit of dt; none when None.
         conv_size: width of the convolution.
         conv_init: first filters, "uniform" in +-1/sqrt(conv_size) or "normal" with the standard deviation of a model's
             initializer_range (0.02 in a layer by itself).
         conv_bias: whether the convolution has a bias.
-        bias: whether the first and the last projection have one.
+        bias: whether the first and the last projection have a bias.
         output_gate: function of z, "silu", "sigmoid" or "gelu"; None for no gate.
         norm_groups: number of equal groups that the channels of all heads are normalised in.
         norm_eps: number added in that RMSNorm, positive.

@@ -33,7 +33,7 @@ class PreconditionerOptions(DecayOptions):
     """Options of the layers whose keys or queries may be preconditioned.
 
     Args:
-        tie_preconditioner: whether A decays and gains as the memory does; otherwise it has projections of its own.
+        tie_preconditioner: whether A has the decay and gain of the memory; otherwise it has projections of its own.
         bound: of a key preconditioner, x in [1, 2]; 1 leaves the keys as they are.
         interval: where the factors of its write keys lie: "symmetric" [1/x, x], "amplify" [1, x] or "dampen" [1/x, 1], which
             Preconditioned DeltaNet's appendix E.3 finds worse.

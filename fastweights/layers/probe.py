@@ -27,12 +27,12 @@ __all__ = ["Seen", "probe", "states_over_time"]
 class Seen(dict[str, dict[int, Any]]):
     """What a probe has recorded: `seen[name][layer]`, with the mixers of the model counted from 0 in their order.
 
-    A layer that does not show a name is missing under it. Values are tensors with the first dimensions [B, T] of the layer's
-    input ("ridge" has none of them); "state" is a dict of tensors [B, P, ...] by name, at the P places of `ends`.
+    Under a name there are only the layers that have it. Values are tensors [B, T, ...] ("ridge" is [heads, K]). "state" is a
+    dict of tensors [B, P, ...] by name, after each of the P numbers of tokens in `ends`.
 
     Attributes:
         layers: module names of the mixers, in order.
-        ends: number of tokens of the row up to each state.
+        ends: number of tokens of the row before each state was recorded.
     """
 
     def __init__(self, names: tuple[str, ...], layers: list[str]) -> None:
@@ -45,16 +45,16 @@ class Seen(dict[str, dict[int, Any]]):
 def probe(model: nn.Module, *names: str, every: int = 64, detach: bool = True) -> Iterator[Seen]:
     """Record intermediate results of every mixer of `model` in the calls within the `with` block.
 
-    Every layer shows q, k and v as its rule takes them and the memory's answer o; those that have them also g (log decay),
-    beta (gain of a write), write_key, mix, step_size, importance, precond_g, precond_beta, penalty_direction, ridge,
-    output_gate, and state: the memory after every `every` tokens and after the last. A call replaces what the call
-    before it has shown. Packed rows are recorded as they are, states at the chunk ends of each sequence by itself; a model
-    that gets padded rows packs them.
+    Every layer has q, k and v as its rule gets them, and the memory's answer o. Depending on the layer there are also g (log
+    decay), beta (gain of a write), write_key, read_key, mix, step_size, importance, precond_g, precond_beta,
+    penalty_direction, ridge, output_gate, and state: the memory after every `every` tokens and after the last
+    one. A call replaces the records of the call before it. Packed rows are recorded packed, with the states at the ends of
+    pieces of `every` tokens of each sequence. A model packs padded rows.
 
     A model that torch.compile has compiled runs eagerly within the block. Outside the block nothing is computed for probes.
-    States take a second reading of the input, in pieces. Other names cost only the memory that holds them, except output_gate
-    and those write keys that the rule forms inside, which are computed again (for rls and vla from the state after each
-    token).
+    For the states the input is read a second time, in pieces. Other names cost only the memory that holds them, except
+    output_gate and those write keys that the rule forms inside, which are computed again (for rls and vla from the state after
+    each token).
 
     Args:
         model: a model, or a single layer.
@@ -64,7 +64,8 @@ def probe(model: nn.Module, *names: str, every: int = 64, detach: bool = True) -
             then belong to their second reading.
 
     Raises:
-        ValueError: a name that no layer of the model shows, a model without mixers, or one that another probe has open.
+        TypeError: model is not a module, or a name not a string.
+        ValueError: a name that no layer of the model has, no name, a model without mixers, or one with another open probe.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module with mixers, got {type(model).__name__}")

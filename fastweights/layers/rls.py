@@ -46,10 +46,10 @@ class RecursiveLeastSquares(MemoryLayer):
     regressions here (Preconditioned DeltaNet, Theorem 3.1); see `fastweights.ops.recursive_least_squares`.
 
     Args:
-        decay: "none", or "head" (one decay per head): old tokens count less. P then grows where no key comes (wind-up) and
-            outgrows float32: the memory is computed and kept in float64, and the first decays are long (long_memory "paper"
-            where it is None).
-            Where training shortens them below about 1 - 1/K, decoding token by token drifts from the full forward.
+        decay: "none", or "head" (one decay per head): old tokens count less. P then grows in directions without keys (wind-up)
+            beyond float32's precision. So the memory is computed and kept in float64, and the first decays are long
+            (long_memory "paper" where it is None). Where training shortens them below about 1 - 1/K,
+            decoding token by token drifts from the full forward.
         gain: "beta" (weight of a token, the sigmoid of a projection, one number per head) or None (beta 1).
         ridge: weight of the prior that the memory is zero, positive.
 

@@ -1,4 +1,4 @@
-"""Causal softmax attention: the baseline whose memory grows with the sequence, and the other half of hybrids."""
+"""Causal softmax attention: the baseline whose memory grows with the sequence, also for layers of hybrid models."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SoftmaxAttention(ConfiguredMixer):
         num_kv_heads: key and value heads, a divisor of num_heads (grouped-query attention); num_heads when None.
         rope_theta: base of the rotary position embedding; None for no positions.
         window: how many tokens each token attends to, itself included (sliding window; the cache then holds window - 1 of
-            them); None for all before it.
+            them); None for all tokens before it.
         qk_norm: whether queries and keys pass one RMSNorm per head before the rotation.
         norm_eps: number added in that norm, positive.
 

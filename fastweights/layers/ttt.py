@@ -68,7 +68,7 @@ class TestTimeTraining(MemoryLayer):
     $$z = S_{t-1}^\top k_t, \qquad e = \frac{z}{|z|} - v_t, \qquad
       S_t = S_{t-1} - \gamma_t k_t \Big(\big(I - \tfrac{z z^\top}{|z|^2}\big) \frac{e}{|z|}\Big)^\top, \qquad o_t = S_t^\top q_t$$
 
-    Test-time training (Sun et al. 2024) as Lattice (Karami and Mirrokni 2025, eq. 19) takes it, in the same block as
+    Test-time training (Sun et al. 2024) as in Lattice (Karami and Mirrokni 2025, eq. 19), in the same block as
     `Lattice`: q and k share one projection and differ by their convolutions, gamma is one learned rate per head times the
     sigmoid of a projection, and the answer passes a GELU gate.
 

@@ -64,7 +64,7 @@ class PenaltyDirection(OwnInitialValues):
     cost=f"H ({EXACT} + 2 K + C (K + 1) / 2)",
 )
 class VariationalLinearAttention(MemoryLayer):
-    r"""A sequence mixer whose writes an adaptive penalty bends towards directions that little has been written to.
+    r"""A sequence mixer whose write direction comes from an adaptive penalty matrix.
 
     $$A_t = (A_{t-1}^{-1} + u_t u_t^\top)^{-1}, \qquad \alpha_t = A_t \hat k_t / |A_t \hat k_t|, \qquad
       S_t = S_{t-1} + \alpha_t (v_t - S_{t-1}^\top \hat k_t)^\top, \qquad o_t = S_t^\top q_t / (z_t^\top q_t)$$
@@ -84,7 +84,7 @@ class VariationalLinearAttention(MemoryLayer):
         adaptive: whether A changes; otherwise it stays I / ridge, which is the delta rule with gain 1.
         ridge: penalty before the first token, positive.
         refresh_every: number of tokens between additions of `refresh` to A's diagonal, or None.
-        refresh: number added then, at least 0.
+        refresh: number added to A's diagonal, at least 0.
         normalize_keys: whether khat has length 1; otherwise it is k.
         normalize_writes: whether alpha has length 1; otherwise it is A khat.
         norm_eps: number added in the LayerNorm, positive.

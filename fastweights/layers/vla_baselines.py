@@ -50,7 +50,7 @@ class PrintedDeltaNet(MemoryLayer):
 
     with b the sigmoid of a projection, one number per head. Variational Linear Attention, equation 4, calls this DeltaNet, which
     it is not: the gate of DeltaNet is on the correction (the mixer `deltanet`). Here a write of a key of length above
-    sqrt(1 + b) reverses and enlarges what the memory holds along that key, so that it can grow without end.
+    sqrt(1 + b) reverses and enlarges what the memory holds along that key, so that the memory can diverge.
 
     Args:
         conv_size: width of short convolutions; None, the default, for none.

@@ -116,13 +116,14 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             attention_mask: [B, T] (or longer, cached tokens first), 0 for padding, which may be on any side.
                 torch.compile breaks the graph where it looks for padding; packed rows stay one graph.
             past_key_values: cache of an earlier call, updated in place; the input continues the sequences that it has read.
-            use_cache: whether to start a cache where none is given; config.use_cache in evaluation, no in training.
+            use_cache: whether to create a cache where none is given. When None: config.use_cache in evaluation mode, False in
+                training mode.
             cu_seqlens: int [N+1], cumulative lengths of sequences packed into one row (B = 1).
             output_hidden_states: whether to return the embeddings and every block's output too.
-            position_ids: int [B, T] or [1, T]. They say where documents begin, as packing collators send them: within a document
-                they rise by one from token to token, and where they do not rise the next document begins. A row may hold
-                several. With a cache they must continue where its sequences ended. They are read, which waits for a GPU;
-                cu_seqlens spare that.
+            position_ids: int [B, T] or [1, T], positions within documents, as packing collators send them. Within a document they
+                rise by one per token; a position that does not rise starts the next document. A row may hold several
+                documents. With a cache they must continue where its sequences ended. Their values are read, which waits for a
+                GPU; cu_seqlens avoid that.
             cu_seq_lens_q, cu_seq_lens_k: the same as cu_seqlens, under the names of transformers' packing collators.
             max_length_q, max_length_k: sent with these by collators; not needed.
 

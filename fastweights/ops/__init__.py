@@ -1,4 +1,4 @@
-"""The memory rules as functions on tensors. See docs/rules.md for what each one computes and costs."""
+"""The memory rules as functions on tensors. docs/rules.md describes what each one computes and costs."""
 
 from .decoding import (
     delta_rule_,

@@ -33,15 +33,15 @@ def linear_attention_(
 
     Args:
         q, k, v, g, scale: as for `linear_attention`: [B, T, ...] with T at most 16.
-        state: S [N, HV, K, V], float32 (float64 for float64 inputs); after the call it holds S after the last token. A
-            sequence of length 0 keeps its own. With state_indices a pool [P, HV, K, V].
-        state_indices: int32 or int64 [N], the row of the pool that each sequence reads and overwrites. They must not repeat. A
-            negative index stands for no state: o of its sequence is 0, and nothing is written. On a GPU the numbers are not
-            checked, which would wait for the device.
-        cu_seqlens: int32 or int64 [N+1], cumulative lengths, at most 16 each, of sequences packed into one row (B = 1). On a
-            GPU its numbers are not checked, which would wait for the device.
+        state: S [N, HV, K, V], float32 (float64 for float64 inputs); after the call it holds S after the last token. The
+            state of a sequence of length 0 does not change. With state_indices a pool [P, HV, K, V].
+        state_indices: int32 or int64 [N], the row of the pool that each sequence reads and overwrites. They must not
+            repeat. With a negative index a sequence has no state: its o is 0, and nothing is written. On a GPU the values are
+            checked only with FASTWEIGHTS_CHECK_VALUES=1, because that waits for the device.
+        cu_seqlens: int32 or int64 [N+1], cumulative lengths, at most 16 each, of sequences packed into one row (B = 1). Its
+            values are checked as those of state_indices.
         backend: "triton" (one kernel), "torch" or "reference" (those of `linear_attention`), or "auto": the kernel on CUDA
-            for all but float64.
+            except in float64, else "torch".
 
     Returns:
         o [B, T, HV, V] in v's dtype.

@@ -62,7 +62,7 @@ def palimpsa_posterior_(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    r"""`palimpsa_` with the variance of what it reads.
+    r"""`palimpsa_` with the variance of its output.
 
     $$\mathrm{variance}_t = \Big(\frac{1}{J_t + p}\Big)^\top (\mathrm{scale}\; q_t)^2$$
 

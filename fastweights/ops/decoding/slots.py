@@ -35,8 +35,8 @@ def lattice_(
 
     Args:
         q, k, v, gamma, objective, decay, normalize, l1: as for `lattice`: [B, T, ...] with T at most 16.
-        state: S [N, HV, K, V], otherwise as for `linear_attention_`. Slots of zeros stay zeros: begin with those that `lattice`
-            begins with, the first K rows of the identity.
+        state: S [N, HV, K, V], otherwise as for `linear_attention_`. Slots of zeros stay zeros: start with the first K rows of
+            the identity, as `lattice` does.
         state_indices, cu_seqlens, backend: as for `linear_attention_`.
 
     Returns:

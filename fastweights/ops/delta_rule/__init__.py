@@ -53,21 +53,22 @@ def delta_rule(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    r"""Correct the memory's answer to k towards v, writing along a key that may differ from the one read.
+    r"""Correct the memory's answer to k towards v, and write along a key that may differ from k.
 
     $$S' = \mathrm{Diag}(a_t)\, S_{t-1}, \qquad S_t = S' + \beta_t\, w_t (v_t - S'^\top k_t)^\top, \qquad
       o_t = S_t^\top (\mathrm{scale}\; q_t), \qquad a_t = e^{g_t}$$
 
     w = k gives DeltaNet (no g; Schlag et al. 2021, Yang et al. 2024), Gated DeltaNet (one decay per head; Yang et al. 2025)
-    and Kimi Delta Attention (one per key channel; Kimi Team 2025). A write key w of its own is how preconditioning
-    (Preconditioned DeltaNet, section 3), variational linear attention and least squares enter.
+    and Kimi Delta Attention (one per key channel; Kimi Team 2025). Preconditioning (Preconditioned DeltaNet,
+    section 3), variational linear attention and recursive least squares use a separate write key w.
 
     Args:
-        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. Keys are taken as they are: unit length
-            keeps the memory stable for beta in [0, 2].
-        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. Keys are not normalised here: unit
+            length keeps the memory stable for beta in [0, 2].
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value heads.
         beta: gain, [B, T, HV] (or H heads, repeated likewise). Any float dtype.
-        g: log decay (natural logarithm, at most 0; -inf forgets everything), None, [B, T, HV] or [B, T, HV, K].
+        g: log decay (natural logarithm, at most 0; -inf forgets everything), None, [B, T, HV] or [B, T, HV, K]
+            (or H heads, repeated likewise). Any float dtype.
         write_key: w, of the shape and dtype of k, or [B, T, HV, K] with one per value head; k when None.
         scale: factor on q, K^-0.5 by default.
         initial_state: S before the first token, [N, HV, K, V]; zeros when None. N is B, or the number of packed sequences.

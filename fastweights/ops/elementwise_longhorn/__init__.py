@@ -1,4 +1,4 @@
-"""Longhorn in its diagonal form: a memory whose elements each correct themselves."""
+"""Longhorn in its diagonal form: every element of the memory corrects its own error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def elementwise_longhorn(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    r"""Write every value into every key channel that answers it wrongly, each element of the memory by itself.
+    r"""Correct every element of the memory by its own error, with one gain per value channel.
 
     $$\epsilon_t = \frac{\beta_t}{1 + \beta_t |k_t|^2}, \qquad
       S_t = (1 - k_t^2 \epsilon_t^\top) \odot S_{t-1} + k_t (\epsilon_t \odot v_t)^\top, \qquad
@@ -58,7 +58,7 @@ def elementwise_longhorn(
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
-        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value heads.
         beta: gain of each value channel, at least 0, [B, T, HV, V] (or H heads, repeated likewise). Any float dtype.
         scale: factor on q, K^-0.5 by default.
         initial_state: S before the first token, [N, HV, K, V]; zeros when None. N is B, or the number of packed sequences.
@@ -67,7 +67,7 @@ def elementwise_longhorn(
         backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
 
     Returns:
-        o [B, T, HV, V] in v's dtype, and S in float32 (float64 for float64 inputs) or None.
+        o [B, T, HV, V] in v's dtype, and S [N, HV, K, V] in float32 (float64 for float64 inputs) or None.
 
     Raises:
         ValueError: a shape, dtype, device, negative beta, cu_seqlens or backend that does not fit; the message says which.

@@ -1,4 +1,4 @@
-"""Gated KalmaNet: ridge regression on the whole fading past, solved anew for every query."""
+"""Gated KalmaNet: ridge regression on all past tokens, weighted by their decay, solved again for every query."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def gated_kalmanet(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    r"""Answer with the ridge regression of all values on all keys so far, old ones weighted down.
+    r"""Answer each query with the ridge regression of all values on all keys so far, in which old tokens count less.
 
     $$H_t = a_t H_{t-1} + k_t k_t^\top, \qquad U_t = a_t U_{t-1} + k_t v_t^\top, \qquad
       \lambda_t = \mathrm{ridge}\, |H_t|_F, \qquad a_t = e^{g_t}$$
@@ -92,32 +92,34 @@ def gated_kalmanet(
     omega_0 = 2 as in the paper's Appendix B (Algorithm 1 prints 0). For unit keys and ridge 0.02 its relative distance from
     the exact solution is about 9e-2, 5e-3 and 3e-4 after 10, 20 and 30 iterations.
 
-    Gradients of the iterative solvers are by implicit differentiation (section 4.2.2): the gradient in q is the solve, with
-    the same iteration, of the one in x, and those in k, g, H follow from it. For the Chebyshev iteration and both gradient
-    descents the one in q is exact (Lemma 2); the others are those of the exact solution up to the error of the iteration.
+    Gradients of the iterative solvers are by implicit differentiation (section 4.2.2): the same iteration, applied to the
+    gradient in x, gives the gradient in q, from which those in k, g and H follow. For the Chebyshev iteration and both gradient
+    descents the gradient in q is that of the computed output (Lemma 2). The other gradients are those of the exact solution up
+    to the error of the iteration.
 
     Args:
-        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. The paper's keys (and values) come multiplied
-            by their gain; unit length is the usual choice.
-        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. The paper multiplies keys and values by
+            their gain beforehand. Keys usually have unit length.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value heads.
         g: log decay (natural logarithm, at most 0; -inf forgets everything), [B, T, HV] (or H heads, repeated likewise).
             Any float dtype.
-        mix: m in [0, 1], the paper's alpha-connection: 1 (also when None) reads the regression, 0 is linear attention.
-            [B, T, HV] or H heads, any float dtype.
-        ridge: positive factor on |H_t|_F; without adaptive_ridge lambda_t itself.
-        iterations: of the iterative solvers, at least 1. Conjugate gradients end early in the kernels: see `mesa`.
-        solver: "chebyshev", "conjugate_gradient" (on random unit keys as accurate after 16 iterations as the first after
-            30, values and gradients), "exact" (a Cholesky factor per token; NaN where a given state or rounding makes
-            H_t + lambda_t I indefinite), or for comparison "gradient_descent" and "accelerated_gradient_descent" (Nesterov's,
-            each with its best constants for eigenvalues in [lambda_t, lambda_t + |H_t|_F], which also bound Chebyshev's).
+        mix: m in [0, 1] (not checked), the paper's alpha-connection: 1 (also when None) gives the answer of the regression, 0
+            that of linear attention. [B, T, HV] or H heads, any float dtype.
+        ridge: positive factor on |H_t|_F, or lambda_t itself with adaptive_ridge False.
+        iterations: steps of the iterative solvers, at least 1. In the kernels conjugate gradients end early: see `mesa`.
+        solver: "chebyshev"; "conjugate_gradient", which on random unit keys is as accurate after 16 iterations as "chebyshev"
+            after 30, in outputs and gradients; "exact", a Cholesky factorisation per token, with NaN where an initial state or
+            rounding makes H_t + lambda_t I indefinite; for comparison "gradient_descent" and "accelerated_gradient_descent"
+            (Nesterov's), with the best step sizes for eigenvalues in [lambda_t, lambda_t + |H_t|_F]. Chebyshev assumes the same
+            interval.
         adaptive_ridge: whether lambda_t follows |H_t|_F. A constant ridge (the paper's ablation, appendix F.1) leaves the
             condition number 1 + |H_t|_F / ridge unbounded.
         scale: factor on q, K^-0.5 by default.
-        initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H is taken as the
-            symmetric positive semidefinite matrix that it is. N is B, or the number of packed sequences.
+        initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H must be
+            symmetric positive semidefinite (not checked). N is B, or the number of packed sequences.
         output_final_state: whether to return (H, U) after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise), "triton" (kernels, of the solvers "chebyshev" and
+        backend: "reference" (loop over tokens), "torch" (chunkwise), "triton" (kernels for the solvers "chebyshev" and
             "conjugate_gradient"; not in float64, K and V up to 128, in float32 up to 64) or "auto": kernels on CUDA where they
             serve, else the chunkwise form.
 

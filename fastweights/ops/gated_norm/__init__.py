@@ -1,4 +1,4 @@
-"""RMSNorm of each head or group with the gate that goes with it."""
+"""RMSNorm of each head or group, with a gate."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def gated_rms_norm(
     skip: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    r"""Each row brought to a mean square of 1, weighted and gated.
+    r"""RMSNorm over the last dimension, with weight and gate.
 
     $$y = \frac{x}{\sqrt{\mathrm{mean}(x^2) + \mathrm{eps}}}\, w\, a(z) \qquad \text{or, with the gate first,} \qquad
       y = \frac{u}{\sqrt{\mathrm{mean}(u^2) + \mathrm{eps}}}\, w, \quad u = x\, a(z)$$
 
-    With `value` and `skip` the sum x + D v takes the place of x. RMSNorm: Zhang and Sennrich 2019; gated after it as in gated
-    linear attention (Yang et al. 2024), before it as in Mamba-2 (Dao and Gu 2024). On CUDA with triton installed one kernel
+    With `value` and `skip` the sum x + D v takes the place of x. RMSNorm: Zhang and Sennrich 2019. The gate comes after it in
+    gated linear attention (Yang et al. 2024), before it in Mamba-2 (Dao and Gu 2024). On CUDA with triton installed one kernel
     computes all of it in float32, and another its gradients from the inputs alone; a second derivative needs backend "torch".
 
     Args:
@@ -43,7 +43,7 @@ def gated_rms_norm(
         gate_first: whether the gate comes before the norm.
         value: v, of the shape and dtype of x, which is then [..., G, V].
         skip: D, one number per group [G], any float dtype; with `value` only.
-        backend: "torch", "triton" (not in float64; V up to 4096) or "auto", triton on CUDA where it can.
+        backend: "torch", "triton" (not in float64; V up to 4096) or "auto": "triton" on CUDA where it serves, else "torch".
 
     Returns:
         y, of the shape and dtype of x.

@@ -1,4 +1,4 @@
-"""Palimpsa's gates: what a token writes, and how much it adds to the importance."""
+"""Palimpsa's gates: the values that a token writes, and its gain in the importance."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_per_head(name: str, x: Tensor, v: Tensor) -> None:
 def gated_writes(
     v: Tensor, s: Tensor, z: Tensor | None = None, c: Tensor | None = None, *, backend: str = "auto"
 ) -> tuple[Tensor, Tensor | None]:
-    r"""Values times a gate of each head, and the gain of each value channel in the importance.
+    r"""Values times one gate per head, and the gain of each value channel in the importance.
 
     $$w = s\, v, \qquad \beta = c\, \mathrm{sigmoid}(z)$$
 
@@ -73,7 +73,7 @@ def gated_writes(
         s: gate, one number per head [..., G], any float dtype.
         z: of the shape of v and any float dtype; no gain when None.
         c: scale of the gain, one number per head [..., G], any float dtype; with z only.
-        backend: "torch", "triton" (not in float64; V up to 4096) or "auto", triton on CUDA where it can.
+        backend: "torch", "triton" (not in float64; V up to 4096) or "auto": "triton" on CUDA where it serves, else "torch".
 
     Returns:
         w and beta (None without z), of the shape and dtype of v.

@@ -86,9 +86,9 @@ def lattice(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    r"""One gradient step per token on K memory slots of V numbers, the rows s_i of S, seen through their directions.
+    r"""One gradient step per token on K memory slots of V numbers, the rows s_i of S, read by their directions.
 
-    With $\phi_i = s_i / |s_i|$ the directions and $\Phi$ their matrix [K, V], every slot moves only across itself:
+    With $\phi_i = s_i / |s_i|$ the directions and $\Phi$ their matrix [K, V], every slot moves only orthogonally to itself:
 
     $$s_i \leftarrow d_t s_i - \gamma_t\, c_i\, \frac{h - \phi_i (\phi_i \cdot h)}{|s_i|}, \qquad
       s_i \leftarrow s_i / |s_i| \text{ if normalize}, \qquad o_t = S_t^\top q_t$$
@@ -97,19 +97,19 @@ def lattice(
     - encode: $h = v_t,\; c = \Phi v_t - k_t$, from $|\Phi v - k|^2 / 2$ (eq. 10);
     - similarity: $h = -v_t,\; c = k_t$, from $-\langle \Phi v, k \rangle$ (eq. 12).
 
-    d is the forget gate (eq. 16) and normalisation the projection onto the unit sphere (eq. 14). With l1 > 0 the step is
-    followed, before normalisation, by the proximal step of eq. 18, which pulls every number of S towards 0 by gamma_t l1
-    and not beyond: an l1 penalty on S beside the losses above.
+    d is the forget gate (eq. 16) and normalisation the projection onto the unit sphere (eq. 14). l1 > 0 adds an l1 penalty on S
+    to the losses above: before normalisation, the proximal step of eq. 18 moves every number of S towards 0 by gamma_t l1 and
+    not past 0.
 
-    A slot of zeros has no direction: it answers nothing, is not written and stays zero. Any other slot keeps one: a decay
+    A slot of zeros has no direction: it answers nothing, is not written and stays zero. Any other slot keeps a direction: a decay
     below the resolution of the dtype counts as that resolution, and without normalisation no slot gets shorter than 1e-6.
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64; no factor is applied to q.
-        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value heads.
         gamma: step size, [B, T, HV] (or H heads, repeated likewise). Any float dtype.
         objective: "decode", "encode" or "similarity".
-        decay: d, what is kept of a slot, a number in [0, 1] (not its logarithm), of the shape of gamma; all when None.
+        decay: d, the fraction of a slot that is kept, in [0, 1] (not its logarithm), of the shape of gamma; 1 when None.
         normalize: whether slots are brought back to length 1 after every step.
         l1: strength of the l1 penalty, at least 0.
         initial_state: S before the first token, [N, HV, K, V]; the first K rows of the identity when None, which needs

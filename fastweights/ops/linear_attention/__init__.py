@@ -53,7 +53,7 @@ def linear_attention(
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
-        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value heads.
         g: log decay (natural logarithm, at most 0; -inf forgets everything), None, [B, T, HV] or [B, T, HV, K]
             (H heads in place of HV are repeated likewise). Any float dtype.
         scale: factor on q, K^-0.5 by default.

@@ -1,4 +1,4 @@
-"""The Mesa layer: ridge regression on the fading past with a fixed ridge, by conjugate gradients."""
+"""The Mesa layer: ridge regression on all past tokens, weighted by their decay, with a fixed ridge, by conjugate gradients."""
 
 from __future__ import annotations
 
@@ -51,27 +51,27 @@ def mesa(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    r"""Answer with the ridge regression of all values on all keys so far, with a learned ridge per key channel.
+    r"""Answer each query with the ridge regression of all values on all keys so far, with one ridge per key channel.
 
     $$H_t = a_t H_{t-1} + \beta_t k_t k_t^\top, \qquad U_t = a_t U_{t-1} + \beta_t k_t v_t^\top, \qquad a_t = e^{g_t}$$
     $$o_t = U_t^\top (H_t + \mathrm{Diag}(\mathrm{ridge}))^{-1} (\mathrm{scale}\; q_t)$$
 
     by `iterations` steps of conjugate gradients from zero (von Oswald et al. 2025; a baseline of Gated KalmaNet). The
-    gradient is by implicit differentiation with the same number of steps: that of the exact solution once they have
-    converged, which takes at most K steps and the more the larger |H_t| is against the ridge.
+    gradient is by implicit differentiation with the same number of steps: it is that of the exact solution once they have
+    converged. Convergence takes more steps the larger |H_t| is relative to the ridge, and at most K in exact arithmetic.
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
-        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value heads.
         g: log decay (natural logarithm, at most 0; -inf forgets everything), [B, T, HV] (or H heads, repeated likewise).
             Any float dtype.
         beta: gain of a token, at least 0, [B, T, HV] (or H heads). Any float dtype.
-        ridge: positive, [HV, K] (or H heads; [HV] or a number are repeated over the channels).
-        iterations: steps of conjugate gradients, at least 1. The kernels end those of a chunk of 64 tokens once all of its
-            residuals are 2^-13 of what they were (2^-26 in float32), which their operands cannot resolve.
+        ridge: positive, [HV, K] (or H heads). [HV] or a number is repeated over the channels.
+        iterations: steps of conjugate gradients, at least 1. The kernels stop for a chunk of 64 tokens once all of its
+            residuals are 2^-13 of their first values (2^-26 in float32), below the resolution of their operands.
         scale: factor on q, K^-0.5 by default.
-        initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H is taken as the
-            symmetric positive semidefinite matrix that it is. N is B, or the number of packed sequences.
+        initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H must be
+            symmetric positive semidefinite (not checked). N is B, or the number of packed sequences.
         output_final_state: whether to return (H, U) after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
         backend: "reference" (loop over tokens), "torch" (chunkwise), "triton" (kernels; not in float64, K and V up to 128,

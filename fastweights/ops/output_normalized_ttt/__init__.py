@@ -61,7 +61,7 @@ def output_normalized_ttt(
     $$z = S_{t-1}^\top k_t, \qquad e = \frac{z}{|z|} - v_t, \qquad o_t = S_t^\top q_t, \qquad
       S_t = S_{t-1} - \gamma_t\, k_t \Big(\big(I - \tfrac{z z^\top}{|z|^2}\big) \frac{e}{|z|}\Big)^\top$$
 
-    the gradient step on $|z/|z| - v|^2 / 2$: the baseline that Lattice (Karami and Mirrokni 2025, eq. 19) makes of
+    This is the gradient step on $|z/|z| - v|^2 / 2$: the baseline that Lattice (Karami and Mirrokni 2025, eq. 19) makes of
     test-time training (Sun et al. 2024), with the normalisation on the answer in place of on the slots.
 
     A memory that answers nothing has no direction to correct: where |z| < 1e-6 the normalisation is left out, and the step is
@@ -69,7 +69,7 @@ def output_normalized_ttt(
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64; no factor is applied to q.
-        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value heads.
         gamma: step size, [B, T, HV] (or H heads, repeated likewise). Any float dtype.
         initial_state: S before the first token, [N, HV, K, V]; zeros when None. N is B, or the number of packed sequences.
         output_final_state: whether to return S after the last token.

@@ -1,4 +1,4 @@
-"""Palimpsa: a memory that holds for each association how sure it is of it."""
+"""Palimpsa: a memory that keeps a mean and a precision for each of its elements."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ def palimpsa(
     $$M_t = a_t M_{t-1} + k_t v_t^\top, \qquad J_t = a_t J_{t-1} + k_t^2 \beta_t^\top, \qquad
       o_t = \Big(\frac{M_t}{J_t + p}\Big)^\top (\mathrm{scale}\; q_t), \qquad a_t = e^{g_t}$$
 
-    The importance I = J + p is the precision of each memory element: what many keys have written to is rewritten slowly,
-    what none has touched learns at once, and decay lets importance fall back to the prior p. In the paper's letters
-    (Palimpsa, eq. 28 and 29) M = I mu and v = beta * v there: v are the write values, already multiplied by beta (or by
-    what the layer puts in its place). beta = 0 is gated linear attention divided by p.
+    The importance I = J + p is the precision of each memory element. An element that many keys have written to changes slowly,
+    one that no key has written to changes at once, and decay lets the importance fall back to the prior p. With the paper's
+    symbols (Palimpsa, eq. 28 and 29) M = I mu, and v here is the paper's beta * v: the write values, already multiplied by beta
+    (or by what the layer puts in its place). beta = 0 is gated linear attention divided by p.
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
-        v: write values [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value
-            heads in a row.
+        v: write values [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive
+            value heads.
         beta: gain of the importance, at least 0, [B, T, HV, V] (or H heads, repeated likewise). Any float dtype.
         g: log decay (natural logarithm, at most 0; -inf forgets everything), [B, T, HV] or [B, T, H]. Any float dtype.
             1 / (1 - exp(g)) is the memory window in tokens.
@@ -111,7 +111,8 @@ def palimpsa(
         o [B, T, HV, V] in v's dtype, and (M, J) in float32 (float64 for float64 inputs) or None.
 
     Raises:
-        ValueError: a shape, dtype, device, positive g, negative beta, prior, cu_seqlens or backend that does not fit.
+        ValueError: a shape, dtype, device, positive g, negative beta, prior, cu_seqlens or backend that does not fit; the
+            message says which.
         TypeError: an argument of the wrong kind.
     """
     return call(
@@ -133,18 +134,18 @@ def palimpsa_posterior(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    r"""`palimpsa` with the variance of what it reads.
+    r"""`palimpsa` with the variance of its output.
 
     $$\mathrm{variance}_t = \Big(\frac{1}{J_t + p}\Big)^\top (\mathrm{scale}\; q_t)^2$$
 
-    the variance of S^T (scale q) when the memory S has independent elements of mean M / (J + p) and variance 1 / (J + p),
-    without the noise 1 / beta of a value itself. Gradients flow through both.
+    This is the variance of S^T (scale q) when the memory S has independent elements of mean M / (J + p) and variance
+    1 / (J + p). The noise 1 / beta of a value itself is not included. Gradients flow through output and variance.
 
     Args:
         q, k, v, beta, g, prior, scale, initial_state, output_final_state, cu_seqlens, backend: as for `palimpsa`.
 
     Returns:
-        o [B, T, HV, V] and variance [B, T, HV, V] in v's dtype, and (M, J) or None.
+        o [B, T, HV, V] and variance [B, T, HV, V] in v's dtype, and (M, J) as for `palimpsa`, or None.
 
     Raises:
         ValueError, TypeError: as `palimpsa`.

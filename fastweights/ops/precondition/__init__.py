@@ -1,4 +1,4 @@
-"""Diagonal preconditioners: the running energy of every key channel turns into a write key or into a query."""
+"""Diagonal preconditioners: write keys and queries scaled by the running energy of every key channel."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def precondition_keys(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    r"""Write keys of Preconditioned DeltaNet: quiet key channels are written more strongly, loud ones less.
+    r"""Write keys of Preconditioned DeltaNet: key channels of low energy are written more strongly, those of high energy less.
 
     $$A_t = e^{g_t} A_{t-1} + \beta_t k_t^2, \qquad r = \log(A_t + \mathrm{eps}) - c, \qquad
       w_t = x^{-r/(1+|r|)}\, k_t$$
@@ -164,33 +164,34 @@ def precondition_keys(
     elementwise over the K channels, so that every factor lies in [1/x, x], x = bound. Source: Preconditioned DeltaNet,
     sections 3 and 4 (with the free centre of the authors' released code in place of the text's positive one).
 
-    Two forms that the paper compares with it (appendix E.3): squash "tanh" has tanh(r) in place of r / (1 + |r|), and squash
-    "none", the "unstable" preconditioner of its theory (section 3.1), has no power at all but the A of the token before:
+    The paper compares two other forms with it (appendix E.3). Squash "tanh" has tanh(r) in place of r / (1 + |r|). Squash
+    "none" is the "unstable" preconditioner of its theory (section 3.1), which divides by the A of the token before:
 
     $$p_t = k_t / (A_{t-1} + \mathrm{ridge}), \qquad w_t = p_t / (1 + k_t \cdot p_t)$$
 
     Args:
         k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
-        g: log decay of A (natural logarithm, at most 0), [B, T, H]. Any float dtype. g and beta may have a multiple of
-            k's heads, as for value heads that share a key: the result then has as many.
-        beta: gain of A, at least 0, [B, T, H].
+        g: log decay of A (natural logarithm, at most 0), [B, T, H]. Any float dtype. g and beta may have a multiple of the
+            heads of k, as for value heads that share a key. The result then has that number of heads in place of H.
+        beta: gain of A, at least 0 (not checked), [B, T, H]. Any float dtype.
         center: c, a number or a tensor [H], free in sign.
-        bound: x in [1, 2]; 1 leaves the keys as they are, at most 2 keeps the eigenvalues of every step of the delta rule within
-            1 for beta <= 1 and unit keys (docs/claims.md, C4, has what products of steps do).
+        bound: x in [1, 2]. 1 leaves the keys as they are. Up to 2 the eigenvalues of every single step of the delta rule have
+            modulus at most 1, for beta <= 1 and unit keys (docs/claims.md, C4, is about products of steps).
         eps: positive number under the logarithm.
         squash: "softsign", r / (1 + |r|), "tanh" or "none". "none" reads neither center, bound nor eps.
         ridge: positive number added to A; read by squash "none" alone.
         initial_state: A before the first token, [N, H, K]; zeros when None. N is B, or the number of packed sequences.
         output_final_state: whether to return A after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels, not in
-            float64) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; not in float64) or "auto":
+            kernels on CUDA where triton is installed, else the chunkwise form.
 
     Returns:
         write_key [B, T, H, K] in k's dtype, and A [N, H, K] in float32 (float64 for float64 inputs) or None.
 
     Raises:
-        ValueError: a shape, dtype, device, bound, eps, squash, ridge, positive g, cu_seqlens or backend that does not fit.
+        ValueError: a shape, dtype, device, bound, eps, squash, ridge, positive g, cu_seqlens or backend that does not fit;
+            the message says which.
         TypeError: an argument of the wrong kind.
     """
     options = {"bound": bound, "eps": eps, "squash": squash, "ridge": ridge}
@@ -213,14 +214,14 @@ def precondition_queries(
 
     $$A_t = e^{g_t} A_{t-1} + \beta_t k_t^2, \qquad \tilde q_t = q_t / (A_t + \mathrm{ridge})$$
 
-    elementwise over the K channels: the diagonal of the inverse key Gram matrix that solves the regression exactly
-    (Preconditioned DeltaNet, section 3: preconditioning at query time).
+    elementwise over the K channels. It approximates the inverse of the key Gram matrix, which solves the regression exactly, by
+    the inverse of its diagonal (Preconditioned DeltaNet, section 3: preconditioning at query time).
 
     Args:
         q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64.
         g: log decay of A (natural logarithm, at most 0), [B, T, H]. Any float dtype. g and beta may have a multiple of
-            the q/k heads, as for value heads that share a query: the result then has as many.
-        beta: gain of A, at least 0, [B, T, H].
+            the q/k heads, as for value heads that share a query. The result then has that number of heads in place of H.
+        beta: gain of A, at least 0 (not checked), [B, T, H]. Any float dtype.
         ridge: a positive number, or a positive tensor [H] or [H, K].
         initial_state, output_final_state, cu_seqlens, backend: as for `precondition_keys`.
 
@@ -228,7 +229,7 @@ def precondition_queries(
         q_tilde [B, T, H, K] in q's dtype, and A [N, H, K] in float32 (float64 for float64 inputs) or None.
 
     Raises:
-        ValueError: a shape, dtype, device, ridge, positive g, cu_seqlens or backend that does not fit.
+        ValueError: a shape, dtype, device, ridge, positive g, cu_seqlens or backend that does not fit; the message says which.
         TypeError: an argument of the wrong kind.
     """
     return call(QUERIES_SPEC, (q, k, g, beta, ridge), {}, initial_state, output_final_state, cu_seqlens, backend)

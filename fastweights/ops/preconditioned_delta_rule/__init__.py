@@ -77,9 +77,12 @@ def preconditioned_delta_rule(
 
     Args:
         q, k, v, beta, g, scale: as for `delta_rule`.
-        precond_g, precond_beta: log decay (at most 0) and gain (at least 0) of A, [B, T, HV] (or H heads, repeated).
-        center, bound, eps: as for `precondition_keys`.
-        initial_state: (S [N, HV, K, V], A [N, HV, K]) before the first token; zeros when None.
+        precond_g: log decay of A (natural logarithm, at most 0), [B, T, HV] (or H heads, repeated likewise). Any float dtype.
+        precond_beta: gain of A, at least 0 (not checked), [B, T, HV] (or H heads). Any float dtype.
+        center: c, a number or a tensor [HV] or [H], free in sign.
+        bound, eps: as for `precondition_keys`.
+        initial_state: (S [N, HV, K, V], A [N, HV, K]) before the first token; zeros when None. N is B, or the number of packed
+            sequences.
         output_final_state: whether to return (S, A) after the last token.
         cu_seqlens, backend: as for `delta_rule`.
 
@@ -87,7 +90,8 @@ def preconditioned_delta_rule(
         o [B, T, HV, V] in v's dtype, and (S, A) in float32 (float64 for float64 inputs) or None.
 
     Raises:
-        ValueError: a shape, dtype, device, positive g, bound, cu_seqlens or backend that does not fit.
+        ValueError: a shape, dtype, device, positive g, bound, eps, cu_seqlens or backend that does not fit; the message says
+            which.
         TypeError: an argument of the wrong kind.
     """
     inputs = (q, k, v, beta, g, precond_g, precond_beta, center)

@@ -93,20 +93,21 @@ def recursive_least_squares(
     with $a_t = e^{g_t}$ and $P_0 = I / \mathrm{ridge}$. From $S_0 = 0$, $S_t$ is the minimiser of
     $\sum_s (\prod_{r>s} a_r)\, \beta_s |S^\top k_s - v_s|^2 + \mathrm{ridge} (\prod_r a_r) |S|^2$: the Kalman filter of the
     memory, the optimum of the Mesa layer, and what the delta rule, preconditioners and iterative solvers approximate. It is
-    `delta_rule` without decay, written along $\beta_t P_t k_t$ (Preconditioned DeltaNet, Theorem 3.1). Decay makes what
-    is old count less against what comes in; it does not shrink what is held.
+    `delta_rule` without decay, written along $\beta_t P_t k_t$ (Preconditioned DeltaNet, Theorem 3.1). Decay reduces
+    the weight of old tokens relative to new ones. It does not shrink S.
 
-    P grows in directions that fade and receive no key (wind-up); with keys of one direction, or decay below about
-    $1 - 1/K$, that is most of them. Two conventions keep everything finite. A decay below 1/100 leaves the difference to
-    the prior, $P_t^{-1} = a_t P_{t-1}^{-1} + (1/100 - a_t)\, \mathrm{ridge}\, I + \beta_t k_t k_t^\top$, so that after
-    g = -inf the next key is written almost fully. And weights below about $10^{-11}$ ridge no longer count: P stays below
-    $2 \cdot 10^{11}$ / ridge. P is computed in float64 (by the kernels, which serve
-    memories without decay, in float32) and handed over in the dtype of the states: in float32 a continued sequence tells
-    apart what lies within $10^7$ of the largest P.
+    With a decay, P grows in directions that receive no key (wind-up). With keys of one direction, or a decay below about
+    $1 - 1/K$, these are most directions. Two conventions keep everything finite. Where the decay is below 1/100, the difference
+    to 1/100 goes to the prior,
+    $P_t^{-1} = a_t P_{t-1}^{-1} + (1/100 - a_t)\, \mathrm{ridge}\, I + \beta_t k_t k_t^\top$, so that after g = -inf the
+    next key is written almost fully. Weights below about $10^{-11}$ ridge no longer count, so that P stays below
+    $2 \cdot 10^{11}$ / ridge. P is computed in float64 (in float32 by the kernels, which serve memories without decay) and
+    returned in the dtype of the states. In float32 a continued sequence loses the part of P that is more than $10^7$ times
+    smaller than its largest element.
 
     Args:
-        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. Keys of unit length suit the conventions.
-        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        q, k: [B, T, H, K], K up to 256, float16, bfloat16, float32 or float64. Keys usually have unit length.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value heads.
         beta: weight of a token, at least 0, [B, T, HV] (or H heads, repeated likewise). Any float dtype.
         g: log decay (natural logarithm, at most 0, -inf included), None or [B, T, HV] (or H heads). Any float dtype.
         ridge: weight of the prior that S is zero, positive.

@@ -1,4 +1,4 @@
-"""Short causal convolution along time, one filter a channel, with what usually follows it."""
+"""Short causal convolution along time, one filter per channel, with the activation and norm that usually follow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def short_convolution(
     $$c_t = \sum_{j=0}^{W-1} w_j\, x_{t-W+1+j} + b, \qquad s_t = \mathrm{silu}(c_t), \qquad
       y_t = s_t / \sqrt{|s_t|^2 + \mathrm{eps}}$$
 
-    What stands around every memory layer since H3 (Fu et al. 2023) and Mamba (Gu and Dao 2023). On CUDA with triton installed
+    The convolution in front of memory layers since H3 (Fu et al. 2023) and Mamba (Gu and Dao 2023). On CUDA with triton installed
     one kernel computes all of it in float32, and another its gradients from x alone; a second derivative needs backend "torch".
 
     Args:
@@ -42,17 +42,17 @@ def short_convolution(
         weight: w, [D, W]. Any float dtype.
         bias: b, [D]; none when None.
         activation: "silu", or None for s = c.
-        normalize: channels of a head, a divisor of D up to 256, to be brought to length 1; None for y = s.
+        normalize: number of channels of a head, a divisor of D up to 256: each head is scaled to length 1. None for y = s.
         eps: at least 0, added to the squared length.
         initial_state: the W-1 inputs before the first token, [N, W-1, D]; zeros when None. N is B, or the number of packed
             sequences.
         output_final_state: whether to return the last W-1 inputs.
-        cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1). They do not see each
-            other. Its numbers are checked on the CPU only.
-        backend: "torch", "triton" (not in float64; W up to 8) or "auto", triton on CUDA where it can.
+        cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1). The sequences do not
+            see each other. Its values are checked on a CPU, and on a GPU only with FASTWEIGHTS_CHECK_VALUES=1.
+        backend: "torch", "triton" (not in float64; W up to 8) or "auto": "triton" on CUDA where it serves, else "torch".
 
     Returns:
-        y [B, T, D] in x's dtype, and the last W-1 inputs [N, W-1, D] in it or None.
+        y [B, T, D] in x's dtype, and the last W-1 inputs [N, W-1, D] in the same dtype, or None.
 
     Raises:
         ValueError: a shape, dtype, device, option or backend that does not fit; the message says which.

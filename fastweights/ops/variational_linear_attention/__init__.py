@@ -1,4 +1,4 @@
-"""Variational linear attention: a delta rule whose write direction is bent away from what has been penalised."""
+"""Variational linear attention: a delta rule whose write direction comes from an adaptive penalty matrix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def variational_linear_attention(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor] | None]:
-    r"""Write along unit directions that an adaptive penalty matrix bends towards what has been written little.
+    r"""Write along unit directions that an adaptive penalty matrix turns towards those that earlier u have covered little.
 
     $$A_t = (A_{t-1}^{-1} + u_t u_t^\top)^{-1}, \qquad \hat k_t = k_t / |k_t|, \qquad
       \alpha_t = A_t \hat k_t / |A_t \hat k_t|$$
@@ -33,21 +33,21 @@ def variational_linear_attention(
     $$S_t = S_{t-1} + \alpha_t (v_t - S_{t-1}^\top \hat k_t)^\top, \qquad z_t = z_{t-1} + k_t, \qquad
       o_t = S_t^\top q_t / \max(z_t^\top q_t, \mathrm{eps})$$
 
-    with $A_0 = I / \mathrm{ridge}$; with `refresh_every`, A gains refresh * I at every such token of a sequence, before
-    that token's alpha. Source: Variational Linear Attention, equations 8 to 11 and Algorithm 1. It is `delta_rule` with
-    beta 1 and write key alpha. Departures from the text: equation 12 counts S twice (the step is
+    with $A_0 = I / \mathrm{ridge}$. With `refresh_every` = n, refresh * I is added to A at every n-th token of a sequence, before
+    that token's alpha is computed. Source: Variational Linear Attention, equations 8 to 11 and Algorithm 1. It is
+    `delta_rule` with beta 1 and write key alpha. Departures from the text: equation 12 counts S twice (the step is
     $S_t = (I - \alpha_t \hat k_t^\top) S_{t-1} + \alpha_t v_t^\top$), and Proposition 2 does not hold:
     $|I - \alpha_t \hat k_t^\top|_2$ is 1 only where alpha is khat, and above 1 elsewhere.
 
     Args:
-        q, k: queries and keys after the feature map (positive, as ELU + 1 gives them), [B, T, H, K], K up to 256, float16,
+        q, k: queries and keys after a positive feature map such as ELU + 1, [B, T, H, K], K up to 256, float16,
             bfloat16, float32 or float64. A key of zero writes nothing.
-        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H value heads in a row.
+        v: [B, T, HV, V] of the same dtype, V up to 256, HV a multiple of H: each q/k head serves HV/H consecutive value heads.
         u: penalty directions, of the dtype of k, [B, T, H, K] or [B, T, HV, K] (the layer's have length K^-0.5).
         ridge: penalty before the first token, positive.
         refresh_every: number of tokens between additions of `refresh` to A's diagonal, or None.
-        refresh: what is added, at least 0.
-        eps: least divisor, positive.
+        refresh: number that is added to A's diagonal, at least 0.
+        eps: smallest divisor, positive.
         initial_state: (S [N, HV, K, V], A [N, HV, K, K] symmetric positive definite, z [N, HV, K], number of tokens read so
             far, int64 [N]) before the first token; (0, I / ridge, 0, 0) when None. N is B, or the number of packed sequences.
         output_final_state: whether to return (S, A, z, count) after the last token.
