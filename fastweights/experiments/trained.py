@@ -17,6 +17,7 @@ from ..results.experiment import best_results
 from ..results.language import load_result
 from ..training import RecallExperiment, run_recall_parts
 from ..training.folder import ExperimentFolder
+from ..training.optimization import still_learning
 from ..training.output_folder import as_stored
 from ..training.workers import usual_workers
 from .claim import Conditions, Measurement, Unmeasured
@@ -112,8 +113,8 @@ def recall_experiment(claim: str, parts: Mapping[str, Mapping[str, Any]]) -> Cal
 def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> Callable[[Conditions], Measurement]:
     """Trains one language model per mixer (an entry of a configuration, by its label) and seed on the default corpus, several at
     the same time: the held-out loss in nats per token by label, at the end and by context length; NaN for a training whose
-    loss was no longer finite. With log_every=1 also how gradients spike: quantiles of their norms over the median. The seed
-    sets first weights and the order of the data."""
+    loss was no longer finite. Labels whose loss was still falling are marked. With log_every=1 also how gradients spike:
+    quantiles of their norms over the median. The seed sets first weights and the order of the data."""
 
     def measure(conditions: Conditions) -> Measurement:
         try:
@@ -135,9 +136,12 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
         workers = conditions.workers or (usual_workers(conditions.device, LANGUAGE_WORKERS) if cuda else 1)
         diverged = train_together(list(runs.values()), workers, conditions.device)
         values: dict[str, list[float]] = {}
+        undertrained = []
         for (label, _), run in runs.items():
             lost = run.output in diverged
             result = None if lost else language_result(run)
+            if result is not None and label not in undertrained and still_learning(result):
+                undertrained.append(label)
             values.setdefault(label, []).append(math.nan if result is None else result.held_out_loss)
             for length in run.context_lengths:
                 losses = {row["length"]: row["loss"] for row in result.perplexities} if result else {}
@@ -147,7 +151,7 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
                 for share in (0.99, 0.999):
                     spike = math.nan if lost else norms[math.ceil(share * len(norms)) - 1] / statistics.median(norms)
                     values.setdefault(gradient_spike(label, share), []).append(spike)
-        return Measurement(values)
+        return Measurement(values, undertrained=tuple(undertrained))
 
     return measure
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import torch
 from ..data.text import TextCorpus, TextTokenizer
 from ..files import file_name
 from ..models import FastWeightsForCausalLM
-from ..results import LanguageResult, still_falling
+from ..results import LanguageResult
 from ..results.language import load_result
-from ..training.optimization import learning_rate_factor
+from ..training.optimization import still_learning
 from .matching import Matched, Matching
 from .processes import train_models
 from .record import Board, measured_here
@@ -180,19 +178,6 @@ def _row(mixer: Matched, runs: Sequence[LanguageResult], device: str) -> dict[st
     return {
         "mixer": mixer.choice.label, "options": dict(mixer.choice.options), "parameters": runs[0].parameters,
         "state": runs[0].state_size, "grows": mixer.grows, "intermediate size": mixer.intermediate_size,
-        "tokens": runs[0].tokens, "undertrained": any(map(_still_falling, runs)), "chance": None, "exact": None,
+        "tokens": runs[0].tokens, "undertrained": any(map(still_learning, runs)), "chance": None, "exact": None,
         "seconds": round(sum(run.seconds for run in runs), 1), "measured": measured_here(device),
     }  # fmt: skip
-
-
-def _still_falling(result: LanguageResult) -> bool:
-    run = result.run
-    warmup = math.ceil(run["warmup_fraction"] * run["max_steps"])
-    factors = (
-        learning_rate_factor(
-            step, steps=run["max_steps"], warmup_steps=warmup, final=run["final_fraction"], start=run["warmup_start"]
-        )
-        for step in range(run["max_steps"])
-    )
-    learning = list(accumulate(factors))
-    return still_falling(result.loss_steps, result.losses, [learning[step - 1] for step in result.loss_steps])

@@ -1,15 +1,17 @@
-"""Weight decay and learning rate: which parameters decay, and the schedule over the steps."""
+"""Weight decay and learning rate: which parameters decay, the schedule over the steps, and whether it ended too early."""
 
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
 
 from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number
+from ..results import LanguageResult, still_falling
 
-__all__ = ["SCHEDULES", "check_optimization", "learning_rate_factor", "weight_decay_groups"]
+__all__ = ["SCHEDULES", "check_optimization", "learning_rate_factor", "still_learning", "weight_decay_groups"]
 
 SCHEDULES = ("cosine", "constant")  # of the learning rate after the warm-up
 
@@ -72,3 +74,17 @@ def learning_rate_factor(
         return 1.0
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def still_learning(result: LanguageResult) -> bool:
+    """Whether the loss of a language model was still falling when its training ended, by the learning rates of its run."""
+    run = result.run
+    warmup = math.ceil(run["warmup_fraction"] * run["max_steps"])
+    factors = (
+        learning_rate_factor(
+            step, steps=run["max_steps"], warmup_steps=warmup, final=run["final_fraction"], start=run["warmup_start"]
+        )
+        for step in range(run["max_steps"])
+    )
+    learning = list(accumulate(factors))
+    return still_falling(result.loss_steps, result.losses, [learning[step - 1] for step in result.loss_steps])

@@ -61,6 +61,7 @@ def pretend_training(monkeypatch, loss=lambda run: 2.0, norms=lambda run: [1.0] 
 
     monkeypatch.setattr(together, "train_together", made)
     monkeypatch.setattr(trained, "language_result", result)
+    monkeypatch.setattr(trained, "still_learning", lambda result: result.held_out_loss > 2.5)
     monkeypatch.setattr(trained, "gradient_norms", norms)
     return runs
 
@@ -86,6 +87,9 @@ def test_spikes_and_lost_trainings_are_numbers(monkeypatch, tmp_path):
     found = claim.measure(conditions)
     assert found.values[trained.gradient_spike("constant ridge", 0.999)] == [9.0]
     assert claim.decide(found).status == "holds" and "3.00" in claim.decide(found).reason
+    assert found.undertrained == ()
+    pretend_training(monkeypatch, lambda run: 2.0 + ("gating" in run.output))
+    assert claim.measure(conditions).undertrained == ("without gating",)
     pretend_training(monkeypatch, lambda run: None if "unstable" in run.output else 2.0)
     found = find_claim("C32").measure(conditions)
     assert math.isnan(found.values["unstable"][0])
