@@ -31,7 +31,7 @@ def test_blocks_of_every_mixer(mixer: str, tmp_path_factory: pytest.TempPathFact
     torch.manual_seed(0)
     config = FastWeightsConfig(vocab_size=64, hidden_size=128, num_hidden_layers=2, num_heads=2, mixer=mixer)
     model = FastWeightsForCausalLM(config).cuda().train()
-    rows = ((70, 100, 30), (20, 1, 150, 29), (199, 1))
+    rows = ((70, 100, 30), (20, 1, 150, 29), (199, 1), (200,))
     eager = [step(model, lengths) for lengths in rows]
     torch._dynamo.reset()
     compile_model(model, "blocks", str(tmp_path_factory.mktemp("cache")))

@@ -18,9 +18,9 @@ from tests.kernels.described_gpu import described_gpu
 
 PACKAGE = Path(fastweights.__file__).parent
 RUNTIME = PACKAGE / "kernels" / "runtime"
-# torch's manual itself gives the name by which a size is marked as dynamic.
+# torch's manual itself gives the names by which a size is marked as dynamic, and the limit of compilations.
 PRIVATE = re.compile(
-    r"torch\._(?!dynamo\.maybe_mark_dynamic)[A-Za-z]\w*|(?<!torch)\._dynamo|triton\.runtime|triton\.compiler|triton\.backends"
+    r"torch\._(?!dynamo\.maybe_mark_dynamic|dynamo\.config\.recompile_limit)[A-Za-z]\w*|(?<!torch)\._dynamo|triton\.runtime|triton\.compiler|triton\.backends"
     r"|from triton import knobs|packed_metadata"
 )
 

@@ -16,6 +16,7 @@ __all__ = ["compile_model", "what_to_compile", "with_any_number_of_documents"]
 
 BACKEND = "inductor"
 KEPT = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable for the folder of compiled code
+BY_ITSELF = "torchinductor_"  # what the name of the temporary folder begins with that torch sets it to where nobody has
 
 
 def what_to_compile(run: LanguageRun) -> bool | str:
@@ -27,18 +28,29 @@ def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -
     """Compile every block ("blocks"), the whole model (True) or nothing, when it is first called. Names of parameters stay.
 
     All blocks of one kind share what is compiled for the first, so blocks start sooner than a whole model. Compiled code is
-    kept in the folder `cache`, where a later training finds it, unless torch's own variable names another folder.
+    kept in the folder `cache`, where a later training finds it, unless torch's own variable names a folder. What this
+    process has compiled before is forgotten: torch counts all of it, and past a limit would leave blocks uncompiled.
     """
     if what is False:
         return
-    os.environ.setdefault(KEPT, str(Path(cache).absolute() / "compiled"))
+    if Path(os.environ.get(KEPT, BY_ITSELF)).name.startswith(BY_ITSELF):
+        os.environ[KEPT] = str(Path(cache).absolute() / "compiled")
+    torch.compiler.reset()
+    kinds = {repr(mixer) for mixer in model.config.mixers()}
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(kinds))
     for module in model.model.layers if what == "blocks" else [model]:
         module.compile(backend=BACKEND)
 
 
 def with_any_number_of_documents(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch, whose cumulative lengths torch.compile must not take to be as many in every step."""
+    """The batch, whose cumulative lengths torch.compile must not take to be as many in every step.
+
+    One document, for which torch.compile would make code of its own, gets an empty one behind it.
+    """
     cu_seqlens = batch.get("cu_seqlens")
     if isinstance(cu_seqlens, Tensor):
+        if len(cu_seqlens) == 2:
+            cu_seqlens = torch.cat([cu_seqlens, cu_seqlens[-1:]])
         torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
+        batch = {**batch, "cu_seqlens": cu_seqlens}
     return batch

@@ -1,5 +1,10 @@
 """A training by torch.compile: what is compiled once is used in every step, and the losses are those without it."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
@@ -24,7 +29,8 @@ def graphs(monkeypatch, tmp_path):
     torch._dynamo.reset()
 
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_heads": 2, "mixer": "gdn"}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_heads": 2}
+SMALL = {**SIZES, "mixer": "gdn"}
 
 
 @pytest.mark.parametrize("what", ["blocks", True])
@@ -41,6 +47,40 @@ def test_compiled_once_with_the_losses_of_an_eager_training(make_run, graphs, wh
     close = {"rtol": 2e-2, "atol": 2e-2} if "precision" in changes else {"rtol": 1e-4, "atol": 1e-4}
     torch.testing.assert_close(compiled.losses, eager.losses, **close)
     torch.testing.assert_close(compiled.held_out_losses, eager.held_out_losses, **close)
+
+
+def test_rows_of_one_document_are_not_compiled_for_themselves(make_run, graphs):
+    settings = {"model": SMALL, "max_steps": 12, "batch_size": 1, "context_lengths": ()}
+    eager = train_language(make_run("eager", compile=False, **settings))[0]
+    compiled = train_language(make_run("compiled", compile="blocks", **settings))[0]
+    assert len(graphs) == 1
+    torch.testing.assert_close(compiled.losses, eager.losses, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": {**SMALL, "mixer": ["linear", "deltanet"]}}, {"model": SIZES, "mixers": ("linear", "deltanet")}],
+    ids=["layers", "trainings"],
+)
+def test_more_kinds_of_blocks_than_torch_compiles_by_itself(make_run, graphs, changes):
+    """Those past its limit would run uncompiled."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        train_language(make_run(compile="blocks", max_steps=1, context_lengths=(), **changes))
+    assert len(graphs) == 2
+
+
+BY_TORCH = f"import os, torch._dynamo; print(os.environ['{compiling.KEPT}'], end='')"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != compiling.KEPT}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_compiled_code_is_kept_beside_the_tokens(make_run, graphs, monkeypatch, tmp_path, named):
+    """torch sets its variable by itself, to a temporary folder, when it is imported; one that a user has set stays."""
+    by_torch = subprocess.check_output([sys.executable, "-c", BY_TORCH], env=ENVIRONMENT, text=True)
+    monkeypatch.setenv(compiling.KEPT, str(tmp_path / "mine") if named else by_torch)
+    run = make_run(model=SMALL, compile="blocks", max_steps=1, context_lengths=())
+    train_language(run)
+    assert os.environ[compiling.KEPT] == str(tmp_path / "mine" if named else Path(run.cache).absolute() / "compiled")
 
 
 def test_a_gpu_decides_where_the_run_does_not(make_run, monkeypatch):

@@ -47,13 +47,13 @@ held_out_fraction = 0.2
 
 
 def start(*command):
-    """A command in two processes."""
+    """A command in two processes, which report on standard error what torch compiles again."""
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_LOGS": "recompiles"},
     )
 
 
@@ -96,6 +96,8 @@ def test_two_processes_are_one_with_twice_the_batch(run_file, alone, compiled):
     run_file.write_text(f"compile = {compiled}\n" + run_file.read_text())
     errors = torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4)
     assert "stopped after step 4" in errors
+    assert "Recompiling" not in errors
+    assert compiled == "false" or any(Path(load_run(run_file).cache, "compiled").iterdir())
     assert errors.count("gdn: 2 processes x 1 row x 2 passes x 32 tokens = 128 tokens per step") == 1
     result = train_language(load_run(run_file, batch_size=2))[0]  # one process continues the training of two
     assert_same_losses(result, alone)
@@ -140,7 +142,8 @@ def test_every_process_is_told_of_a_folder_that_is_refused(run_file, tmp_path):
 def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone, compiled):
     run_file.write_text(f"fsdp = true\ncompile = {compiled}\n" + run_file.read_text())
     run = load_run(run_file)
-    torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4)
+    errors = torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4)
+    assert "Recompiling" not in errors
     assert_same_losses(load_result(Path(run.output, "result.json")), alone)
     saved, whole = (AutoModelForCausalLM.from_pretrained(Path(f, "model")) for f in (run.output, alone.folder + "/.."))
     for name, value in whole.state_dict().items():
