@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening
 
 from fastweights.integrations.transformers import accelerate, around, delta_rule, restore
-from tests.integrations.tiny_models import INSTALLED, tiny
+from tests.integrations.tiny_models import EARLIER, INSTALLED, VERSION, tiny
 from tests.kernels.cases import DEVICE
 
 LENGTHS = (70, 1, 29)
@@ -72,10 +73,16 @@ def test_logits_and_gradients(family: str, calls: dict[str, int]) -> None:
     wanted = results(model)
     assert accelerate(model) == (family,)
     assert_same(results(model), wanted)
-    assert calls == {"delta_rule": 2, "short_convolution": 2, "gated_rms_norm": 2}  # two layers of the memory
+    wanted_calls = {"delta_rule": 2, "short_convolution": 2, "gated_rms_norm": 2}  # two layers of the memory
+    if EARLIER and family == "olmo_hybrid":  # its convolution is a class there, which stays
+        del wanted_calls["short_convolution"]
+    assert calls == wanted_calls
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear"])
+TWO = [name for name in ("qwen3_next", "kimi_linear") if name in INSTALLED]
+
+
+@pytest.mark.parametrize("family", TWO)
 def test_bfloat16(family: str) -> None:
     """At most twice as far from float32 as transformers' own code."""
     exact = tiny(family)
@@ -87,7 +94,8 @@ def test_bfloat16(family: str) -> None:
     assert (ours - wanted).norm() <= 2 * (theirs - wanted).norm()
 
 
-GENERATING = [name for name in INSTALLED if name != "glm5_next"]  # whose text model has no head of its own
+# The text model of glm5_next has no head of its own; some earlier versions cannot generate with olmo_hybrid, also without us.
+GENERATING = [name for name in INSTALLED if name != "glm5_next" and not (EARLIER and name == "olmo_hybrid")]
 
 
 @pytest.mark.parametrize("family", GENERATING)
@@ -112,6 +120,9 @@ def packed(lengths: tuple[int, ...], **options: bool) -> dict[str, Any]:
     return {name: x for name, x in batch.items() if name != "labels"}
 
 
+@pytest.mark.skipif(
+    EARLIER, reason="earlier layers tell the convolution seq_idx alone, and those of olmo_hybrid nothing"
+)
 @pytest.mark.parametrize("family", INSTALLED)
 def test_packed_sequences_do_not_see_each_other(family: str) -> None:
     # Softmax attention over the whole row in glm5_next is not ours to mend.
@@ -129,8 +140,12 @@ def results_of(model: nn.Module, tokens: Tensor | None = None, **inputs: Any) ->
         return model(**({"input_ids": tokens} if tokens is not None else {}), **inputs, use_cache=False)[0]
 
 
+BY_NUMBER = {"return_seq_idx": True}
+
+
+@pytest.mark.skipif(Version("5.9") > VERSION, reason="layers before 5.9 take neither")
 @pytest.mark.parametrize(
-    "options", [{"return_seq_idx": True}, {"return_seq_idx": True, "return_flash_attn_kwargs": True}], ids=str
+    "options", [*([] if EARLIER else [BY_NUMBER]), {**BY_NUMBER, "return_flash_attn_kwargs": True}], ids=str
 )
 def test_packed_sequences_by_their_numbers(options: dict[str, bool]) -> None:
     """seq_idx alone tells where they begin, and does no harm beside cumulative lengths."""
@@ -145,14 +160,20 @@ def originals(family: str) -> dict[str, Any]:
     norms = [
         kind for kind in vars(module).values() if isinstance(kind, type) and kind.__name__.endswith("RMSNormGated")
     ]
-    functions = {name: x for name, x in vars(module).items() if "delta_" in name or "causal_conv1d" in name}
+    functions = {
+        name: x
+        for name, x in vars(module).items()
+        if ("delta_" in name or "causal_conv1d" in name)
+        and not name.startswith("is_")
+        and (x is not None or name == "causal_conv1d_fn")  # None for a package that is not installed
+    }
     return {**functions, **{kind.__name__: vars(kind)["forward"] for kind in norms}}
 
 
 @pytest.mark.parametrize("family", INSTALLED)
 def test_restore_gives_the_originals_back(family: str) -> None:
     before = originals(family)
-    assert len(before) == 5
+    assert len(before) == (3 if EARLIER and family == "olmo_hybrid" else 5)
     assert accelerate() == accelerate() == tuple(INSTALLED)
     replaced = originals(family)
     assert all(replaced[name] is not x and replaced[name].replaces is x for name, x in before.items())
@@ -185,7 +206,9 @@ def test_before_and_after_from_pretrained(tmp_path, calls: dict[str, int]) -> No
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("family", ["qwen3_next", pytest.param("kimi_linear", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow if name == "kimi_linear" else ()) for name in TWO]
+)
 def test_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs on a GPU, also in Triton's interpreter: a reading with gradients, a prompt and tokens after it."""
     model = tiny(family, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]).to(DEVICE)
@@ -255,17 +278,19 @@ def test_export_runs_the_originals(calls: dict[str, int]) -> None:
     torch.testing.assert_close(exported.module()(x, x), norm(x, x))
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear"])
+@pytest.mark.parametrize("family", TWO)
 def test_a_layer_compiles_into_one_graph(family: str, calls: dict[str, int]) -> None:
-    """With gradients, and with packed sequences."""
+    """With gradients, and with packed sequences where cumulative lengths alone tell where they begin."""
     layer = next(x for x in tiny(family).modules() if hasattr(x, "conv1d"))
     x = torch.randn(1, 40, 32, requires_grad=True)
-    cu_seqlens = torch.tensor([0, 25, 40], dtype=torch.int32)
-    wanted = [torch.cat([layer(part) for part in x.split([25, 15], 1)], 1)]
+    lengths, packed = (
+        ([40], {}) if EARLIER else ([25, 15], {"cu_seq_lens_q": torch.tensor([0, 25, 40], dtype=torch.int32)})
+    )
+    wanted = [torch.cat([layer(part) for part in x.split(lengths, 1)], 1)]
     wanted += torch.autograd.grad(wanted[0].sin().sum(), [x, layer.conv1d.weight])
-    accelerate()
+    accelerate(layer)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    got = [compiled(x, cu_seq_lens_q=cu_seqlens)]
+    got = [compiled(x, **packed)]
     got += torch.autograd.grad(got[0].sin().sum(), [x, layer.conv1d.weight])
     assert calls["delta_rule"] == 1
     for ours, theirs in zip(got, wanted):

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import nn
 
 SHARED = {
@@ -48,6 +50,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bailing_hybrid": ("BailingHybridConfig", "BailingHybridForCausalLM", {**LATENT, "n_group": 1, "topk_group": 1}),
     "glm5_next": ("Glm5NextTextConfig", "Glm5NextTextModel", {**LATENT, **NO_ROPE}),
 }  # fmt: skip
+VERSION = Version(transformers.__version__)
+EARLIER = Version("5.15") > VERSION  # whose layers copy the functions of their module
 INSTALLED = [name for name in MODELS if find_spec(f"transformers.models.{name}") is not None]
 
 
