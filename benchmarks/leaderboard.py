@@ -228,18 +228,18 @@ def render_untrained(folder: Path = FOLDER) -> str:
     parts = [
         UNTRAINED,
         "![Distance from exact least squares by the numbers of state](images/untrained.png)\n",
-        f"## Setting\n\n{table(['stream', 'what is written, and the question'], streams)}",
+        f"## Setting\n\n{table(['stream', 'what is written, and the queries'], streams)}",
         f"- Keys and values have d = {', '.join(map(str, CHANNELS))} channels, one head, float64, 16 sequences per seed. Answers "
         "of the last quarter of a stream count.\n"
         "- *Distance* is the squared difference from the answers of exact least squares, divided by their squared length: 0 "
         "is exact, 1 is an answer of zero. *Error* is the same with the truth in place of these answers.\n"
         f"- Every rule has the best of the same fixed gates, of those that it has: {grid}. Gates are the best ones on a stream "
         "of their own, by distance. So is one factor for all answers of a rule, as a norm or a projection would give them. "
-        f"Then {len(SEEDS)} other streams are measured. Everything else has the value that the layer begins with.\n"
+        f"Then {len(SEEDS)} other streams are measured. Everything else has the initial value of the layer.\n"
         f"- With fixed gates that are equal for all channels some mixers have one rule: {same}.\n"
         f"- Left out: {left}.\n",
-        f"## Expected before the run\n\n{met} of {len(outcomes)} came out; the others come first. Means over seeds are "
-        "compared, however small the difference.\n",
+        f"## Expected before the run\n\n{met} of {len(outcomes)} came out as expected; the others are listed first. Means over "
+        "seeds are compared, however small the difference.\n",
         table(["expected", "came out"], [[says, "yes" if came else "**no**"] for says, came in outcomes]),
         "## The nearest rules\n\nThe first places, with ties, and the distance of the nearest; of all rules, and of those "
         "whose state is one matrix, or one and a number per channel.\n",
