@@ -56,7 +56,7 @@ class CachedGenerationMixin(GenerationMixin):
         """transformers' hook: no position_ids but those that the caller gives, because the model counts by itself."""
 
     def _check_call(self, prompt: object, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
-        """What transformers would hand on unseen: a wrong prompt or mask, or special tokens that the vocabulary lacks."""
+        """What transformers would hand on unseen: a wrong prompt, mask or size, or special tokens that the vocabulary lacks."""
         if prompt is not None:
             embedding: Any = self.get_input_embeddings()  # type: ignore[attr-defined]
             batch, time = check_ids(prompt, embedding).shape
@@ -68,8 +68,9 @@ class CachedGenerationMixin(GenerationMixin):
             check_token(
                 name, token.tolist() if isinstance(token, Tensor) else token, self.config.vocab_size, several=True
             )
-        if kwargs.get("max_new_tokens") is not None:
-            check_size("max_new_tokens", kwargs["max_new_tokens"])
+        for name in ("max_new_tokens", "prefill_chunk_size", "num_beams", "num_return_sequences"):
+            if kwargs.get(name) is not None:
+                check_size(name, kwargs[name])
         cache = kwargs.get("past_key_values")
         if cache is not None and not isinstance(cache, FastWeightsCache):
             raise TypeError(

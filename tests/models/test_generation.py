@@ -158,6 +158,10 @@ def test_rows_of_a_cache_can_be_chosen_and_repeated():
         (ValueError, {"is_assistant": True}, "cannot be the assistant of assisted decoding"),
         (TypeError, {"past_key_values": DynamicCache()}, "past_key_values must be a FastWeightsCache of 2 layers"),
         (ValueError, {"max_new_tokens_": 3}, "max_new_tokens_"),
+        (ValueError, {"prefill_chunk_size": 0}, "prefill_chunk_size must be"),
+        (TypeError, {"prefill_chunk_size": 2.5}, "prefill_chunk_size must be"),
+        (ValueError, {"num_beams": 0}, "num_beams must be"),
+        (ValueError, {"num_return_sequences": -1}, "num_return_sequences must be"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
