@@ -22,6 +22,7 @@ __all__ = [
     "DTYPES",
     "check_has_tokenizer",
     "check_special_tokens",
+    "check_vocabulary",
     "has_tokenizer",
     "load_config",
     "load_language_model",
@@ -62,11 +63,7 @@ def load_language_model(
     if dtype is not None:
         check_choice("dtype", dtype, DTYPES)
     model, tokenizer = load_weights(folder, dtype), load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    if vocabulary_size(tokenizer) > model.config.vocab_size:
-        raise ValueError(
-            f"the tokenizer in {folder} must have at most the model's {model.config.vocab_size:,} tokens, "
-            f"got {vocabulary_size(tokenizer):,}; put the tokenizer there that the model was trained with"
-        )
+    check_vocabulary(folder, tokenizer, model.config)
     special = {name: getattr(model.generation_config, name) for name in SPECIAL_TOKENS}
     model.generation_config = GenerationConfig(**special)
     return model.eval().to(device), tokenizer
@@ -141,6 +138,15 @@ def check_special_tokens(folder: Path) -> None:
         for token in found if isinstance(found, list) else [found]:
             if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
                 raise ValueError(f"{path} must give a whole number as {name}, got {describe_value(token)}")
+
+
+def check_vocabulary(folder: Path, tokenizer: Any, config: Any) -> None:
+    """ValueError if the tokenizer has tokens that the model does not know."""
+    if vocabulary_size(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer in {folder} must have at most the model's {config.vocab_size:,} tokens, "
+            f"got {vocabulary_size(tokenizer):,}; put the tokenizer there that the model was trained with"
+        )
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import check_choice, check_positive, check_size
-from ..models.loading import DTYPES, check_has_tokenizer, load_config, model_folder
+from ..models.loading import DTYPES, check_has_tokenizer, check_vocabulary, load_config, load_tokenizer, model_folder
 from .vllm.version import check_version
 
 __all__ = ["SERVER", "serve", "server_command"]
@@ -41,7 +41,8 @@ def server_command(
         others: options of `vllm serve`, which go before these.
 
     Raises:
-        ValueError: vLLM is missing or of another version, no such model or tokenizer, a number that does not fit.
+        ValueError: vLLM is missing or of another version, no such model or tokenizer, a tokenizer with more tokens than the
+            model, a number that does not fit.
     """
     check_version()
     check_size("port", port, high=LARGEST_PORT)
@@ -53,6 +54,7 @@ def server_command(
     folder = model_folder(model)
     config = load_config(folder)
     check_has_tokenizer(folder)
+    check_vocabulary(folder, load_tokenizer(folder), config)
     if memory is None and not _has_gpu():
         memory = 2.0
     options = ["--host", host, "--port", str(port), "--max-model-len", str(max_model_len)]

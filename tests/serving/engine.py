@@ -61,6 +61,17 @@ def engine(folder: Path, **settings: Any) -> Iterator[Any]:
         cleanup_dist_env_and_memory()
 
 
+@contextmanager
+def in_pieces(llm: Any, tokens: int) -> Iterator[None]:
+    """A running engine reads at most so many tokens in a step, which saves the start of another one."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    most, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, tokens
+    try:
+        yield
+    finally:
+        scheduler.max_num_scheduled_tokens = most
+
+
 def written(llm: Any, asked: list[list[int]], tokens: int = WRITTEN) -> list[Any]:
     """Greedy continuations, with the logarithms of their probabilities."""
     settings = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
@@ -80,13 +91,26 @@ def generated(own: Any, asked: list[list[int]], tokens: int = WRITTEN) -> list[l
 
 
 @torch.no_grad()
+def our_view(own: Any, ids: list[int], output: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What our model gives after each token of a prompt and its continuation, read at once: the logarithm of the probability of
+    the token that vLLM took, and the largest one."""
+    tokens = list(output.token_ids)
+    logits = own(torch.tensor([[*ids, *tokens]])).logits[0, len(ids) - 1 : -1]
+    every = logits.float().log_softmax(-1)
+    return every[range(len(tokens)), tokens], every.amax(-1)
+
+
 def largest_error(own: Any, asked: list[list[int]], outputs: list[Any]) -> float:
-    """Between the logarithms of probabilities that vLLM gives and those of one reading of prompt and continuation."""
+    """Between the logarithms of probabilities that vLLM gives and ours."""
     errors = []
     for ids, output in zip(asked, outputs, strict=True):
-        tokens = list(output.token_ids)
-        logits = own(torch.tensor([[*ids, *tokens]])).logits[0, len(ids) - 1 : -1]
-        wanted = logits.float().log_softmax(-1)
-        got = torch.tensor([step[token].logprob for token, step in zip(tokens, output.logprobs, strict=True)])
-        errors.append((got - wanted[range(len(tokens)), tokens]).abs().max().item())
+        wanted, _ = our_view(own, ids, output)
+        got = torch.tensor([step[token].logprob for token, step in zip(output.token_ids, output.logprobs, strict=True)])
+        errors.append((got - wanted).abs().max().item())
     return max(errors)
+
+
+def largest_loss(own: Any, asked: list[list[int]], outputs: list[Any]) -> float:
+    """How far the logarithm of the probability of a token that vLLM took is below that of our model's own choice."""
+    views = (our_view(own, ids, output) for ids, output in zip(asked, outputs, strict=True))
+    return max((best - taken).max().item() for taken, best in views)

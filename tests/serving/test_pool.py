@@ -95,6 +95,27 @@ def test_a_row_is_used_again():
         torch.testing.assert_close(read_in_steps(pool, x_NTD, [(3,)], [2]), read_at_once(mixer, x_NTD))
 
 
+def test_a_learned_first_state_follows_its_weights():
+    mixer = build_mixer("ttt", hidden_size=32, num_heads=2, learned_state=True).double().eval()
+    pool, x_NTD = Pool(mixer), torch.randn(1, 6, 32, dtype=torch.float64)
+    read_in_steps(pool, x_NTD, [(3,)], [2])
+    with torch.no_grad():
+        for x in mixer.parameters():
+            x.add_(torch.randn_like(x))
+    pool.pooled.weights_changed()
+    torch.testing.assert_close(read_in_steps(pool, x_NTD, [(3,)], [2]), read_at_once(mixer, x_NTD))
+
+
+@pytest.mark.parametrize("name", ["lattice", "vla"])
+def test_a_rehearsal_runs_both_calls_and_changes_no_state(name):
+    mixer = build_mixer(name, hidden_size=32, num_heads=2).eval()
+    pool, calls = Pool(mixer), []
+    mixer.register_forward_pre_hook(lambda _, given: calls.append((given[0].shape[:2], len(given))))
+    pool.pooled.rehearse()
+    assert ((2, 1), 2) in calls and ((1, 70), 3) in calls  # one token each of two sequences; and packed ones
+    assert pool.is_untouched(*range(6))
+
+
 def test_tensors_are_aligned_and_apart():
     spec = LayerCache(
         {"S": torch.empty(1, 3, dtype=torch.bfloat16)}, {"seen": torch.empty(1), "q": torch.empty(1, 5, 2)}

@@ -39,7 +39,7 @@ def test_without_a_vllm_that_fits_it_says_what_to_install(found, says, tmp_path,
     monkeypatch.setattr(version, "version", installed)
     assert main(["serve", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert says in line and "pip install 'fastweights[vllm]'" in line
+    assert says in line and "with Python 3.11 or later: pip install 'fastweights[vllm]'" in line
 
 
 def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
@@ -75,10 +75,12 @@ def test_bad_options_are_refused(options, message, tmp_path, with_vllm):
         server_command(tmp_path, **options)
 
 
-def test_a_folder_without_a_model_or_a_tokenizer_is_refused(tmp_path, with_vllm, capsys):
+def test_a_folder_without_a_model_or_its_tokenizer_is_refused(tmp_path, with_vllm, capsys):
     assert main(["serve", str(tmp_path)]) == 2
     assert "holds no model" in capsys.readouterr().err
-    save(tmp_path)
+    save(tmp_path, vocabulary=300)
+    with pytest.raises(ValueError, match="must have at most the model's 300 tokens, got 400"):
+        server_command(tmp_path)
     for file in tmp_path.glob("tokenizer*"):
         file.unlink()
     with pytest.raises(ValueError, match="holds no tokenizer"):

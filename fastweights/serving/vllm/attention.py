@@ -30,6 +30,10 @@ class ServedAttention(Attention):
             per_layer_sliding_window=mixer.window,
             prefix=name,
         )
+        # On a CPU vLLM would notice at the first request, and end.
+        if not self.attn_backend.supports_head_size(mixer.head_dim):
+            sizes = ", ".join(map(str, self.attn_backend.get_supported_head_sizes()))
+            raise ValueError(f"head_dim of softmax layers must be one of {sizes} in vLLM here, got {mixer.head_dim}")
 
     def mix(self, mixer: Any, x_TD: Tensor, position_T: Tensor) -> Tensor:
         """The output of the layer for the tokens of a step."""

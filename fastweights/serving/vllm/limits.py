@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
+from ...layers import MIXERS, SoftmaxAttention
 from .split import check_parts
 from .state_block import STATE_DTYPES
 
@@ -21,14 +22,19 @@ class Limits(VerifyAndUpdateConfig):
     @classmethod
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+        model = vllm_config.model_config
         refused = {
             "pipeline_parallel_size must be 1": parallel.pipeline_parallel_size != 1,
+            "prefill_context_parallel_size must be 1": parallel.prefill_context_parallel_size != 1,
+            "decode_context_parallel_size must be 1": parallel.decode_context_parallel_size != 1,
             "speculative_config must be None: no token can be removed from a memory": (
                 vllm_config.speculative_config is not None
             ),
             "lora_config must be None; merge the adapter into the weights first": vllm_config.lora_config is not None,
-            "quantization must be None": vllm_config.quant_config is not None,
+            # vLLM fills vllm_config.quant_config and, for an offloading size, kv_transfer_config after this call.
+            "quantization must be None": model.quantization is not None,
             "kv_transfer_config must be None": vllm_config.kv_transfer_config is not None,
+            "kv_offloading_size must be None": cache.kv_offloading_size is not None,
             "use_replayssm must be False": cache.use_replayssm,
             "mamba_cache_dtype must be 'auto'": cache.mamba_cache_dtype != "auto",
             f"mamba_ssm_cache_dtype must be one of {', '.join(STATE_DTYPES)}": (
@@ -38,8 +44,15 @@ class Limits(VerifyAndUpdateConfig):
         for message, is_so in refused.items():
             if is_so:
                 raise ValueError(f"{message}, for models of fastweights in vLLM")
+        for name, _ in model.hf_config.mixers():
+            layer = MIXERS[name].layer
+            if issubclass(layer, SoftmaxAttention) and layer is not SoftmaxAttention:
+                raise ValueError(
+                    f"a model in vLLM must have mixers of constant memory or of the class SoftmaxAttention, got {name} of the "
+                    f"class {layer.__name__}: vLLM computes softmax attention by itself"
+                )
         if parallel.tensor_parallel_size > 1:
-            check_parts(vllm_config.model_config.hf_config, parallel.tensor_parallel_size)
+            check_parts(model.hf_config, parallel.tensor_parallel_size)
         # On some CPUs vLLM would replace it, with a warning about other layers.
         if cache.mamba_ssm_cache_dtype == "auto":
             cache.mamba_ssm_cache_dtype = "float32"

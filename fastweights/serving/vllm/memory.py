@@ -66,6 +66,7 @@ class ServedMemory(MambaBase):
     def __init__(self, mixer: Mixer, block: StateBlock, name: str) -> None:
         self.mixer, self.block, self.name = mixer, block, name
         self.kv_cache = (torch.empty(0),)
+        self.pooled: PooledMixer | None = None  # vLLM measures memory before it binds the pool
         layers = get_current_vllm_config().compilation_config.static_forward_context
         if name in layers:
             raise ValueError(f"the name of a layer must be its own, {name} is taken")
@@ -95,15 +96,21 @@ class ServedMemory(MambaBase):
         pages = kv_cache.squeeze(dim=(1, 2))[:, : self.block.size].view(torch.uint8)
         self.kv_cache = (pages,)
         self.pooled = PooledMixer(self.mixer, pages, self.block.dtype)
+        self.pooled.rehearse()
+
+    def weights_changed(self) -> None:
+        if self.pooled is not None:
+            self.pooled.weights_changed()
 
     # The work of a step.
 
     def rehearse(self, x_TD: Tensor, y_TD: Tensor) -> None:
-        """A call without sequences, by which vLLM measures memory. It compiles the kernels before the first request."""
+        """A call without sequences, by which vLLM measures memory."""
         y_TD.copy_(self.mixer(x_TD[None], LayerCache())[0])
 
     def step(self, x_TD: Tensor, y_TD: Tensor, step: Step) -> None:
         """Read the tokens of a step: what follows them in x and y is padding."""
+        assert self.pooled is not None
         decoded, prefilled = step.num_decode_tokens, step.num_prefill_tokens
         if decoded:
             rows = step.state_indices_tensor_d[:, 0]  # under a CUDA graph for more sequences, rows of padding too

