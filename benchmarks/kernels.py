@@ -132,7 +132,7 @@ def measure(names: list[str], arguments: argparse.Namespace, device: str, suffix
         try:
             row = work()
         except Exception as error:  # the other ops are worth measuring
-            row = {"refused": [f"{type(error).__name__}: {str(error)[:300]}"]}
+            row = measuring.refusal(error)
         record.rows.pop(key, None)
         record.add_row(key, row)
         show(key, row)
@@ -200,11 +200,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="time the first call in a new process alone")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument(
-        "--checks",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with --no-peers: check all, N at a time, before any is timed",
+        "--checks", type=int, default=1, metavar="N", help="with --no-peers: check all first, N at a time"
     )
     parser.add_argument(
         "--against", type=Path, help="another checkout: compare device time and memory with it, nothing else"

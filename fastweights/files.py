@@ -49,7 +49,7 @@ def check_place(name: str, folder: Path) -> None:
 
 
 def file_name(text: str) -> str:
-    """The text where every file system takes it, else what it takes of it and a checksum."""
+    """The text itself where every file system accepts it, else what of it is accepted, and a checksum."""
     plain = re.sub(r"[^A-Za-z0-9._+=-]", "_", text)[:80]
     return plain if plain == text else f"{plain}-{zlib.crc32(text.encode()):08x}"
 

@@ -118,8 +118,12 @@ def check_several(
         started = {pool.submit(_check_and_tidy, name, sizes, dtype, backend): (name, sizes) for name, sizes in asked}
         for done in as_completed(started):
             error = done.exception()
-            row = {"refused": [f"{type(error).__name__}: {str(error)[:300]}"]} if error else done.result()
-            yield *started[done], row
+            yield *started[done], refusal(error) if error else done.result()
+
+
+def refusal(error: BaseException) -> dict[str, Any]:
+    """The row of an op that raises."""
+    return {"refused": [f"{type(error).__name__}: {str(error)[:300]}"]}
 
 
 def _check_and_tidy(name: str, sizes: Sizes, dtype: torch.dtype, backend: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,8 +22,10 @@ __all__ = [
     "Verdict",
     "clear_sign",
     "decided",
-    "paired",
+    "lost_trainings",
+    "not_finite",
     "over_seeds",
+    "paired",
 ]
 
 PAPERS = {
@@ -162,6 +164,16 @@ def standard_error(values: Sequence[float]) -> float:
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return math.nan
     return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def lost_trainings(found: Measurement, labels: Iterable[str]) -> list[str]:
+    """The labels with a training whose loss did not stay finite."""
+    return [label for label in labels if any(map(math.isnan, found.values[label]))]
+
+
+def not_finite(lost: Sequence[str]) -> Verdict:
+    """What a claim comes to that needs trainings which were lost."""
+    return Verdict("not resolved", f"the loss did not stay finite: {', '.join(lost)}")
 
 
 def paired(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:

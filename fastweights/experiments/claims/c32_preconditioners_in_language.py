@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from ..claim import Claim, Measurement, Verdict, clear_sign, paired
+from ..claim import Claim, Measurement, Verdict, clear_sign, lost_trainings, not_finite, paired
 from ..trained import language_models, small_model
 
 MIXERS = {
@@ -19,9 +17,9 @@ ORDER = ("PGDN", "tied", "GDN", "unstable", "P-Mamba-2")
 
 
 def decide(found: Measurement) -> Verdict:
-    lost = [name for name in MIXERS if any(map(math.isnan, found.values[name]))]
+    lost = lost_trainings(found, MIXERS)
     if set(lost) & set(ORDER):
-        return Verdict("not resolved", f"the loss did not stay finite: {', '.join(lost)}")
+        return not_finite(lost)
     rows, signs = [], []
     for better, worse in zip(ORDER, ORDER[1:]):
         mean, error = paired(found.values[worse], found.values[better])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from ..claim import Claim, Measurement, Verdict, clear_sign, paired
+from ..claim import Claim, Measurement, Verdict, clear_sign, lost_trainings, not_finite, paired
 from ..trained import language_models, small_model
 
 MIXERS = {
@@ -17,9 +15,9 @@ MIXERS = {
 
 
 def decide(found: Measurement) -> Verdict:
-    lost = [name for name in MIXERS if any(map(math.isnan, found.values[name]))]
+    lost = lost_trainings(found, MIXERS)
     if lost:
-        return Verdict("not resolved", f"the loss did not stay finite: {', '.join(lost)}")
+        return not_finite(lost)
     names, rows, gains, signs = list(MIXERS), [], [], []
     for before, after in zip(names, names[1:]):
         gain, error = paired(found.values[before], found.values[after])

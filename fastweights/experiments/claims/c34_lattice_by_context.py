@@ -6,7 +6,7 @@ import math
 import statistics
 from itertools import pairwise
 
-from ..claim import Claim, Measurement, Verdict, clear_sign, paired
+from ..claim import Claim, Measurement, Verdict, clear_sign, lost_trainings, not_finite, paired
 from ..trained import language_models, small_model
 
 CONTEXTS = (256, 1024, 4096)
@@ -17,9 +17,9 @@ MIXERS = {
 
 
 def decide(found: Measurement) -> Verdict:
-    lost = [name for name in MIXERS if any(map(math.isnan, found.values[name]))]
+    lost = lost_trainings(found, MIXERS)
     if lost:
-        return Verdict("not resolved", f"the loss did not stay finite: {', '.join(lost)}")
+        return not_finite(lost)
     objectives = [found.mean(name) for name in ("decode", "encode", "similarity")]
     spread = math.expm1(max(objectives) - min(objectives))
     gains = [

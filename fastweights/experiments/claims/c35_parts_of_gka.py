@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from ..claim import Claim, Measurement, Verdict, paired
+from ..claim import Claim, Measurement, Verdict, lost_trainings, not_finite, paired
 from ..trained import gradient_spike, language_models, small_model
 
 MIXERS = {
@@ -17,9 +15,9 @@ SPIKES = 0.999
 
 
 def decide(found: Measurement) -> Verdict:
-    lost = [name for name in MIXERS if any(map(math.isnan, found.values[name]))]
+    lost = lost_trainings(found, MIXERS)
     if set(lost) - {"constant ridge"}:
-        return Verdict("not resolved", f"the loss did not stay finite: {', '.join(lost)}")
+        return not_finite(lost)
     (gating, error), (alpha, _), (ridge, _) = (
         paired(found.values[name], found.values["GKA"])
         for name in ("without gating", "without alpha", "constant ridge")

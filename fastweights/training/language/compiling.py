@@ -16,7 +16,7 @@ __all__ = ["compile_model", "what_to_compile", "with_any_number_of_documents"]
 
 BACKEND = "inductor"
 KEPT = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable for the folder of compiled code
-BY_ITSELF = "torchinductor_"  # what the name of the temporary folder begins with that torch sets it to where nobody has
+TEMPORARY = "torchinductor_"  # how the name of the folder begins that torch sets by default
 
 
 def what_to_compile(run: LanguageRun) -> bool | str:
@@ -33,7 +33,7 @@ def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -
     """
     if what is False:
         return
-    if Path(os.environ.get(KEPT, BY_ITSELF)).name.startswith(BY_ITSELF):
+    if Path(os.environ.get(KEPT, TEMPORARY)).name.startswith(TEMPORARY):
         os.environ[KEPT] = str(Path(cache).absolute() / "compiled")
     torch.compiler.reset()
     kinds = {repr(mixer) for mixer in model.config.mixers()}
