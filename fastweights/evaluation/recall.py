@@ -9,7 +9,7 @@ from ..checks import check_size, check_whole_number, describe_value
 from ..data import IGNORE_INDEX, Batch
 from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks
 
-__all__ = ["labelled_logits", "recall_accuracy", "right_and_asked"]
+__all__ = ["recall_accuracy", "right_and_asked"]
 
 _TEST_BATCH = 128
 _TEST_TOKENS = 2**16  # of the sequences of one forward pass: the model reads long ones a few at a time
@@ -19,17 +19,6 @@ class Task(Protocol):
     """A source of labelled batches: a `RecallTask`, or one in words of a text model's vocabulary."""
 
     def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Batch: ...
-
-
-def labelled_logits(model: Any, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [N, vocabulary] and labels [N] at the N positions that must predict something (label other than -100).
-
-    Only these positions go through the output projection, which is most of a small model's cost when the vocabulary is
-    large. input_ids and labels are [B, T]; the label stands at the position that predicts it (no shift).
-    """
-    queries = labels != IGNORE_INDEX
-    hidden = model.model(input_ids, use_cache=False).last_hidden_state
-    return model.lm_head(hidden[queries]), labels[queries]
 
 
 def recall_accuracy(
@@ -93,8 +82,8 @@ def right_and_asked(
 def _labelled_blocks(
     model: Any, input_ids: torch.Tensor, labels: torch.Tensor, block: int
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """`labelled_logits` of each block that has labels, behind the block's first position. Only the model's cache outlives
-    a block."""
+    """Logits [N, vocabulary] and labels [N] of the N labelled positions of each block that has any, behind the block's first
+    position. Only the model's cache outlives a block."""
     for start, hidden in hidden_blocks(model, input_ids, block):
         here = labels[:, start : start + block]
         queries = here != IGNORE_INDEX

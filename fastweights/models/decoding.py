@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cuda_graphs import captured, refusing_waits
 from ..layers import LayerCache
 from ..layers.mixer import Mixer
 from ..ops.framework.few_tokens import overwriting_states
@@ -87,7 +88,7 @@ class DecodeSteps:
             return
         try:
             self._warm_up(ids.device)
-            self.graph = self._captured()
+            self.graph, _ = captured(self._step, ids.device)
         except RuntimeError as error:
             warnings.warn(
                 f"generate() decodes without a CUDA graph, because a layer cannot be captured: {error}", stacklevel=2
@@ -95,25 +96,14 @@ class DecodeSteps:
             self._step(keep=False)
 
     def _warm_up(self, device: torch.device) -> None:
-        """Compile the kernels and choose those of matrix products; then RuntimeError where a layer waits for the device, before a
-        capture that fails of it, which leaves torch's random numbers in a state that no call can use."""
+        """Compile the kernels and choose those of matrix products; then `Waits` where a layer waits for the device."""
         aside = torch.cuda.Stream(device)
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):
             self._step(keep=False)
-            before = torch.cuda.get_sync_debug_mode()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with refusing_waits():
                 self._step(keep=False)
-            finally:
-                torch.cuda.set_sync_debug_mode(before)
         torch.cuda.current_stream(device).wait_stream(aside)
-
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._step()
-        return graph
 
     def _step(self, keep: bool = True) -> None:
         body = self.model.model

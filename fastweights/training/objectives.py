@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import LinearRegression, RecallTask, Task
-from ..evaluation.recall import labelled_logits, right_and_asked
+from ..data import IGNORE_INDEX, Batch, LinearRegression, RecallTask, Task
+from ..evaluation.recall import right_and_asked
 from ..evaluation.regression import regression_errors
 from ..models import FastWeightsConfig, FastWeightsForCausalLM, VectorModel
 
@@ -40,8 +40,11 @@ class Objective(Protocol):
     def build(self, config: FastWeightsConfig) -> Any:
         """The model, with first parameters from torch's random state."""
 
-    def loss(self, model: Any, batch: Any, device: str) -> Tensor:
-        """The mean loss of a batch of the task."""
+    def inputs(self, batch: Any) -> tuple[Tensor, ...]:
+        """What `loss` reads of a batch of the task, on the CPU."""
+
+    def loss(self, model: Any, *inputs: Tensor) -> Tensor:
+        """The mean loss of a batch, from its inputs on the device of the model."""
 
     def measure(self, model: Any, *, seed: int, examples: int, device: str) -> Measured:
         """The measure on `examples` held-out sequences."""
@@ -65,8 +68,16 @@ class _Answers:
     def build(self, config: FastWeightsConfig) -> FastWeightsForCausalLM:
         return FastWeightsForCausalLM(config)
 
-    def loss(self, model: Any, batch: Any, device: str) -> Tensor:
-        return F.cross_entropy(*labelled_logits(model, batch.input_ids.to(device), batch.labels.to(device)))
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        labels = batch.labels.flatten()
+        (positions,) = (labels != IGNORE_INDEX).nonzero(as_tuple=True)
+        return batch.input_ids, positions, labels[positions]
+
+    def loss(self, model: Any, *inputs: Tensor) -> Tensor:
+        input_ids, positions, labels = inputs
+        hidden = model.model(input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
+        # Only labelled positions go through the output layer, most of a small model's cost where the vocabulary is large.
+        return F.cross_entropy(model.lm_head(hidden[positions]), labels)
 
     def measure(self, model: Any, *, seed: int, examples: int, device: str) -> Measured:
         right_T, asked_T = right_and_asked(model, self.task, seed=seed, examples=examples, device=device)
@@ -88,8 +99,12 @@ class _Regression:
     def build(self, config: FastWeightsConfig) -> VectorModel:
         return VectorModel(config, inputs=self.task.inputs + self.task.outputs, outputs=self.task.outputs)
 
-    def loss(self, model: Any, batch: Any, device: str) -> Tensor:
-        return F.mse_loss(model(batch.inputs.to(device))[:, 0::2], batch.targets.to(device))
+    def inputs(self, batch: Any) -> tuple[Tensor, ...]:
+        return batch.inputs, batch.targets
+
+    def loss(self, model: Any, *inputs: Tensor) -> Tensor:
+        examples, targets = inputs
+        return F.mse_loss(model(examples)[:, 0::2], targets)
 
     def measure(self, model: Any, *, seed: int, examples: int, device: str) -> Measured:
         errors = regression_errors(model, self.task, seed=seed, examples=examples, device=device)

@@ -24,9 +24,10 @@ from .batches import training_batches
 from .checkpoint import load_checkpoint, save_checkpoint
 from .experiment import RecallRun
 from .objectives import Measured, objective_of
-from .optimization import learning_rate_factor, weight_decay_groups
+from .optimization import learning_rate_factor
+from .step import TrainingStep
 
-__all__ = ["train_run"]
+__all__ = ["Training", "train_run"]
 
 _CURVE_POINTS = 100
 _WATCHED = {"window": memory_window, "metaplasticity ratio": metaplasticity}
@@ -63,7 +64,7 @@ def train_run(
         raise TypeError(f"run must be a RecallRun, got {describe_value(run)}")
     checkpoint = check_path("checkpoint", checkpoint, "the path of a file")
     check_number("checkpoint_seconds", checkpoint_seconds, low=0)
-    training = _Training(run)
+    training = Training(run)
     config = run.record()
     if checkpoint.exists():
         training.restore(load_checkpoint(checkpoint, run=config))
@@ -105,10 +106,10 @@ class _History:
     cpu_seconds: float = 0.0
 
 
-class _Training:
-    """The state of a run: model, optimizer and history."""
+class Training:
+    """The state of a run: model, optimizer step and history. uses_graphs: see `TrainingStep`."""
 
-    def __init__(self, run: RecallRun) -> None:
+    def __init__(self, run: RecallRun, uses_graphs: bool = True) -> None:
         self.run = run
         self.task = run.make_task()
         torch.manual_seed(run.seed)
@@ -116,8 +117,10 @@ class _Training:
         self.objectives = [objective_of(task) for _, task in run.stages()]
         self.model = self.objectives[-1].build(run.model_config()).train()
         self.model.to(run.device)
-        groups = weight_decay_groups(self.model, run.weight_decay)
-        self.optimizer = torch.optim.AdamW(groups, lr=run.learning_rate, betas=(run.beta1, run.beta2), fused=True)
+        self.take = TrainingStep(
+            self.model, betas=(run.beta1, run.beta2), weight_decay=run.weight_decay,
+            max_gradient_norm=run.max_gradient_norm, uses_graphs=uses_graphs,
+        )  # fmt: skip
         self.history = _History()
         self._window_loss = torch.zeros((), dtype=torch.float64, device=run.device)  # sum since the last curve point
         self._clock = time.perf_counter(), time.process_time()
@@ -125,15 +128,8 @@ class _Training:
     def step(self, batch: Any) -> None:
         """One optimizer step; records the loss, and the measurement where it is due."""
         run, history = self.run, self.history
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate(history.step)
         objective = self.objectives[bisect.bisect_right(self.ends, history.step)]  # of this step's stage
-        loss = objective.loss(self.model, batch, run.device)
-        self.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), run.max_gradient_norm)
-        self.optimizer.step()
-        self._window_loss += loss.detach()
+        self._window_loss += self.take(objective, batch, self._learning_rate(history.step))
         history.step += 1
         if history.step % math.ceil(run.steps / _CURVE_POINTS) == 0 or history.step == run.steps:
             self._record_loss()
@@ -185,7 +181,7 @@ class _Training:
         self._read_clock()
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.take.state(),
             "history": dataclasses.asdict(self.history),
             "window_loss": self._window_loss,
             "rng": torch.get_rng_state(),
@@ -195,7 +191,7 @@ class _Training:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from an earlier `state()`."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.take.restore(state["optimizer"])
         self.history = _History(**state["history"])
         self._window_loss.copy_(state["window_loss"])
         torch.set_rng_state(state["rng"])

@@ -227,6 +227,7 @@ def _work(connection: Any, orders: _Orders) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
     if orders.gpu is not None:
         torch.cuda.set_device(orders.gpu)
     try:

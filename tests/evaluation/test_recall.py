@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastweights.data import IGNORE_INDEX, make_task
+from fastweights.data import make_task
 from fastweights.evaluation import recall_accuracy
-from fastweights.evaluation.recall import labelled_logits
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 TASK = make_task("mqar-shuffled", pairs=3, vocab_size=16)
@@ -72,18 +71,6 @@ def test_more_examples_than_a_batch_holds_are_new_ones():
     recall_accuracy(oracle, TASK, seed=3, examples=300)
     batches = [TASK.batch("test", seed=3, index=index, batch_size=size) for index, size in enumerate((128, 128, 44))]
     assert torch.equal(torch.cat([tokens for *_, tokens in oracle.seen]), torch.cat([b.input_ids for b in batches]))
-
-
-def test_labelled_logits_are_the_models_logits_at_the_labels():
-    torch.manual_seed(0)
-    model = FastWeightsForCausalLM(
-        FastWeightsConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_heads=2, mixer="gdn")
-    )
-    batch = TASK.batch("train", seed=0, index=0, batch_size=5)
-    logits, labels = labelled_logits(model, batch.input_ids, batch.labels)
-    asked = batch.labels != IGNORE_INDEX
-    torch.testing.assert_close(logits, model(batch.input_ids).logits[asked])
-    assert torch.equal(labels, batch.labels[asked]) and len(labels) == 15
 
 
 def test_long_sequences_go_through_the_model_a_few_at_a_time():
