@@ -32,6 +32,7 @@ REFERENCE = {
     "layers": "layers, their options, registration, probes",
     "models": "the language model, its cache, presets",
     "integrations.transformers": "models of transformers on these ops",
+    "integrations.flash_linear_attention": "a backend of flash-linear-attention",
     "data": "tasks to train on",
     "training": "recall experiments",
     "training.language": "training of language models",

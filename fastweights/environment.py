@@ -1,8 +1,10 @@
-"""Where a number was measured: the versions of the libraries, and the machine."""
+"""Where a number was measured: the versions of the libraries, and the machine. And whether a library is of a version that is
+known here."""
 
 import os
 import platform
-from importlib.metadata import version
+import re
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from ._version import __version__
 
-__all__ = ["cpu_model", "machine", "usable_cores", "versions"]
+__all__ = ["check_version", "cpu_model", "installed_version", "is_version", "machine", "usable_cores", "versions"]
 
 
 def versions() -> dict[str, str]:
@@ -22,6 +24,29 @@ def versions() -> dict[str, str]:
         "transformers": version("transformers"),
         "numpy": version("numpy"),
     }
+
+
+def installed_version(*packages: str) -> str | None:
+    """The version of the first of these packages that is installed, None without any."""
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def is_version(found: str | None, wanted: str) -> bool:
+    """Whether 0.32.1, say, is a 0.32."""
+    return re.match(rf"{re.escape(wanted)}(\.|$)", found or "") is not None
+
+
+def check_version(library: str, found: str | None, wanted: str, install: str) -> None:
+    """ValueError where a library is missing or of a version that is not known here. install: the command that helps."""
+    if found is None:
+        raise ValueError(f"{library} is not installed; {install}")
+    if not is_version(found, wanted):
+        raise ValueError(f"{library} must be of version {wanted}, got {found}; {install}")
 
 
 def usable_cores() -> int:

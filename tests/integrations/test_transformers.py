@@ -13,7 +13,8 @@ from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening
 
-from fastweights.integrations.transformers import accelerate, around, delta_rule, restore
+from fastweights.integrations import delta_rule
+from fastweights.integrations.transformers import accelerate, around, restore
 from tests.integrations.tiny_models import EARLIER, INSTALLED, VERSION, tiny
 from tests.kernels.cases import DEVICE
 

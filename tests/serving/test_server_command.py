@@ -22,21 +22,16 @@ PACKAGE = Path(server.__file__).parents[1]
 
 @pytest.fixture
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(version, "version", lambda package: "0.32.0")
+    monkeypatch.setattr(version, "installed", lambda: "0.32.0")
 
 
 @pytest.mark.parametrize(
     ("found", "says"), [(None, "vLLM is not installed"), ("0.33.1", "must be of version 0.32, got 0.33.1")]
 )
 def test_without_a_vllm_that_fits_it_says_what_to_install(found, says, tmp_path, monkeypatch, capsys):
-    def installed(package):
-        if found is None:
-            raise version.PackageNotFoundError(package)
-        return found
-
     save(tmp_path)
     capsys.readouterr()
-    monkeypatch.setattr(version, "version", installed)
+    monkeypatch.setattr(version, "installed", lambda: found)
     assert main(["serve", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line and "with Python 3.11 or later: pip install 'fastweights[vllm]'" in line

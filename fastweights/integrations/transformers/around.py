@@ -14,7 +14,7 @@ from ...ops import short_convolution
 from ...ops.gated_norm import gated_rms_norm
 from ...ops.gated_norm.torch_form import GATES
 from ...ops.short_convolution.step import short_convolution_step, takes_step
-from .eligibility import first_of_packed, runs_here
+from ..eligibility import first_of_packed, runs_here
 
 __all__ = ["convolution", "convolution_step", "gated_norm", "plain_convolution"]
 

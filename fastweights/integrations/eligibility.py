@@ -1,4 +1,4 @@
-"""Which calls of a model of transformers our ops can take, and where packed sequences begin in them.
+"""Which calls of another library our ops can take, and where packed sequences begin in them.
 
 What they cannot take runs as before, so that a model of any dtype on any device works with or without us. An exported program
 must run where this library is not installed, so that while a model is exported the originals run too.
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.availability import takes_kernels
+from ..checks import LARGEST_HEAD
+from ..kernels.availability import takes_kernels
 
-__all__ = ["first_of_packed", "runs_here"]
+__all__ = ["first_of_packed", "runs_here", "why_no_delta_rule"]
 
 
 def runs_here(*tensors: Tensor | None) -> bool:
@@ -25,11 +26,28 @@ def runs_here(*tensors: Tensor | None) -> bool:
     return first.device.type == "cpu" or takes_kernels("auto", first)
 
 
+def why_no_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, cu_seqlens: Tensor | None = None
+) -> str | None:
+    """Why `delta_rule` cannot take a call, None where it can. others: gains, decays, states."""
+    if not runs_here(q, k, v, *others):
+        return "tensors must be on one CPU or one GPU of our kernels, not in float64, in a program that is not exported"
+    if not q.dtype == k.dtype == v.dtype:
+        return "q, k and v must have one dtype"
+    if max(q.shape[-1], v.shape[-1]) > LARGEST_HEAD:
+        return f"heads must have at most {LARGEST_HEAD} channels"
+    if v.shape[2] % q.shape[2]:
+        return "the number of v heads must be a multiple of that of q heads"
+    if cu_seqlens is not None and len(q) != 1:
+        return "sequences packed with cu_seqlens must be in one row"
+    return None
+
+
 def first_of_packed(arguments: dict[str, Any]) -> Tensor | None:
     """The cumulative lengths of the sequences packed into a row, None where nothing is packed.
 
-    They come as cu_seqlens or cu_seq_lens_q. Where only seq_idx [1, T] is there, the number of each token's sequence, they are
-    read off it, which waits for a GPU.
+    In models of transformers they come as cu_seqlens or cu_seq_lens_q. Where only seq_idx [1, T] is there, the number of each
+    token's sequence, they are read off it, which waits for a GPU.
     """
     for name in ("cu_seqlens", "cu_seq_lens_q"):
         if arguments.get(name) is not None:
