@@ -22,7 +22,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     contexts = sorted({row["context"] for row in rows if row["context"] is not None})
     mixers = list(dict.fromkeys(row["mixer"] for row in rows))
     styles = mixer_styles(mixers)
-    figure = Figure(figsize=(3.4 * len(batches), 3.5), layout="constrained")
+    figure = Figure(figsize=(3.3 * len(batches), 3.4), layout="constrained")
     panels = figure.subplots(1, len(batches), squeeze=False)[0]
     for axes, batch in zip(panels, batches, strict=True):
         for mixer in mixers:

@@ -39,6 +39,8 @@ OPS = {
         for objective in ("decode", "encode", "similarity")
     },
     "ttt": "`output_normalized_ttt`; without a peer",
+    "vla": "`variational_linear_attention`, refresh every 20 tokens; without a peer",
+    "rls": "`recursive_least_squares` without decay; without a peer",
 }
 
 INTRODUCTION = """# Performance on a GPU

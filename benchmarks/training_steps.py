@@ -247,8 +247,16 @@ def main() -> None:
     if with_peer:
         tuning.load_choices(RESULTS / choices)
         tuning.time_shortly()
+    refused = []
     for comparison in comparisons:
-        row = {**compare(comparison, arguments.length, arguments.rounds), "measured": describe()}
+        try:
+            row = {**compare(comparison, arguments.length, arguments.rounds), "measured": describe()}
+        except torch.OutOfMemoryError as error:  # the other comparisons are worth measuring
+            refused.append(f"{comparison.model}: {error}")
+            print(refused[-1], flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+            continue
         rows[comparison.model] = row
         for name, model in row["models"].items():
             print(
@@ -261,6 +269,8 @@ def main() -> None:
         torch.cuda.empty_cache()
         if with_peer:
             tuning.save_choices(arguments.results / choices)
+    if refused:
+        raise SystemExit("\n".join(["not measured:", *refused]))
 
 
 if __name__ == "__main__":

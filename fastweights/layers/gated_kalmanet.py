@@ -62,7 +62,7 @@ class Sketch(OwnInitialValues):
 
     def forward(self, x_BTHK: Tensor) -> Tensor:
         """Coordinates [B, T, H, sketch]; heads may be those of q and k or a multiple of them."""
-        return (x_BTHK[..., None, :] @ self._basis(x_BTHK.shape[2]).to(x_BTHK.dtype)).squeeze(-2)
+        return torch.einsum("bthk,hks->bths", x_BTHK, self._basis(x_BTHK.shape[2]).to(x_BTHK.dtype))
 
     def rows(self, U_NGKV: Tensor) -> Tensor:
         """U of the keys' coordinates, from that of the keys: [N, G, sketch, V]."""

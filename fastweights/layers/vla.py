@@ -51,7 +51,7 @@ class PenaltyDirection(OwnInitialValues):
         return {"weight": weight.normal_(std=weight.shape[-1] ** -0.5)}
 
     def forward(self, k_BTHK: Tensor) -> Tensor:
-        direction = (k_BTHK[..., None, :] @ self.weight.to(k_BTHK.dtype)).squeeze(-2)
+        direction = torch.einsum("bthk,hkj->bthj", k_BTHK, self.weight.to(k_BTHK.dtype))  # @ would repeat the weight
         return l2_normalize(direction) * k_BTHK.shape[-1] ** -0.5
 
 

@@ -52,12 +52,15 @@ def both(lm: FastWeightsForCausalLM, ids: torch.Tensor, **options: object) -> li
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mixer", [*MIXERS, WINDOW], ids=str)
 def test_every_mixer_is_captured_and_says_the_same(captured: list[object], mixer: object, dtype: torch.dtype) -> None:
-    ids = torch.randint(64, (3, 40), device="cuda")
+    ids = torch.randint(64, (3, 40), generator=torch.Generator().manual_seed(0)).cuda()
     called, replayed = both(language_model(mixer, dtype), ids, do_sample=True)
     assert len(captured) == 1 and captured[0] is not None
+    same_NT = (called.sequences == replayed.sequences).cumprod(1).bool()
+    # In half precision rounding may decide what is sampled; after that the two read different tokens.
+    assert same_NT.all() or dtype != torch.float32
+    read_TN = same_NT[:, ids.shape[1] - 1 : -1].T  # whether the logits of a step come from the same tokens
     close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 5e-2}
-    torch.testing.assert_close(torch.stack(replayed.logits), torch.stack(called.logits), **close)
-    assert torch.equal(called.sequences, replayed.sequences) or dtype != torch.float32
+    torch.testing.assert_close(torch.stack(replayed.logits)[read_TN], torch.stack(called.logits)[read_TN], **close)
 
 
 @pytest.mark.parametrize("mode", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}], ids=str)
