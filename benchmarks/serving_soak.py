@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--checked", type=int, default=200, help="answers compared with generate()")
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument(
-        "--memory", type=float, default=0.001, help="GiB of the pool, so little that sequences give way"
+        "--memory", type=float, default=0.0007, help="GiB of the pool, so little that sequences give way"
     )
     parser.add_argument(
         "--mixer", type=json.loads, default='["gdn", {"name": "softmax", "window": 7}, "lattice", "softmax"]'

@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from .small import HYBRID, VOCABULARY, model, tokens
 
 ROWS = [{"input_ids": row, "labels": row} for row in tokens(8, 12)]
+# Trainer divides the losses of the 11 predicted tokens of a row by the labels that it counts: before 5.10.1 also the first one.
+COUNTED = 12 if Version(transformers.__version__) < Version("5.10.1") else 11
 
 
 @pytest.mark.parametrize("checkpointed", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -33,7 +37,7 @@ def test_trains_and_evaluates(tmp_path, checkpointed):
     assert after["eval_loss"] < before["eval_loss"] - 0.5
     assert after["eval_accuracy"] > before["eval_accuracy"]
     first = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
-    assert abs(first - np.log(VOCABULARY)) < 0.2  # a mean over the accumulated batches, not their sum
+    assert abs(first * COUNTED / 11 - np.log(VOCABULARY)) < 0.1  # a mean over the accumulated batches, not their sum
     assert torch.isfinite(torch.tensor(after["eval_loss"]))
 
 

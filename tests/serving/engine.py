@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,53 @@ def in_pieces(llm: Any, tokens: int) -> Iterator[None]:
         yield
     finally:
         scheduler.max_num_scheduled_tokens = most
+
+
+@contextmanager
+def counted_preemptions(llm: Any) -> Iterator[list[str]]:
+    """The requests that give way meanwhile: vLLM takes their blocks, and later reads their tokens once more."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    given_way: list[str] = []
+    preempt = scheduler._preempt_request
+
+    def counted(request: Any, *rest: Any, **named: Any) -> Any:
+        given_way.append(request.request_id)
+        return preempt(request, *rest, **named)
+
+    scheduler._preempt_request = counted
+    try:
+        yield given_way
+    finally:
+        del scheduler._preempt_request
+
+
+@contextmanager
+def small_pool(llm: Any, blocks: int) -> Iterator[None]:
+    """A running engine has so many free blocks: sequences that need more give way."""
+    pool = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    withheld = pool.get_new_blocks(pool.get_num_free_blocks() - blocks)
+    try:
+        yield
+    finally:
+        pool.free_blocks(withheld)
+
+
+@contextmanager
+def failing_pool(llm: Any, every: int = 7, times: int = 8) -> Iterator[None]:
+    """One in `every` requests for blocks of a running engine fails, `times` at most, so that sequences of every model give way.
+    Without softmax layers and prefix caching a sequence keeps the blocks that it began with, however small the pool is."""
+    manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    allocate, calls = manager.allocate_slots, count(1)
+
+    def fails(*given: Any, **named: Any) -> Any:
+        call = next(calls)
+        return None if call % every == 0 and call <= every * times else allocate(*given, **named)
+
+    manager.allocate_slots = fails
+    try:
+        yield
+    finally:
+        del manager.allocate_slots
 
 
 def written(llm: Any, asked: list[list[int]], tokens: int = WRITTEN) -> list[Any]:

@@ -4,10 +4,13 @@ an end at Ctrl-C."""
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -21,13 +24,16 @@ from serving_soak import answer, send, server, soak  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("server")]
 MIXER = ["gdn", {"name": "softmax", "window": 7}, "lattice"]
 SIZES = {"mixer": MIXER, "hidden_size": 64}
+OPTIONS = [
+    "--max-model-len", "256", "--memory", "0.01", "--enforce-eager", "--max-num-seqs", "4",
+    "--max-num-batched-tokens", "32", "--block-size", "32",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder = save(tmp_path_factory.mktemp("served"), **SIZES)
-    options = ["--max-model-len", "256", "--memory", "0.01", "--enforce-eager", "--max-num-seqs", "4"]
-    with server(folder, folder / "log", [*options, "--max-num-batched-tokens", "32", "--block-size", "32"]) as port:
+    with server(folder, folder / "log", OPTIONS) as port:
         yield port
 
 
@@ -47,10 +53,26 @@ def test_an_answer_comes_piece_by_piece(port: int) -> None:
     assert [token for piece in pieces for token in piece or []] == generated(model(**SIZES), [ids], 8)[0]
 
 
+def check_soak(port: int, requests: int, checked: int) -> dict[str, Any]:
+    report = soak(port, model(**SIZES), requests=requests, at_once=8, checked=checked, seed=0)
+    assert report["given up"] == requests // 3 and report["checked"] == checked
+    assert report["wrong"] == report["tokens of the wrong number"] == 0
+    assert report["left over"] == {"running": 0, "waiting": 0, "part of the pool held": 0}
+    return report
+
+
 def test_requests_that_are_given_up_leave_nothing_behind(port: int) -> None:
     """Many at once, of any length, a third of them given up: the others are answered as if alone, and the pool is empty at the
     end. benchmarks/serving_soak.py does it with thousands."""
-    report = soak(port, model(**SIZES), requests=60, at_once=8, checked=15, seed=0)
-    assert report["given up"] == 20 and report["checked"] == 15 and report["prompt tokens found in the cache"] > 0
-    assert report["wrong"] == report["tokens of the wrong number"] == 0
-    assert report["left over"] == {"running": 0, "waiting": 0, "part of the pool held": 0}
+    assert check_soak(port, 60, 15)["prompt tokens found in the cache"] > 0
+
+
+def test_two_engines_share_the_requests(tmp_path: Path) -> None:
+    """Each has the whole model and a pool of its own, so little that sequences give way."""
+    options = [*OPTIONS, "--data-parallel-size", "2", "--num-gpu-blocks-override", "9"]
+    with server(save(tmp_path, **SIZES), tmp_path / "log", options) as port:
+        report = check_soak(port, 24, 12)
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+            tokens = re.findall(r'vllm:generation_tokens_total\{engine="(\d)".*\} ([\d.]+)', reply.read().decode())
+    assert report["preemptions"] > 0
+    assert [engine for engine, _ in tokens] == ["0", "1"] and all(float(count) > 0 for _, count in tokens)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +14,20 @@ import torch
 from fastweights.layers import MIXERS, DeltaNet, Lattice, SoftmaxAttention, register_mixer, registry
 from fastweights.serving.vllm.pool import PooledMixer
 
-from .engine import engine, generated, in_pieces, largest_error, largest_loss, model, prompts, vllm, written
+from .engine import (
+    counted_preemptions,
+    engine,
+    failing_pool,
+    generated,
+    in_pieces,
+    largest_error,
+    largest_loss,
+    model,
+    prompts,
+    small_pool,
+    vllm,
+    written,
+)
 
 CLOSE = 1e-4
 # Its own reading of these prompts in float32 is 4e-4 from that in float64.
@@ -33,10 +45,16 @@ HYBRIDS: dict[str, Any] = {
 }
 
 
-def check_same(own: Any, llm: Any, asked: list[list[int]], close: float = CLOSE) -> None:
-    outputs = written(llm, asked)
-    assert [list(output.token_ids) for output in outputs] == generated(own, asked)
-    assert largest_error(own, asked, outputs) < close
+def check_same(
+    own: Any, llm: Any, asked: list[list[int]], close: float = CLOSE, *ways: AbstractContextManager[None]
+) -> None:
+    """As vLLM runs by itself, and in each of these ways."""
+    wanted = generated(own, asked)
+    for way in (nullcontext(), *ways):
+        with way:
+            outputs = written(llm, asked)
+        assert [list(output.token_ids) for output in outputs] == wanted
+        assert largest_error(own, asked, outputs) < close
 
 
 @pytest.mark.parametrize(
@@ -45,10 +63,9 @@ def check_same(own: Any, llm: Any, asked: list[list[int]], close: float = CLOSE)
 def test_every_mixer(name, tmp_path):
     own = model(name)
     own.save_pretrained(tmp_path)
-    with engine(tmp_path) as llm:
-        check_same(own, llm, prompts(), CLOSE_OF.get(name, CLOSE))
-        with in_pieces(llm, 10):
-            check_same(own, llm, prompts(), CLOSE_OF.get(name, CLOSE))
+    with engine(tmp_path) as llm, counted_preemptions(llm) as given_way:
+        check_same(own, llm, prompts(), CLOSE_OF.get(name, CLOSE), in_pieces(llm, 10), failing_pool(llm))
+    assert len(set(given_way)) > 1
 
 
 @pytest.mark.slow
@@ -56,10 +73,13 @@ def test_every_mixer(name, tmp_path):
 def test_hybrids(name, tmp_path):
     own = model(HYBRIDS[name])
     own.save_pretrained(tmp_path)
-    with engine(tmp_path) as llm:
-        check_same(own, llm, prompts())
-        with in_pieces(llm, 10):
-            check_same(own, llm, prompts())
+    with engine(tmp_path, max_model_len=512) as llm, counted_preemptions(llm) as given_way:
+        check_same(own, llm, prompts(), CLOSE, in_pieces(llm, 10))
+        assert not given_way
+        block = llm.llm_engine.vllm_config.cache_config.block_size
+        with small_pool(llm, 2 * len(HYBRIDS[name])):  # two sequences fit until they need more blocks in softmax layers
+            check_same(own, llm, prompts([block - short for short in (3, 2, 1, 8, 4)]))
+    assert len(set(given_way)) > 1
 
 
 @pytest.mark.slow
@@ -88,27 +108,11 @@ def test_prompts_read_at_once(tmp_path):
         check_same(own, llm, prompts())
 
 
-@contextmanager
-def counted_preemptions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    given_way: list[str] = []
-    preempt = Scheduler._preempt_request
-
-    def counted(self: Any, request: Any, *rest: Any, **named: Any) -> Any:
-        given_way.append(request.request_id)
-        return preempt(self, request, *rest, **named)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Scheduler, "_preempt_request", counted)
-        yield given_way
-
-
-def test_sequences_give_way_and_come_back(tmp_path, monkeypatch):
+def test_sequences_give_way_and_come_back(tmp_path):
     """A pool too small for all: vLLM takes the blocks of running sequences, which later begin once more."""
     own = model(["gdn", "softmax"])
     own.save_pretrained(tmp_path)
-    with engine(tmp_path, num_gpu_blocks_override=9) as llm, counted_preemptions(monkeypatch) as given_way:
+    with engine(tmp_path, num_gpu_blocks_override=9) as llm, counted_preemptions(llm) as given_way:
         asked = prompts((125, 126, 127, 120, 124))
         outputs = written(llm, asked, 16)
     assert given_way
@@ -171,6 +175,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "adapters": ({"enable_lora": True}, "lora_config must be None"),
     "a pipeline": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1"),
     "parts of a prompt": ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size must be 1"),
+    "parts of a cache": (
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        "decode_context_parallel_size must be 1",
+    ),
     "quantised weights": ({"quantization": "fp8", "dtype": "bfloat16"}, "quantization must be None"),
     "transfer of caches": (
         {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
@@ -178,6 +186,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "caches in main memory": ({"kv_offloading_size": 0.05}, "kv_offloading_size must be None"),
     "replayed states": ({"use_replayssm": True}, "use_replayssm must be False"),
+    "keys in 8 bits": ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be 'auto'"),
     "windows in another dtype": ({"mamba_cache_dtype": "float16"}, "mamba_cache_dtype must be 'auto'"),
 }
 
@@ -268,22 +277,24 @@ def test_prefix_caching(mixer, tmp_path):
     with engine(tmp_path, enable_prefix_caching=True, block_size=32) as llm:
         check_same(own, llm, asked)
         check_same(own, llm, asked[::-1])  # what the first round has left
+        with failing_pool(llm), counted_preemptions(llm) as given_way:
+            check_same(own, llm, asked)
         settings = vllm.SamplingParams(temperature=0, max_tokens=1, detokenize=False)
         found = [
             llm.generate({"prompt_token_ids": ids}, settings, use_tqdm=False)[0].num_cached_tokens for ids in asked
         ]
     block = llm.llm_engine.vllm_config.cache_config.block_size
-    assert found == [(len(ids) - 1) // block * block for ids in asked]
+    assert given_way and found == [(len(ids) - 1) // block * block for ids in asked]
 
 
-def test_prefix_caching_with_sequences_that_give_way(tmp_path, monkeypatch):
+def test_prefix_caching_with_sequences_that_give_way(tmp_path):
     own = model(["gdn", "softmax"])
     own.save_pretrained(tmp_path)
     first, other = prompts((100, 90))
     asked = [first[:cut] + other[: 50 - cut] for cut in (50, 40, 34, 0, 45, 36)]
     settings = vllm.SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, detokenize=False)
     few = {"enable_prefix_caching": True, "block_size": 32, "num_gpu_blocks_override": 14}
-    with engine(tmp_path, **few) as llm, counted_preemptions(monkeypatch) as given_way:
+    with engine(tmp_path, **few) as llm, counted_preemptions(llm) as given_way:
         results = llm.generate([{"prompt_token_ids": ids} for ids in asked], settings, use_tqdm=False)
     assert given_way and sum(result.num_cached_tokens for result in results) >= 64
     assert [list(result.outputs[0].token_ids) for result in results] == generated(own, asked, 90)

@@ -36,6 +36,9 @@ class Limits(VerifyAndUpdateConfig):
             "kv_transfer_config must be None": vllm_config.kv_transfer_config is not None,
             "kv_offloading_size must be None": cache.kv_offloading_size is not None,
             "use_replayssm must be False": cache.use_replayssm,
+            "kv_cache_dtype must be 'auto': softmax layers keep keys and values in the dtype of the weights": (
+                cache.cache_dtype != "auto"
+            ),
             "mamba_cache_dtype must be 'auto'": cache.mamba_cache_dtype != "auto",
             f"mamba_ssm_cache_dtype must be one of {', '.join(STATE_DTYPES)}": (
                 cache.mamba_ssm_cache_dtype not in STATE_DTYPES
