@@ -199,6 +199,15 @@ def test_what_is_not_supported_is_refused_at_the_start(what, tmp_path):
         pass
 
 
+def test_sleep_is_refused(tmp_path, monkeypatch):
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_sleep_mode_available", lambda platform: True)  # as on a GPU
+    model("gdn").save_pretrained(tmp_path)
+    with pytest.raises(Exception, match="enable_sleep_mode must be False"), engine(tmp_path, enable_sleep_mode=True):
+        pass
+
+
 class Louder(SoftmaxAttention):
     def forward(self, x_BTD: Any, cache: Any = None, cu_seqlens: Any = None) -> Any:
         return 2 * super().forward(x_BTD, cache, cu_seqlens)

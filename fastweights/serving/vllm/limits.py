@@ -36,6 +36,8 @@ class Limits(VerifyAndUpdateConfig):
             "kv_transfer_config must be None": vllm_config.kv_transfer_config is not None,
             "kv_offloading_size must be None": cache.kv_offloading_size is not None,
             "use_replayssm must be False": cache.use_replayssm,
+            # It would drop what layers allocate while the pool is made, first states among it.
+            "enable_sleep_mode must be False": model.enable_sleep_mode,
             "kv_cache_dtype must be 'auto': softmax layers keep keys and values in the dtype of the weights": (
                 cache.cache_dtype != "auto"
             ),
