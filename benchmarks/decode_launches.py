@@ -12,9 +12,8 @@ graph.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -22,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from without_gpu import tensors_as_on_gpu
 
-from fastweights.kernels import availability
 from fastweights.kernels.runtime import launch_plan
 from fastweights.layers import MIXERS, LayerCache, Mixer, build_mixer
-from fastweights.ops.framework import checks, few_tokens
+from fastweights.ops.framework import few_tokens
 from fastweights.serving.vllm.pool import Layout, PooledMixer
 
 WIDTH, HEADS, SEQUENCES, PROMPT = 128, 2, 4, 3  # the sizes do not matter
@@ -63,25 +62,17 @@ class Launches(TorchDispatchMode):
 @contextmanager
 def recorded() -> Iterator[list[str]]:
     """Inside, tensors on a CPU go where those of a GPU would, and our kernels compute nothing."""
-    taken, looked = (availability.takes_kernels, availability.takes_rows), checks.values_can_be_read
     launches = Launches()
-
-    def as_on_gpu(takes: Any) -> Any:
-        return lambda asked, x: not x.is_meta and takes("triton" if asked == "auto" else asked, x)
 
     def launch(kernel: Any, *given: Any) -> None:
         launches.names.append(kernel.__name__)
 
-    changed: dict[Any, Any] = {takes: as_on_gpu(takes) for takes in taken} | {looked: lambda x: False}
-    with ExitStack() as changes:
-        for module in [x for name, x in sys.modules.items() if name.startswith("fastweights.") and x is not None]:
-            for name, x in list(vars(module).items()):
-                if module is not availability and callable(x) and x.__hash__ is not None and x in changed:
-                    changes.enter_context(mock.patch.object(module, name, changed[x]))
-        changes.enter_context(mock.patch.object(availability, "INTERPRETED", True))
-        changes.enter_context(mock.patch.object(launch_plan, "fast_launch", lambda: False))
-        changes.enter_context(mock.patch.object(launch_plan, "plain_launch", launch))
-        changes.enter_context(launches)
+    with (
+        tensors_as_on_gpu(),
+        mock.patch.object(launch_plan, "fast_launch", lambda: False),
+        mock.patch.object(launch_plan, "plain_launch", launch),
+        launches,
+    ):
         yield launches.names
 
 

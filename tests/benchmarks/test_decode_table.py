@@ -41,7 +41,9 @@ def test_a_run_continues_after_the_rows_that_it_has(monkeypatch: pytest.MonkeyPa
 
 def test_every_memory_has_rows_and_softmax_attention_one_for_every_context() -> None:
     names = [decode_table.name_of(mixer, *one) for mixer in MIXERS for one in decode_table.wanted(mixer, [1, 8, 64])]
-    assert len(set(names)) == len(names) == 3 * (len(MIXERS) - 1) + 9
+    growing = [mixer for mixer, spec in MIXERS.items() if "after T tokens" in spec.state]
+    assert list(decode_table.GROWING) == growing
+    assert len(set(names)) == len(names) == 3 * (len(MIXERS) - len(growing)) + 9 * len(growing)
 
 
 def test_a_full_ring_is_the_context_of_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:

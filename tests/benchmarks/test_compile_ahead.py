@@ -1,0 +1,83 @@
+"""Kernels compiled ahead are those that a call asks for, and are found by a Triton with another fingerprint once placed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from compile_ahead import NOTES, compile_claim, compile_op, compiling_only, one_of_each, place
+
+from fastweights.models import preset
+
+SIZES = "1,128,1,16,16"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def found() -> Iterator[list[bool]]:
+    """Of every kernel that Triton is asked for whether it was in the cache."""
+    from triton import knobs
+
+    hits: list[bool] = []
+    before = knobs.compilation.listener
+    knobs.compilation.listener = lambda cache_hit, **rest: hits.append(cache_hit)
+    yield hits
+    knobs.compilation.listener = before
+
+
+def ask(found: list[bool]) -> list[bool]:
+    """Of the kernels of an op in a process that has compiled none whether they were in the cache."""
+    from triton.runtime.jit import JITFunction
+
+    from fastweights.kernels.chunk import output, state
+
+    for module in (output, state):
+        for kernel in vars(module).values():
+            if isinstance(kernel, JITFunction):
+                kernel.device_caches.clear()
+    found.clear()
+    with compiling_only():
+        compile_op("linear", SIZES)
+    return list(found)
+
+
+@pytest.mark.compiler
+def test_another_triton_finds_what_was_compiled(
+    folder: Path, found: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime import cache
+
+    first = ask(found)
+    assert first and not any(first)
+    assert all(ask(found))
+
+    monkeypatch.setattr(cache, "triton_key", lambda: "that of another machine")
+    assert place(folder) == len(first)
+    assert place(folder) == 0
+    assert all(ask(found))
+    for group in folder.glob("*/__grp__*.json"):
+        assert all(Path(path).is_file() for path in json.loads(group.read_text())["child_paths"].values())
+
+
+def test_kernels_of_another_version_are_refused(folder: Path) -> None:
+    Path(folder, f"{NOTES}-1.jsonl").write_text(json.dumps(["kernel", "2.0.0", *"abcde"]) + "\n")
+    with pytest.raises(SystemExit, match=r"holds kernels of triton 2\.0\.0"):
+        place(folder)
+
+
+def test_a_model_keeps_one_layer_of_each_memory() -> None:
+    hybrid = one_of_each(preset("gka-hybrid-2.8b"))
+    assert [name for name, _ in hybrid.mixers()] == ["gka"]
+    assert one_of_each(preset("gdn-340m")).num_hidden_layers == 1
+
+
+def test_claims_without_recall_models_are_refused() -> None:
+    with pytest.raises(SystemExit, match="must name claims of the papers, got own-1"):
+        compile_claim("own-1")
