@@ -82,7 +82,7 @@ def decisions(results: Path) -> str:
     text = (
         "Two cases need no choice: a model of transformers with a gated delta rule keeps its memory and "
         "[gets faster](transformers.md), and a trained Mamba-2, Gated DeltaNet or linear model "
-        "[continues](training.md#convert) as one of its relatives.\n"
+        "[continues](commands.md#convert) as one of its relatives.\n"
     )
     return f"## By what you need\n\n{table(head, rows)}\n{text}"
 

@@ -52,7 +52,7 @@ part again, `fastweights leaderboard --list` lists the parts. [untrained.md](unt
   rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
 - **A difference inside the spread of seeds is a tie**: ranges of seeds that overlap, or lie no further apart than the smaller
   one is wide.
-- **Undertrained runs are marked**, by the rule of `fastweights recall` ([training.md](training.md#recall)).
+- **Undertrained runs are marked**, by the rule of `fastweights recall` ([commands.md](commands.md#recall)).
 - Softmax attention keeps every token, and is the ceiling for that. It has no short convolution and learns late: where
   trainings are short, as at the small size, others can be better.
 - **What was not run says so.** A missing row means nothing about a mixer.

@@ -192,7 +192,7 @@ def test_what_is_wrong_is_one_message(tmp_path, text, words):
 
 
 def test_the_example_of_the_documentation(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
     (text,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.S) if "curriculum" in block]
     read = load_recall_file(write(tmp_path, text))
     assert [part.width for part in read.parts.values()] == [32, 64]
