@@ -4,9 +4,9 @@
     python benchmarks/serving_decode.py --preset gdn-340m --batches 64,256 --state-dtype bfloat16
 
 Random weights in bfloat16. Both steps read one token of every sequence and give logits. Each is one CUDA graph; timed in turn. In
-the pool every layer finds its states in the rows of the sequences, and a few rows are padding. The step of `generate()` holds the
-states of a batch beside each other, so its rate is what the kernels allow. Checked: whether both write the same tokens. Writes
-benchmarks/results/serving-decode-<device>.json.
+the pool every layer finds its states in the rows of the sequences. Rows of padding fill a step up to a multiple of 8, as in the
+CUDA graphs of vLLM. The step of `generate()` holds the states of a batch beside each other, so its rate is what the kernels
+allow. Checked: whether both write the same tokens. Writes benchmarks/results/serving-decode-<device>.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parent / "results"
 PROMPT = 64  # tokens, read in the pool before the first step
 COMPARED = 16  # steps whose tokens are compared
 REPLAYS = 50
-PADDING = 4
+MULTIPLE = 8  # of rows in a step
 STATE_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
@@ -39,7 +39,8 @@ class PooledModel:
     def __init__(self, model: Any, count: int, state_dtype: torch.dtype | None = None) -> None:
         self.model, self.count, device = model, count, model.device
         self.rows = torch.arange(count, 0, -1, dtype=torch.int32, device=device)
-        self.padded = torch.cat([self.rows, self.rows.new_zeros(PADDING)])
+        self.padding = -count % MULTIPLE
+        self.padded = torch.cat([self.rows, self.rows.new_zeros(self.padding)])
         self.pools: list[PooledMixer] = []
         self.bytes = 0  # per sequence
         for block in model.model.layers:
@@ -78,7 +79,7 @@ def same_tokens(pooled: PooledModel, ids_NT: Tensor, steps: int) -> float:
     )[:, ids_NT.shape[1] :]
     written = [pooled.prefill(ids_NT).argmax(-1)]
     for step in range(steps):
-        ids_N = torch.cat([wanted[:, step], wanted.new_zeros(PADDING)])
+        ids_N = torch.cat([wanted[:, step], wanted.new_zeros(pooled.padding)])
         written.append(pooled.step(ids_N)[: pooled.count].argmax(-1))
     return (torch.stack(written, 1) == wanted).float().mean().item()
 
@@ -87,7 +88,7 @@ def measure(model: Any, batch: int, state_dtype: torch.dtype | None, repeats: in
     pooled = PooledModel(model, batch, state_dtype)
     ids_NT = torch.randint(model.config.vocab_size, (batch, PROMPT), device=model.device)
     same = same_tokens(pooled, ids_NT, COMPARED)
-    token = torch.zeros(batch + PADDING, dtype=torch.long, device=model.device)
+    token = torch.zeros(len(pooled.padded), dtype=torch.long, device=model.device)
     caches = model(ids_NT, use_cache=True).past_key_values.layers
     fixed = [block.mixer.fixed_cache(cache, repeats) for block, cache in zip(model.model.layers, caches, strict=True)]
     own = DecodeSteps(model, 1, 1 + repeats)
