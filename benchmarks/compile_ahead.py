@@ -239,6 +239,11 @@ def place(folder: Path) -> int:
 
 
 def main() -> None:
+    from judge.cases import CASES
+    from training_steps import COMPARISONS
+
+    from fastweights.layers import MIXERS
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, help="folder for the kernels")
     parser.add_argument("--ops", default="", help="of kernels.py, comma-separated")
@@ -263,6 +268,13 @@ def main() -> None:
     given = {kind: [name for name in names.split(",") if name] for kind, names in listed.items()}
     if given["op"] and not asked.sizes:
         parser.error("--ops needs --sizes")
+    for option, names, known in (
+        ("--ops", given["op"], CASES), ("--decoding", given["decoding"], MIXERS),
+        ("--training", asked.training, [name for one in COMPARISONS for name in (one.model, one.base)]),
+    ):  # fmt: skip
+        unknown = sorted(set(names) - set(known))
+        if unknown:
+            parser.error(f"{option} names {', '.join(unknown)}; choose from {', '.join(dict.fromkeys(known))}")
     wanted = [("op", (name, sizes)) for name in given["op"] for sizes in asked.sizes]
     wanted += [(kind, (name,)) for kind in ("decoding", "claim") for name in given[kind]]
     wanted += [("training", (name,)) for name in asked.training]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from compile_ahead import NOTES, compile_claim, compile_op, compiling_only, one_of_each, place
+from compile_ahead import NOTES, compile_claim, compile_op, compiling_only, main, one_of_each, place
 
 from fastweights.models import preset
 
@@ -81,3 +81,16 @@ def test_a_model_keeps_one_layer_of_each_memory() -> None:
 def test_claims_without_recall_models_are_refused() -> None:
     with pytest.raises(SystemExit, match="must name claims of the papers, got own-1"):
         compile_claim("own-1")
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [("--ops", "gdm"), ("--decoding", "gdm"), ("--training", "24 layers of gdm")]
+)
+def test_unknown_names_are_refused_before_any_work(
+    option: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "kernels"
+    monkeypatch.setattr("sys.argv", ["compile_ahead.py", "--into", str(folder), "--sizes", SIZES, option, name])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"{option} names {name}; choose from " in capsys.readouterr().err and not folder.exists()
