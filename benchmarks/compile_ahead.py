@@ -1,9 +1,9 @@
-"""Compile kernels for Hopper on a machine without a GPU, so that little is left to compile where each minute costs.
+"""Compile kernels for Hopper on a machine without a GPU, so that a rented GPU does not wait for them.
 
     python benchmarks/compile_ahead.py --into runs/kernels --ops gka,rls --sizes 4,2048,8,128,128
     python benchmarks/compile_ahead.py --into runs/kernels --training "24 layers of vla" --decoding rls,vla --claims C24,C25
 
-and there, after the folder was copied, once --place and then the benchmark itself:
+On the machine with the GPU, after the folder was copied there:
 
     export TRITON_CACHE_DIR=$PWD/runs/kernels
     python benchmarks/compile_ahead.py --place
@@ -11,8 +11,8 @@ and there, after the folder was copied, once --place and then the benchmark itse
 
 Ops are those of kernels.py, with initial states and without. Training and decoding take the comparisons of training_steps.py and
 the batches of decode_table.py, with one layer of every kind of mixer but softmax attention. Claims are those that train
-recall models. All run on the CPU as if their tensors lay on a GPU: kernels are compiled in place of being run, matrix products
-of models are left out.
+recall models. All run on the CPU as if their tensors were on a GPU: kernels are compiled and not run. Matrix products around the
+kernels of a model are skipped.
 
 Triton finds a compiled kernel by a hash of its source, options, versions and some environment variables: set the same ones, such
 as TRITON_DISABLE_LINE_INFO, on both machines. The hash also has a fingerprint of Triton's own files, which differs from one
@@ -43,7 +43,7 @@ NOTES = "compiled-ahead"  # files <NOTES>-<process>.jsonl in the cache folder
 
 
 class Noted(NamedTuple):
-    """What a compiled kernel's place is found by."""
+    """What Triton's cache key of a compiled kernel is made of, after the kernel's name and Triton's version."""
 
     kernel: str
     triton: str
@@ -54,7 +54,7 @@ class Noted(NamedTuple):
     environment: str
 
     def place(self, fingerprint: str, backend: str) -> str:
-        """The folder's name where Triton has this fingerprint and backend."""
+        """The name of the kernel's folder in the cache of a Triton with this fingerprint and backend."""
         from triton.runtime.cache import _base32
 
         text = "-".join((fingerprint, self.source, backend, self.options, self.environment))
@@ -213,7 +213,7 @@ def work(kind: str, names: tuple[str, ...]) -> float:
 
 
 def place(folder: Path) -> int:
-    """Renames what was compiled elsewhere to what this machine's Triton looks for; how many kernels."""
+    """Renames kernels that were compiled elsewhere, so that this machine's Triton finds them; returns how many."""
     import triton
     from triton.runtime.cache import triton_key
 
@@ -225,9 +225,9 @@ def place(folder: Path) -> int:
     others = sorted({note.triton for note in notes} - {triton.__version__})
     if others:
         raise SystemExit(f"{folder} holds kernels of triton {', '.join(others)}, and here is {triton.__version__}")
-    placed = 0
+    placed, fingerprint, backend = 0, triton_key(), own_backend()
     for note in notes:
-        old, new = note.place(note.fingerprint, note.backend), note.place(triton_key(), own_backend())
+        old, new = note.place(note.fingerprint, note.backend), note.place(fingerprint, backend)
         if (folder / old).is_dir() and not (folder / new).exists():
             placed += 1
             (folder / old).rename(folder / new)

@@ -254,17 +254,16 @@ def main() -> None:
         except torch.OutOfMemoryError as error:  # the other comparisons are worth measuring
             refused.append(f"{comparison.model}: {error}")
             print(refused[-1], flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-            continue
-        rows[comparison.model] = row
-        for name, model in row["models"].items():
-            print(
-                f"{name:38} {model['step, ms'][0]:8.1f} ms  {model['tokens/s'] / 1e3:6.1f} k tokens/s  "
-                f"{model['activations, GiB']:5.1f} GiB  first step {model['first step, s']:.1f} s"
-            )
-        print(f"{comparison.model}: {row['step of the base']:.2f} of the step of {comparison.base}", flush=True)
-        write_json(path, {**describe(), "device": device, "comparisons": rows})
+        else:
+            rows[comparison.model] = row
+            for name, model in row["models"].items():
+                print(
+                    f"{name:38} {model['step, ms'][0]:8.1f} ms  {model['tokens/s'] / 1e3:6.1f} k tokens/s  "
+                    f"{model['activations, GiB']:5.1f} GiB  first step {model['first step, s']:.1f} s"
+                )
+            print(f"{comparison.model}: {row['step of the base']:.2f} of the step of {comparison.base}", flush=True)
+            write_json(path, {**describe(), "device": device, "comparisons": rows})
+        # Out of the except clause, whose error keeps the tensors of the frames that it passed.
         gc.collect()
         torch.cuda.empty_cache()
         if with_peer:
