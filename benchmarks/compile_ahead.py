@@ -11,7 +11,7 @@ On the machine with the GPU, after the folder was copied there:
 
 Ops are those of kernels.py, with initial states and without. Training and decoding take the comparisons of training_steps.py and
 the batches of decode_table.py, with one layer of every kind of mixer but softmax attention. Claims are those that train
-recall models. All run on the CPU as if their tensors were on a GPU: kernels are compiled and not run. Matrix products around the
+models. All run on the CPU as if their tensors were on a GPU: kernels are compiled and not run. Matrix products around the
 kernels of a model are skipped.
 
 Triton finds a compiled kernel by a hash of its source, options, versions and some environment variables: set the same ones, such
@@ -30,8 +30,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -146,39 +148,65 @@ def compile_decoding(mixer: str) -> None:
             layer(token, layer.fixed_cache(cache, REPLAYS))
 
 
+class Gathered(Exception):
+    """Raised in the place of a training."""
+
+
 def compile_claim(name: str) -> None:
     """A step and a test of every training that differs in more than its rate and seed."""
     from fastweights.experiments import trained
     from fastweights.experiments.claim import Conditions
     from fastweights.experiments.ledger import claims_of
-    from fastweights.training.batches import training_batches
-    from fastweights.training.train import Training
+    from fastweights.training.language import together
 
-    class Gathered(Exception):
-        pass
+    recall: dict[str, Any] = {}
+    language: list[Any] = []
 
-    runs: dict[str, Any] = {}
+    def gather_recall(experiments: Any, outputs: Any, **rest: Any) -> None:
+        for experiment in experiments.values():
+            recall.update(
+                {str({**run.record(), "learning_rate": None, "seed": None}): run for run in experiment.runs()}
+            )
+        raise Gathered
 
-    def gather(claim: str, parts: Any, conditions: Conditions) -> None:
-        for settings in parts.values():
-            for run in trained.experiment(settings, conditions).runs():
-                runs[str({**run.record(), "learning_rate": None, "seed": None})] = run
+    def gather_language(runs: Any, *rest: Any) -> None:
+        language.extend(runs)
         raise Gathered
 
     claim = next((one for one in claims_of() if one.name == name), None)
     if claim is None:
         raise SystemExit(f"--claims must name claims of the papers, got {name}")
-    conditions = Conditions(seeds=claim.seeds[:1])
-    with mock.patch.object(trained, "train_parts", gather), suppress(Gathered):
-        claim.measure(conditions)
-    if not runs:
-        raise SystemExit(f"{name} trains no recall models")
-    for run in runs.values():
-        training = Training(run)
-        ends = [0, *training.ends]
-        for objective, begin in zip(training.objectives, ends):
-            training.take(objective, next(training_batches(run, begin)), 0.0)
-            objective.measure(training.model, seed=0, examples=run.test_examples, device=run.device)
+    with (
+        mock.patch.object(trained, "run_recall_parts", gather_recall),
+        mock.patch.object(together, "train_together", gather_language),
+        suppress(Gathered),
+    ):
+        claim.measure(Conditions(seeds=claim.seeds[:1]))
+    if not recall and not language:
+        raise SystemExit(f"{name} trains no models")
+    for run in recall.values():
+        compile_recall(run)
+    for run in language:
+        compile_language(run)
+
+
+def compile_recall(run: Any) -> None:
+    from fastweights.training.batches import training_batches
+    from fastweights.training.train import Training
+
+    training = Training(run)
+    ends = [0, *training.ends]
+    for objective, begin in zip(training.objectives, ends):
+        training.take(objective, next(training_batches(run, begin)), 0.0)
+        objective.measure(training.model, seed=0, examples=run.test_examples, device=run.device)
+
+
+def compile_language(run: Any) -> None:
+    """A step and the measurements after it, of the precision on a GPU. Kernels that do not run give any numbers."""
+    from fastweights.training.language import train_language, trainer
+
+    with TemporaryDirectory() as folder, without_products(), mock.patch.object(trainer, "check_finite"):
+        train_language(replace(run, max_steps=1, output=f"{folder}/model", precision="bf16"))
 
 
 @contextmanager

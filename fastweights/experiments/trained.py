@@ -187,5 +187,6 @@ def small_model(layers: int = 6, width: int = 512, heads: int = 4, length: int =
         "max_steps": 1000,
         "learning_rate": 2e-3,
         "context_lengths": (),
+        "compile": False,  # several trainings share a GPU, and compiling them takes longer than it saves
         **more,
     }  # fmt: skip

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from compile_ahead import NOTES, compile_claim, compile_op, compiling_only, main, one_of_each, place
 
+from fastweights.data.text import TextCorpus, TextTokenizer
+from fastweights.experiments import ledger, trained
+from fastweights.experiments.ledger import find_claim
 from fastweights.models import preset
 
 SIZES = "1,128,1,16,16"
@@ -78,7 +82,24 @@ def test_a_model_keeps_one_layer_of_each_memory() -> None:
     assert one_of_each(preset("gdn-340m")).num_hidden_layers == 1
 
 
-def test_claims_without_recall_models_are_refused() -> None:
+@pytest.mark.compiler
+def test_language_models_of_a_claim_are_compiled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver and what takes its gradient: a step is taken, though no kernel gives it numbers."""
+    text = tmp_path / "text.txt"
+    text.write_text("a text of a few words, again and again. " * 500)
+    settings = trained.small_model(
+        layers=1, width=32, heads=2, length=64, batch_size=2, corpus=TextCorpus(paths=(str(text),)),
+        tokenizer=TextTokenizer(vocab_size=300), cache=str(tmp_path / "tokens"),
+    )  # fmt: skip
+    claim = replace(find_claim("C35"), measure=trained.language_models("C35", {"GKA": "gka"}, **settings))
+    monkeypatch.setattr(ledger, "claims_of", lambda: (claim,))
+    with compiling_only():
+        compile_claim("C35")
+    lines = [line for notes in folder.glob(f"{NOTES}-*.jsonl") for line in notes.read_text().splitlines()]
+    assert {"solve_chunk", "system_gradients"} <= {json.loads(line)[0] for line in lines}
+
+
+def test_claims_without_models_are_refused() -> None:
     with pytest.raises(SystemExit, match="must name claims of the papers, got own-1"):
         compile_claim("own-1")
 
