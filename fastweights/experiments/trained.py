@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..data.text import TextTokenizer
+from ..data.text import TextCorpus, TextTokenizer
 from ..models import FastWeightsForCausalLM
 from ..results import LanguageResult, RecallResult
 from ..results.experiment import best_results
@@ -29,6 +29,7 @@ __all__ = [
     "accuracy",
     "gradient_spike",
     "language_models",
+    "passes_over_text",
     "recall_experiment",
     "small_model",
     "train_parts",
@@ -111,7 +112,7 @@ def recall_experiment(claim: str, parts: Mapping[str, Mapping[str, Any]]) -> Cal
 
 
 def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> Callable[[Conditions], Measurement]:
-    """Trains one language model per mixer (an entry of a configuration, by its label) and seed on the default corpus, several at
+    """Trains one language model per mixer (an entry of a configuration, by its label) and seed, several at
     the same time: the held-out loss in nats per token by label, at the end and by context length; NaN for a training whose
     loss was no longer finite. Labels whose loss was still falling are marked. With log_every=1 also how gradients spike:
     quantiles of their norms over the median. The seed sets first weights and the order of the data."""
@@ -133,6 +134,11 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
                 folder = conditions.folder / claim / f"{label.replace(' ', '-')}-seed{seed}"
                 own = {"model": {**settings.get("model", {}), "mixer": mixer}, "output": str(folder), "seed": seed}
                 runs[label, seed] = LanguageRun(**{**settings, **own, "precision": "bf16" if cuda else "no"})
+        passes = passes_over_text(next(iter(runs.values())))
+        if passes > 1:
+            raise Unmeasured(
+                f"the training reads its text {passes:.1f} times, and would learn it by heart; needs more text"
+            )
         workers = conditions.workers or (usual_workers(conditions.device, LANGUAGE_WORKERS) if cuda else 1)
         diverged = train_together(list(runs.values()), workers, conditions.device)
         values: dict[str, list[float]] = {}
@@ -156,6 +162,14 @@ def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> C
     return measure
 
 
+def passes_over_text(run: Any) -> float:
+    """How many times a `LanguageRun` reads its train text, which is tokenized for it."""
+    from ..data.text import PackedRows, prepare_text
+
+    text = prepare_text(run.corpus, run.tokenizer, run.cache, read_all=False)
+    return float(run.max_steps * run.batch_size / len(PackedRows(text.train, run.length)))
+
+
 def language_result(run: Any) -> LanguageResult:
     """The result of a `LanguageRun` that has ended."""
     return load_result(Path(run.output) / "result.json")
@@ -175,16 +189,18 @@ def gradient_spike(label: str, share: float) -> str:
 
 
 def small_model(layers: int = 6, width: int = 512, heads: int = 4, length: int = 1024, **more: Any) -> dict[str, Any]:
-    """Fields of `LanguageRun`: 32 rows of 1024 tokens per step."""
+    """Fields of `LanguageRun`: 500 steps of 32 rows of 1024 tokens, of the source text of the installed PyTorch. Python's own
+    text, the default corpus, has a fifth of these tokens."""
     return {
         "model": {
             "hidden_size": width, "num_hidden_layers": layers, "num_heads": heads, "tie_word_embeddings": True,
             **more.pop("model", {}),
         },
+        "corpus": TextCorpus(paths=(str(Path(torch.__file__).parent),), max_megabytes=60),
         "tokenizer": TextTokenizer(vocab_size=8192),
         "length": length,
         "batch_size": 32 * 1024 // length,
-        "max_steps": 1000,
+        "max_steps": 500,
         "learning_rate": 2e-3,
         "context_lengths": (),
         "compile": False,  # several trainings share a GPU, and compiling them takes longer than it saves

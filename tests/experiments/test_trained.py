@@ -3,10 +3,12 @@
 import dataclasses
 import math
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from fastweights.experiments import Conditions, claims_of, find_claim, trained
+from fastweights.experiments.claim import Unmeasured
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment
 from fastweights.training.language import together
@@ -60,6 +62,7 @@ def pretend_training(monkeypatch, loss=lambda run: 2.0, norms=lambda run: [1.0] 
         return type("Result", (), {"held_out_loss": loss(run), "perplexities": lengths})()
 
     monkeypatch.setattr(together, "train_together", made)
+    monkeypatch.setattr(trained, "passes_over_text", lambda run: 0.9)
     monkeypatch.setattr(trained, "language_result", result)
     monkeypatch.setattr(trained, "still_learning", lambda result: result.held_out_loss > 2.5)
     monkeypatch.setattr(trained, "gradient_norms", norms)
@@ -121,12 +124,27 @@ def test_windows_while_learning(tmp_path, monkeypatch):
     assert claim.decide(found).status == "holds"
 
 
+def test_text_that_would_be_read_twice_is_refused(tmp_path, monkeypatch):
+    passes = trained.passes_over_text
+    runs = pretend_training(monkeypatch)
+    monkeypatch.setattr(trained, "passes_over_text", passes)
+    small = small_run(tmp_path)
+    settings = {field.name: getattr(small, field.name) for field in dataclasses.fields(small) if field.name != "mixers"}
+    once = int(1 / passes(dataclasses.replace(small, max_steps=1)))
+    for steps in (once, 2 * once):
+        measure = trained.language_models("C0", {"one": "gdn"}, **{**settings, "max_steps": steps})
+        with pytest.raises(Unmeasured, match=r"reads its text [12]\.\d times") if steps > once else nullcontext():
+            measure(Conditions(seeds=(0,), folder=tmp_path))
+    assert [run.max_steps for run in runs] == [once]
+
+
 @pytest.mark.slow
 def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     """Two processes at once. A stop in the middle leaves checkpoints, and the same call ends with the losses of a whole run."""
     write_texts(tmp_path / "texts")
     small = small_run(tmp_path, max_steps=30, context_lengths=(16,), checkpoint_every=1000, evaluate_every=0)
     settings = {field.name: getattr(small, field.name) for field in dataclasses.fields(small) if field.name != "mixers"}
+    monkeypatch.setattr(trained, "passes_over_text", lambda run: 1.0)
     measure = trained.language_models("C0", {"one": "gdn", "two": "linear"}, **settings)
     conditions = [Conditions(seeds=(0,), folder=tmp_path / name, workers=2) for name in ("stopped", "whole")]
     waited = together.wait

@@ -39,8 +39,8 @@ CLAIM = Claim(
     says="PGDN has a lower loss than with a tied preconditioner, than GDN, than the unstable form, than P-Mamba-2.",
     printed="2.511, 2.518, 2.528, 2.536, 2.543 (GDN[-1,1] 5.520), 340M, 15B tokens",
     setting=(
-        "6 layers of width 512, 4 heads of 128, 33M tokens of the default corpus, paired by seed. The normalisations of table 7 "
-        "(2.511 to 2.524) are not trained."
+        "6 layers of width 512, 4 heads of 128, 16M tokens of the source text of PyTorch, none read twice, paired by "
+        "seed. The normalisations of table 7 (2.511 to 2.524) are not trained."
     ),
     expected="not resolved",
     forecast="differences of .005 to .03 nats; GDN[-1,1] within .03 of GDN, so that 5.520 is a misprint",

@@ -40,7 +40,8 @@ CLAIM = Claim(
     says="The orthogonal update and the normalisation lower the perplexity, the forget gate does not.",
     printed="deltanet 11.62, TTT 11.59, orthogonal 11.26, normalised 10.94, forget gate 10.94 (125M)",
     setting=(
-        "4 layers of width 256, 4 heads of 64, Lattice's block for all, rows of 512 tokens, 33M tokens, paired by seed."
+        "4 layers of width 256, 4 heads of 64, Lattice's block for all, rows of 512 tokens, 16M tokens of the source text"
+        " of PyTorch, none read twice, paired by seed."
     ),
     expected="not resolved",
     forecast="in nats .003, .029, .029, .000; spread over seeds unknown",
