@@ -2,6 +2,7 @@
 
     python benchmarks/compile_ahead.py --into runs/kernels --ops gka,rls --sizes 4,2048,8,128,128
     python benchmarks/compile_ahead.py --into runs/kernels --training "24 layers of vla" --decoding rls,vla --claims C24,C25
+    python benchmarks/compile_ahead.py --into runs/kernels --tests tests/gpu/test_large_tensors.py
 
 On the machine with the GPU, after the folder was copied there:
 
@@ -12,7 +13,8 @@ On the machine with the GPU, after the folder was copied there:
 Ops are those of kernels.py, with initial states and without. Training and decoding take the comparisons of training_steps.py and
 the batches of decode_table.py, with one layer of every kind of mixer but softmax attention. Claims are those that train
 models. All run on the CPU as if their tensors were on a GPU: kernels are compiled and not run. Matrix products around the
-kernels of a model are skipped.
+kernels of a model are skipped. Tests are those that need a GPU, as files or tests that pytest takes, one process per name; see
+tests_ahead.py.
 
 Triton finds a compiled kernel by a hash of its source, options, versions and some environment variables: set the same ones, such
 as TRITON_DISABLE_LINE_INFO, on both machines. The hash also has a fingerprint of Triton's own files, which differs from one
@@ -29,7 +31,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -228,7 +230,16 @@ def without_products() -> Iterator[None]:
         yield
 
 
-WORK = {"op": compile_op, "training": compile_training, "decoding": compile_decoding, "claim": compile_claim}
+def compile_tests(path: str) -> None:
+    from tests_ahead import run_tests
+
+    run_tests(path, compiling_only)
+
+
+WORK = {
+    "op": compile_op, "training": compile_training, "decoding": compile_decoding, "claim": compile_claim,
+    "tests": compile_tests,
+}  # fmt: skip
 
 
 def work(kind: str, names: tuple[str, ...]) -> float:
@@ -237,7 +248,7 @@ def work(kind: str, names: tuple[str, ...]) -> float:
 
     torch.set_num_threads(1)
     begin = time.perf_counter()
-    with compiling_only():
+    with nullcontext() if kind == "tests" else compiling_only():  # tests are collected before
         WORK[kind](*names)
     return time.perf_counter() - begin
 
@@ -281,6 +292,7 @@ def main() -> None:
     parser.add_argument("--training", nargs="+", default=[], metavar="NAME", help="models of training_steps.py")
     parser.add_argument("--decoding", default="", help="mixers, comma-separated")
     parser.add_argument("--claims", default="", help="claims about recall, comma-separated")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="that need a GPU, as pytest takes them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument(
         "--place", action="store_true", help="make TRITON_CACHE_DIR's kernels known to this machine's Triton"
@@ -308,6 +320,7 @@ def main() -> None:
     wanted = [("op", (name, sizes)) for name in given["op"] for sizes in asked.sizes]
     wanted += [(kind, (name,)) for kind in ("decoding", "claim") for name in given[kind]]
     wanted += [("training", (name,)) for name in asked.training]
+    wanted += [("tests", (path,)) for path in asked.tests]
     asked.into.mkdir(parents=True, exist_ok=True)
     # Of a compiled kernel only the machine code is kept.
     os.environ.update(TRITON_CACHE_DIR=str(asked.into.absolute()), TRITON_STORE_BINARY_ONLY="1", OMP_NUM_THREADS="1")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compile_ahead import NOTES, compile_claim, compile_op, compiling_only, main, one_of_each, place
+from compile_ahead import NOTES, compile_claim, compile_op, compile_tests, compiling_only, main, one_of_each, place
 
 from fastweights.data.text import TextCorpus, TextTokenizer
 from fastweights.experiments import ledger, trained
@@ -16,6 +16,17 @@ from fastweights.experiments.ledger import find_claim
 from fastweights.models import preset
 
 SIZES = "1,128,1,16,16"
+ON_A_GPU = """
+import pytest, torch
+from fastweights.ops.silu_product import silu_product
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("rows", [1, 2**24])  # 2^31 numbers have a place in 64 bits
+def test_product(rows):
+    x = torch.randn(rows, 128, generator=torch.Generator("cuda"), device="cuda")
+    assert torch.equal(silu_product(x, x), x)
+    raise LookupError("the end")
+"""
 
 
 @pytest.fixture
@@ -68,6 +79,21 @@ def test_another_triton_finds_what_was_compiled(
     assert all(ask(found))
     for group in folder.glob("*/__grp__*.json"):
         assert all(Path(path).is_file() for path in json.loads(group.read_text())["child_paths"].values())
+
+
+@pytest.mark.compiler
+def test_tests_of_a_gpu_leave_their_kernels_at_full_size(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "test_gpu.py"
+    path.write_text(ON_A_GPU)
+    compile_tests(str(path))
+    noted = [json.loads(line) for line in next(folder.glob(f"{NOTES}-*")).read_text().splitlines()]
+    assert [note[0] for note in noted] == ["silu_product_forward"] * 2 and noted[0] != noted[1]
+    assert capsys.readouterr().out.count("ended with LookupError: the end") == 2
+
+
+def test_paths_without_tests_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must name tests that pytest runs, got none in .*nowhere"):
+        compile_tests(str(tmp_path / "nowhere"))
 
 
 def test_kernels_of_another_version_are_refused(folder: Path) -> None:
