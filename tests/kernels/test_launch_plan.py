@@ -198,6 +198,32 @@ def test_a_compile_that_fails_in_a_thread_is_repeated(
     assert not fails and found.asm["cubin"]
 
 
+def test_this_thread_parses_before_others_do(
+    driver_launches: list[DriverLaunch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel and a function that it calls, of which a cache key has the source. Python 3.11's parser is not safe in threads."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.runtime.jit import JITCallable
+
+    from fastweights.kernels.chunk.cumsum import chunk_cumsum
+    from fastweights.kernels.runtime import private_api
+    from fastweights.kernels.runtime.workspace import TensorSpec
+
+    order, parse, begin = [], JITCallable.parse, private_api._compile
+    x = TensorSpec((8,), torch.float32)
+    launch = private_api.Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": 32, "HEADS_G": 4})
+    monkeypatch.setattr(chunk_cumsum, "hash", None)
+    with (
+        mock.patch.object(JITCallable, "parse", lambda kernel: (order.append(current_thread()), parse(kernel))[1]),
+        mock.patch.object(private_api, "_compile", lambda one: (order.append("begun"), begin(one))[1]),
+        mock.patch.object(chunk_cumsum, "device_caches", _fresh(chunk_cumsum)),
+    ):
+        private_api.compile_all([launch])
+    begun = order.index("begun")
+    assert main_thread() in order[:begun]
+    assert main_thread() not in order[begun:]
+
+
 def _fresh(kernel: Any) -> Any:
     """Triton's own cache of a kernel, empty."""
     return type(kernel.device_caches)(kernel.device_caches.default_factory)

@@ -198,6 +198,8 @@ def compile_all(launches: Sequence[Launch]) -> list[Any]:
 
     if torch.cuda.is_available():
         keep_cache_key()
+    for launch in launches:
+        _ = launch.kernel.cache_key  # parses the kernel and what it calls: here, for while threads parse it may fail
     with newest_ptxas():
         with CompilePool(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(current_device(),)) as pool:
             with nullcontext() if active_mode.get() else triton.AsyncCompileMode(pool):
