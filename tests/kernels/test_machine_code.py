@@ -33,8 +33,8 @@ SPILLED = {
     "read_slots": 224,
     "turn_slots": 16,
     "turn_slots_back": 64,
-    "slot_gradients": 448,
-    "prepare_turns_back": 16,
+    "slot_gradients": 504,
+    "prepare_turns_back": 224,  # on sm_80; on sm_90 40
     "posterior_gradients": 400,
     "eliminate_blocks": 1136,  # on sm_80 at 128 channels; on sm_90 8
     "chunk_adjoint": 128,

@@ -23,7 +23,10 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    from fastweights.kernels.runtime.launch_plan import Recorder
+    from fastweights.kernels.chunk.memory import MEMORY
+    from fastweights.kernels.chunk.sizes import KernelInputs
+    from fastweights.kernels.runtime.launch_plan import CallPlans, PlanKey, Recorder
+    from fastweights.kernels.runtime.workspace import TensorSpec
     from fastweights.kernels.sphere import decode_steps, rule
 
     @triton.jit
@@ -104,6 +107,25 @@ def test_chunks_alone(monkeypatch: pytest.MonkeyPatch, plans: None) -> None:
     """Without the passes from token to token that stand by."""
     without_launches(monkeypatch, rule.pass_tokens, rule.pass_tokens_back)
     check("lattice-encode-decay", BLOCK + 2, True)
+
+
+def step_bytes(launches: Any, options: tuple[Any, ...], x: Any) -> int:
+    """What a forward and backward allocate by their plans at the peak, which is in the backward."""
+    shapes = tuple(None if each is None else (each.shape, each.dtype) for each in x)
+    plans = CallPlans(PlanKey(launches, type(x), shapes, torch.device("cpu"), options, final=False, keep_saved=True))
+    _, (o, *others), saved = plans.recorded
+    back = plans._record_backward([o] + [None] * len(others), state_grads=False)
+    return sum(each.bytes for each in (o, *saved, *back.outputs) if each is not None) + back.workspace_bytes
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the plans are made without compiling")
+@pytest.mark.parametrize("objective", ["encode", "similarity"])
+def test_memory_of_a_training_step(objective: str) -> None:
+    """At most 2.4 times the gated delta rule's: f and w of the steps are not kept for the backward."""
+    vectors, gates = (TensorSpec((4, 2048, 8, *more), torch.bfloat16) for more in ((128,), ()))
+    found = step_bytes(rule.SPHERE, (objective, True), rule.SphereInputs(*[vectors] * 3, gates, gates))
+    gated = KernelInputs(*[vectors] * 3, gates, TensorSpec(gates.shape, torch.float32))
+    assert found <= 2.4 * step_bytes(MEMORY, (128**-0.5, 0.0, 0.0), gated)
 
 
 def test_where_coefficients_grow(monkeypatch: pytest.MonkeyPatch, plans: None) -> None:

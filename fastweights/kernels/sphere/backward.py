@@ -22,8 +22,11 @@ from .forward import (
     load_state,
     load_step_slots,
     not_below,
+    per_length,
     step_place,
     store_state,
+    store_step_slots,
+    turn_of,
 )
 from .layout import over_channels, over_slots, over_slots_of_warp, slot_and_channel
 from .words import load_four, prefetch_rows, store_four
@@ -84,12 +87,41 @@ def prefetch_block(
     prefetch_rows(gamma, place // HEADS_GAMMA, EVERY, HV // HEADS_GAMMA, 1, EVERY)
     if decay is not None:
         prefetch_rows(decay, place // HEADS_DECAY, EVERY, HV // HEADS_DECAY, 1, EVERY)
-    ROWS: tl.constexpr = 1 if BY_CHUNKS else EVERY
-    SIZE: tl.constexpr = K * EVERY if BY_CHUNKS else K
-    prefetch_rows(kept + step, 0, ROWS, HV, SIZE, ROWS)
-    prefetch_rows(turned + step, 0, ROWS, HV, SIZE, ROWS)
-    prefetch_rows(along + step, 0, ROWS, HV, SIZE, ROWS)
+    if BY_CHUNKS:
+        prefetch_rows(along + step, 0, 1, HV, K * EVERY, 1)
+    else:
+        prefetch_rows(kept + step, 0, EVERY, HV, K, EVERY)
+        prefetch_rows(turned + step, 0, EVERY, HV, K, EVERY)
+        prefetch_rows(along + step, 0, EVERY, HV, K, EVERY)
     prefetch_rows(answers if OBJECTIVE == "decode" else v, place, EVERY, HV, V, EVERY)
+
+
+@triton.jit
+def find_steps_again(
+    S, q, k, v, gamma, decay, do, kept, turned, along, scratch, token, first, stop, m, HV, head, slot, channel, stores_slots,
+    first_per_square, alive,
+    K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
+    HEADS_DECAY: tl.constexpr,
+):  # fmt: skip
+    """f and w of the block that begins at `token`, which the forward by chunks does not keep, and every fourth state to
+    `scratch`. S: the state before the block. As in `pass_tokens`, slots are brought to length 1, or what they are off by would
+    grow."""
+    for t in range(token, tl.minimum(token + EVERY, stop)):
+        number = (t - token).to(tl.int32)
+        if number % FEW == 0:
+            store_state(scratch + number // FEW * K * V, slot, channel, S, K, V)
+        place, step = t * HV + head, step_place(t, first, m, HV, head, K, True)
+        h = float_or_nan(load_four(v + place * V, 0, channel, True, V, 5))
+        _, key, _, gain, d, b, _ = load_rest(
+            q, k, gamma, decay, do, along, None, place, step, slot, channel, K, V, True, True, HEADS_K, HEADS_GAMMA,
+            HEADS_DECAY,
+        )  # fmt: skip
+        per_square = tl.where(t == first, first_per_square, alive)
+        f, w, _ = turn_of(key, h, gain, d, b, per_length(S), per_square, OBJECTIVE)
+        store_step_slots(kept + step, slot, f, stores_slots, K, True)
+        store_step_slots(turned + step, slot, w, stores_slots, K, True)
+        S = f * S + w * h
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -137,7 +169,7 @@ def pass_tokens_back(
     LV: tl.constexpr, LK: tl.constexpr, W: tl.constexpr, RK: tl.constexpr, GV: tl.constexpr, RV: tl.constexpr,
 ):  # fmt: skip
     """scratch [N, HV, 4, K, V]; gate_parts [W, 2, BT, HV], parts of the gradients of gamma and decay, `gates` = BT HV from one to
-    the other; the rest as `pass_tokens` has it."""
+    the other; kept, turned: where tokens are taken by chunks, memory for f and w; the rest as `pass_tokens` has it."""
     n, head = tl.program_id(0), tl.program_id(1)
     if grown is not None:  # noqa: SIM102 (one is known when compiling)
         if not has_grown(grown, n * HV + head, K):
@@ -175,15 +207,18 @@ def pass_tokens_back(
                     HEADS_GAMMA, HEADS_DECAY,
                 )  # fmt: skip
         S = load_state(states + ((m + blocks - 1 - block) * HV + head) * K * V, slot, channel, K, V)
-        store_state(scratch, slot, channel, S, K, V)
-        for part in range(1, parts):
-            for i in range(0, FEW):
-                t = token + (part - 1) * FEW + i
-                step = step_place(t, first, m, HV, head, K, BY_CHUNKS)
-                S = one_step(
-                    S, v, kept, turned, answers, t * HV + head, step, slot, channel, K, V, OBJECTIVE, BY_CHUNKS
-                )
-            store_state(scratch + part * K * V, slot, channel, S, K, V)
+        if BY_CHUNKS:
+            find_steps_again(
+                S, q, k, v, gamma, decay, do, kept, turned, along, scratch, token, first, stop, m, HV, head, slot, channel,
+                stores_slots, first_per_square, alive, K, V, OBJECTIVE, HEADS_K, HEADS_GAMMA, HEADS_DECAY,
+            )  # fmt: skip
+        else:
+            store_state(scratch, slot, channel, S, K, V)
+            for part in range(1, parts):
+                for i in range(0, FEW):
+                    place = (token + (part - 1) * FEW + i) * HV + head
+                    S = one_step(S, v, kept, turned, answers, place, place * K, slot, channel, K, V, OBJECTIVE, False)
+                store_state(scratch + part * K * V, slot, channel, S, K, V)
         for part in range(0, parts):
             begin = token + (parts - 1 - part) * FEW
             few = tl.minimum(stop - begin, FEW).to(tl.int32)
@@ -225,6 +260,6 @@ def pass_tokens_back(
     if d_start is not None:
         if blocks > 0:
             S, _ = first_slots(start, at, slot, channel, K, V)
-            per_length = tl.where(first_length == 0, 0.0, 1.0 / first_length)
-            L = per_length * (L + (N - over_channels(L * S)) * S)
+            per_first_length = tl.where(first_length == 0, 0.0, 1.0 / first_length)
+            L = per_first_length * (L + (N - over_channels(L * S)) * S)
         store_state(d_start + at, slot, channel, L, K, V)

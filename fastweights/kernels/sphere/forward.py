@@ -71,6 +71,23 @@ def not_below(x, least):
 
 
 @triton.jit
+def turn_of(key, h, gain, d, b, unit, per_square, OBJECTIVE: tl.constexpr):
+    """f and w of a token, and the square of what its slots' lengths are multiplied by. unit: 1 / |s|."""
+    a = gain * per_square * (key - b if OBJECTIVE == "encode" else key)
+    across = not_below(over_channels(h * h) - b * b, 0.0)
+    longer = d * d + a * a * across
+    inverse = tl.rsqrt(longer)
+    return (d - a * b) * inverse * unit, a * inverse, longer
+
+
+@triton.jit
+def per_length(S):
+    """1 / |s|; 0 for slots of zeros."""
+    own = over_channels(S * S)
+    return tl.where(own == 0, 0.0, tl.rsqrt(own))
+
+
+@triton.jit
 def step_place(t, first, m, HV, head, K: tl.constexpr, BY_CHUNKS: tl.constexpr):
     """Where kept, turned and along begin for the step of token t: [M, HV, K, 16] by chunks, [BT, HV, K] else. m: the number of
     the chunk that begins at token `first`."""
@@ -199,14 +216,9 @@ def pass_tokens(
                 h -= answer
                 store_four(answers + place * V, 0, channel, h, stores_channels, V, 5)
             b = over_channels(S * h)
-            own = over_channels(S * S)
-            unit = tl.where(own == 0, 0.0, tl.rsqrt(own))  # rounding would change the length more with every token
+            unit = per_length(S)  # rounding would change the length more with every token
             b *= unit
-            a = gain * per_square * (key - b if OBJECTIVE == "encode" else key)
-            across = not_below(over_channels(h * h) - b * b, 0.0)
-            longer = d * d + a * a * across
-            inverse = tl.rsqrt(longer)
-            f, w = (d - a * b) * inverse * unit, a * inverse
+            f, w, longer = turn_of(key, h, gain, d, b, unit, per_square, OBJECTIVE)
             S = f * S + w * h
             step = step_place(t, block, m, HV, head, K, BY_CHUNKS)
             store_step_slots(kept + step, slot, f, stores_slots, K, BY_CHUNKS)

@@ -48,9 +48,9 @@ class Saved(NamedTuple):
     """Of every token f, w and b of its step and, where slots are free in length, their length [BT, HV, K]; what the memory
     answers (for decode its error) [BT, HV, V]; every 16th state [M, HV, K, V]. All float32, None where a rule lacks one.
 
-    Where tokens are taken by chunks: f, w and b [M, HV, K, 16], 1, 0 and 0 past the last token; the states and what tokens of a
-    chunk read of each other [M, HV, 16, 16] in the inputs' dtype; 1 / n^2 of the first step [N, HV, K]; the square of the
-    largest coefficient of every tile of slots [N, HV, tiles]."""
+    Where tokens are taken by chunks: b [M, HV, K, 16], 0 past the last token, from which f and w are found again; the states and
+    what tokens of a chunk read of each other [M, HV, 16, 16] in the inputs' dtype; 1 / n^2 of the first step [N, HV, K]; the
+    square of the largest coefficient of every tile of slots [N, HV, tiles]."""
 
     kept: Any
     turned: Any
@@ -107,7 +107,7 @@ class SphereSizes(CallSizes):
         return self.vectors(self.K)
 
     def saved(self) -> Saved:
-        f, w, b = (self.steps() for _ in range(3))
+        f, w = (None, None) if self.by_chunks else (self.steps(), self.steps())
         lengths = self.vectors(self.K) if self.free else None
         errors = self.vectors(self.V) if self.objective == "decode" else None
         scores = first_per_square = grown = steep = None
@@ -118,7 +118,7 @@ class SphereSizes(CallSizes):
         if self.decodes:
             steep = self.empty(self.M, self.HV, self.decode_tile["W"], dtype=torch.int32)
         states = self.state(self.M, self.dtype if self.by_chunks else torch.float32)
-        return Saved(f, w, b, lengths, errors, states, scores, first_per_square, grown, steep)
+        return Saved(f, w, self.steps(), lengths, errors, states, scores, first_per_square, grown, steep)
 
     def record_blocks(self, recorder: Recorder, x: SphereInputs) -> TensorSpec | None:
         """The table that the place of 16 tokens is read from, where it does not follow from their number."""
@@ -141,14 +141,16 @@ def shapes(x: SphereInputs, device: torch.device, options: Sequence[Any], final:
 def forward(recorder: Recorder, x: SphereInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
     sizes = SphereSizes(x, *options)
     (o, S), saved = shapes(x, device, options, final)
+    steps = saved
     if sizes.by_chunks:
-        forward_by_chunks(recorder, x, sizes, o, S, saved)
+        steps = saved._replace(kept=sizes.steps(), turned=sizes.steps())
+        forward_by_chunks(recorder, x, sizes, o, S, steps)
     if sizes.decodes:
         forward_decoding(recorder, x, sizes, o, S, saved)
         return (o, S), saved
     recorder.launch(
         pass_tokens, (sizes.N, sizes.HV),
-        x.q, x.k, x.v, x.gamma, x.decay, x.S, o, *saved[:6], S, saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants,
+        x.q, x.k, x.v, x.gamma, x.decay, x.S, o, *steps[:6], S, saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants,
         **tile(sizes.K, sizes.V),
     )  # fmt: skip
     return (o, S), saved
@@ -206,8 +208,10 @@ def backward(
     layout = tile(sizes.K, sizes.V)
     parts = TensorSpec((layout["W"], 2, *sizes.rows, sizes.HV), torch.float32)
     gates = sizes.B * sizes.T * sizes.HV
+    steps = saved
     if sizes.by_chunks:
-        backward_by_chunks(recorder, x, sizes, saved, do, d_end, dq, dk, dv, parts, dS)
+        kept, turned = backward_by_chunks(recorder, x, sizes, saved, do, d_end, dq, dk, dv, parts, dS)
+        steps = saved._replace(kept=kept, turned=turned)
     if sizes.decodes:
         recorder.launch(
             decode_tokens_back, (sizes.N, sizes.HV),
@@ -219,7 +223,7 @@ def backward(
         scratch = sizes.state(sizes.N * (EVERY.value // FEW.value))
         recorder.launch(
             pass_tokens_back, (sizes.N, sizes.HV),
-            x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *saved[:6], scratch, dq, dk, dv, parts, gates, dS,
+            x.q, x.k, x.v, x.gamma, x.decay, x.S, do, d_end, *steps[:6], scratch, dq, dk, dv, parts, gates, dS,
             saved.grown, x.cu_seqlens, sizes.T, sizes.HV, **sizes.constants, **layout,
         )  # fmt: skip
     counts = [0 if gate is None else prod(gate.shape) for gate in (x.gamma, x.decay)]
@@ -234,35 +238,37 @@ def backward(
 def backward_by_chunks(
     recorder: Recorder, x: SphereInputs, sizes: SphereSizes, saved: Saved, do: Any, d_end: Any, dq: Any, dk: Any, dv: Any,
     parts: Any, dS: Any,
-) -> None:  # fmt: skip
-    """The gradients in the slots of a chunk by their products with what lies before."""
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    """The gradients in the slots of a chunk by their products with what lies before. Returns two tensors [M, HV, K, 16] that
+    nothing reads afterwards: memory for f and w where the pass from token to token takes over."""
     blocks = sizes.record_blocks(recorder, x)
     pairs = sizes.empty(sizes.M, sizes.HV, EVERY.value, sizes.K + EVERY.value, dtype=torch.float32)
     reads = sizes.empty(sizes.M, sizes.HV, EVERY.value, EVERY.value, dtype=torch.float32)
+    gates = sizes.empty(sizes.M, sizes.HV, 2, EVERY.value, dtype=torch.float32)
     A, D, adjoints = sizes.steps(), sizes.steps(), sizes.state(sizes.M, sizes.dtype)
     options = {
         **{name: sizes.constants[name] for name in ("K", "V", "HEADS_K", "HEADS_GAMMA", "HEADS_DECAY")},
         "HV": sizes.HV, "BV": padded(sizes.V, 64), "OBJECTIVE": sizes.objective, "PRECISION": sizes.precision,
     }  # fmt: skip
     inputs = x.k, x.v, x.gamma, x.decay
-    steps = saved.kept, saved.turned, saved.along
-    widths = {name: options[name] for name in ("HV", "K", "V", "BV", "HEADS_K", "PRECISION")}
     recorder.launch(
         prepare_turns_back, (sizes.M, sizes.HV),
-        x.q, x.v, do, saved.kept, saved.turned, saved.states, pairs, reads, A, D, dq, blocks, sizes.T, **widths, num_warps=1,
-        num_stages=1,
+        x.q, *inputs, do, saved.along, saved.first_per_square, saved.states, pairs, reads, gates, A, D, dq, blocks, sizes.T,
+        **options, num_warps=1, num_stages=1,
+        maxnreg=168 if sizes.dtype.itemsize == 2 else None,  # so that a multiprocessor runs 12 programs, not 8
     )  # fmt: skip
     slots = 16 if sizes.K <= 64 else 32  # of a program; with 32 of them its registers hold less ahead
     recorder.launch(
         turn_slots_back, (sizes.N, sizes.HV, -(-sizes.K // slots)),
-        x.q, *inputs, do, d_end, *steps, saved.first_per_square, A, D, pairs, saved.states, adjoints, dS, x.cu_seqlens, sizes.T,
-        **options, SLOTS=slots, PAIRS_AHEAD=slots == 16, num_warps=slots // 2, num_stages=1,
+        x.q, *inputs, do, d_end, saved.along, saved.first_per_square, A, D, pairs, saved.states, adjoints, dS, x.cu_seqlens,
+        sizes.T, **options, SLOTS=slots, PAIRS_AHEAD=slots == 16, num_warps=slots // 2, num_stages=1,
     )  # fmt: skip
     recorder.launch(
         slot_gradients, (sizes.M, sizes.HV),
-        *inputs, do, *steps, saved.states, saved.first_per_square, pairs, saved.scores, A, D, adjoints, dk, dv, parts,
+        *inputs, do, saved.along, saved.states, saved.first_per_square, pairs, saved.scores, A, D, adjoints, dk, dv, parts,
         sizes.B * sizes.T * sizes.HV, dS, blocks, sizes.T, PARTS=parts.shape[0], **options, num_warps=1, num_stages=1,
     )  # fmt: skip
+    return A, D
 
 
 # Inputs: SphereInputs. Options: objective ("decode", "encode" or "similarity") and normalize. Outputs: o, S.

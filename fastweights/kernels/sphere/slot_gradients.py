@@ -10,36 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
-from .forward import EVERY, LEAST_DECAY, TILE, not_below
+from .forward import EVERY, TILE
 from .slot_outputs import across_borders, as_operand, load_operand, operand_tile
-from .slot_steps import block_place, inverse_root, rows_of
-
-
-@triton.jit
-def since_first(per_square, token, is_first):
-    """1 / n^2 before every step of a chunk, from that before the first step of the sequence."""
-    return tl.where((token == 0) & is_first, per_square, tl.where(per_square > 0, 1.0, 0.0))
-
-
-@triton.jit
-def step_again(
-    key, gain, d, b, per_square, F, W, square, OBJECTIVE: tl.constexpr, dtype: tl.constexpr
-):  # fmt: skip
-    """Of the steps of a chunk: the error c, gamma / n^2, decay, 1 / m, |h|^2 - b^2 times w / m, and what the gradient of b takes
-    of A and of D. key, gain, d: as they are in memory; d may be None."""
-    gain = float_or_nan(gain) * per_square
-    d = gain * 0 + 1 if d is None else not_below(float_or_nan(d), LEAST_DECAY)
-    error = float_or_nan(key) - b if OBJECTIVE == "encode" else float_or_nan(key)
-    a = gain * error
-    across = not_below(square - b * b, 0.0)
-    inverse = inverse_root(d * d + a * a * across, dtype)
-    across *= W * inverse
-    of_A, of_D = W * (W * b * F - 1), W * W * W * b
-    if OBJECTIVE == "encode":
-        of_A += gain * (inverse * b + across * F)
-        of_D -= gain * (inverse - across * W)
-    return error, gain, d, inverse, across, of_A, of_D
+from .slot_steps import block_place, rows_of, since_first, step_again
 
 
 @triton.jit
@@ -57,7 +30,7 @@ def of_first_token(x, token):
 
 @triton.jit(do_not_specialize=["T", "gates"])
 def slot_gradients(
-    k, v, gamma, decay, do, kept, turned, along, states, first_per_square, pairs, scores, A, D, adjoints,
+    k, v, gamma, decay, do, along, states, first_per_square, pairs, scores, A, D, adjoints,
     dk, dv, gate_parts, gates, d_start, blocks, T,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
@@ -85,8 +58,6 @@ def slot_gradients(
         for part in range(0, K, TILE):
             slot = part + first_slots
             in_steps, there = in_head * K * EVERY, slot < K
-            F = load_operand(kept + in_steps, token, slot, 1, EVERY, there, 1.0)
-            W = load_operand(turned + in_steps, token, slot, 1, EVERY, there, 0.0)
             b = load_operand(along + in_steps, token, slot, 1, EVERY, there, 0.0)
             A_t = load_operand(A + in_steps, token, slot, 1, EVERY, there, 0.0)
             D_t = load_operand(D + in_steps, token, slot, 1, EVERY, there, 0.0)
@@ -98,8 +69,8 @@ def slot_gradients(
                 first_per_square + (n * HV + head) * K, token, slot, per_token, 1, there & (token < EVERY), 0.0
             )
             per_square = since_first(per_square, token, is_first)
-            error, gain, d, inverse, across, of_A, of_D = step_again(
-                key, gamma_t, d_t, b, per_square, F, W, square, OBJECTIVE, dtype
+            F, W, error, gain, d, inverse, across, of_A, of_D = step_again(
+                key, gamma_t, d_t, b, per_square, square, OBJECTIVE, dtype
             )
             x = of_A * A_t + of_D * D_t
             E = F * A_t + W * D_t

@@ -10,15 +10,36 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .forward import EVERY, TILE
-from .slot_steps import block_place, is_there, of_slots, row, rows_of
+from ..math import float_or_nan
+from .forward import EVERY, LEAST_DECAY, TILE, not_below
+from .slot_steps import block_place, is_there, of_slots, of_tokens, row, rows_of, since_first
+from .slot_turns import step_of
 
 
 @triton.jit
-def steps_of(x, in_head, part, K: tl.constexpr, WIDE: tl.constexpr, other):
-    """The steps of a chunk [16, WIDE], of x [M, HV, K, 16]."""
-    slot = part + tl.arange(0, WIDE)[:, None]
-    return tl.trans(tl.load(x + in_head * K * EVERY + slot * EVERY + tl.arange(0, EVERY)[None, :], slot < K, other))
+def steps_of(
+    k, gates, squares, first_per_square, decay, b, place, sequence_head, token, slot, count, is_first, HV: tl.constexpr,
+    K: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """f and w of a chunk [16, TILE] from b; gates: see `store_gates`."""
+    key = of_slots(k, place, token, slot, count, HV, K, HEADS_K).to(tl.float32)
+    per_square = tl.load(first_per_square + sequence_head * K + slot, slot < K, 0.0)
+    gain = tl.load(gates + token) * since_first(per_square, token, is_first)
+    d = 1.0 if decay is None else tl.load(gates + EVERY + token)
+    f, w = step_of(key, gain, d, tl.load(squares + token), b, OBJECTIVE, dtype)
+    return tl.where(token < count, f, 1.0), w
+
+
+@triton.jit
+def store_gates(
+    gates, gamma, decay, place, count, HV: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr
+):  # fmt: skip
+    """gamma and decay of a chunk [2, 16] as its steps take them: four tokens are then one load."""
+    token = tl.arange(0, EVERY)[None, :]
+    tl.store(gates + token, float_or_nan(of_tokens(gamma, place, token, count, HV, HEADS_GAMMA, 0.0)))
+    if decay is not None:
+        d = float_or_nan(of_tokens(decay, place, token, count, HV, HEADS_DECAY, 1.0))
+        tl.store(gates + EVERY + token, not_below(d, LEAST_DECAY))
 
 
 @triton.jit
@@ -61,42 +82,48 @@ def products_of_outputs(query, F, W, slot_do, reads, token):
 
 @triton.jit(do_not_specialize=["T"])
 def prepare_turns_back(
-    q, v, do, kept, turned, states, pairs, reads, A, D, dq, blocks, T,
-    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_K: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, gamma, decay, do, along, first_per_square, states, pairs, reads, gates, A, D, dq, blocks, T,
+    HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr,
+    HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """pairs [M, HV, 16, K + 16]: the products of a chunk's h with the slots at its start and with each other, but those of the
     first h, which nobody needs: their place holds the squares. reads [M, HV, 16, 16]: the products of its output gradients with
-    its h. A, D [M, HV, K, 16]: as far as they come from its own outputs."""
+    its h. gates [M, HV, 2, 16]: see `store_gates`. A, D [M, HV, K, 16]: as far as they come from its own outputs."""
     m, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    first, count, _, _ = block_place(blocks, m, T)
+    first, count, n, is_first = block_place(blocks, m, T)
     if count > 0:
         place, in_head = first * HV + head, m * HV + head
         token, other = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
         channel = tl.arange(0, BV)[None, :]
         h, grad_o = rows_of(v, first, count, head, HV, V, BV), rows_of(do, first, count, head, HV, V, BV)
         reads += in_head * EVERY * EVERY
+        gates += in_head * 2 * EVERY
         pairs += in_head * EVERY * (K + EVERY)
         in_pairs = pairs + token * (K + EVERY)
         tl.store(reads + token * EVERY + other, tl.dot(grad_o, tl.trans(h), input_precision=PRECISION))
         products = tl.dot(h, tl.trans(h), input_precision=PRECISION)
         squares = tl.sum(tl.where(token == other, products, 0.0), 0, keep_dims=True)
         tl.store(in_pairs + K + other, tl.where(token == 0, squares, products))
+        store_gates(gates, gamma, decay, place, count, HV, HEADS_GAMMA, HEADS_DECAY)
         tl.debug_barrier()
         states += in_head * K * V
         for part in range(0, K, TILE):
             # A thread loads one slot, not neighbours at once, so that it gets all tokens of that slot.
             slot = part + tl.multiple_of(tl.arange(0, TILE)[None, :], [1, 1])
-            F, W = steps_of(kept, in_head, part, K, TILE, 1.0), steps_of(turned, in_head, part, K, TILE, 0.0)
             state_row = part + tl.arange(0, TILE)[:, None]
+            b = tl.trans(tl.load(along + in_head * K * EVERY + state_row * EVERY + other, state_row < K, 0.0))
             S = tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0)
             slot_h = tl.trans(tl.dot(S, tl.trans(h), input_precision=PRECISION))
             slot_do = tl.trans(tl.dot(S, tl.trans(grad_o), input_precision=PRECISION))
             query = of_slots(q, place, token, slot, count, HV, K, HEADS_K).to(tl.float32)
             # The layout of what was loaded last, as in `turn_slots`.
+            b = tl.where(token < EVERY, b, query)
+            F, W = steps_of(
+                k, gates, pairs + K, first_per_square, decay, b, place, n * HV + head, token, slot, count, is_first, HV, K,
+                OBJECTIVE, HEADS_K, v.dtype.element_ty,
+            )  # fmt: skip
             slot_do = tl.where(token < count, slot_do, query)
             tl.store(in_pairs + slot, tl.where(token < count, slot_h, 0.0 * query), slot < K)
-            F, W = tl.where(token < count, F, query), tl.where(token < count, W, query)
-            F = tl.where(token < count, F, 1.0)
             from_A, from_D, d_query = products_of_outputs(query, F, W, slot_do, reads, token)
             store_steps(A, from_A, in_head, part, K, TILE)
             store_steps(D, from_D, in_head, part, K, TILE)

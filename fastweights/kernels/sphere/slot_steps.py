@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .forward import EVERY, TILE
+from ..math import float_or_nan
+from .forward import EVERY, LEAST_DECAY, TILE, not_below
 
 
 @triton.jit
@@ -52,6 +53,31 @@ def inverse_root(x, dtype: tl.constexpr):
             "rsqrt.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
     return found
+
+
+@triton.jit
+def since_first(per_square, token, is_first):
+    """1 / n^2 before every step of a chunk, from that before the first step of the sequence."""
+    return tl.where((token == 0) & is_first, per_square, tl.where(per_square > 0, 1.0, 0.0))
+
+
+@triton.jit
+def step_again(key, gain, d, b, per_square, square, OBJECTIVE: tl.constexpr, dtype: tl.constexpr):
+    """Of the steps of a chunk, from b and |h|^2: f, w, the error c, gamma / n^2, decay, 1 / m, |h|^2 - b^2 times w / m, and what
+    the gradient of b takes of A and of D. key, gain, d: as they are in memory; d may be None."""
+    gain = float_or_nan(gain) * per_square
+    d = gain * 0 + 1 if d is None else not_below(float_or_nan(d), LEAST_DECAY)
+    error = float_or_nan(key) - b if OBJECTIVE == "encode" else float_or_nan(key)
+    a = gain * error
+    across = not_below(square - b * b, 0.0)
+    inverse = inverse_root(d * d + a * a * across, dtype)
+    F, W = (d - a * b) * inverse, a * inverse
+    across *= W * inverse
+    of_A, of_D = W * (W * b * F - 1), W * W * W * b
+    if OBJECTIVE == "encode":
+        of_A += gain * (inverse * b + across * F)
+        of_D -= gain * (inverse - across * W)
+    return F, W, error, gain, d, inverse, across, of_A, of_D
 
 
 @triton.jit

@@ -18,8 +18,7 @@ import triton.language as tl
 
 from .forward import EVERY, edges
 from .layout import hidden
-from .slot_gradients import since_first, step_again
-from .slot_steps import of_tokens, rows_of
+from .slot_steps import of_tokens, rows_of, since_first, step_again
 
 
 @triton.jit
@@ -85,15 +84,15 @@ def slots_rows(x, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, 
 
 @triton.jit
 def load_steps_of_chunk(
-    q, k, gamma, decay, kept, turned, A, D, pairs, place, in_head, left, token, slot,
+    q, k, gamma, decay, A, D, pairs, place, in_head, left, token, slot,
     HV: tl.constexpr, K: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """As they are in memory: f, w, A, D, query, key, gamma, decay and the square of h."""
+    """As they are in memory: A, D, query, key, gamma, decay and the square of h."""
     in_steps = (in_head * K + slot) * EVERY + token
     gain = of_tokens(gamma, place, token, left, HV, HEADS_GAMMA, 0.0)
     d = gain if decay is None else of_tokens(decay, place, token, left, HV, HEADS_DECAY, 1.0)
     return (
-        tl.load(kept + in_steps), tl.load(turned + in_steps), tl.load(A + in_steps), tl.load(D + in_steps),
+        tl.load(A + in_steps), tl.load(D + in_steps),
         slots_rows(q, place, token, slot, left, HV, K, HEADS_K), slots_rows(k, place, token, slot, left, HV, K, HEADS_K),
         gain, d, tl.load(pairs + in_head * EVERY * (K + EVERY) + K + token),
     )  # fmt: skip
@@ -116,7 +115,7 @@ def load_pairs(pairs, in_head, token, slot, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def turn_slots_back(
-    q, k, v, gamma, decay, do, d_end, kept, turned, along, first_per_square, A, D, pairs, states, adjoints, d_start, cu_seqlens,
+    q, k, v, gamma, decay, do, d_end, along, first_per_square, A, D, pairs, states, adjoints, d_start, cu_seqlens,
     T, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr, SLOTS: tl.constexpr, PRECISION: tl.constexpr,
     PAIRS_AHEAD: tl.constexpr,
@@ -154,8 +153,8 @@ def turn_slots_back(
         ahead = tl.maximum(begin - EVERY, first)
         before_head = (m - tl.where(begin > first, 1, 0)) * HV + head
         left = tl.minimum(stop - ahead, EVERY).to(tl.int32)
-        f, w, next_A, next_D, next_query, key, gain, d, square = load_steps_of_chunk(
-            q, k, gamma, decay, kept, turned, A, D, pairs, ahead * HV + head, before_head, left, token, slot, HV, K,
+        next_A, next_D, next_query, key, gain, d, square = load_steps_of_chunk(
+            q, k, gamma, decay, A, D, pairs, ahead * HV + head, before_head, left, token, slot, HV, K,
             HEADS_K, HEADS_GAMMA, HEADS_DECAY,
         )  # fmt: skip
         if PAIRS_AHEAD:
@@ -184,10 +183,10 @@ def turn_slots_back(
         whole = tl.sum(tl.where(token == EVERY - 1, from_start * F, 0.0), 1, keep_dims=True)
         read_here, turned_here = from_start * F * query, from_start * (of_A * A_t + of_D * D_t)
         # Of the chunk before, all that does not need L.
-        F, W, A_t, D_t, query = f, w, next_A, next_D, next_query.to(tl.float32)
+        A_t, D_t, query = next_A, next_D, next_query.to(tl.float32)
         per_square = since_first(per_square_first, token, begin <= first + EVERY)
-        _, _, _, _, _, of_A, of_D = step_again(
-            key, gain, None if decay is None else d, b, per_square, F, W, square, OBJECTIVE, dtype
+        F, W, _, _, _, _, _, of_A, of_D = step_again(
+            key, gain, None if decay is None else d, b, per_square, square, OBJECTIVE, dtype
         )
         f1, f2, f4, f8, w1 = factors_before(F, W, token)
         if not PAIRS_AHEAD:
