@@ -1,27 +1,34 @@
 """Runs the tests that need a GPU and those of kernels on it, and writes what passed, the worst errors and the versions.
 
-python benchmarks/gpu_tests.py [arguments of pytest, such as -n 8]
+    python benchmarks/gpu_tests.py [arguments of pytest, such as -n 8 tests/gpu]
+    python benchmarks/gpu_tests.py tests/gpu/test_large_tensors.py      one process: these take the GPU's memory for themselves
 
-Into gpu_tests.json, or where -k or files choose among the tests into gpu_tests_chosen.json. An interrupted run (Ctrl-C, or
-`timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and that it was interrupted.
+Writes benchmarks/results/gpu_tests.json. A run may be split by files: as long as the Python files of the ops stay the same, the
+files of tests that are not run again keep their counts. With -k or a single test nothing is written. An interrupted run (Ctrl-C,
+or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and that it was interrupted.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from environment import describe, write_json
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULT = ROOT / "benchmarks" / "results" / "gpu_tests.json"
+COUNTED = ("passed", "failed", "skipped")
+WORST = "worst relative errors against float64"
 
 
 def run(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
@@ -34,6 +41,32 @@ def run(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
         return process.wait(), True
 
 
+def outcome(case: ElementTree.Element) -> str:
+    kinds = {child.tag for child in case}
+    return "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+
+
+def read_report(suite: ElementTree.Element, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts per file of tests and the worst errors by op, backend, and dtype with what was compared; with those of `before`, the
+    result of an earlier run, but for the files that ran again."""
+    files: dict[str, dict[str, int]] = {}
+    worst: dict[str, dict[str, dict[str, float]]] = {
+        op: {backend: dict(errors) for backend, errors in backends.items()}
+        for op, backends in before.get(WORST, {}).items()
+    }
+    for case in suite.iter("testcase"):
+        counts = files.setdefault(case.attrib["classname"], dict.fromkeys(COUNTED, 0))
+        counts[outcome(case)] += 1
+        recorded = {entry.attrib["name"]: entry.attrib["value"] for entry in case.iter("property")}
+        if "op" in recorded:
+            errors = worst.setdefault(recorded.pop("op"), {}).setdefault(recorded.pop("backend"), {})
+            for what, error in recorded.items():
+                errors[what] = max(errors.get(what, 0.0), float(error))
+    files = {**before.get("files", {}), **files}
+    totals = {what: sum(counts[what] for counts in files.values()) for what in COUNTED}
+    return {**totals, "files": dict(sorted(files.items())), WORST: worst}
+
+
 def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("these tests need an NVIDIA GPU, and torch sees none")
@@ -43,26 +76,18 @@ def main() -> None:
         # The references run on the CPU, in as many processes as pytest is given.
         code, interrupted = run(command, {"OMP_NUM_THREADS": "1", **os.environ})
         suite = ElementTree.parse(report).getroot()
-    # By op, backend, and dtype with what was compared.
-    worst: dict[str, dict[str, dict[str, float]]] = {}
-    for case in suite.iter("testcase"):
-        recorded = {entry.attrib["name"]: entry.attrib["value"] for entry in case.iter("property")}
-        if "op" in recorded:
-            errors = worst.setdefault(recorded.pop("op"), {}).setdefault(recorded.pop("backend"), {})
-            for what, error in recorded.items():
-                errors[what] = max(errors.get(what, 0.0), float(error))
-    counts = next(suite.iter("testsuite")).attrib
-    failed = int(counts["failures"]) + int(counts["errors"])
+    if any(argument == "-k" or "::" in argument for argument in sys.argv[1:]):
+        sys.exit(code)
+    where = describe()
+    before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    if before.get("source") != where["source"]:
+        before = {}
     content = {
-        **describe(), "device": torch.cuda.get_device_name(), "transformers": transformers.__version__,
-        "arguments": sys.argv[1:], "interrupted": interrupted,
-        "passed": int(counts["tests"]) - failed - int(counts["skipped"]), "failed": failed, "skipped": int(counts["skipped"]),
-        "worst relative errors against float64": worst,
+        **where, "device": torch.cuda.get_device_name(), "transformers": transformers.__version__,
+        "interrupted": interrupted or before.get("interrupted", False), **read_report(suite, before),
     }  # fmt: skip
-    chosen = any(argument == "-k" or argument.startswith("tests") for argument in sys.argv[1:])
-    result = RESULTS / ("gpu_tests_chosen.json" if chosen else "gpu_tests.json")
-    write_json(result, content)
-    print(f"written to {result}")
+    write_json(RESULT, content)
+    print(f"written to {RESULT}")
     sys.exit(code)
 
 

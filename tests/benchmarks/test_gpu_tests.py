@@ -1,0 +1,24 @@
+"""The report of tests on a GPU: counted per file, and continued by another run."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+from gpu_tests import WORST, read_report
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.gpu.test_a" name="x"><properties>
+  <property name="op" value="mesa"/><property name="backend" value="triton"/><property name="bfloat16 values" value="{error}"/>
+</properties></testcase>
+<testcase classname="tests.gpu.test_a" name="y"><failure message="wrong"/></testcase>
+<testcase classname="tests.gpu.test_{second}" name="z"><skipped message="no"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_files_that_ran_again_are_counted_once() -> None:
+    first = read_report(ElementTree.fromstring(REPORT.format(error=0.002, second="b")), {})
+    assert (first["passed"], first["failed"], first["skipped"]) == (1, 1, 1)
+    again = read_report(ElementTree.fromstring(REPORT.format(error=0.001, second="c")), first)
+    assert (again["passed"], again["failed"], again["skipped"]) == (1, 1, 2)
+    assert list(again["files"]) == ["tests.gpu.test_a", "tests.gpu.test_b", "tests.gpu.test_c"]
+    assert again[WORST] == {"mesa": {"triton": {"bfloat16 values": 0.002}}}
