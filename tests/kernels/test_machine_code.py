@@ -41,6 +41,7 @@ SPILLED = {
     "carry_inverse": 896,  # at 128 channels; at 64 channels 216
     "solve_tokens": 16,
     "decode_inverse_gram": 64,
+    "chunk_state_backward": 16,  # of variational linear attention at 128 channels
     "chunk_sums": 192,  # on sm_80: the tiles are those of Hopper
     "direction_gradients": 64,
     "solve_chunk": 960,

@@ -51,12 +51,12 @@ def backward(
         """P^T dO, or with the states' gradients all of dV; and dP."""
         recorder.launch(
             value_grads, (sizes.M, HV),
-            chunks.q, chunks.write_key, chunks.u, do, saved.G, chunks.P, dh, out, dP, None, *place, scale, sizes.H, HV,
-            **shared, STATES=dh is not None, **sizes.tile_options("value_grads", "BK", "BV"),
+            chunks.q, chunks.write_key, chunks.u, do, saved.G, chunks.P, dh, out, dP, None, x.divisor, *place, scale, sizes.H, HV,
+            **shared, STATES=dh is not None, FINER=sizes.finer, **sizes.tile_options("value_grads", "BK", "BV"),
         )  # fmt: skip
 
     if sizes.delta:
-        du = sizes.per_token(HV, V)
+        du = sizes.per_token(HV, V, dtype=float32 if sizes.finer else None)
         through_scores(du, None)
     dh, dS = pass_state_back(recorder, x, sizes, chunks, saved, scale, do, du, dS_end, state_grads, shared)
     if not sizes.delta:
@@ -86,7 +86,7 @@ def backward(
         recorder.launch(
             chunk_gradients, (parts * sizes.M, HV),
             x.q, x.k, chunks.plain_write_key, x.v, x.beta, saved.G, chunks.u, du, do, dP, h, dh, *place, scale,
-            dq, dk, dw, dv, gate_grads, None, stride, sizes.H, HV, DECAY=sizes.decay, PAIRS=True, **common,
+            dq, dk, dw, dv, gate_grads, None, x.divisor, stride, sizes.H, HV, DECAY=sizes.decay, PAIRS=True, **common,
             **sizes.tile_options("chunk_gradients", "BK", "BV"),
         )  # fmt: skip
     dprecond_g = dprecond_beta = center_grads = dA = None
@@ -118,8 +118,9 @@ def pass_state_back(
     def launch(start: TensorSpec | None, end: TensorSpec | None, summary: bool) -> None:
         recorder.launch(
             chunk_state_backward, (-(-V // tile.BV) * sizes.P, HV),
-            chunks.q, chunks.write_key, chunks.write_key_rest, chunks.W, saved.T, du, do, saved.G, chunks.last_gate, start, dh,
-            end, saved.segment_table, sizes.T, scale, sizes.H, HV, PK=tile.BK, BV=tile.BV, **shared,
+            chunks.q, chunks.write_key, chunks.write_key_rest, chunks.W, x.k if sizes.finer else None, x.divisor, saved.T,
+            du, do, saved.G, chunks.last_gate, start, dh, end, saved.segment_table, sizes.T, scale, sizes.H, HV,
+            PK=tile.BK, BV=tile.BV, **shared,
             DELTA=sizes.delta, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,
             num_warps=tile.num_warps,
         )  # fmt: skip

@@ -80,7 +80,7 @@ def record_outputs(
         chunks.q, chunks.write_key, chunks.u, saved.G, chunks.P, h, o, chunks.q_rest, x.divisor, saved.chunk_table, sizes.T,
         scale, sizes.H, HV,
         K=K, V=V, HEADS_Q=sizes.group(chunks.q), HEADS_K=sizes.group(chunks.write_key), DECAY=sizes.decay,
-        PRECISION=sizes.precision, **sizes.tile_options("chunk_output", "BK", "BV"),
+        FINER=sizes.finer, PRECISION=sizes.precision, **sizes.tile_options("chunk_output", "BK", "BV"),
     )  # fmt: skip
 
 
@@ -92,7 +92,8 @@ def transform_chunks(
     keys = saved.write_keys if sizes.precond else x.k if x.write_key is None else x.write_key
     gates = {"HEADS_G": sizes.group(x.g), "HEADS_BETA": sizes.group(x.beta), "HEADS_W": sizes.group(keys)}
     place = saved.chunk_table, sizes.T
-    W = sizes.per_token(HV, K) if sizes.delta else None
+    # A backward with finer write keys does without W.
+    W = sizes.per_token(HV, K) if sizes.delta and not (reuse_saved and sizes.finer) else None
     u = x.v if saved.u is None else saved.u
     if sizes.decay == 2:
         Qd, Ke = (sizes.per_token(HV, K) for _ in range(2))
@@ -103,7 +104,7 @@ def transform_chunks(
             PRECISION=sizes.precision, **sizes.tile_options("wy_transform_channel", "BK", "BV"),
         )  # fmt: skip
         return ChunkOperands(Qd, Ke, W, u, keys, P, last_gate)
-    if sizes.delta:
+    if sizes.delta and W is not None:
         recorder.launch(
             wy_transform, grid, x.k, keys, x.v, x.beta, x.g, saved.T, W, u, saved.G, *place,
             sizes.H, HV, K=K, V=V, **gates, WRITE=sizes.writes, DECAY=sizes.decay == 1, REUSE_SAVED=reuse_saved,
@@ -148,6 +149,6 @@ def join_segments(
     recorder.launch(
         combine_segments, (-(-sizes.V // tile.BV) * sizes.N, sizes.HV),
         begin, added, transitions, x.cu_seqlens, sizes.T, sizes.segment_tokens, sizes.HV, K=sizes.K, PK=padded(sizes.K),
-        V=sizes.V, DELTA=sizes.delta, BACK=back, BEGUN=begin is not None, PRECISION=sizes.precision,
-        **sizes.tile_options("combine_segments", "BK", "BV"),
+        V=sizes.V, DELTA=sizes.delta, BACK=back, BEGUN=begin is not None,
+        PRECISION="tf32x3" if sizes.lasting else sizes.precision, **sizes.tile_options("combine_segments", "BK", "BV"),
     )  # fmt: skip

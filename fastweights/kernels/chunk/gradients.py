@@ -54,7 +54,7 @@ def over_values(
         to_q = tl.dot(grad_o, tl.trans(S), to_q, input_precision=PRECISION)
         to_w = tl.dot(written, tl.trans(dS), to_w, input_precision=PRECISION)
         if DELTA:
-            corrected = tl.load(z + start * V + at, narrow, 0.0)
+            corrected = tl.load(z + start * V + at, narrow, 0.0).to(grad_o.dtype)
             if part == 0 and v is not None:
                 full = tl.load(z + start * V + at, narrow, 0.0, eviction_policy="evict_last").to(tl.float32)
                 to_beta += tl.sum(full * tl.load(v + start * V + at, narrow, 0.0).to(tl.float32), 1)
@@ -67,14 +67,14 @@ def over_values(
 @triton.jit(do_not_specialize=["time", "stride"])
 def chunk_gradients(
     q, k, write_key, v, beta, gate, u, z, do, dP, h, dh, chunks, time, scale,
-    dq, dk, dw, dv, gate_grads, q_rest, stride, H, HV,
+    dq, dk, dw, dv, gate_grads, q_rest, divisor, stride, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     HEADS_BETA: tl.constexpr, HEADS_W: tl.constexpr,
     WRITE: tl.constexpr, DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """gate_grads: partial sums of dbeta and dg [K tiles, 2, BT, HV], `stride` from tile to tile. Without WRITE dk holds both
     roles of the key. Where beta, v, dv and gate_grads are None, z is the gradient of the memory's answers, negated. Without
-    PAIRS, which DELTA needs, dw and dg lack what dP gives to them."""
+    PAIRS, which DELTA needs, dw and dg lack what dP gives to them. divisor [BT, HV] of the outputs, or None; dP comes divided."""
     PARTS: tl.constexpr = (K + BK - 1) // BK
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -113,6 +113,8 @@ def chunk_gradients(
         to_w *= tl.exp2(total - decay)[:, None]
         at_last = tl.exp2(total) * tl.sum(across, 0) + tl.sum(writes.to(tl.float32) * to_w)
     to_q *= scale
+    if divisor is not None:
+        to_q /= tl.load(divisor + start + row, live, 1.0)[:, None]
     if PAIRS:
         to_q = tl.dot(to_P, writes, to_q, input_precision=PRECISION)
     queries = tl.load(q + key_start + at_key, here, 0.0)

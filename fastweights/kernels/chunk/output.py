@@ -13,14 +13,20 @@ from ..math import is_bad, or_nan, so_far, spoiled_somewhere, without
 from ..packing import chunk_place
 
 
+@triton.jit
+def left_by_rounding(x, rounded):
+    """What x, in float32, lacks in 16 bits, in 16 bits as well."""
+    return (x - rounded.to(tl.float32)).to(rounded.dtype)
+
+
 @triton.jit(do_not_specialize=["time"])
 def chunk_output(
     q, k, u, gate, P, states, o, q_rest, divisor, chunks, time, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
-    DECAY: tl.constexpr, PRECISION: tl.constexpr,
+    DECAY: tl.constexpr, FINER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """With DECAY 2 q comes decayed and scaled and P [BT, HV, 64] is given. q_rest: what q lacks, where queries are sums of two
-    tensors; divisor [BT, HV] of the outputs, or None."""
+    tensors; divisor [BT, HV] of the outputs, or None. FINER: P as the sum of two numbers of 16 bits."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -65,12 +71,18 @@ def chunk_output(
         inner *= scale
     value_type = o.dtype.element_ty
     values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0).to(value_type)
-    inner = tl.where(lower, inner, 0.0).to(value_type)
+    scores = tl.where(lower, inner, 0.0)
+    inner = scores.to(value_type)
     result = out + tl.dot(inner, values, input_precision=PRECISION)
+    if FINER:
+        rest = left_by_rounding(scores, inner)
+        result = tl.dot(rest, values, result, input_precision=PRECISION)
     if spoiled_somewhere(result):  # a bad token spoils itself and what follows
         values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0).to(value_type)
         bad = is_bad(values)  # a bad row of `inner` stays one: 0 times NaN
         result = out + tl.dot(inner, without(values, bad), input_precision=PRECISION)
+        if FINER:
+            result = tl.dot(rest, without(values, bad), result, input_precision=PRECISION)
         result = or_nan(tl.where(so_far(bad), float("nan"), result))
     if divisor is not None:
         result /= tl.load(divisor + start + row, live, 1.0)[:, None]
@@ -79,12 +91,13 @@ def chunk_output(
 
 @triton.jit(do_not_specialize=["time"])
 def value_grads(
-    q, k, u, do, gate, P, states, dv, dP, q_rest, chunks, time, scale, H, HV,
+    q, k, u, do, gate, P, states, dv, dP, q_rest, divisor, chunks, time, scale, H, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
-    DECAY: tl.constexpr, STATES: tl.constexpr, PRECISION: tl.constexpr,
+    DECAY: tl.constexpr, STATES: tl.constexpr, FINER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv = P^T dO, and with STATES (the gradients of the states at the chunks' ends) all of dV; dP [BT, HV, 64] = tril(dO u^T)
-    times the factors of P = Q KW^T. With DECAY 2 k comes decayed, P is given, and dP is tril(dO u^T) alone."""
+    times the factors of P = Q KW^T. With DECAY 2 k comes decayed, P is given, and dP is tril(dO u^T) alone. divisor [BT, HV] of
+    the outputs, or None: the rows of P and dP are divided, as dO is exact. FINER: P as the sum of two numbers of 16 bits."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
     if count == 0:
@@ -116,7 +129,14 @@ def value_grads(
         inner *= pair
     elif DECAY == 0:
         inner *= scale
-    weights = tl.trans(tl.where(lower, inner, 0.0).to(do.dtype.element_ty))
+    inner = tl.where(lower, inner, 0.0)
+    if divisor is not None:
+        by = tl.load(divisor + start + row, live, 1.0)
+        inner /= by[:, None]
+    rounded = inner.to(do.dtype.element_ty)
+    weights = tl.trans(rounded)
+    if FINER:
+        rest = tl.trans(left_by_rounding(inner, rounded))
     to_P = tl.zeros((64, 64), tl.float32)
     for v0 in tl.static_range(0, V, BV):
         column = v0 + tl.arange(0, BV)
@@ -124,6 +144,8 @@ def value_grads(
         narrow = live[:, None] & (column < V)[None, :]
         grad_o = tl.load(do + start * V + at, narrow, 0.0)
         out = tl.dot(weights, grad_o, input_precision=PRECISION)
+        if FINER:
+            out = tl.dot(rest, grad_o, out, input_precision=PRECISION)
         if STATES:
             across = tl.zeros((64, BV), tl.float32)
             for k0 in tl.static_range(0, K, BK):
@@ -144,6 +166,8 @@ def value_grads(
         to_P *= pair
     elif DECAY == 0:
         to_P *= scale
+    if divisor is not None:
+        to_P /= by[:, None]
     tl.store(
         dP + start * 64 + row[:, None] * 64 + i[None, :],
         tl.where(lower, to_P, 0.0).to(dP.dtype.element_ty),

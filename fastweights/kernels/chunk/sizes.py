@@ -116,6 +116,8 @@ class ChunkSizes(CallSizes):
         self.writes = x.write_key is not None or self.precond
         self.decay = 0 if x.g is None else x.g.ndim - 2
         self.finer = x.write_key_rest is not None
+        # Without a decay, solutions as write keys forget nothing: the rounding of every segment's transition would add up.
+        self.lasting = self.delta and x.write_key is not None and self.decay == 0
         self.tile = tiles(self.K, self.V, self.dtype, self.delta, has_large_shared_memory(device), self.finer)
         programs = self.HV * -(-self.V // self.tile["chunk_state"].BV)
         self.segment = segment_length(self.B, self.T, programs, programs_at_once(self.delta))
@@ -138,9 +140,10 @@ class ChunkSizes(CallSizes):
         starts = transitions = None
         if self.segment is not None:
             starts = self.empty(P, HV, K, self.V, dtype=float32)
-            transitions = self.empty(P, HV, K, K) if self.delta else self.empty(P, HV, K, dtype=float32)
+            finer_joins = self.lasting or not self.delta
+            transitions = self.empty(P, HV, K, *([K] if self.delta else []), dtype=float32 if finer_joins else None)
         return SavedForBackward(
-            T=self.per_token(HV, CHUNK) if self.delta else None,
+            T=self.per_token(HV, CHUNK, dtype=torch.float32 if self.finer else None) if self.delta else None,
             u=self.per_token(HV, self.V, dtype=self.u_dtype) if self.delta else None,
             G=self.per_token(HV, dtype=float32) if self.decay == 1 else None,
             starts=starts,

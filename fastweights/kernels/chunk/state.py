@@ -117,14 +117,16 @@ def chunk_state(
 
 @triton.jit(do_not_specialize=["time"])
 def chunk_state_backward(
-    q, k, k_rest, W, inverse, dU, do, gate, last_gate, start, states, end, segments, time, scale, H, HV,
+    q, k, k_rest, W, read_key, divisor, inverse, dU, do, gate, last_gate, start, states, end, segments, time, scale, H, HV,
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, SUMMARY: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`start` is the gradient of the state at the end of every segment, `states` that at the end of every chunk, `end` that of
     the sequences' initial states (with SUMMARY that at the segments' start, from zero at their end). dU holds the gradient from
-    the outputs inside the chunk and is overwritten by z. With DECAY 2 q comes decayed and scaled, k decayed."""
+    the outputs inside the chunk and is overwritten by z. With DECAY 2 q comes decayed and scaled, k decayed. divisor [BT, HV] of
+    the outputs, or None. read_key, as q, in the place of W, where beta is 1 and nothing decays: W^T du = K^T z. Where keys are
+    alike the terms of T^T du cancel, and so would those of W^T du: T and dU come in float32, for a product in tf32."""
     PARTS: tl.constexpr = (V + BV - 1) // BV
     part, segment, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, stop, first_chunk, _, _, _ = segment_place(segments, segment, time)
@@ -162,8 +164,11 @@ def chunk_state_backward(
             next_decay = tl.load(gate + place - 64 * HV + row, t > first, 0.0)
             next_total = tl.load(gate + (t - 1) * HV + head, t > first, 0.0)
             grad_o = (grad_o.to(tl.float32) * (scale * tl.exp2(decay))[:, None]).to(queries.dtype)
-        elif DECAY == 0:
+        elif DECAY == 0 and divisor is None:
             grad_o = (grad_o.to(tl.float32) * scale).to(queries.dtype)
+        elif DECAY == 0:
+            by = tl.load(divisor + place + row, live, 1.0)
+            grad_o = (grad_o.to(tl.float32) * (scale / by)[:, None]).to(queries.dtype)
         if DELTA:
             keys = tl.load(
                 k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :],
@@ -184,19 +189,27 @@ def chunk_state_backward(
             if DECAY == 1:
                 du *= tl.exp2(total - decay)[:, None]
             du += tl.load(dU + place * V + row[:, None] * V + column[None, :], narrow, 0.0).to(tl.float32)
-            du_low = du.to(queries.dtype)
-            if not SUMMARY:
+            du_low = du.to(inverse.dtype.element_ty)
+            if not SUMMARY or read_key is not None:
                 T = tl.load(inverse + place * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
                 z = tl.dot(tl.trans(T), du_low, input_precision=PRECISION)
+            if not SUMMARY:
                 tl.store(dU + place * V + row[:, None] * V + column[None, :], z.to(dU.dtype.element_ty), narrow)
         if DECAY == 1:
             dS *= tl.exp2(total)
         elif DECAY == 2:
             dS *= tl.exp2(tl.load(last_gate + (m * HV + head) * K + c, c < K, 0.0))[:, None]
         dS = tl.dot(tl.trans(queries), grad_o, dS, input_precision=PRECISION)
-        if DELTA:
+        if DELTA and read_key is None:
             w = tl.load(W + place * K + row[:, None] * K + c[None, :], whole, 0.0)
             dS -= tl.dot(tl.trans(w), du_low, input_precision=PRECISION)
+        elif DELTA:
+            read = tl.load(
+                read_key + (t * (HV // HEADS_Q) + head // HEADS_Q) * K + i[:, None] * (HV // HEADS_Q * K) + c[None, :],
+                whole,
+                0.0,
+            )
+            dS = tl.dot(tl.trans(read), (-z).to(read.dtype), dS, input_precision=PRECISION)
         m -= 1
         t -= 64
     if SUMMARY:

@@ -84,5 +84,9 @@ def tiles(
         found["wy_transform"] = Tile(64, 64, 4, 1)
         for name in ("chunk_state", "segment_states", "chunk_state_backward"):
             found[name] = Tile(K, 32, 4, min(2, found[name].num_stages))
+        # T in float32 leaves room for one program per multiprocessor: at 64 channels one of all columns.
+        found["chunk_state_backward"] = Tile(K, 64 if K <= 64 else 32, 4, 2)
         found["chunk_gradients"] = Tile(64, 32, 4, 2)
+        found["chunk_output"] = Tile(128, 64, 4, 1)
+        found["value_grads"] = Tile(128, 128, 4, 1)
     return {name: t._replace(BK=min(t.BK, K), BV=min(t.BV, V)) for name, t in found.items()}

@@ -14,7 +14,7 @@ from ..chunk.sizes import ChunkSizes, KernelInputs, SavedForBackward
 from ..chunk.tiles import padded
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
-from .unit_keys import divide_rows, divisor_gradients, divisors, scan_rows, unit_key_gradients, unit_keys
+from .unit_keys import divisor_gradients, divisors, scan_rows, unit_key_gradients, unit_keys
 
 __all__ = ["PENALIZED", "PenalizedInputs"]
 
@@ -140,11 +140,8 @@ def backward(
     do, dS_end, dz_end = output_grads
     sizes, float32 = call.sizes, torch.float32
     call.record_unit_keys(recorder, saved, None)
-    undivided = TensorSpec(do.shape, do.dtype)
-    call.record(recorder, saved, divide_rows, do, saved.divisor, undivided, V=call.V, PV=padded(call.V))
-    found = delta_rule_backward(
-        recorder, call.memory, device, DELTA_RULE, call.kept(saved), (undivided, dS_end, None), state_grads
-    )
+    memory = call.memory._replace(divisor=saved.divisor)
+    found = delta_rule_backward(recorder, memory, device, DELTA_RULE, call.kept(saved), (do, dS_end, None), state_grads)
     ddivisor, sums, later = sizes.per_token(call.HV, dtype=float32), call.per_chunk(), call.per_chunk()
     heads = {**call.channels, "HEADS": call.heads}
     call.record(recorder, saved, divisor_gradients, x.q, found.q, saved.divisor, ddivisor, sums, call.eps, **heads)

@@ -128,21 +128,6 @@ def divisors(
 
 
 @triton.jit(do_not_specialize=["time"])
-def divide_rows(
-    x, divisor, out, chunks, time, HV, V: tl.constexpr, PV: tl.constexpr
-):  # fmt: skip
-    """out = x / divisor [BT, HV, V]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
-    if count == 0:
-        return
-    i, c = tl.arange(0, 64), tl.arange(0, PV)
-    live = i < count
-    share = tl.load(divisor + first * HV + head + i * HV, live, 1.0)
-    store_rows(out, token_tile(x, first, live, head, HV, c, V, 1) / share[:, None], first, live, head, HV, c, V, 1)
-
-
-@triton.jit(do_not_specialize=["time"])
 def divisor_gradients(
     q, dq, divisor, ddivisor, sums, eps, chunks, time, HV, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr
 ):  # fmt: skip

@@ -126,8 +126,8 @@ def backward(
     du, dP = sizes.per_token(HV, V, dtype=float32), sizes.per_token(HV, CHUNK)
     recorder.launch(
         value_grads, (M, HV),
-        x.q, x.k, saved.u, do, None, None, None, du, dP, None, *place, 1.0, sizes.H, HV, HEADS_Q=group, HEADS_K=group,
-        **shared, STATES=False, **sizes.tile_options("value_grads", "BK", "BV"),
+        x.q, x.k, saved.u, do, None, None, None, du, dP, None, None, *place, 1.0, sizes.H, HV, HEADS_Q=group, HEADS_K=group,
+        **shared, STATES=False, FINER=False, **sizes.tile_options("value_grads", "BK", "BV"),
     )  # fmt: skip
 
     dz, dv = sizes.per_token(HV, V), sizes.per_token(HV, V)
@@ -143,8 +143,8 @@ def backward(
     parts = -(-K // sizes.tile["chunk_gradients"].BK)
     recorder.launch(
         chunk_gradients, (parts * M, HV),
-        x.q, x.k, x.k, None, None, None, saved.u, dz, do, dP, h, dh, *place, 1.0, dq, dk, None, None, None, None, 0, sizes.H, HV,
-        **shared, HEADS_BETA=1, HEADS_W=group, WRITE=False, DELTA=True, PAIRS=True,
+        x.q, x.k, x.k, None, None, None, saved.u, dz, do, dP, h, dh, *place, 1.0, dq, dk, None, None, None, None, None, 0,
+        sizes.H, HV, **shared, HEADS_BETA=1, HEADS_W=group, WRITE=False, DELTA=True, PAIRS=True,
         **sizes.tile_options("chunk_gradients", "BK", "BV"),
     )  # fmt: skip
     return TTTInputs(dq, dk, dv, dgamma, None if x.S is None else dS)

@@ -260,8 +260,8 @@ def memory_gradients(
     dv, dP = sizes.per_token(HV, V), sizes.per_token(HV, CHUNK)
     recorder.launch(
         value_grads, (M, HV),
-        chunks.q, keys, x.v, do, saved.G, None, dh, dv, dP, saved.asked[1], *place, 1.0, HV, HV,
-        **shared, STATES=True, **sizes.tile_options("value_grads", "BK", "BV"),
+        chunks.q, keys, x.v, do, saved.G, None, dh, dv, dP, saved.asked[1], None, *place, 1.0, HV, HV,
+        **shared, STATES=True, FINER=False, **sizes.tile_options("value_grads", "BK", "BV"),
     )  # fmt: skip
     parts = -(-K // sizes.tile["chunk_gradients"].BK)
     # In float32, as what the systems add to dk cancels most of it: the better the memory, the more.
@@ -270,7 +270,7 @@ def memory_gradients(
     recorder.launch(
         chunk_gradients, (parts * M, HV),
         chunks.q, keys, keys, None, None, saved.G, x.v, None, do, dP, h, dh, *place, 1.0, dy, None, d_writes, None,
-        gate_grads, saved.asked[1],
+        gate_grads, saved.asked[1], None,
         prod(gate_grads.shape[1:]), HV, HV, K=K, V=V, HEADS_BETA=1, HEADS_W=sizes.group(keys), WRITE=True, DELTA=False,
         DECAY=1, PAIRS=False, PRECISION=sizes.precision, **sizes.tile_options("chunk_gradients", "BK", "BV"),
     )  # fmt: skip
