@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,8 @@ def passes_over_text(run: Any) -> float:
     """How many times a `LanguageRun` reads its train text, which is tokenized for it."""
     from ..data.text import PackedRows, prepare_text
 
-    text = prepare_text(run.corpus, run.tokenizer, run.cache, read_all=False)
+    corpus = replace(run.corpus)  # keeps the list of its files, thousands, which would go to every process
+    text = prepare_text(corpus, run.tokenizer, run.cache, read_all=False)
     return float(run.max_steps * run.batch_size / len(PackedRows(text.train, run.length)))
 
 

@@ -136,6 +136,7 @@ def test_text_that_would_be_read_twice_is_refused(tmp_path, monkeypatch):
         with pytest.raises(Unmeasured, match=r"reads its text [12]\.\d times") if steps > once else nullcontext():
             measure(Conditions(seeds=(0,), folder=tmp_path))
     assert [run.max_steps for run in runs] == [once]
+    assert vars(runs[0].corpus).keys() == {field.name for field in dataclasses.fields(small.corpus)}  # no list of files
 
 
 @pytest.mark.slow
