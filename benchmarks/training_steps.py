@@ -130,7 +130,7 @@ def peer_model(of_size: FastWeightsConfig) -> nn.Module:
 
 
 def build(name: str) -> tuple[nn.Module, int]:
-    """The model on the CPU, and how many tokens it knows. What is to be compiled is when it is first called."""
+    """The model, and how many tokens it knows. What is to be compiled is when it is first called."""
     if name.startswith(PEER):
         config = configuration(SAME_AS_PEER)
         model = peer_model(config)
@@ -148,8 +148,9 @@ class Trained:
 
     def __init__(self, name: str, batch: int, length: int) -> None:
         torch.manual_seed(0)
-        model, vocabulary = build(name)
-        self.model = model.cuda().train()
+        with torch.device("cuda"):  # on the CPU first values of a large model take half a minute
+            model, vocabulary = build(name)
+        self.model = model.train()
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.tokens = torch.randint(vocabulary, (batch, length), device="cuda")
