@@ -55,6 +55,8 @@ def read_report(suite: ElementTree.Element, before: Mapping[str, Any]) -> dict[s
         for op, backends in before.get(WORST, {}).items()
     }
     for case in suite.iter("testcase"):
+        if "classname" not in case.attrib:  # of a test that an interrupt has ended
+            continue
         counts = files.setdefault(case.attrib["classname"], dict.fromkeys(COUNTED, 0))
         counts[outcome(case)] += 1
         recorded = {entry.attrib["name"]: entry.attrib["value"] for entry in case.iter("property")}

@@ -12,6 +12,7 @@ REPORT = """<testsuites><testsuite>
 </properties></testcase>
 <testcase classname="tests.gpu.test_a" name="y"><failure message="wrong"/></testcase>
 <testcase classname="tests.gpu.test_{second}" name="z"><skipped message="no"/></testcase>
+<testcase time="0.1"/>
 </testsuite></testsuites>"""
 
 
