@@ -68,11 +68,9 @@ def test_requests_that_are_given_up_leave_nothing_behind(port: int) -> None:
 
 
 def test_two_engines_share_the_requests(tmp_path: Path) -> None:
-    """Each has the whole model and a pool of its own, so little that sequences give way."""
-    options = [*OPTIONS, "--data-parallel-size", "2", "--num-gpu-blocks-override", "9"]
-    with server(save(tmp_path, **SIZES), tmp_path / "log", options) as port:
-        report = check_soak(port, 24, 12)
+    """Each has the whole model and a pool of its own."""
+    with server(save(tmp_path, **SIZES), tmp_path / "log", [*OPTIONS, "--data-parallel-size", "2"]) as port:
+        check_soak(port, 24, 12)
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
             tokens = re.findall(r'vllm:generation_tokens_total\{engine="(\d)".*\} ([\d.]+)', reply.read().decode())
-    assert report["preemptions"] > 0
     assert [engine for engine, _ in tokens] == ["0", "1"] and all(float(count) > 0 for _, count in tokens)
