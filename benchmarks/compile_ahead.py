@@ -291,7 +291,7 @@ def main() -> None:
     parser.add_argument("--sizes", action="append", default=[], help="B,T,H,K,V of the ops; may be repeated")
     parser.add_argument("--training", nargs="+", default=[], metavar="NAME", help="models of training_steps.py")
     parser.add_argument("--decoding", default="", help="mixers, comma-separated")
-    parser.add_argument("--claims", default="", help="claims about recall, comma-separated")
+    parser.add_argument("--claims", default="", help="claims that train models, comma-separated")
     parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="that need a GPU, as pytest takes them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument(

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,10 @@ def outcome(case: ElementTree.Element) -> str:
 
 
 def read_report(suite: ElementTree.Element, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts per file of tests and the worst errors by op, backend, and dtype with what was compared; with those of `before`, the
-    result of an earlier run, but for the files that ran again."""
+    """Counts per file of tests, and the worst errors by op, backend, and dtype with what was compared. before: the result of an
+    earlier run. The counts of its files that did not run again stay, and so do its worst errors."""
     files: dict[str, dict[str, int]] = {}
-    worst: dict[str, dict[str, dict[str, float]]] = {
-        op: {backend: dict(errors) for backend, errors in backends.items()}
-        for op, backends in before.get(WORST, {}).items()
-    }
+    worst: dict[str, dict[str, dict[str, float]]] = deepcopy(before.get(WORST, {}))
     for case in suite.iter("testcase"):
         if "classname" not in case.attrib:  # of a test that an interrupt has ended
             continue

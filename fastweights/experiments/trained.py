@@ -113,10 +113,11 @@ def recall_experiment(claim: str, parts: Mapping[str, Mapping[str, Any]]) -> Cal
 
 
 def language_models(claim: str, mixers: Mapping[str, Any], **settings: Any) -> Callable[[Conditions], Measurement]:
-    """Trains one language model per mixer (an entry of a configuration, by its label) and seed, several at
-    the same time: the held-out loss in nats per token by label, at the end and by context length; NaN for a training whose
-    loss was no longer finite. Labels whose loss was still falling are marked. With log_every=1 also how gradients spike:
-    quantiles of their norms over the median. The seed sets first weights and the order of the data."""
+    """Trains one language model per mixer (an entry of a configuration, by its label) and seed, several at the same
+    time: the held-out loss in nats per token by label, at the end and by context length; NaN for a training whose loss was no
+    longer finite. Labels whose loss was still falling are marked. With log_every=1 also how gradients spike: quantiles of their
+    norms over the median. The seed sets first weights and the order of the data. Text is read once at most: where there is too
+    little of it, nothing is measured."""
 
     def measure(conditions: Conditions) -> Measurement:
         try:
@@ -167,7 +168,7 @@ def passes_over_text(run: Any) -> float:
     """How many times a `LanguageRun` reads its train text, which is tokenized for it."""
     from ..data.text import PackedRows, prepare_text
 
-    corpus = replace(run.corpus)  # keeps the list of its files, thousands, which would go to every process
+    corpus = replace(run.corpus)  # a corpus caches the list of its files, which would be sent to every process
     text = prepare_text(corpus, run.tokenizer, run.cache, read_all=False)
     return float(run.max_steps * run.batch_size / len(PackedRows(text.train, run.length)))
 

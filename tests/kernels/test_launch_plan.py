@@ -213,9 +213,18 @@ def test_this_thread_parses_before_others_do(
     x = TensorSpec((8,), torch.float32)
     launch = private_api.Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": 32, "HEADS_G": 4})
     monkeypatch.setattr(chunk_cumsum, "hash", None)
+
+    def parsed(kernel: JITCallable) -> Any:
+        order.append(current_thread())
+        return parse(kernel)
+
+    def begun_compile(one: private_api.Launch) -> Any:
+        order.append("begun")
+        return begin(one)
+
     with (
-        mock.patch.object(JITCallable, "parse", lambda kernel: (order.append(current_thread()), parse(kernel))[1]),
-        mock.patch.object(private_api, "_compile", lambda one: (order.append("begun"), begin(one))[1]),
+        mock.patch.object(JITCallable, "parse", parsed),
+        mock.patch.object(private_api, "_compile", begun_compile),
         mock.patch.object(chunk_cumsum, "device_caches", _fresh(chunk_cumsum)),
     ):
         private_api.compile_all([launch])
