@@ -309,7 +309,8 @@ def packed_page(content: Mapping[str, Any]) -> str:
 
 
 def tests_line(content: Mapping[str, Any]) -> str:
-    return f"{content['passed']} passed, {content['failed']} failed, {content['skipped']} skipped"
+    cut = ", interrupted before the last" if content.get("interrupted") else ""
+    return f"{content['passed']} passed, {content['failed']} failed, {content['skipped']} skipped{cut}"
 
 
 def checks_line(content: Mapping[str, Any]) -> str:

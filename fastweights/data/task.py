@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -78,8 +78,7 @@ class Task(ABC):
                 "raise length or lower pairs"
             )
         self._check()
-        for stream, split in enumerate(SPLITS):
-            check_split(partial(self._draw_associations, Draws(0, stream, 0), split), split)
+        self._check_splits()
 
     @abstractmethod
     def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Any:
@@ -113,6 +112,11 @@ class Task(ABC):
     @abstractmethod
     def _check(self) -> None:
         """ValueError when the options do not fit each other; pairs, length and vocab_size are integers by now."""
+
+    @cache  # noqa: B019  # a grid of trainings makes the same task hundreds of times
+    def _check_splits(self) -> None:
+        for stream, split in enumerate(SPLITS):
+            check_split(partial(self._draw_associations, Draws(0, stream, 0), split), split)
 
     @abstractmethod
     def _draw_associations(self, draws: Draws, split: str, rows: int) -> np.ndarray:

@@ -108,6 +108,7 @@ def test_a_model_keeps_one_layer_of_each_memory() -> None:
     assert one_of_each(preset("gdn-340m")).num_hidden_layers == 1
 
 
+@pytest.mark.slow
 @pytest.mark.compiler
 def test_language_models_of_a_claim_are_compiled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The solver and what takes its gradient: a step is taken, though no kernel gives it numbers."""

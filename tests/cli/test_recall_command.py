@@ -104,14 +104,7 @@ def killed_and_continued(tmp_path_factory):
 
 
 def kill_and_continue(output: Path) -> tuple[str, str]:
-    """Preempted, then killed, each time the parent alone; then given again in this process."""
-    process = start(command(output))
-    wait_until(lambda: list(output.glob("runs/*.checkpoint")), process)
-    end(process, signal.SIGTERM)
-    errors = process.communicate()[1]
-    assert process.returncode == 143
-    assert errors.splitlines()[-1] == STOPPED.format("stopped by SIGTERM") and "Traceback" not in errors
-
+    """Killed, the parent alone; then given again in this process."""
     process = start(command(output))
     # one run has ended, and another has been saved in its middle
     wait_until(lambda: list(output.glob("runs/*.json")) and list(output.glob("runs/*.checkpoint")), process)
@@ -135,6 +128,17 @@ def end(process: subprocess.Popen, number: int) -> None:
     left = psutil.wait_procs(workers, timeout=60)[1]
     assert not left
     assert not list(Path(process.args[process.args.index("--output") + 1]).glob("runs/.*.partial"))
+
+
+@pytest.mark.slow
+def test_a_preempted_command_says_so(tmp_path):
+    output = tmp_path / "output"
+    process = start(command(output))
+    wait_until(lambda: list(output.glob("runs/*.checkpoint")), process)
+    end(process, signal.SIGTERM)
+    errors = process.communicate()[1]
+    assert process.returncode == 143
+    assert errors.splitlines()[-1] == STOPPED.format("stopped by SIGTERM") and "Traceback" not in errors
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ def test_the_exact_posterior_is_calibrated_and_the_diagonal_is_not():
         assert found[f"diagonal posterior, {pairs} pairs: squared error over variance"] > 10
 
 
+@pytest.mark.slow
 def test_a_tiny_study_of_confidence(tmp_path, monkeypatch):
     """Through the real trainings, models and routing."""
     small = {"width": 16, "heads": 2, "layers": 1, "steps": 2, "batch_size": 2, "learning_rates": (1e-2,),

@@ -41,14 +41,12 @@ GOLDEN = [
 ]
 
 
+TAKE_SECONDS = ("lattice", "output_normalized", "palimpsa", "variational_linear_attention-plain")
+
+
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(
-            x, id=x.stem, marks=pytest.mark.slow if x.stem.startswith(("lattice", "output_normalized")) else ()
-        )
-        for x in GOLDEN
-    ],
+    [pytest.param(x, id=x.stem, marks=pytest.mark.slow if x.stem.startswith(TAKE_SECONDS) else ()) for x in GOLDEN],
 )
 def test_golden(path: Path) -> None:
     static, arrays = load(path)

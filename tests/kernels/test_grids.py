@@ -41,7 +41,10 @@ def grids(name: str, packed: bool) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
-@pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x.startswith("recursive") else ()) for x in ONE_OF_EACH_FAMILY],
+)
 def test_sequences_lie_along_the_first_axis(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastweights.kernels.availability.INTERPRETED", True)  # the ops let them have CPU tensors
     found = grids(name, packed)

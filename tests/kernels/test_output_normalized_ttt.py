@@ -28,7 +28,7 @@ def check(time: int, started: bool, cu_seqlens: Tensor | None = None, **sizes: i
         assert_close(found, wanted, 1e-5)
 
 
-@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("started", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_values_and_gradients(started: bool) -> None:
     """Over the edge of a chunk, with a last block that is not whole."""
     check(67, started)
@@ -39,6 +39,7 @@ def test_packed_sequences() -> None:
     check(69, True, torch.tensor([0, 3, 3, 4, 69]), heads=1, value_heads=2)
 
 
+@pytest.mark.slow
 def test_segments_side_by_side(short_segments: None) -> None:
     """The outputs of a long sequence are read segment by segment once its writes are known."""
     check(67, True)
@@ -67,7 +68,7 @@ def test_answers_without_a_direction() -> None:
     assert_close(got[1], wanted[1], 1e-5)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_bad_numbers(bad: float) -> None:
     """They reach what follows in their head, and nothing else; a query its own token alone. No state is infinite."""
     inputs = small(CASE, 4, heads=2).map(Tensor.requires_grad_)  # without gradients so few tokens are decoded

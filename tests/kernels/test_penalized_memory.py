@@ -38,7 +38,13 @@ def results(backend: str, tokens: dict[str, Tensor], **options: bool) -> tuple[l
     return [o.detach(), state["S"].detach(), state["z"].detach()], list(torch.autograd.grad(loss, leaves))
 
 
-@pytest.mark.parametrize(("keys", "writes", "penalty"), list(product([True, False], repeat=3)))
+FAST = [(True, True, True), (True, False, True), (False, True, False)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "writes", "penalty"),
+    [pytest.param(*x, marks=() if x in FAST else pytest.mark.slow) for x in product([True, False], repeat=3)],
+)
 def test_lengths_and_penalty(keys: bool, writes: bool, penalty: bool) -> None:
     tokens = {
         name: 0.3 * x if name == "k" else x for name, x in small(REFRESHED, 9, heads=1, value_heads=2).tokens.items()

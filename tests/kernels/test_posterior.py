@@ -36,6 +36,7 @@ def test_several_chunks_and_sequences() -> None:
     assert_close(got[1], wanted[1], CLOSE)
 
 
+@pytest.mark.slow
 def test_segments_side_by_side(short_segments: None) -> None:
     """Forwards and backwards, with a gradient of the final state."""
     case = KERNEL_CASES["palimpsa"]
@@ -45,7 +46,7 @@ def test_segments_side_by_side(short_segments: None) -> None:
     assert_close(got[1], wanted[1], CLOSE)
 
 
-@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("started", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_columns_of_several_blocks(started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of narrow heads reads several blocks of columns: here two programs with two blocks each, the last partly idle."""
     monkeypatch.setattr("fastweights.kernels.posterior.sizes.ENOUGH_PROGRAMS", 1)
@@ -71,9 +72,9 @@ def test_key_channels_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("time", "decays", "gain", "started"),
     [
-        pytest.param(24, [-0.01], 0.05, False, id="a chunk is one block"),
-        pytest.param(24, [-0.4], 0.05, False, id="blocks of several tokens"),
-        pytest.param(12, [-1.5, -3.0], 1.0, True, id="blocks of one or two tokens"),
+        pytest.param(24, [-0.01], 0.05, False, id="a chunk is one block", marks=pytest.mark.slow),
+        pytest.param(24, [-0.4], 0.05, False, id="blocks of several tokens", marks=pytest.mark.slow),
+        pytest.param(12, [-1.5, -3.0], 1.0, True, id="blocks of one or two tokens", marks=pytest.mark.slow),
         pytest.param(70, [-0.01] * 40 + [-0.5, -6.0, -0.02] * 10, 0.5, True, id="all of these"),
     ],
 )

@@ -104,7 +104,7 @@ def test_extremes_are_finite_and_agree(name: str, extreme: str) -> None:
         assert (g - w).norm() <= 1e-3 * max(float(w.norm()), 1e-3 * largest)
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0])
+@pytest.mark.parametrize("size", [pytest.param(1.0, marks=pytest.mark.slow), 30.0])
 @pytest.mark.parametrize("name", [CHEBYSHEV, CONJUGATE])
 def test_float16_whatever_the_size_of_keys(name: str, size: float) -> None:
     """Operands are float16 in units of the system. Sizes differ by token as well."""
@@ -125,7 +125,7 @@ def test_accuracy_against_a_dense_solution(half_life: float) -> None:
     ridge_accuracy.check(ridge_accuracy.errors(half_life, torch.float16, DEVICE, time=70, heads=1, width=32))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_bad_numbers(bad: float) -> None:
     """They reach what follows in their head, and nothing else; a query or a mix its own token alone."""
     case = KERNEL_CASES[CHEBYSHEV]

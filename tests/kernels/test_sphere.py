@@ -66,8 +66,9 @@ def check(
 @pytest.mark.parametrize(
     ("name", "started"),
     [
-        ("lattice-decode-decay", True), ("lattice-decode-free", True), ("lattice-encode-decay", True),
-        ("lattice-encode-free", False), ("lattice-similarity", False),
+        ("lattice-decode-decay", True), pytest.param("lattice-decode-free", True, marks=pytest.mark.slow),
+        ("lattice-encode-decay", True), pytest.param("lattice-encode-free", False, marks=pytest.mark.slow),
+        ("lattice-similarity", False),
     ],
 )  # fmt: skip
 def test_values_and_gradients(name: str, started: bool) -> None:
@@ -75,7 +76,7 @@ def test_values_and_gradients(name: str, started: bool) -> None:
     check(name, BLOCK + 2, started)
 
 
-@pytest.mark.parametrize("name", ["lattice-decode-free", "lattice-decode-decay"])
+@pytest.mark.parametrize("name", [pytest.param("lattice-decode-free", marks=pytest.mark.slow), "lattice-decode-decay"])
 def test_packed_sequences(name: str) -> None:
     """One of a block and a token, an empty one, one of a token; with groups of heads."""
     check(name, 20, True, torch.tensor([0, 17, 17, 18, 20]), heads=1, value_heads=2)
@@ -87,6 +88,7 @@ def test_any_width(key: int, value: int) -> None:
     check("lattice-decode", 3, True, key=key, value=value)
 
 
+@pytest.mark.slow
 def test_chunks_of_packed_sequences() -> None:
     """One of a block and a token, an empty one, one of a token; with groups of heads and two tiles of slots."""
     cu_seqlens = torch.tensor([0, 17, 17, 18])
@@ -128,6 +130,7 @@ def test_memory_of_a_training_step(objective: str) -> None:
     assert found <= 2.4 * step_bytes(MEMORY, (128**-0.5, 0.0, 0.0), gated)
 
 
+@pytest.mark.slow
 def test_where_coefficients_grow(monkeypatch: pytest.MonkeyPatch, plans: None) -> None:
     """Long steps along a value that slots are close to: coefficients would cancel. Tokens are passed one by one in that head, and
     only there."""
@@ -150,7 +153,7 @@ def test_where_coefficients_grow(monkeypatch: pytest.MonkeyPatch, plans: None) -
         assert relative_error(a[:, :, 1], w[:, :, 1]) > 3e-5 > relative_error(g[:, :, 1], w[:, :, 1])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["lattice-encode-decay", "lattice-decode"])
 def test_bad_numbers(name: str, bad: float) -> None:
     """They reach what follows in their head, and nothing else; a query its own token alone. No state is infinite."""
@@ -171,16 +174,16 @@ def test_bad_numbers(name: str, bad: float) -> None:
             assert torch.equal(o[:, 2:], clean[:, 2:])
 
 
-@pytest.mark.parametrize("objective", ["decode", "encode", "similarity"])
+@pytest.mark.parametrize("objective", ["decode", "encode", pytest.param("similarity", marks=pytest.mark.slow)])
 def test_slots_keep_their_length_whatever_comes(objective: str) -> None:
     """Values and keys of zeros, values along a slot, a slot of zeros, long steps: nothing is NaN, lengths stay 1 or 0."""
     generator = torch.Generator().manual_seed(0)
-    k, q = (torch.randn(1, 40, 1, 4, generator=generator) for _ in range(2))
-    v = F.normalize(torch.randn(1, 40, 1, 8, generator=generator), dim=-1)
+    k, q = (torch.randn(1, 24, 1, 4, generator=generator) for _ in range(2))
+    v = F.normalize(torch.randn(1, 24, 1, 8, generator=generator), dim=-1)
     v[:, 3], k[:, 5], v[:, 7], v[:, 9:20] = 0, 0, torch.eye(8)[1], torch.eye(8)[2]
     S = torch.eye(4, 8)[None, None].clone()
     S[..., 3, :] = 0
-    inputs = [x.to(DEVICE).requires_grad_() for x in (q, k, v, torch.full((1, 40, 1), 3.0), S)]
+    inputs = [x.to(DEVICE).requires_grad_() for x in (q, k, v, torch.full((1, 24, 1), 3.0), S)]
     o, final = lattice(
         *inputs[:4], objective=objective, initial_state=inputs[4], output_final_state=True, backend="triton"
     )

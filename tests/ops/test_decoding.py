@@ -31,10 +31,10 @@ SOME = [
     "lattice-decode-decay", "output_normalized_ttt", "gated_kalmanet-chebyshev", "mesa",
     "variational_linear_attention-refresh",
 ]  # fmt: skip
-SLOW = ("mesa",)  # iteration after iteration in the interpreter; the kernel is that of Gated KalmaNet
+SLOW = ("mesa", "gated_kalmanet-chebyshev")  # iteration after iteration in the interpreter: in the fast set at one size
+FAST = set(SOME) - set(SLOW)
 some_cases = pytest.mark.parametrize(
-    "case",
-    [pytest.param(DECODING[name], id=name, marks=pytest.mark.slow if name in SLOW else ()) for name in SOME],
+    "case", [pytest.param(DECODING[name], id=name, marks=() if name in FAST else pytest.mark.slow) for name in SOME]
 )
 
 
@@ -43,7 +43,7 @@ def case(request: pytest.FixtureRequest) -> OpCase:
     return DECODING[request.param]
 
 
-@pytest.fixture(params=BY_KERNEL)
+@pytest.fixture(params=[pytest.param(x, marks=() if x in FAST else pytest.mark.slow) for x in BY_KERNEL])
 def by_kernel(request: pytest.FixtureRequest) -> OpCase:
     return BY_KERNEL[request.param]
 
@@ -211,7 +211,6 @@ SIZES = [  # T, q/k heads, value heads, K, V
     (3, 2, 2, 1, 1),
 ]
 # In the interpreter these take seconds: forms that are not among FAST have the second size alone in the fast set.
-FAST = set(SOME) - set(SLOW)
 FORMS_AND_SIZES = [
     pytest.param(form, *size, id=f"{name}-{size}", marks=() if name in FAST or size == SIZES[1] else pytest.mark.slow)
     for name, form in BY_KERNEL.items()
@@ -230,7 +229,7 @@ def test_kernel(case: OpCase, time: int, heads: int, value_heads: int, key: int,
 
 @pytest.mark.kernels
 @some_cases
-@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("index", [torch.int32, pytest.param(torch.int64, marks=pytest.mark.slow)], ids=str)
 def test_kernel_on_packed_rows(case: OpCase, index: torch.dtype) -> None:
     inputs = case.draw(batch=1, time=10, heads=1, key=8, value=36, dtype=torch.float32)
     states = draw_states(case, inputs, 5)
@@ -408,7 +407,7 @@ def rearranged(x: Tensor) -> list[Tensor]:
 
 @pytest.mark.kernels
 @some_cases
-@pytest.mark.parametrize("time", [1, 3])
+@pytest.mark.parametrize("time", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_kernel_on_any_layout(case: OpCase, time: int) -> None:
     inputs = case.draw(time=time, key=8, value=8, dtype=torch.float32).map(lambda x: x.to(DEVICE))
     states = draw_states(case, inputs, 2)

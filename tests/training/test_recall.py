@@ -72,7 +72,7 @@ def test_a_signal_costs_no_step(tmp_path):
             for process in (*multiprocessing.active_children(), multiprocessing.current_process()):
                 os.kill(process.pid, signal.SIGTERM)
 
-    experiment = small_experiment(steps=400)
+    experiment = small_experiment(steps=200)
     (run,) = experiment.runs()
     with pytest.raises(Stopped, match="stopped by SIGTERM"), StopSignals():
         run_recall(experiment, tmp_path / "output", workers=1, checkpoint_seconds=1000, reporter=Terminator())
@@ -155,6 +155,7 @@ def test_a_crash_of_one_run_loses_one(tmp_path):
     assert [result.run["seed"] for result in run_recall(experiment, tmp_path / "output", workers=1)] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_between_two_runs_loses_one(tmp_path):
     class Killer(Silent):
         def __init__(self):

@@ -33,9 +33,19 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_heads": 2}
 SMALL = {**SIZES, "mixer": "gdn"}
 
 
-@pytest.mark.parametrize("what", ["blocks", True])
+TWICE, BF16 = {"gradient_checkpointing": True}, {"precision": "bf16"}
+
+
 @pytest.mark.parametrize(
-    "changes", [{}, {"gradient_checkpointing": True}, {"precision": "bf16"}], ids=["", "twice", "bf16"]
+    ("what", "changes"),
+    [
+        pytest.param("blocks", {}, id="blocks"),
+        pytest.param("blocks", TWICE, id="blocks, twice"),
+        pytest.param("blocks", BF16, id="blocks, bf16", marks=pytest.mark.slow),
+        pytest.param(True, {}, id="whole", marks=pytest.mark.slow),
+        pytest.param(True, TWICE, id="whole, twice", marks=pytest.mark.slow),
+        pytest.param(True, BF16, id="whole, bf16"),
+    ],
 )
 def test_compiled_once_with_the_losses_of_an_eager_training(make_run, graphs, what, changes):
     """Rows of other documents in every step, held-out rows and checkpoints in between."""
@@ -62,6 +72,7 @@ def test_rows_of_one_document_are_not_compiled_for_themselves(make_run, graphs):
     [{"model": {**SMALL, "mixer": ["linear", "deltanet"]}}, {"model": SIZES, "mixers": ("linear", "deltanet")}],
     ids=["layers", "trainings"],
 )
+@pytest.mark.slow
 def test_more_kinds_of_blocks_than_torch_compiles_by_itself(make_run, graphs, changes):
     """Those past its limit would run uncompiled."""
     with torch._dynamo.config.patch(recompile_limit=1):
@@ -76,8 +87,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != comp
 @pytest.mark.parametrize("named", [False, True])
 def test_compiled_code_is_kept_beside_the_tokens(make_run, graphs, monkeypatch, tmp_path, named):
     """torch sets its variable by itself, to a temporary folder, when it is imported; one that a user has set stays."""
-    by_torch = subprocess.check_output([sys.executable, "-c", BY_TORCH], env=ENVIRONMENT, text=True)
-    monkeypatch.setenv(compiling.KEPT, str(tmp_path / "mine") if named else by_torch)
+    by_torch = [sys.executable, "-c", BY_TORCH]
+    folder = tmp_path / "mine" if named else subprocess.check_output(by_torch, env=ENVIRONMENT, text=True)
+    monkeypatch.setenv(compiling.KEPT, str(folder))
     run = make_run(model=SMALL, compile="blocks", max_steps=1, context_lengths=())
     train_language(run)
     assert os.environ[compiling.KEPT] == str(tmp_path / "mine" if named else Path(run.cache).absolute() / "compiled")
