@@ -267,6 +267,7 @@ def test_without_matplotlib_the_results_are_there_all_the_same(killed_and_contin
     assert "fastweights[viz]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_variants_of_a_mixer_are_compared_under_their_labels(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")  # no label wraps
     mixers = ("linear", "linear:conv_size=2,expand_v=2", "linear:conv_size=null@short")

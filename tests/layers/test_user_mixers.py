@@ -151,6 +151,7 @@ def test_text_commands(folder, forget, capsys):
     assert [name for name, _ in loaded.config.mixers()] == ["average", "pgdn", "fast-average"]
 
 
+@pytest.mark.slow
 def test_recall_in_workers_and_after_an_interruption(folder, forget, capsys):
     assert main(RECALL.split()) == 2 and "unknown mixer 'average'" in capsys.readouterr().err
     import_mixers(["my_mixers.py"])

@@ -179,7 +179,9 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(
+    "writer", ["weights", *(pytest.param(x, marks=pytest.mark.slow) for x in ("optimizer", "flush"))]
+)
 def test_a_full_disk_costs_no_checkpoint(make_run, monkeypatch, whole_log, writer):
     run = make_run(keep_checkpoints=1)
     owner, name, error = WRITERS[writer]
@@ -222,7 +224,7 @@ def test_a_full_disk_at_the_end_costs_no_step(make_run, monkeypatch, writer):
     assert train_language(run)[0].losses == losses(run) and log(run) == before
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize("what", [pytest.param("loss", marks=pytest.mark.slow), "gradient"])
 def test_a_loss_that_is_not_finite(make_run, monkeypatch, whole_log, what):
     run = make_run()
     compute_loss = trainer.LanguageTrainer.compute_loss
