@@ -130,6 +130,7 @@ def test_a_damaged_checkpoint_is_reported_and_deleted(tmp_path):
     assert whole.read_bytes() == before and not damaged.exists()
 
 
+@pytest.mark.slow
 def test_a_crash_of_one_run_loses_one(tmp_path):
     """A worker is killed in its first run of three: another takes over, and the same call trains what is missing."""
 
