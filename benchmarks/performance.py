@@ -309,7 +309,7 @@ def packed_page(content: Mapping[str, Any]) -> str:
 
 
 def tests_line(content: Mapping[str, Any]) -> str:
-    cut = ", interrupted before the last" if content.get("interrupted") else ""
+    cut = ", interrupted" if content.get("interrupted") else ""
     return f"{content['passed']} passed, {content['failed']} failed, {content['skipped']} skipped{cut}"
 
 

@@ -113,7 +113,7 @@ class Task(ABC):
     def _check(self) -> None:
         """ValueError when the options do not fit each other; pairs, length and vocab_size are integers by now."""
 
-    @cache  # noqa: B019  # a grid of trainings makes the same task hundreds of times
+    @cache  # noqa: B019  # tasks are small, and a grid of trainings makes equal ones hundreds of times
     def _check_splits(self) -> None:
         for stream, split in enumerate(SPLITS):
             check_split(partial(self._draw_associations, Draws(0, stream, 0), split), split)

@@ -9,7 +9,7 @@ from fastweights.testing.contract import contract_of
 pytest_generate_tests = contract_of(*OPS)
 
 
-# test_golden.py has the golden values of both in the fast set.
+# The reference repeats the contract in the slow set. In the fast set test_golden.py compares it with the golden values.
 @pytest.fixture(params=[pytest.param("reference", marks=pytest.mark.slow), "torch"])
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -41,6 +41,7 @@ def grids(name: str, packed: bool) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+# With so many sequences recursive least squares takes several seconds.
 @pytest.mark.parametrize(
     "name",
     [pytest.param(x, marks=pytest.mark.slow if x.startswith("recursive") else ()) for x in ONE_OF_EACH_FAMILY],
