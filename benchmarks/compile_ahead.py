@@ -2,6 +2,7 @@
 
     python benchmarks/compile_ahead.py --into runs/kernels --ops gka,rls --sizes 4,2048,8,128,128
     python benchmarks/compile_ahead.py --into runs/kernels --training "24 layers of vla" --decoding rls,vla --claims C24,C25
+    python benchmarks/compile_ahead.py --into runs/kernels --leaderboard mqar,language --mixers gdn,vla
     python benchmarks/compile_ahead.py --into runs/kernels --tests tests/gpu/test_large_tensors.py
 
 On the machine with the GPU, after the folder was copied there:
@@ -12,9 +13,9 @@ On the machine with the GPU, after the folder was copied there:
 
 Ops are those of kernels.py, with initial states and without. Training and decoding take the comparisons of training_steps.py and
 the batches of decode_table.py, with one layer of every kind of mixer but softmax attention. Claims are those that train
-models. All run on the CPU as if their tensors were on a GPU: kernels are compiled and not run. Matrix products around the
-kernels of a model are skipped. Tests are those that need a GPU, as files or tests that pytest takes, one process per name; see
-tests_ahead.py.
+models. The leaderboard is compiled for its full size, one process per mixer. All run on the CPU as if their tensors were on a
+GPU: kernels are compiled and not run. Matrix products around the kernels of a model are skipped. Tests are those that need a GPU,
+as files or tests that pytest takes, one process per name; see tests_ahead.py.
 
 Triton finds a compiled kernel by a hash of its source, options, versions and some environment variables: set the same ones, such
 as TRITON_DISABLE_LINE_INFO, on both machines. The hash also has a fingerprint of Triton's own files, which differs from one
@@ -154,43 +155,63 @@ class Gathered(Exception):
     """Raised in the place of a training."""
 
 
-def compile_claim(name: str) -> None:
-    """A step and a test of every training that differs in more than its rate and seed."""
-    from fastweights.experiments import trained
-    from fastweights.experiments.claim import Conditions
-    from fastweights.experiments.ledger import claims_of
+@contextmanager
+def compiled_trainings(owner: str, recall_module: Any) -> Iterator[None]:
+    """Compiles a step and a test of every training that is begun inside and differs in more than its rate and seed.
+
+    The code inside ends with the first call that begins trainings. recall_module: the one that calls `run_recall_parts`.
+    """
     from fastweights.training.language import together
 
-    recall: dict[str, Any] = {}
-    language: list[Any] = []
+    found: dict[str, Any] = {}
 
     def gather_recall(experiments: Any, outputs: Any, **rest: Any) -> None:
         for experiment in experiments.values():
-            recall.update(
-                {str({**run.record(), "learning_rate": None, "seed": None}): run for run in experiment.runs()}
-            )
+            found.update({str({**run.record(), "learning_rate": None, "seed": None}): run for run in experiment.runs()})
         raise Gathered
 
     def gather_language(runs: Any, *rest: Any) -> None:
-        language.extend(runs)
+        for run in runs:
+            found.setdefault(str(replace(run, learning_rate=1.0, seed=0, output="any")), run)
         raise Gathered
+
+    with (
+        mock.patch.object(recall_module, "run_recall_parts", gather_recall),
+        mock.patch.object(together, "train_together", gather_language),
+        suppress(Gathered),
+    ):
+        yield
+    if not found:
+        raise SystemExit(f"{owner} trains no models")
+    for run in found.values():
+        (compile_recall if hasattr(run, "record") else compile_language)(run)
+
+
+def compile_claim(name: str) -> None:
+    from fastweights.experiments import trained
+    from fastweights.experiments.claim import Conditions
+    from fastweights.experiments.ledger import claims_of
 
     claim = next((one for one in claims_of() if one.name == name), None)
     if claim is None:
         raise SystemExit(f"--claims must name claims of the papers, got {name}")
-    with (
-        mock.patch.object(trained, "run_recall_parts", gather_recall),
-        mock.patch.object(together, "train_together", gather_language),
-        mock.patch.object(trained, "passes_over_text", lambda run: 0.0),
-        suppress(Gathered),
-    ):
+    with compiled_trainings(name, trained), mock.patch.object(trained, "passes_over_text", lambda run: 0.0):
         claim.measure(Conditions(seeds=claim.seeds[:1]))
-    if not recall and not language:
-        raise SystemExit(f"{name} trains no models")
-    for run in recall.values():
-        compile_recall(run)
-    for run in language:
-        compile_language(run)
+
+
+def compile_leaderboard(mixer: str, *parts: str) -> None:
+    """What the parts of the full size train with a mixer."""
+    from fastweights.layers import MixerChoice
+    from fastweights.leaderboard import trainings
+    from fastweights.leaderboard.parts import find_part
+    from fastweights.leaderboard.request import Request
+    from fastweights.leaderboard.run import run_part
+
+    for part in parts:
+        with TemporaryDirectory() as folder, compiled_trainings(part, trainings):
+            output = Path(folder, "leaderboard")
+            request = Request(mixers=(MixerChoice(mixer),), size="full", device="cpu", output=output, workers=2)
+            run_part(find_part(part), request)
 
 
 def compile_recall(run: Any) -> None:
@@ -206,10 +227,12 @@ def compile_recall(run: Any) -> None:
 
 def compile_language(run: Any) -> None:
     """A step and the measurements after it, of the precision on a GPU. Kernels that do not run give any numbers."""
+    from training_steps import CACHE
+
     from fastweights.training.language import train_language, trainer
 
     with TemporaryDirectory() as folder, without_products(), mock.patch.object(trainer, "check_finite"):
-        train_language(replace(run, max_steps=1, output=f"{folder}/model", precision="bf16"))
+        train_language(replace(run, max_steps=1, output=f"{folder}/model", precision="bf16", cache=CACHE))
 
 
 @contextmanager
@@ -238,7 +261,7 @@ def compile_tests(path: str) -> None:
 
 WORK = {
     "op": compile_op, "training": compile_training, "decoding": compile_decoding, "claim": compile_claim,
-    "tests": compile_tests,
+    "leaderboard": compile_leaderboard, "tests": compile_tests,
 }  # fmt: skip
 
 
@@ -284,7 +307,9 @@ def main() -> None:
     from training_steps import COMPARISONS
 
     from fastweights.layers import MIXERS
+    from fastweights.leaderboard.parts import PARTS
 
+    trained = [name for name, part in PARTS.items() if part.kind in ("task", "language")]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, help="folder for the kernels")
     parser.add_argument("--ops", default="", help="of kernels.py, comma-separated")
@@ -292,6 +317,8 @@ def main() -> None:
     parser.add_argument("--training", nargs="+", default=[], metavar="NAME", help="models of training_steps.py")
     parser.add_argument("--decoding", default="", help="mixers, comma-separated")
     parser.add_argument("--claims", default="", help="claims that train models, comma-separated")
+    parser.add_argument("--leaderboard", default="", help="parts that train models, comma-separated; needs --mixers")
+    parser.add_argument("--mixers", default="", help="of the leaderboard, comma-separated")
     parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="that need a GPU, as pytest takes them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument(
@@ -306,12 +333,17 @@ def main() -> None:
         return
     if asked.into is None:
         parser.error("--into must name a folder for the kernels, or pass --place")
-    listed = {"op": asked.ops, "decoding": asked.decoding, "claim": asked.claims}
+    listed = {
+        "op": asked.ops, "decoding": asked.decoding, "claim": asked.claims, "part": asked.leaderboard, "mixer": asked.mixers,
+    }  # fmt: skip
     given = {kind: [name for name in names.split(",") if name] for kind, names in listed.items()}
     if given["op"] and not asked.sizes:
         parser.error("--ops needs --sizes")
+    if given["part"] and not given["mixer"]:
+        parser.error("--leaderboard needs --mixers")
     for option, names, known in (
         ("--ops", given["op"], CASES), ("--decoding", given["decoding"], MIXERS),
+        ("--leaderboard", given["part"], trained), ("--mixers", given["mixer"], MIXERS),
         ("--training", asked.training, [name for one in COMPARISONS for name in (one.model, one.base)]),
     ):  # fmt: skip
         unknown = sorted(set(names) - set(known))
@@ -319,6 +351,7 @@ def main() -> None:
             parser.error(f"{option} names {', '.join(unknown)}; choose from {', '.join(dict.fromkeys(known))}")
     wanted = [("op", (name, sizes)) for name in given["op"] for sizes in asked.sizes]
     wanted += [(kind, (name,)) for kind in ("decoding", "claim") for name in given[kind]]
+    wanted += [("leaderboard", (mixer, *given["part"])) for mixer in given["mixer"]]
     wanted += [("training", (name,)) for name in asked.training]
     wanted += [("tests", (path,)) for path in asked.tests]
     asked.into.mkdir(parents=True, exist_ok=True)

@@ -98,6 +98,9 @@ def where(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"Measured on {'; '.join(found)}.\n" if found else ""
 
 
+SOURCES = {"python": "the default corpus", "pytorch": "PyTorch's source text, each read once"}
+
+
 def setting(part: Part, size: str) -> str:
     """Sizes and training of a part, in a line."""
     if part.kind == "task":
@@ -112,7 +115,7 @@ def setting(part: Part, size: str) -> str:
     return (
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, "
         f"{language.vocabulary:,} tokens in the vocabulary, {training['max_steps']:,} steps of {training['batch_size']} rows "
-        f"of {training['length']:,} tokens of the default corpus, learning rates {numbers(language.rates)}; "
+        f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {numbers(language.rates)}; "
         f"{len(language.seeds)} seeds where the first is within {language.close} nats of another mixer.\n"
     )
 

@@ -3,9 +3,10 @@
     python benchmarks/training_steps.py                                        all comparisons below
     python benchmarks/training_steps.py --only palimpsa-d-760m "24 layers of gdn, compiled"
     python benchmarks/training_steps.py --mixers palimpsa-d,lattice --base gdn --batch 8    24 layers of width 1024
-    python benchmarks/training_steps.py --compile blocks                       both sides by torch.compile
+    python benchmarks/training_steps.py --compile blocks --replay              both sides by torch.compile, as CUDA graphs
 
-A name that ends in ", compiled" or ", compiled by blocks" is that model by torch.compile, as in "24 layers of gdn, compiled".
+A name with ", compiled" or ", compiled by blocks" is that model by torch.compile, as in "24 layers of gdn, compiled". With ",
+replayed" its forward and backward are a CUDA graph, as `fastweights train` takes them on one GPU.
 Presets, or with --mixers the default configuration (24 layers, width 1024, 8 heads of 128) with each mixer. Random tokens,
 bfloat16 autocast, fused AdamW, the loss in pieces: what `fastweights train` does in a step. All models of a comparison lie on the
 GPU at once and take their steps in turn, so that a change of clocks meets all. Writes
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +34,11 @@ from torch import nn
 
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, preset
 from fastweights.training.language.compiling import compile_model
+from fastweights.training.language.graphs import GraphedGradients
 
 RESULTS = Path(__file__).parent / "results"
 CACHE = "runs/tokens"  # where `fastweights train` keeps compiled code unless its run says otherwise
-WARM = 3
+WARM = 4  # steps, in which a replayed model is captured
 
 
 class Comparison(NamedTuple):
@@ -68,8 +71,15 @@ COMPARISONS = (
     ),
     Comparison("24 layers of gdn, compiled", "24 layers of gdn", 8),
     Comparison("24 layers of gdn, compiled by blocks", "24 layers of gdn", 8),
+    Comparison("24 layers of gdn, replayed", "24 layers of gdn", 8),
+    Comparison("24 layers of gdn, compiled by blocks, replayed", "24 layers of gdn, replayed", 8),
     Comparison("24 layers of gated gdn", "24 layers of flash-linear-attention's gdn", 8),
     Comparison("24 layers of gated gdn, compiled by blocks", "24 layers of flash-linear-attention's gdn, compiled", 8),
+    Comparison(
+        "24 layers of gated gdn, compiled by blocks, replayed",
+        "24 layers of flash-linear-attention's gdn, compiled, replayed",
+        8,
+    ),
     Comparison("pgdn-340m", "gdn-340m", 16),
     Comparison("pkda-340m", "kda-340m", 16),
     Comparison("gka-1b with sketch 32", "gka-1b", 4),
@@ -85,12 +95,13 @@ OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {  # mixers of `LAYERS` tha
     "gated gdn": ("gdn", {"output_gate": "silu"}),
     "lattice-encode": ("lattice", {"objective": "encode"}),
 }
-COMPILED: dict[str, bool | str] = {", compiled": True, ", compiled by blocks": "blocks"}  # what a name ends in
+COMPILED: dict[str, bool | str] = {"compiled": True, "compiled by blocks": "blocks"}
+REPLAYED = "replayed"
 
 
 def compiled(name: str) -> bool | str:
     """What torch.compile compiles of the model of this name."""
-    return next((what for ending, what in COMPILED.items() if name.endswith(ending)), False)
+    return next((COMPILED[way] for way in name.split(", ")[1:] if way in COMPILED), False)
 
 
 def configuration(name: str) -> FastWeightsConfig:
@@ -155,24 +166,30 @@ class Trained:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.tokens = torch.randint(vocabulary, (batch, length), device="cuda")
         self.times: list[float] = []
+        self.gradients = GraphedGradients(list(self.model.parameters()), self.forward_and_backward)
+        self.gradients.possible = REPLAYED in name.split(", ")
         torch.cuda.synchronize()
         start = time.perf_counter()
         self.loss = self.step().item()
         self.first_step = time.perf_counter() - start
-        for _ in range(WARM):
-            self.step()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         self.step()
         self.memory = (torch.cuda.max_memory_allocated() - held) / 2**30
+        for _ in range(WARM):
+            self.step()
+
+    def forward_and_backward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = self.model(**inputs).loss
+        loss.backward()
+        return loss.detach()
 
     def step(self) -> torch.Tensor:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = self.model(input_ids=self.tokens, labels=self.tokens).loss
-        loss.backward()
+        loss = self.gradients({"input_ids": self.tokens, "labels": self.tokens})
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach()
+        return loss
 
     def timed_step(self) -> None:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -220,8 +237,10 @@ def chosen(arguments: argparse.Namespace) -> list[Comparison]:
     return [one._replace(batch=arguments.batch) for one in found] if arguments.batch else found
 
 
-def both_compiled(comparison: Comparison, what: str | None) -> Comparison:
+def both(comparison: Comparison, what: str | None, replayed: bool) -> Comparison:
+    """The comparison with both sides compiled, as CUDA graphs, or both."""
     ending = {None: "", "whole": ", compiled", "blocks": ", compiled by blocks"}[what]
+    ending += f", {REPLAYED}" if replayed else ""
     return comparison._replace(model=comparison.model + ending, base=comparison.base + ending)
 
 
@@ -238,10 +257,11 @@ def main() -> None:
     parser.add_argument(
         "--compile", choices=("whole", "blocks"), help="both models of every comparison by torch.compile"
     )
+    parser.add_argument("--replay", action="store_true", help="both models of every comparison as CUDA graphs")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     tuning.keep_choices()
-    comparisons = [both_compiled(one, arguments.compile) for one in chosen(arguments)]
+    comparisons = [both(one, arguments.compile, arguments.replay) for one in chosen(arguments)]
     path, device, rows = kept_rows(arguments.results, "training-steps", "comparisons")
     with_peer = any(one.base.startswith(PEER) for one in comparisons)
     choices = f"peer-tuning-{file_suffix(device)}.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..data.text import TextCorpus, TextTokenizer
+from ..data.text import TextTokenizer, pytorch_source
 from ..models import FastWeightsForCausalLM
 from ..results import LanguageResult, RecallResult
 from ..results.experiment import best_results
@@ -199,7 +199,7 @@ def small_model(layers: int = 6, width: int = 512, heads: int = 4, length: int =
             "hidden_size": width, "num_hidden_layers": layers, "num_heads": heads, "tie_word_embeddings": True,
             **more.pop("model", {}),
         },
-        "corpus": TextCorpus(paths=(str(Path(torch.__file__).parent),), max_megabytes=60),
+        "corpus": pytorch_source(max_megabytes=60),
         "tokenizer": TextTokenizer(vocab_size=8192),
         "length": length,
         "batch_size": 32 * 1024 // length,

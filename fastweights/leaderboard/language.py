@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..data.text import TextCorpus, TextTokenizer
+from ..data.text import TextTokenizer
 from ..files import file_name
 from ..models import FastWeightsForCausalLM
 from ..results import LanguageResult
@@ -136,7 +136,7 @@ def _run(size: LanguageSize, request: Request, mixer: Matched, rate: float, seed
         **size.training,
         model={**size.model, "mixer": mixer.choice.entry, "intermediate_size": mixer.intermediate_size},
         tokenizer=TextTokenizer(vocab_size=size.vocabulary),
-        corpus=TextCorpus(**size.corpus),
+        corpus=size.text(),
         learning_rate=rate,
         seed=seed,
         output=str(_folder(request, mixer.choice.label, rate, seed)),

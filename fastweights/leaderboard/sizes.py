@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from ..data.text import TextCorpus, pytorch_source
 
 __all__ = ["SIZES", "LanguageSize", "Size", "TaskSize"]
 
@@ -41,11 +43,13 @@ class TaskSize:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageSize:
-    """Language models on the default corpus, and the needles that they are asked for.
+    """Language models, and the needles that they are asked for.
 
     Attributes:
         model: fields of `FastWeightsConfig`. training: fields of `LanguageRun`.
-        vocabulary: of the tokenizer, trained on the corpus. corpus: fields of `TextCorpus`; the default corpus without any.
+        vocabulary: of the tokenizer, trained on the corpus.
+        source: "python" for the default corpus; "pytorch", the source text of PyTorch, where training would read that too often.
+        corpus: other fields of `TextCorpus`.
         head_dim: of the reference.
         rates, seeds: as for `TaskSize`; seeds after the first only where it is close.
         close: nats; mixers nearer than this to another one after the first seed take all seeds.
@@ -62,14 +66,18 @@ class LanguageSize:
     needles: tuple[int, ...]
     examples: int
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    source: Literal["python", "pytorch"] = "python"
     corpus: Mapping[str, Any] = field(default_factory=dict)
     close: float = 0.02
+
+    def text(self) -> TextCorpus:
+        return pytorch_source(**self.corpus) if self.source == "pytorch" else TextCorpus(**self.corpus)
 
     def setting(self) -> dict[str, Any]:
         """As a result repeats it."""
         return {
             "model": dict(self.model), "training": dict(self.training), "vocabulary": self.vocabulary, "head size": self.head_dim,
-            "learning rates": self.rates, "close": self.close, "corpus": dict(self.corpus),
+            "learning rates": self.rates, "close": self.close, "source": self.source, "corpus": dict(self.corpus),
         }  # fmt: skip
 
 
@@ -162,13 +170,14 @@ SIZES = {
             ),
         },
         language=LanguageSize(
-            model={"hidden_size": 384, "num_hidden_layers": 10, "num_heads": 6, "tie_word_embeddings": True},
+            model={"hidden_size": 512, "num_hidden_layers": 5, "num_heads": 8, "tie_word_embeddings": True},
             training={
-                "length": 1024, "batch_size": 16, "max_steps": 1000, "checkpoint_every": 200, "precision": "bf16",
+                "length": 1024, "batch_size": 32, "max_steps": 500, "checkpoint_every": 250, "precision": "bf16",
+                "compile": False,  # several trainings share a GPU, and compiling them takes longer than it saves
                 "context_lengths": (256, 512, 1024, 2048, 4096), "context_texts": 64,
             },
             vocabulary=8192, head_dim=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2), needles=(1024, 2048, 4096),
-            examples=20,
+            examples=20, source="pytorch", corpus={"max_megabytes": 60},
         ),
         cost={
             "mqar": "90 minutes of one GPU", "regression": "30 minutes of one GPU", "tracking": "45 minutes of one GPU",

@@ -7,17 +7,25 @@ import sys
 import pytest
 import torch
 import training_steps
-from training_steps import COMPARISONS, PEER, SAME_AS_PEER, Comparison, compiled, configuration
+from training_steps import COMPARISONS, PEER, SAME_AS_PEER, Comparison, both, compiled, configuration
 
 WITHIN = [one for one in COMPARISONS if not one.base.startswith(PEER)]
 
 
 @pytest.mark.parametrize("comparison", WITHIN, ids=[one.model for one in WITHIN])
-def test_models_differ_in_their_mixer_alone_or_in_what_is_compiled(comparison: Comparison) -> None:
+def test_models_differ_in_their_mixer_alone_or_in_what_is_compiled_or_replayed(comparison: Comparison) -> None:
     model, base = (configuration(name) for name in (comparison.model, comparison.base))
-    assert (model.mixers() != base.mixers()) != bool(compiled(comparison.model))
+    same_layers = model.mixers() == base.mixers()
+    assert same_layers == bool(set(comparison.model.split(", ")[1:]) - set(comparison.base.split(", ")[1:]))
     for size in ("vocab_size", "hidden_size", "tie_word_embeddings"):
         assert getattr(model, size) == getattr(base, size)
+
+
+def test_both_sides_are_compiled_and_replayed() -> None:
+    one = both(Comparison("pgdn", "gdn", 8), "blocks", replayed=True)
+    assert [compiled(name) for name in one[:2]] == ["blocks", "blocks"]
+    assert all("replayed" in name.split(", ") for name in one[:2])
+    assert both(one, None, replayed=False) == one
 
 
 def test_names_of_all_comparisons_differ() -> None:

@@ -1,6 +1,6 @@
 """Text for language models: files or a dataset, tokenizers, token shards on disk, rows packed for training."""
 
-from .corpus import Document, TextCorpus
+from .corpus import Document, TextCorpus, pytorch_source
 from .packing import PackedRows, pack_rows
 from .preparation import PreparedText, prepare_text
 from .shards import TokenShards
@@ -15,4 +15,5 @@ __all__ = [
     "TokenShards",
     "pack_rows",
     "prepare_text",
+    "pytorch_source",
 ]

@@ -8,12 +8,13 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ...checks import check_number, check_positive, check_text, check_texts
 from .files import TextFile, field_text, plain_pieces, rows, text_files
 
-__all__ = ["Document", "TextCorpus"]
+__all__ = ["Document", "TextCorpus", "pytorch_source"]
 
 # Tests are left out of Python's own text: some installations come without them.
 PYTHON_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -167,6 +168,13 @@ class TextCorpus:
                 f"dataset {self.dataset!r} (config {self.dataset_config!r}, split {self.dataset_split!r}) cannot be loaded: "
                 f"{error}; check the name and the network, or set paths to local files"
             ) from None
+
+
+def pytorch_source(max_megabytes: float | None = None) -> TextCorpus:
+    """The source text of the installed PyTorch: several times as much as the default corpus, Python's own."""
+    import torch
+
+    return TextCorpus(paths=(str(Path(torch.__file__).parent),), max_megabytes=max_megabytes)
 
 
 def _texts(file: TextFile, text_field: str) -> Iterator[tuple[str, str]]:

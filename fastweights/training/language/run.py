@@ -64,6 +64,8 @@ class LanguageRun:
         gradient_checkpointing: compute activations twice instead of keeping them.
         compile: what torch.compile compiles: "blocks" each block of layers, which starts sooner; True the whole model; False
             nothing. None is "blocks" on a GPU and False without one. Losses differ by rounding.
+        graphs: replay forward and backward as a CUDA graph: launching their kernels takes the host longer than they run. The
+            graph keeps the memory of a step. None is True with one process, a GPU, no fp16 and no gradient_checkpointing.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
         seed: of first weights and data order.
         log_every: steps between two points of the loss curve. Each is the mean over the steps in between.
@@ -102,6 +104,7 @@ class LanguageRun:
     precision: str = "no"
     gradient_checkpointing: bool = False
     compile: bool | str | None = None
+    graphs: bool | None = None
     fsdp: bool = False
     seed: int = 0
     log_every: int = 10
@@ -129,6 +132,7 @@ class LanguageRun:
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
         self._check_compile()
+        self._check_graphs()
         for name in ("output", "cache"):
             check_path(name, check_text(name, getattr(self, name), what="the path of a folder"), "the path of a folder")
         check_unicode("prompt", self.prompt)
@@ -152,6 +156,18 @@ class LanguageRun:
             raise ValueError(
                 'compile must not be True with fsdp, which gathers the parameters of one block at a time; choose "blocks"'
             )
+
+    def _check_graphs(self) -> None:
+        if self.graphs is not None:
+            check_flag("graphs", self.graphs)
+        refused = {
+            "fsdp": self.fsdp,
+            "fp16": self.precision == "fp16",
+            "gradient_checkpointing": self.gradient_checkpointing,
+        }
+        if self.graphs and any(refused.values()):
+            names = " and ".join(name for name, given in refused.items() if given)
+            raise ValueError(f"graphs must be False or None with {names}, of which no CUDA graph is made")
 
     def _check_model(self) -> None:
         if not isinstance(self.model, Mapping) or not all(isinstance(key, str) for key in self.model):

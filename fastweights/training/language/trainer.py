@@ -25,11 +25,13 @@ from .callbacks import check_finite
 from .checkpoints import drop_old, loading, saving
 from .compiling import compile_model, what_to_compile, with_any_number_of_documents
 from .folder import LanguageFolder, world_size
+from .graphs import GraphedGradients, what_to_graph
 from .run import LanguageRun
 
 __all__ = ["LanguageTrainer"]
 
 HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
+COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transformers' Trainer divides its losses
 OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point of the loss curve
 
 
@@ -65,15 +67,31 @@ class LanguageTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self._compiled = what_to_compile(run)
         compile_model(self.model, self._compiled, run.cache)
+        self._graphed: GraphedGradients | None = None
+        if what_to_graph(run):
+            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            self._graphed = GraphedGradients(parameters, self._gradients, passes=run.accumulation)
 
         # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
         self._last_point = 0  # step
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        if self._graphed is None:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        else:
+            batch = self._prepare_inputs(inputs)
+            if num_items_in_batch is not None:
+                batch[COUNTED] = torch.as_tensor(num_items_in_batch, device=self.args.device)
+            loss = self._graphed(batch)
         self._losses += loss
         return loss
+
+    def _gradients(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        rest = {name: x for name, x in batch.items() if name != COUNTED}
+        return super().training_step(self.model_wrapped, rest, batch.get(COUNTED))
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         batch = super()._prepare_inputs(inputs)
@@ -100,7 +118,10 @@ class LanguageTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches in the order of the rows: process p of n takes batches p, p + n, p + 2 n."""
-        batches = DataLoader(self.rows, batch_size=self.run.batch_size, collate_fn=pack_rows, drop_last=True)
+        batches = DataLoader(
+            self.rows, batch_size=self.run.batch_size, collate_fn=pack_rows, drop_last=True,
+            pin_memory=self.args.dataloader_pin_memory,
+        )  # fmt: skip
         return self.accelerator.prepare(batches)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
@@ -239,6 +260,7 @@ def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
+        accelerator_config={"non_blocking": True},  # a copy from pinned memory does not wait for the step before
         ddp_find_unused_parameters=False,
         **extra,
     )

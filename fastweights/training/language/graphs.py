@@ -1,0 +1,132 @@
+"""Forward and backward of a training step replayed as a CUDA graph: launching their kernels takes the host longer than they run.
+
+Rows are packed from any number of documents, and a graph has fixed shapes. So the cumulative lengths get empty documents behind
+them, up to a number that seldom changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...cuda_graphs import Waits, captured, refusing_waits
+from .folder import world_size
+from .run import LanguageRun
+
+__all__ = ["GraphedGradients", "what_to_graph", "with_empty_documents"]
+
+WARM = 3  # passes of a shape before it is captured, in which kernels are compiled and libraries make their workspaces
+STEP = 16  # edges of documents are filled up to a multiple of this
+
+Inputs = Mapping[str, Tensor]
+
+
+def what_to_graph(run: LanguageRun) -> bool:
+    """`run.graphs`; where it is None, whether a graph can be made."""
+    if run.graphs is not None:
+        return run.graphs
+    return (
+        torch.cuda.is_available() and world_size() == 1 and run.precision != "fp16" and not run.gradient_checkpointing
+    )
+
+
+def with_empty_documents(cu_seqlens: Tensor, edges: int) -> Tensor:
+    """cu_seqlens, int [N+1], with empty documents at the end, int [edges]."""
+    return torch.cat([cu_seqlens, cu_seqlens[-1:].expand(edges - len(cu_seqlens))])
+
+
+class Captured(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    inputs: dict[str, Tensor]
+    loss: Tensor
+    gradients: list[Tensor | None]  # of the parameters: every replay overwrites them
+
+    def replay(self, inputs: Inputs) -> Tensor:
+        for name, fixed in self.inputs.items():
+            fixed.copy_(inputs[name], non_blocking=True)
+        self.graph.replay()
+        return self.loss.clone()
+
+
+class GraphedGradients:
+    """Adds the gradients of a batch to those of the parameters, by a graph from the fourth batch of its shape on.
+
+    One graph is kept, that of the most documents so far: a graph keeps the memory of a step. Where the host waits for the GPU
+    within the work, every batch is taken without a graph.
+
+    Args:
+        parameters: those with gradients.
+        work: forward and backward of a batch of tensors on the GPU; returns the loss.
+        passes: batches per step. Gradients of the only one are left in the memory of the graph.
+    """
+
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], work: Callable[[Inputs], Tensor], *, passes: int = 1
+    ) -> None:
+        self.parameters, self.work, self.passes = parameters, work, passes
+        self.edges = 0
+        self.seen: Counter[Any] = Counter()
+        self.graph: Captured | None = None
+        self.possible = True
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """The loss of a batch."""
+        if not self.possible:
+            return self.work(inputs)
+        inputs = self._of_fixed_shape(inputs)
+        shape = {name: x.shape for name, x in inputs.items()}
+        if self.graph is not None and shape == {name: x.shape for name, x in self.graph.inputs.items()}:
+            return self._replayed(self.graph, inputs)
+        key = tuple(sorted(shape.items()))
+        self.seen[key] += 1
+        if self.seen[key] > WARM:
+            self.graph = None  # before the next one is made: both would not fit
+            self.graph = self._capture(inputs)
+            if self.graph is not None:
+                return self._replayed(self.graph, inputs)
+            self.possible = False
+        return self.work(inputs)
+
+    def _of_fixed_shape(self, inputs: Inputs) -> dict[str, Tensor]:
+        cu_seqlens = inputs.get("cu_seqlens")
+        if cu_seqlens is None:
+            return dict(inputs)
+        if len(cu_seqlens) > self.edges:  # a quarter more, for the batches to come
+            self.edges = -(-5 * len(cu_seqlens) // (4 * STEP)) * STEP
+        return {**inputs, "cu_seqlens": with_empty_documents(cu_seqlens, self.edges)}
+
+    def _replayed(self, graph: Captured, inputs: Inputs) -> Tensor:
+        loss = graph.replay(inputs)
+        for parameter, gradient in zip(self.parameters, graph.gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is not None:
+                parameter.grad += gradient
+            else:
+                parameter.grad = gradient if self.passes == 1 else gradient.clone()
+        return loss
+
+    def _capture(self, inputs: Inputs) -> Captured | None:
+        """The graph of forward and backward; None where the host waits for the GPU within them."""
+        fixed = {name: x.clone() for name, x in inputs.items()}
+        before = [parameter.grad for parameter in self.parameters]
+        self._set([None] * len(before))
+        try:
+            with refusing_waits():
+                self.work(fixed)  # as a trial: nothing uses the gradients
+            self._set([None] * len(before))
+            graph, loss = captured(partial(self.work, fixed), self.parameters[0].device)
+            return Captured(graph, fixed, loss, [parameter.grad for parameter in self.parameters])
+        except Waits:
+            return None
+        finally:
+            self._set(before)
+
+    def _set(self, gradients: list[Tensor | None]) -> None:
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient

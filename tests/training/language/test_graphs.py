@@ -1,0 +1,146 @@
+"""Steps replayed as CUDA graphs, as far as no GPU is needed: fixed shapes, gradients over passes, when a graph is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fastweights.cuda_graphs import Waits
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.training.language import graphs, train_language
+from fastweights.training.language.graphs import WARM, GraphedGradients, what_to_graph, with_empty_documents
+
+DOCUMENTS = torch.tensor([0, 5, 12, 20], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("mixer", ["gdn", "softmax", "palimpsa-d", "vla"])
+def test_empty_documents_change_nothing(mixer: str) -> None:
+    torch.manual_seed(0)
+    model = FastWeightsForCausalLM(
+        FastWeightsConfig(mixer=mixer, hidden_size=16, num_hidden_layers=2, num_heads=2, vocab_size=32)
+    )
+    ids = torch.randint(32, (1, 20))
+    found = []
+    for edges in (len(DOCUMENTS), 16):
+        loss = model(input_ids=ids, labels=ids, cu_seqlens=with_empty_documents(DOCUMENTS, edges)).loss
+        found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+class Replayed:
+    """In the place of a CUDA graph: work that is done again, into the tensors of its capture."""
+
+    def __init__(self, work: Callable[[], torch.Tensor], parameters: list[torch.nn.Parameter]) -> None:
+        self.work, self.parameters = work, parameters
+        self.loss = work()
+        self.gradients = [parameter.grad for parameter in parameters]
+        for x in (self.loss, *self.gradients):
+            assert x is not None
+            x.fill_(float("nan"))  # a capture runs nothing
+
+    def replay(self) -> None:
+        before = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.loss.copy_(self.work())
+        for parameter, fixed, grad in zip(self.parameters, self.gradients, before, strict=True):
+            fixed.copy_(parameter.grad)
+            parameter.grad = grad
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
+    """What was captured, as a list that grows."""
+    made: list[Replayed] = []
+
+    def captured(work: Any, device: torch.device) -> tuple[Any, torch.Tensor]:
+        made.append(Replayed(work, WEIGHTS))
+        return made[-1], made[-1].loss
+
+    monkeypatch.setattr(graphs, "captured", captured)
+    monkeypatch.setattr(graphs, "refusing_waits", torch.enable_grad)
+    return made
+
+
+WEIGHTS = [torch.nn.Parameter(torch.tensor([1.0, 2.0])), torch.nn.Parameter(torch.tensor([3.0]))]
+
+
+def work(inputs: Any) -> torch.Tensor:
+    """Gradients: the sum of x; the sum over the documents of (their length)^2."""
+    loss = WEIGHTS[0].sum() * inputs["x"].sum() + WEIGHTS[1].sum() * inputs["cu_seqlens"].diff().square().sum()
+    loss.backward()
+    return loss.detach()
+
+
+def batch(number: int, documents: int) -> dict[str, torch.Tensor]:
+    x = torch.arange(4.0) + number
+    return {"x": x, "cu_seqlens": torch.arange(documents + 1, dtype=torch.int32) * (number + 1)}
+
+
+def gradients_of(take: Callable[[Any], torch.Tensor], batches: list[Any]) -> list[float]:
+    for weight in WEIGHTS:
+        weight.grad = None
+    losses = [take(one).item() for one in batches]
+    return losses + [x for weight in WEIGHTS for x in weight.grad.tolist()]
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_every_step_has_the_gradients_of_its_batches(captures: list[Replayed], passes: int) -> None:
+    graphed = GraphedGradients(WEIGHTS, work, passes=passes)
+    number = 0
+    for documents in (3, 9, 2, 5, 8, 1):
+        batches = [batch(number + i, documents) for i in range(passes)]
+        number += passes
+        assert gradients_of(graphed, batches) == gradients_of(work, batches)
+    assert len(captures) == 1
+
+
+def test_more_documents_than_before_take_a_graph_of_their_own(captures: list[Replayed]) -> None:
+    graphed = GraphedGradients(WEIGHTS, work)
+    for number in range(WARM + 1):
+        gradients_of(graphed, [batch(number, 3)])
+    assert len(captures) == 1 and graphed.edges == 16
+    for number in range(WARM + 2):
+        assert gradients_of(graphed, [batch(number, 40)]) == gradients_of(work, [batch(number, 40)])
+    assert len(captures) == 2 and graphed.edges == 64
+    assert gradients_of(graphed, [batch(7, 3)]) == gradients_of(work, [batch(7, 3)])
+    assert len(captures) == 2
+
+
+def test_work_that_waits_for_the_gpu_is_taken_without_a_graph(
+    captures: list[Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused:
+        def __enter__(self) -> None:
+            raise Waits
+
+        def __exit__(self, *error: Any) -> None: ...
+
+    monkeypatch.setattr(graphs, "refusing_waits", Refused)
+    graphed = GraphedGradients(WEIGHTS, work)
+    for number in range(WARM + 2):
+        assert gradients_of(graphed, [batch(number, 3)]) == gradients_of(work, [batch(number, 3)])
+    assert not captures
+
+
+def test_a_gpu_decides_where_the_run_does_not(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not what_to_graph(make_run())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert what_to_graph(make_run()) and not what_to_graph(make_run(graphs=False))
+    assert not what_to_graph(make_run(gradient_checkpointing=True)) and not what_to_graph(make_run(precision="fp16"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not what_to_graph(make_run())
+
+
+def test_graphs_are_refused_where_none_can_be_made(make_run: Any) -> None:
+    with pytest.raises(ValueError, match="graphs must be False or None with gradient_checkpointing"):
+        make_run(graphs=True, gradient_checkpointing=True)
+    with pytest.raises(TypeError, match="graphs"):
+        make_run(graphs=1)
+    with pytest.raises(ValueError, match="graphs need one process with a GPU"):
+        train_language(make_run(graphs=True))
