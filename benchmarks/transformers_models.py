@@ -6,8 +6,8 @@
 Few layers of real widths with random weights in bfloat16. For each a training step (forward, backward, fused AdamW), reading a
 prompt with a cache, and 16 tokens after it. Both sides take turns in one run, on the same model, and decode at the same lengths,
 each time from a copy of one cache: attention of cuDNN plans anew at each length that it has not seen. What transformers runs
-without us is its PyTorch code, or flash-linear-attention where that is installed, which the file records. Writes
-benchmarks/results/transformers-models-<device>.json.
+without us is its PyTorch code, or flash-linear-attention where that is installed. Writes
+benchmarks/results/transformers-models-<device>.json, or transformers-models-and-fla-<device>.json with flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -149,15 +149,17 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("this benchmark needs an NVIDIA GPU, and torch sees none")
     device = torch.cuda.get_device_name()
+    with_fla = find_spec("fla") is not None
     content = {
-        **describe(), "device": device, "transformers": transformers.__version__,
-        "flash-linear-attention": find_spec("fla") is not None, "models": {},
+        **describe(), "device": device, "transformers": transformers.__version__, "flash-linear-attention": with_fla,
+        "models": {},
     }  # fmt: skip
+    path = RESULTS / f"transformers-models{'-and-fla' if with_fla else ''}-{file_suffix(device)}.json"
     for name in chosen:
         content["models"][name] = measure(name, arguments.rounds)
         gc.collect()
         torch.cuda.empty_cache()
-        write_json(RESULTS / f"transformers-models-{file_suffix(device)}.json", content)
+        write_json(path, content)
 
 
 if __name__ == "__main__":
