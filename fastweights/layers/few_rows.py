@@ -1,4 +1,4 @@
-"""Linear modules on the few rows of a decoding step, joined with each other and with what follows them."""
+"""Linear modules joined with each other: on the few rows of a decoding step also with what follows them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..ops.linear_rows import linear_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
+from .shared_input import products_of_one_input, sums_gradients
 
 __all__ = ["is_unhooked", "joins", "linear_together"]
 
@@ -34,7 +35,11 @@ def joins(x: Tensor, *modules: Any, backend: str = "auto") -> bool:
 
 
 def linear_together(x: Tensor, *modules: Any, backend: str = "auto") -> list[Tensor]:
-    """What each of up to three modules without bias gives for x, by one kernel for few rows."""
-    if joins(x, *modules, backend=backend) and all(module.bias is None for module in modules):
-        return linear_rows(x, *(module.weight for module in modules))
+    """What each of up to three modules gives for x: by one kernel for few rows, with one gradient of x in training."""
+    if all(map(is_plain, modules)) and all(module.bias is None for module in modules):
+        weights = [module.weight for module in modules]
+        if takes_linear_rows(x, *weights, backend=backend):
+            return linear_rows(x, *weights)
+        if sums_gradients(x):
+            return list(products_of_one_input(x, *weights))
     return [module(x) for module in modules]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..layers import LayerCache, build_mixer
-from ..layers.few_rows import joins
+from ..layers.few_rows import joins, linear_together
 from ..layers.initialization import ResidualProjection
 from ..layers.norms import RMSNorm
 from ..ops.linear_rows import linear_rows
@@ -32,7 +32,7 @@ class SwiGLU(nn.Module):
             if residual is not None and residual.dtype == h.dtype:
                 return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
         else:
-            h = silu_product(self.gate_proj(x), self.up_proj(x))
+            h = silu_product(*linear_together(x, self.gate_proj, self.up_proj))
         y = self.down_proj(h)
         return y if residual is None else residual + y
 
@@ -56,7 +56,7 @@ class FastWeightsBlock(GradientCheckpointingLayer):
         self, x_BTD: Tensor, past_key_values: LayerCache | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         """past_key_values: this layer's cache, under the name that transformers' checkpointing knows to leave out."""
-        _, normed_BTD = self.mixer_norm.of_sum(x_BTD, None)
+        x_BTD, normed_BTD = self.mixer_norm.of_sum(x_BTD, None)
         mixed_BTD = self.mixer(normed_BTD, cache=past_key_values, cu_seqlens=cu_seqlens)
         if self.mlp is None:
             return x_BTD + mixed_BTD

@@ -13,7 +13,7 @@ from ..ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
 __all__ = ["IGNORED", "causal_lm_loss", "summed_cross_entropy"]
 
 IGNORED = -100
-CHUNK_NUMBERS = 2**25  # logits of a chunk: 128 MiB in float32
+CHUNK_NUMBERS = {"cpu": 2**25, "other": 2**27}  # logits of a chunk: 128 MiB in float32, 256 MiB in 16 bits on a GPU
 SMALLEST_CHUNK = 256  # tokens, below which the matrix products become too thin
 
 
@@ -41,10 +41,11 @@ def summed_cross_entropy(hidden_TD: Tensor, weight_VD: Tensor, target_T: Tensor,
     Args:
         hidden_TD, weight_VD: hidden states and the output layer's weight.
         target_T: int64.
-        chunk: tokens at a time; as many as have 2^25 logits, at least 256, when None.
+        chunk: tokens at a time; when None as many as have 2^25 logits on a CPU and 2^27 elsewhere, at least 256.
     """
-    chunk = max(CHUNK_NUMBERS // len(weight_VD), SMALLEST_CHUNK) if chunk is None else chunk
     device = hidden_TD.device.type
+    if chunk is None:
+        chunk = max(CHUNK_NUMBERS["cpu" if device == "cpu" else "other"] // len(weight_VD), SMALLEST_CHUNK)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TD.dtype
     return _SummedCrossEntropy.apply(hidden_TD, weight_VD, target_T, chunk, dtype)
 

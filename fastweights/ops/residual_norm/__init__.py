@@ -24,13 +24,16 @@ def torch_form(
 
 
 class ResidualNorm:
-    """The kernels as a node: (x, branch, weight), (eps, dtype) -> s, n, without a branch an empty vector and n."""
+    """The kernels as a node: (x, branch, weight), (eps, dtype, through) -> s, n. Without a branch s is x with `through`, so that
+    the kernel adds the gradients of both results, and else an empty vector: an op of a graph returns no input."""
 
     def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
         from ...kernels.pointwise.residual_norm import forward
 
-        s, n = forward(*tensors, *options)  # type: ignore[arg-type]
-        return (s, n), () if s is None else (s,)
+        (x, branch, weight), (eps, dtype, through) = tensors, options
+        assert x is not None and weight is not None
+        s, n = forward(x, branch, weight, eps, dtype)
+        return (x if through else s, n), () if s is None else (s,)
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
         x, branch, _ = tensors
@@ -43,16 +46,16 @@ class ResidualNorm:
     ) -> Tensors:
         from ...kernels.pointwise.residual_norm import backward
 
-        (x, branch, weight), (ds, dn), (eps, dtype) = tensors, output_grads, options
+        (x, branch, weight), (ds, dn), (eps, dtype, through) = tensors, output_grads, options
         assert x is not None and weight is not None
-        ds = None if branch is None or ds is None or not ds.numel() else ds
+        ds = None if (branch is None and not through) or ds is None or not ds.numel() else ds
         dn = x.new_zeros(x.shape, dtype=dtype) if dn is None else dn
         return backward(ds, dn, saved[0] if saved and saved[0] is not None else x, branch, weight, eps)
 
 
 NODE = Node(
-    "residual_norm", {"x": False, "branch": True, "weight": False}, {"eps": "float", "dtype": "ScalarType"}, outputs=2,
-    rule=ResidualNorm(),
+    "residual_norm", {"x": False, "branch": True, "weight": False},
+    {"eps": "float", "dtype": "ScalarType", "through": "bool"}, outputs=2, rule=ResidualNorm(),
 )  # fmt: skip
 
 
@@ -92,8 +95,8 @@ def residual_norm(
         check_same_shape("branch", check_tensor("branch", branch, x), "x", x)
     check_number("eps", eps, low=0.0)
     dtype = x.dtype if dtype is None else dtype
-    traced = backend == "auto" and torch.compiler.is_compiling()
-    if not traced and takes_rows(backend, x):
-        s, n = NODE((x, branch, weight), (eps, dtype))
-        return x if branch is None else s, n
+    traced = torch.compiler.is_compiling()
+    if not (traced and backend == "auto") and takes_rows(backend, x):
+        s, n = NODE((x, branch, weight), (eps, dtype, branch is None and not traced))
+        return x if s is None else s, n
     return torch_form(x, branch, weight, eps, dtype)
