@@ -108,7 +108,8 @@ def speed(name: str, batch: int, context: int | None = None, results: Path = RES
 
 @cache
 def mixers_of_model(model: str) -> set[str]:
-    """The mixers of a model of the training steps: a preset, or "24 layers of NAME"."""
+    """The mixers of a model of the training steps: a preset, or "24 layers of NAME"; how it is compiled stands behind a comma."""
+    model = model.split(", ")[0]
     if model.partition(" layers of ")[1]:
         return {model.rpartition(" ")[2]}
     if model not in PRESETS:

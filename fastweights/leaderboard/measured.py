@@ -11,9 +11,9 @@ from ..results.recall import read_object
 
 __all__ = ["COMMANDS", "mixer_of", "read_rows"]
 
-LAYERS = "24 layers of "
+LAYERS, REPLAYED = "24 layers of ", ", replayed"
 COMMANDS = {
-    "training-speed": "python benchmarks/training_steps.py --mixers MIXER,... (about 20 seconds of one GPU per mixer)",
+    "training-speed": "python benchmarks/training_steps.py --replay --mixers MIXER,... (about 20 seconds of one GPU per mixer)",
     "decoding-speed": "python benchmarks/decode_table.py --mixers MIXER,... (about 15 seconds of one GPU per mixer)",
     "memory": "the two commands of training-speed and decoding-speed",
 }
@@ -39,15 +39,16 @@ def _activations(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _steps(folder: Path) -> Iterator[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]]:
-    """The machine, the mixer, the comparison and the model of every eager step of 24 layers; of several the newest."""
+    """The machine, the mixer, the comparison and the model of every step of 24 layers that is replayed as a CUDA graph, as
+    `fastweights train` takes it; of several the newest."""
     newest: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {}
     for path in sorted(folder.glob("training-steps-*.json")):
         content = read_object(path)
         for comparison in content["comparisons"].values():
             where = {**content, **comparison.get("measured", {}), "file": path.name}
             for name, model in comparison["models"].items():
-                mixer = name.removeprefix(LAYERS)
-                if not name.startswith(LAYERS) or mixer not in MIXERS:
+                mixer = name.removeprefix(LAYERS).removesuffix(REPLAYED)
+                if name != LAYERS + mixer + REPLAYED or mixer not in MIXERS:
                     continue
                 if mixer not in newest or newest[mixer][0]["time"] < where["time"]:
                     newest[mixer] = (where, mixer, comparison, model)

@@ -64,6 +64,8 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "claims" / "own-2.json").read_text())
     record["numbers"]["rls: AUROC of new keys by variance"] = [0.123] * 3
     (tmp_path / "claims" / "own-2.json").write_text(json.dumps(record))
+    for path in (tmp_path / "leaderboard").glob("*-full.json"):
+        path.unlink()
     board = json.loads((tmp_path / "leaderboard" / "tracking-small.json").read_text())
     (tmp_path / "leaderboard" / "tracking-full.json").write_text(json.dumps({**board, "size": "full"}))
     text = choosing.render(tmp_path)
@@ -103,6 +105,9 @@ def test_steps_are_those_of_models_with_the_mixer() -> None:
     assert evidence.mixers_of_model("pgdn-340m") == {"pgdn"} == evidence.mixers_of_model("24 layers of pgdn")
     assert "softmax" in evidence.mixers_of_model("gka-hybrid-2.8b") and evidence.mixers_of_model("other") == set()
     assert "| `pgdn-340m` | 16 x 2,048 |" in page("pgdn") and "of `gdn-340m`" in page("pgdn")
+    assert "| `24 layers of pgdn, replayed` | 8 x 2,048 |" in page("pgdn")
+    ratio, base = choosing.step_ratio("pgdn", evidence.RESULTS) or ("", "")
+    assert base == "24 layers of gdn, replayed" and f"| {ratio} of `{base}` |" in choosing.PAGE.read_text()
 
 
 def test_claims_stand_with_the_memories_that_they_are_about() -> None:

@@ -81,8 +81,10 @@ def test_a_stream_in_float32_with_a_branch_and_a_norm_of_16_bits(backend):
 def test_kernels_in_one_graph(branch):
     given = inputs((1, 4, 8), branch)
     compiled = torch.compile(residual_norm, fullgraph=True, backend="aot_eager")
+    # Without a branch the graph adds the gradients of the stream, and eagerly the kernel does, which may round once less.
+    tolerance = 0.0 if branch else 1e-6
     torch.testing.assert_close(
-        results(given, compiled, backend="triton"), results(given, backend="triton"), rtol=0, atol=0
+        results(given, compiled, backend="triton"), results(given, backend="triton"), rtol=tolerance, atol=tolerance
     )
 
 
