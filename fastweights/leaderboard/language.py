@@ -16,7 +16,7 @@ from ..results import LanguageResult
 from ..results.language import load_result
 from ..training.optimization import still_learning
 from .matching import Matched, Matching
-from .processes import train_models
+from .processes import has_ended, train_models
 from .record import Board, measured_here
 from .request import Request
 from .sizes import LanguageSize
@@ -27,46 +27,68 @@ NEEDLE = "s-niah-1"
 
 
 def run_language(size: LanguageSize, request: Request) -> Board:
-    """Train every mixer of the request: the first seed at all learning rates, and where it is close the others at its best."""
+    """Train every mixer of the request: the first seed at all learning rates, and where it is close the others at its best.
+
+    Where the trainings are stopped, the board has the mixers whose whole grid has ended.
+    """
     check_device(request.device)
     board = Board.opened(request.output, "language", request.size, size.setting())
     model = {**size.model, "vocab_size": size.vocabulary}
     matching = Matching(model, size.head_dim, FastWeightsForCausalLM)
     mixers = {choice.label: matching.of(choice) for choice in request.mixers}
-    seeds = request.seeds or size.seeds
-    grid = {
-        (label, rate, seeds[0]): _run(size, request, mixer, rate, seeds[0])
+    first, *others = request.seeds or size.seeds
+    runs = {
+        (label, rate, first): _run(size, request, mixer, rate, first)
         for label, mixer in mixers.items()
         for rate in size.rates
     }
-    train_models(list(grid.values()), request)
-    results = {key: found for key, run in grid.items() if (found := _result(run)) is not None}
-    best = {
-        label: min((found.held_out_loss, rate) for (one, rate, _), found in results.items() if one == label)
-        for label in {label for label, _, _ in results}
-    }
-    close = close_mixers({**_first_losses(board), **{label: loss for label, (loss, _) in best.items()}}, size.close)
-    later = {
-        (label, best[label][1], seed): _run(size, request, mixers[label], best[label][1], seed)
-        for label in best
-        if label in close
-        for seed in seeds[1:]
-    }
-    train_models(list(later.values()), request)
-    results |= {key: found for key, run in later.items() if (found := _result(run)) is not None}
-    for label, (_, rate) in best.items():
-        runs = {seed: results[label, rate, seed] for seed in seeds if (label, rate, seed) in results}
-        tried = [key for key in (*grid, *later) if key[0] == label]
-        diverged = sum(key not in results for key in tried)
-        for column, losses in _losses(list(runs.values())).items():
-            board.add(
-                f"{column}, {label}",
-                {
-                    **_row(mixers[label], list(runs.values()), request.device), "column": column, "seeds": list(runs),
-                    "values": losses, "learning rate": rate, "diverged": diverged, "runs": len(tried),
-                },
-            )  # fmt: skip
+    try:
+        train_models(list(runs.values()), request)
+        best = _best(runs)
+        close = close_mixers({**_first_losses(board), **{label: loss for label, (loss, _) in best.items()}}, size.close)
+        later = {
+            (label, rate, seed): _run(size, request, mixers[label], rate, seed)
+            for label, (_, rate) in best.items()
+            if label in close
+            for seed in others
+        }
+        runs |= later
+        train_models(list(later.values()), request)
+    finally:
+        for label, (_, rate) in _best(runs).items():
+            _add_rows(
+                board, mixers[label], rate, {key[1:]: run for key, run in runs.items() if key[0] == label}, request
+            )
     return board
+
+
+def _best(runs: Mapping[tuple[str, float, int], Any]) -> dict[str, tuple[float, float]]:
+    """By label the lowest held-out loss and its rate, of those whose trainings with the first seed have all ended."""
+    first = next(iter(runs))[2]
+    grid = {key: run for key, run in runs.items() if key[2] == first}
+    ended = {label for label, *_ in grid} - {label for (label, *_), run in grid.items() if not has_ended(run)}
+    results = {key: found for key, run in grid.items() if key[0] in ended and (found := _result(run)) is not None}
+    return {
+        label: min((found.held_out_loss, rate) for (one, rate, _), found in results.items() if one == label)
+        for label in dict.fromkeys(label for label, *_ in results)
+    }
+
+
+def _add_rows(
+    board: Board, mixer: Matched, rate: float, runs: Mapping[tuple[float, int], Any], request: Request
+) -> None:
+    """The rows of one mixer, of its seeds at this rate that have ended. runs: its trainings by rate and seed."""
+    ended = {key: run for key, run in runs.items() if has_ended(run)}
+    results = {key: found for key, run in ended.items() if (found := _result(run)) is not None}
+    of_rate = {seed: found for (one, seed), found in results.items() if one == rate}
+    for column, losses in _losses(list(of_rate.values())).items():
+        board.add(
+            f"{column}, {mixer.choice.label}",
+            {
+                **_row(mixer, list(of_rate.values()), request.device), "column": column, "seeds": list(of_rate),
+                "values": losses, "learning rate": rate, "diverged": len(ended) - len(results), "runs": len(ended),
+            },
+        )  # fmt: skip
 
 
 def run_needle(size: LanguageSize, request: Request) -> Board:

@@ -9,7 +9,7 @@ from typing import Any
 from ..files import write_json
 from .request import Request
 
-__all__ = ["train_models"]
+__all__ = ["has_ended", "train_models"]
 
 DIVERGED = "diverged.json"
 
@@ -32,7 +32,7 @@ def train_models(runs: Sequence[Any], request: Request) -> None:
             write_json(folder / DIVERGED, {"why": why})
         request.reporter.note(f"{run.output}: {'trained' if why is None else 'diverged'}")
 
-    waiting = [run for run in runs if not _ended(run)]
+    waiting = [run for run in runs if not has_ended(run)]
     if request.processes() == 1:
         for run in waiting:
             ended(run, train_here(run))
@@ -40,5 +40,6 @@ def train_models(runs: Sequence[Any], request: Request) -> None:
         train_together(waiting, request.processes(), request.device, request.imports, ended)
 
 
-def _ended(run: Any) -> bool:
+def has_ended(run: Any) -> bool:
+    """Whether a training has a result or has diverged."""
     return any((Path(run.output) / name).exists() for name in ("result.json", DIVERGED))

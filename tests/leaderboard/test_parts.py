@@ -199,6 +199,25 @@ def test_a_training_that_diverges_is_counted(tmp_path, monkeypatch):
     run_part(PARTS["language"], request(tmp_path, "linear", seeds=(0,)))
 
 
+def test_stopped_trainings_leave_the_rows_of_mixers_that_have_ended(tmp_path, monkeypatch):
+    from fastweights.training.language import together
+
+    trained, train = [], together.train_language
+
+    def stopping(run, **options):
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(run)
+        return train(run, **options)
+
+    monkeypatch.setattr(together, "train_language", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run_part(PARTS["language"], request(tmp_path, seeds=(0,)))
+    assert {run.learning_rate for run in trained} == set(TOY.language.rates)
+    found = rows("language", tmp_path)
+    assert {mixer for _, mixer in found} == {"linear"} and found["held out", "linear"]["runs"] == 2
+
+
 def test_language_models_are_refused_on_a_device_that_their_trainer_does_not_take(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(ValueError, match="device must be cuda for language models"):
