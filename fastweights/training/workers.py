@@ -8,9 +8,10 @@ Signals that stop a command often reach all its processes. Workers hold them bac
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
@@ -76,11 +77,12 @@ class Job:
 
 @dataclass(frozen=True)
 class _Orders:
-    """What a worker does with every run. gpu: the one that "cuda" means to it."""
+    """What a worker does with every run. environment: this process's variables. gpu: the one that "cuda" means to the worker."""
 
     checkpoint_seconds: float
     log_every: int
     imports: Sequence[str]
+    environment: Mapping[str, str]
     gpu: int | None = None
 
 
@@ -102,9 +104,10 @@ def train_runs(
         WorkerError: at the end, if runs failed; at once where no file can be written. The others have saved their runs.
     """
     waiting = list(reversed(jobs))
-    orders = _Orders(checkpoint_seconds, log_every, imports)
-    gpus = gpus_of_workers({job.run.device for job in jobs}, min(workers, len(jobs)))
-    free = [_Worker(index, replace(orders, gpu=gpu)) for index, gpu in enumerate(gpus)]
+    devices = {job.run.device for job in jobs}
+    orders, context = _Orders(checkpoint_seconds, log_every, imports, dict(os.environ)), _context(devices)
+    gpus = gpus_of_workers(devices, min(workers, len(jobs)))
+    free = [_Worker(index, replace(orders, gpu=gpu), context) for index, gpu in enumerate(gpus)]
     busy: dict[Any, _Worker] = {}
     failures: list[WorkerError] = []
     try:
@@ -155,21 +158,30 @@ def usual_workers(device: str, per_gpu: int = PER_GPU) -> int:
     return per_gpu * (1 if place.index is not None else torch.cuda.device_count())
 
 
+def _context(devices: Collection[str]) -> Any:
+    """How processes start. For runs on the CPU they are forks of a server that has imported torch and computes nothing: a torch
+    that has computed may hang in a fork. CUDA does not work in one."""
+    if sys.platform != "linux" or any(torch.device(device).type != "cpu" for device in devices):
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fastweights.training.recall"])
+    return context
+
+
 class _Worker:
     """The parent's view of one worker process."""
 
     job: Job  # what it trains
 
-    def __init__(self, index: int, orders: _Orders) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked torch may hang, a forked CUDA does not work
+    def __init__(self, index: int, orders: _Orders, context: Any) -> None:
         self.index = index
         self.connection, self._theirs = context.Pipe()
-        self._orders = orders
+        self._orders, self._context = orders, context
         self.process = context.Process(target=_work, args=(self._theirs, orders), daemon=True)
 
     def successor(self) -> "_Worker":
         """A worker in the place of this one, not started."""
-        return _Worker(self.index, self._orders)
+        return _Worker(self.index, self._orders, self._context)
 
     def begin(self, job: Job) -> None:
         """Train `job`. The first one starts the process."""
@@ -209,7 +221,8 @@ class _Worker:
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """A process started here inherits that these signals are blocked; for this process they are late by that time."""
+    """A process started here inherits that these signals are blocked, and so does a server with all its forks; for this process
+    they are late by that time."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows has neither
         yield
         return
@@ -223,6 +236,7 @@ def _signals_held_back() -> Iterator[None]:
 
 def _work(connection: Any, orders: _Orders) -> None:
     """A worker's life: receive a run, train it, write its result, tell the parent; until the pipe is closed."""
+    os.environ.update(orders.environment)  # a server has those of the time when it was started
     # The numbers must not depend on the number of workers; small models gain nothing from more threads.
     torch.set_num_threads(1)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -100,14 +100,14 @@ def test_chunked_is_sequential(case: OpCase, time: int, key: int, value: int, st
     check(case, inputs, draw_states(case, inputs, 1) if started else None)
 
 
-@others_slow(*SOME)
+@others_slow("linear_attention-none", "delta_rule-head-write", "precondition_keys")
 def test_side_by_side_segments(case: OpCase, short_segments: None) -> None:
     """Of several sequences: one of three segments, an empty one and short ones."""
     inputs = small(case, 137)
     check(case, inputs, draw_states(case, inputs, 4), cu_seqlens=torch.tensor([0, 130, 130, 131, 137]))
 
 
-@some_cases
+@some_slow("preconditioned_delta_rule-channel")
 def test_sequences_of_whole_segments(case: OpCase, short_segments: None) -> None:
     """The tables have places for more segments than such sequences fill."""
     inputs = small(case, 131)

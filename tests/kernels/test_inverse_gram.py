@@ -21,7 +21,10 @@ RLS, VLA = "recursive_least_squares-none", "variational_linear_attention-plain"
 REFRESHED = "variational_linear_attention-refresh"  # every 20 tokens
 
 
-@pytest.mark.parametrize(("name", "time", "started"), [(RLS, 70, False), (VLA, 9, True), (REFRESHED, 70, True)])
+@pytest.mark.parametrize(
+    ("name", "time", "started"),
+    [(RLS, 9, False), pytest.param(RLS, 70, False, marks=pytest.mark.slow), (VLA, 9, True), (REFRESHED, 70, True)],
+)
 def test_values_and_gradients(name: str, time: int, started: bool) -> None:
     """Two value heads per key head, two blocks of key channels, an odd number of tokens; from a first state."""
     case = KERNEL_CASES[name]
@@ -49,7 +52,7 @@ def test_many_segments_add_no_rounding() -> None:
     assert relative_error(final_memory(torch.float16, "triton"), final_memory(torch.float64, "torch")) <= 5e-4
 
 
-@pytest.mark.parametrize("name", [RLS, REFRESHED])
+@pytest.mark.parametrize("name", [pytest.param(RLS, marks=pytest.mark.slow), REFRESHED])
 def test_packed_sequences_of_several_chunks(name: str) -> None:
     """With a refresh each sequence counts its own tokens, from those that came before the call."""
     case, edges = KERNEL_CASES[name], torch.tensor([0, 66, 66, 69])
@@ -87,7 +90,7 @@ def directions(k: Tensor, backend: str, every: int | None = None) -> tuple[Tenso
 @pytest.mark.parametrize(
     ("spread", "time", "every"),
     [
-        pytest.param(0.02, 512, None, id="nearly dependent keys"),
+        pytest.param(0.02, 512, None, id="nearly dependent keys", marks=pytest.mark.slow),
         pytest.param(0.02, 256, 20, id="nearly dependent keys, refreshed"),
         pytest.param(None, 2048, None, id="any keys", marks=pytest.mark.slow),
         pytest.param(0.02, 8192, None, id="nearly dependent keys, 8192", marks=pytest.mark.slow),
@@ -113,7 +116,9 @@ def test_a_gain_of_zero_writes_nothing() -> None:
     torch.testing.assert_close(P, 2.0 * torch.eye(8, device=DEVICE).expand_as(P))
 
 
-@pytest.mark.parametrize(("form", "name"), [(RLS, "k"), (RLS, "beta"), (REFRESHED, "u")])
+@pytest.mark.parametrize(
+    ("form", "name"), [(RLS, "k"), pytest.param(RLS, "beta", marks=pytest.mark.slow), (REFRESHED, "u")]
+)
 def test_a_bad_number_reaches_later_tokens_only(form: str, name: str) -> None:
     case = KERNEL_CASES[form]
     inputs = small(case, 20)
@@ -165,6 +170,7 @@ def test_weights_add_up_in_float64() -> None:
     assert torch.equal(sums, wanted[:-1].float())
 
 
+@pytest.mark.slow
 def test_weights_far_beyond_the_prior() -> None:
     """One key of length 300 beside a prior of 1, which float32 cannot tell from 0. Its answer is the mean."""
     key = 300 * F.normalize(torch.randn(1, 1, 1, 20, generator=torch.Generator().manual_seed(0)), dim=-1)

@@ -36,7 +36,7 @@ def test_values_and_gradients(started: bool) -> None:
 
 def test_packed_sequences() -> None:
     """Short ones, an empty one, one over the edge of a chunk; with groups of heads."""
-    check(69, True, torch.tensor([0, 3, 3, 4, 69]), heads=1, value_heads=2)
+    check(68, True, torch.tensor([0, 3, 3, 68]), heads=1, value_heads=2)
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_any_width(key: int, value: int) -> None:
 
 def test_gamma_of_key_heads() -> None:
     """A gain per key head serves its group of value heads, and gathers their gradients."""
-    inputs = small(CASE, 18, heads=2, value_heads=4)
+    inputs = small(CASE, 5, heads=2, value_heads=4)
     inputs = with_tokens(inputs, gamma=inputs.tokens["gamma"][:, :, ::2])
     got, wanted = values_and_gradients(CASE, inputs, backend="triton"), exact(CASE, inputs)
     assert_close(got[0], wanted[0], 1e-5)

@@ -38,7 +38,7 @@ def results(backend: str, tokens: dict[str, Tensor], **options: bool) -> tuple[l
     return [o.detach(), state["S"].detach(), state["z"].detach()], list(torch.autograd.grad(loss, leaves))
 
 
-FAST = [(True, True, True), (True, False, True), (False, True, False)]
+FAST = [(True, True, True), (False, False, False)]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,7 @@ def test_states_hold_more_than_rounded_write_keys() -> None:
     assert relative_error(S, wanted) <= 1e-6
 
 
+@pytest.mark.slow
 def test_gradients_that_cancel_are_not_rounded_in_between() -> None:
     """Positive keys are alike: P^T dO changes slowly from token to token, and T^T of it takes differences."""
     generator = torch.Generator().manual_seed(0)

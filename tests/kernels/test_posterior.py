@@ -26,6 +26,7 @@ def test_values_and_gradients(name: str, started: bool) -> None:
     assert_close(got[1], wanted[1], CLOSE)
 
 
+@pytest.mark.slow
 def test_several_chunks_and_sequences() -> None:
     case, edges = KERNEL_CASES["palimpsa"], torch.tensor([0, 66, 66, 69, 69])
     inputs = small(case, 69, key=4, value=4)
@@ -46,7 +47,8 @@ def test_segments_side_by_side(short_segments: None) -> None:
     assert_close(got[1], wanted[1], CLOSE)
 
 
-@pytest.mark.parametrize("started", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("started", [False, True])
 def test_columns_of_several_blocks(started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of narrow heads reads several blocks of columns: here two programs with two blocks each, the last partly idle."""
     monkeypatch.setattr("fastweights.kernels.posterior.sizes.ENOUGH_PROGRAMS", 1)

@@ -38,7 +38,7 @@ def check(name: str, time: int, started: bool = False, edges: list[int] | None =
         assert_close(found, wanted, CLOSE)
 
 
-@pytest.mark.parametrize("name", [CHEBYSHEV, MESA])
+@pytest.mark.parametrize("name", [CHEBYSHEV, pytest.param(MESA, marks=pytest.mark.slow)])
 def test_over_the_edge_of_a_chunk(name: str) -> None:
     """From states of which H is not symmetric, with gradients of both."""
     check(name, 67, started=True)

@@ -92,7 +92,14 @@ MIXERS = {
 }
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, {"name": "softmax", "window": 5, "qk_norm": True}], ids=str)
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        pytest.param(x, marks=pytest.mark.slow) if x == "kda" else x
+        for x in (*MIXERS, {"name": "softmax", "window": 5, "qk_norm": True})
+    ],
+    ids=str,
+)
 def test_the_same_tokens(monkeypatch, calls, mixer):
     lm = model([mixer], initializer_range=0.1).to(DEVICE)
     apart = generated(monkeypatch, lm, False, do_sample=False)

@@ -210,9 +210,12 @@ SIZES = [  # T, q/k heads, value heads, K, V
     (1, 1, 1, 96, 40),
     (3, 2, 2, 1, 1),
 ]
-# In the interpreter these take seconds: forms that are not among FAST have the second size alone in the fast set.
+# In the interpreter these take seconds. In the fast set the delta rule has all sizes, others among FAST two, the rest one.
+FAST_SIZES = {**dict.fromkeys(FAST, SIZES[1:4:2]), "delta_rule-head-write": SIZES}
 FORMS_AND_SIZES = [
-    pytest.param(form, *size, id=f"{name}-{size}", marks=() if name in FAST or size == SIZES[1] else pytest.mark.slow)
+    pytest.param(
+        form, *size, id=f"{name}-{size}", marks=() if size in FAST_SIZES.get(name, SIZES[1:2]) else pytest.mark.slow
+    )
     for name, form in BY_KERNEL.items()
     for size in SIZES
 ]
@@ -406,7 +409,17 @@ def rearranged(x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.kernels
-@some_cases
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            DECODING[name],
+            id=name,
+            marks=() if name in ("delta_rule-head-write", "palimpsa_posterior") else pytest.mark.slow,
+        )
+        for name in SOME
+    ],
+)
 @pytest.mark.parametrize("time", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_kernel_on_any_layout(case: OpCase, time: int) -> None:
     inputs = case.draw(time=time, key=8, value=8, dtype=torch.float32).map(lambda x: x.to(DEVICE))

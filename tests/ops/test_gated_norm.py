@@ -103,7 +103,7 @@ def test_kernels_with_a_skip(shape, activation, first):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("per_group", [False, True])
+@pytest.mark.parametrize("per_group", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_kernels_sum_over_many_tiles(per_group, monkeypatch):
     from fastweights.kernels.pointwise import gated_norm as kernels
 
