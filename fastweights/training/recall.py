@@ -33,8 +33,8 @@ def run_recall(
 
     Killed at any moment and called again with the same arguments, it continues and gives the same numbers: every run is
     computed on one thread, from batches that are a function of their index. A run whose checkpoint is damaged begins again,
-    and the reporter says so. The number of workers changes nothing but the time. Processes are spawned, so a script that
-    calls this needs the usual `if __name__ == "__main__":`.
+    and the reporter says so. The number of workers changes nothing but the time. Workers import the script that calls
+    this, which therefore needs the usual `if __name__ == "__main__":`.
 
     Args:
         experiment: the grid of runs.

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 TOY = '''
@@ -68,6 +70,7 @@ def copy_with_toy(folder: Path) -> None:
     names.write_text(names.read_text() + 'from .toy import toy\n\n__all__ += ["toy"]\n')
 
 
+@pytest.mark.slow
 def test_a_new_op_is_its_folder_and_a_line(tmp_path: Path) -> None:
     copy_with_toy(tmp_path)
     command = [

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
-from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsForCausalLM
 
+from .mixers import every_mixer
 from .small import PROMPTS, model, tokens
 
 LENGTHS = (5, 70, 1, 9)
 ORDERS = ((0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0))
 WINDOW = {"name": "softmax", "window": 5}
-every_mixer = pytest.mark.parametrize("mixer", [*MIXERS, WINDOW], ids=str)
+of_every_mixer = every_mixer(WINDOW)
 
 
 def language_model(mixer: object) -> FastWeightsForCausalLM:
     return model([mixer], initializer_range=0.5)  # logits far enough apart for rounding
 
 
-@every_mixer
+@of_every_mixer
 def test_greedy_tokens_are_those_of_each_prompt_alone(mixer: object) -> None:
     lm, ids = language_model(mixer), tokens(3, 12)
     together = lm.generate(ids, attention_mask=PROMPTS, max_new_tokens=12, do_sample=False)[:, 12:]
@@ -32,7 +31,7 @@ def test_greedy_tokens_are_those_of_each_prompt_alone(mixer: object) -> None:
     assert torch.equal(together, torch.stack(alone)) and len(together.unique()) > 1
 
 
-@every_mixer
+@of_every_mixer
 def test_logits_are_the_same_however_documents_are_packed(mixer: object) -> None:
     lm, documents = model([mixer], initializer_range=0.1), tokens(1, sum(LENGTHS)).split(LENGTHS, 1)
 

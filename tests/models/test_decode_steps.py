@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from fastweights.layers import MIXERS
 from fastweights.models import decoding, generation
 
+from .mixers import every_mixer
 from .small import CLOSE, HYBRID, MIXED, PROMPTS, model, tokens
 
 WINDOW = {"name": "softmax", "window": 5}
@@ -57,7 +57,7 @@ def assert_same(calls, steps, exact_cache=True):
                 torch.testing.assert_close(kept[name], x, **CLOSE)
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, WINDOW], ids=str)
+@every_mixer(WINDOW)
 def test_every_mixer(by_steps, mixer):
     lm = model([mixer, "gdn"], initializer_range=0.1)
     assert_same(*by_steps(lm, tokens(2, 9), max_new_tokens=12, do_sample=True))

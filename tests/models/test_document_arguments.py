@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
-from fastweights.layers import MIXERS
-
+from .mixers import every_mixer
 from .small import HYBRID, model, tokens
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -39,7 +38,7 @@ def total_loss(lm, lengths=LENGTHS):
     return sum(lm(ids, labels=ids, num_items_in_batch=1).loss for ids in documents(lengths) if ids.shape[1] > 1)
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, MIXED])
+@every_mixer(MIXED)
 @pytest.mark.parametrize("form", ["positions", "both"])
 def test_collated_documents_equal_separate_ones(mixer, form):
     lm, batch = model(mixer, initializer_range=0.2).double(), collated(form)
@@ -75,7 +74,7 @@ def test_first_tokens_of_documents_are_not_predicted():
     torch.testing.assert_close(lm(**rows, num_items_in_batch=1).loss, 2 * total_loss(lm), **CLOSE)
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, MIXED])
+@every_mixer(MIXED)
 def test_rows_that_hold_documents_and_padding(mixer):
     """Left, right and no padding; numbers at padding mean nothing."""
     lm, ids = model(mixer), tokens(3, 8)

@@ -8,12 +8,13 @@ from transformers import DynamicCache
 from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsForCausalLM, FastWeightsModel
 
+from .mixers import every_mixer
 from .small import HYBRID, VOCABULARY, config, model, tokens
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, HYBRID])
+@every_mixer(HYBRID)
 def test_loss_falls_on_a_fixed_batch(mixer):
     lm, ids = model(mixer).train(), tokens(4, 12)
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
@@ -28,7 +29,7 @@ def test_loss_falls_on_a_fixed_batch(mixer):
     assert losses[-1] < losses[0] - 0.5
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, HYBRID])
+@every_mixer(HYBRID)
 def test_cached_decoding_equals_the_full_forward(mixer):
     lm, ids = model(mixer), tokens(2, 19)
     with torch.no_grad():
@@ -59,7 +60,7 @@ def test_loss_is_the_shifted_cross_entropy():
     torch.testing.assert_close(summed, wanted * (labels[:, 1:] != -100).sum() / 7)
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, HYBRID])
+@every_mixer(HYBRID)
 def test_packed_batch_has_the_logits_and_loss_of_its_sequences(mixer):
     lm, ids = model(mixer), tokens(1, 24)
     edges = [0, 4, 15, 24]
@@ -71,7 +72,7 @@ def test_packed_batch_has_the_logits_and_loss_of_its_sequences(mixer):
     torch.testing.assert_close(packed.loss, wanted)
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, HYBRID])
+@every_mixer(HYBRID)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_equals_unpadded(mixer, side):
     lm, ids = model(mixer), tokens(3, 16)

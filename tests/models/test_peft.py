@@ -6,9 +6,9 @@ import peft
 import pytest
 import torch
 
-from fastweights.layers import MIXERS
 from fastweights.models.configuration import LORA_TARGETS
 
+from .mixers import every_mixer
 from .small import HYBRID, model, tokens
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -33,7 +33,7 @@ def test_only_the_adapters_learn(targets):
     assert len(learning) >= 2 * len(PROJECTIONS) * len(layers)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@every_mixer()
 def test_every_mixer_takes_adapters_and_gives_them_back(mixer):
     lm = model(mixer).double().train()
     adapters = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear", init_lora_weights=False)
@@ -44,7 +44,7 @@ def test_every_mixer_takes_adapters_and_gives_them_back(mixer):
     torch.testing.assert_close(lm.merge_and_unload()(ids).logits, wanted, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@every_mixer()
 def test_every_mixer_has_default_targets(mixer):
     lm = peft.get_peft_model(model(mixer), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
     layers = lm.base_model.model.model.layers

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
-from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsForCausalLM, FastWeightsModel
 
 from ..layers.variants import OPTIONS
+from .mixers import every_mixer
 from .small import HYBRID, config, model, tokens
 
 
@@ -23,7 +23,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     assert [name for name in a if a[name].dtype != b[name].dtype or not torch.equal(a[name], b[name])] == []
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, HYBRID])
+@every_mixer(HYBRID)
 def test_save_and_load(tmp_path, mixer):
     lm, ids = model(mixer), tokens()
     lm.save_pretrained(tmp_path)

@@ -84,7 +84,7 @@ BY_TORCH = f"import os, torch._dynamo; print(os.environ['{compiling.KEPT}'], end
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != compiling.KEPT}
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_code_is_kept_beside_the_tokens(make_run, graphs, monkeypatch, tmp_path, named):
     """torch sets its variable by itself, to a temporary folder, when it is imported; one that a user has set stays."""
     by_torch = [sys.executable, "-c", BY_TORCH]

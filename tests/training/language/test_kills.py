@@ -65,6 +65,7 @@ def assert_same_bits(run, whole):
         assert Path(run.output, name).read_bytes() == Path(whole.output, name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_preempted_command_loses_no_step(run_file):
     (file, run), (whole_file, whole) = run_file("cut"), run_file("whole")
     process = start(file)
