@@ -33,7 +33,7 @@ DOCS = ROOT / "docs"
 PAGES = {name: DOCS / f"{name}.md" for name in ("leaderboard", "untrained")}
 FIGURES = {name: DOCS / "images" / f"{name}.png" for name in ("leaderboard", "untrained")}
 OWN = tuple(name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights."))
-DPI = 110  # a page loads both figures
+DPI = 90  # a page loads both figures
 DRAWN = ("mqar", "regression", "tracking")  # at the small size, or the full one where it was run
 
 INTRODUCTION = """# Leaderboard
