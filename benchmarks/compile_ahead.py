@@ -156,11 +156,13 @@ class Gathered(Exception):
 
 
 @contextmanager
-def compiled_trainings(owner: str, recall_module: Any) -> Iterator[None]:
+def compiled_trainings(owner: str) -> Iterator[None]:
     """Compiles a step and a test of every training that is begun inside and differs in more than its rate and seed.
 
-    The code inside ends with the first call that begins trainings. recall_module: the one that calls `run_recall_parts`.
+    The code inside ends with the first call that begins trainings.
     """
+    from fastweights.experiments import trained
+    from fastweights.training import rate_search
     from fastweights.training.language import together
 
     found: dict[str, Any] = {}
@@ -176,7 +178,8 @@ def compiled_trainings(owner: str, recall_module: Any) -> Iterator[None]:
         raise Gathered
 
     with (
-        mock.patch.object(recall_module, "run_recall_parts", gather_recall),
+        mock.patch.object(trained, "run_recall_parts", gather_recall),
+        mock.patch.object(rate_search, "run_recall_parts", gather_recall),
         mock.patch.object(together, "train_together", gather_language),
         suppress(Gathered),
     ):
@@ -195,20 +198,19 @@ def compile_claim(name: str) -> None:
     claim = next((one for one in claims_of() if one.name == name), None)
     if claim is None:
         raise SystemExit(f"--claims must name claims of the papers, got {name}")
-    with compiled_trainings(name, trained), mock.patch.object(trained, "passes_over_text", lambda run: 0.0):
+    with compiled_trainings(name), mock.patch.object(trained, "passes_over_text", lambda run: 0.0):
         claim.measure(Conditions(seeds=claim.seeds[:1]))
 
 
 def compile_leaderboard(mixer: str, *parts: str) -> None:
     """What the parts of the full size train with a mixer."""
     from fastweights.layers import MixerChoice
-    from fastweights.leaderboard import trainings
     from fastweights.leaderboard.parts import find_part
     from fastweights.leaderboard.request import Request
     from fastweights.leaderboard.run import run_part
 
     for part in parts:
-        with TemporaryDirectory() as folder, compiled_trainings(part, trainings):
+        with TemporaryDirectory() as folder, compiled_trainings(part):
             output = Path(folder, "leaderboard")
             request = Request(mixers=(MixerChoice(mixer),), size="full", device="cpu", output=output, workers=2)
             run_part(find_part(part), request)

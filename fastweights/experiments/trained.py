@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..data.text import TextTokenizer, pytorch_source
+from ..files import file_name
 from ..models import FastWeightsForCausalLM
 from ..results import LanguageResult, RecallResult
 from ..results.experiment import best_results
@@ -20,6 +21,7 @@ from ..training import RecallExperiment, run_recall_parts
 from ..training.folder import ExperimentFolder
 from ..training.optimization import still_learning
 from ..training.output_folder import as_stored
+from ..training.rate_search import search_rates
 from ..training.workers import usual_workers
 from .claim import Conditions, Measurement, Unmeasured
 
@@ -33,9 +35,12 @@ __all__ = [
     "passes_over_text",
     "recall_experiment",
     "small_model",
+    "train_best_rates",
     "train_parts",
     "trained_model",
 ]
+
+Trains = Callable[[str, Mapping[str, Mapping[str, Any]], Conditions], dict[str, list[RecallResult]]]
 
 LANGUAGE_WORKERS = 3  # language models that share one GPU
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # the grid of learning rates for every mixer
@@ -43,7 +48,7 @@ RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # the grid of learning rates for every mixer
 # Zoology's multi-query associative recall, smaller than the papers' runs of it.
 ZOOLOGY_SETTINGS: dict[str, Any] = {
     "task": "mqar", "task_options": {"random_non_queries": False}, "vocab_size": 8192, "layers": 2, "width": 128,
-    "tie_word_embeddings": True, "initializer_range": 0.02, "steps": 4000, "batch_size": 128, "learning_rates": RATES,
+    "tie_word_embeddings": True, "initializer_range": 0.02, "steps": 2000, "batch_size": 64, "learning_rates": RATES,
 }  # fmt: skip
 
 # Variational Linear Attention, tables 3 and 6. The cosine's end, first values and the form of the MLP are printed nowhere.
@@ -88,14 +93,39 @@ def part_folder(claim: str, part: str, conditions: Conditions) -> Path:
     return conditions.folder / claim / (part.replace(" ", "-") or "all")
 
 
-def recall_experiment(claim: str, parts: Mapping[str, Mapping[str, Any]]) -> Callable[[Conditions], Measurement]:
-    """Trains experiments as `train_parts`: the accuracy at the best learning rate of each mixer and number of pairs, one value
-    per seed, and after each stage of a curriculum."""
+def train_best_rates(
+    claim: str, parts: Mapping[str, Mapping[str, Any]], conditions: Conditions
+) -> dict[str, list[RecallResult]]:
+    """As `train_parts`, but the first seed alone takes every learning rate and chooses that of the others. The results are those
+    at the chosen rates, per mixer and number of pairs."""
+    experiments, outputs, parts_of = {}, {}, {}
+    for part, settings in parts.items():
+        whole = experiment(settings, conditions)
+        for run in replace(whole, learning_rates=whole.learning_rates[:1], seeds=whole.seeds[:1]).runs():
+            name = "/".join([*filter(None, [part]), run.choice.label, f"{run.pairs} pairs"])
+            experiments[name] = replace(whole, mixers=(run.mixer,), pairs=(run.pairs,))
+            outputs[name] = part_folder(claim, part, conditions) / file_name(run.choice.label) / f"pairs{run.pairs}"
+            parts_of[name] = part
+    workers = conditions.workers or usual_workers(conditions.device)
+    searches, failure = search_rates(experiments, outputs, workers=workers)
+    if failure is not None:
+        raise failure
+    results: dict[str, list[RecallResult]] = {part: [] for part in parts}
+    for name, search in searches.items():
+        results[parts_of[name]].extend(search.chosen)
+    return results
+
+
+def recall_experiment(
+    claim: str, parts: Mapping[str, Mapping[str, Any]], train: Trains = train_parts
+) -> Callable[[Conditions], Measurement]:
+    """Trains experiments by `train_parts` or `train_best_rates`: the accuracy at the best learning rate of each mixer and
+    number of pairs, one value per seed, and after each stage of a curriculum."""
 
     def measure(conditions: Conditions) -> Measurement:
         values: dict[str, list[float]] = {}
         undertrained = []
-        for part, results in train_parts(claim, parts, conditions).items():
+        for part, results in train(claim, parts, conditions).items():
             groups: dict[tuple[str, int], list[Any]] = {}
             for result in results:
                 groups.setdefault((result.mixer, result.run["pairs"]), []).append(result)

@@ -176,7 +176,7 @@ SIZES = {
                 "compile": False,  # several trainings share a GPU, and compiling them takes longer than it saves
                 "context_lengths": (256, 512, 1024, 2048, 4096), "context_texts": 64,
             },
-            vocabulary=8192, head_dim=64, rates=(3e-3, 1e-2), seeds=(0, 1, 2), needles=(1024, 2048, 4096),
+            vocabulary=8192, head_dim=64, rates=(1e-3, 3e-3), seeds=(0, 1, 2), needles=(1024, 2048, 4096),
             examples=20, source="pytorch", corpus={"max_megabytes": 60},
         ),
         cost={

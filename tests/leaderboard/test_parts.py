@@ -7,9 +7,8 @@ import pytest
 
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
-from fastweights.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of, trainings
-from fastweights.training import WorkerError
-from fastweights.training.recall import run_recall_parts
+from fastweights.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of
+from fastweights.training import WorkerError, rate_search
 
 from .toy import TOY, task, train_here
 
@@ -95,25 +94,25 @@ def test_a_new_mixer_joins_what_is_there(tmp_path, here):
 
 
 def test_an_interrupted_part_continues(tmp_path, here, monkeypatch):
-    train = trainings.run_recall_parts
+    train = rate_search.run_recall_parts
 
     def interrupted(experiments, outputs, **options):
         half = dict(list(experiments.items())[:1])
         train(half, {name: outputs[name] for name in half}, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trainings, "run_recall_parts", interrupted)
+    monkeypatch.setattr(rate_search, "run_recall_parts", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_part(PARTS["tracking"], request(tmp_path))
     kept = len(here)
-    monkeypatch.setattr(trainings, "run_recall_parts", train)
+    monkeypatch.setattr(rate_search, "run_recall_parts", train)
     run_part(PARTS["tracking"], request(tmp_path))
     assert kept == 2 and len(here) == 2 * 3  # none twice
     assert set(rows("tracking", tmp_path)) == {("s3", mixer) for mixer in MIXERS}
 
 
 def test_mixers_whose_runs_end_are_kept_where_others_fail(tmp_path, here, monkeypatch):
-    train = trainings.run_recall_parts
+    train = rate_search.run_recall_parts
 
     def failing(experiments, outputs, **options):
         good = {name: one for name, one in experiments.items() if "softmax" not in name}
@@ -122,7 +121,7 @@ def test_mixers_whose_runs_end_are_kept_where_others_fail(tmp_path, here, monkey
             raise WorkerError("a worker died")
         return {}
 
-    monkeypatch.setattr(trainings, "run_recall_parts", lambda *a, **k: failing(*a, **k) or train(*a, **k))
+    monkeypatch.setattr(rate_search, "run_recall_parts", lambda *a, **k: failing(*a, **k) or train(*a, **k))
     with pytest.raises(WorkerError):
         run_part(PARTS["tracking"], request(tmp_path))
     assert set(rows("tracking", tmp_path)) == {("s3", "linear")}
@@ -138,7 +137,6 @@ def test_another_setting_is_refused(tmp_path, here, monkeypatch):
 
 def test_file_names_of_labels():
     assert file_name("gdn") == "gdn" and file_name("a/b") != file_name("a b") and "/" not in file_name("a/b")
-    assert run_recall_parts is trainings.run_recall_parts
 
 
 def test_language_models_and_needles(tmp_path, monkeypatch):

@@ -109,5 +109,5 @@ CLAIM = Claim(
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",
-    cost="16 minutes of one GPU",
+    cost="5 minutes of one GPU",
 )

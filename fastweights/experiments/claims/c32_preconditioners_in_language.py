@@ -52,5 +52,5 @@ CLAIM = Claim(
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",
-    cost="20 minutes of two GPUs",
+    cost="10 minutes of one GPU",
 )

@@ -1,0 +1,81 @@
+"""Chooses the learning rate with the first seed alone: the other seeds train at the best rate only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..results import RecallResult, load_results
+from ..results.experiment import best_results
+from .experiment import RecallExperiment
+from .recall import run_recall_parts
+from .workers import WorkerError
+
+__all__ = ["RateSearch", "search_rates"]
+
+
+class RateSearch(NamedTuple):
+    """The results of one experiment.
+
+    Attributes:
+        grid: those of the first seed, one per learning rate.
+        chosen: those at the best rate of the grid, one per seed. A seed whose training failed has none.
+    """
+
+    grid: list[RecallResult]
+    chosen: list[RecallResult]
+
+
+def search_rates(
+    experiments: Mapping[str, RecallExperiment], outputs: Mapping[str, Path], **options: Any
+) -> tuple[dict[str, RateSearch], WorkerError | None]:
+    """Train every experiment: its first seed at all learning rates, its other seeds at the best of these.
+
+    After an interruption the same call continues. A run that has ended is never trained again.
+
+    Args:
+        experiments: by name, each with one mixer and one number of pairs.
+        outputs: by name, the folder of the experiment; every seed has a folder in it.
+        options: keyword arguments of `run_recall_parts`.
+
+    Returns:
+        The results by name, without the experiments whose grid failed, and the first failure.
+
+    Raises:
+        WorkerError: no file can be written.
+    """
+    failures: list[WorkerError] = []
+    grids = _trained({(name, one.seeds[0]): one for name, one in experiments.items()}, outputs, failures, options)
+    searches = {name: RateSearch(grid, best_results(grid)) for (name, _), grid in grids.items()}
+    later = {
+        (name, seed): replace(experiments[name], learning_rates=(chosen[0].run["learning_rate"],))
+        for name, (_, chosen) in searches.items()
+        for seed in experiments[name].seeds[1:]
+    }
+    for (name, _), results in _trained(later, outputs, failures, options).items():
+        searches[name].chosen.extend(results)
+    return searches, failures[0] if failures else None
+
+
+def _trained(
+    wanted: Mapping[tuple[str, int], RecallExperiment],
+    outputs: Mapping[str, Path],
+    failures: list[WorkerError],
+    options: Mapping[str, Any],
+) -> dict[tuple[str, int], list[RecallResult]]:
+    """The results of experiments by name and the seed to train, of those that have ended; all runs wait in one queue."""
+    parts = {f"{name}/{seed}": replace(one, seeds=(seed,)) for (name, seed), one in wanted.items()}
+    folders = {f"{name}/{seed}": outputs[name] / f"seed{seed}" for name, seed in wanted}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        done = run_recall_parts(parts, folders, **options)
+    except WorkerError as error:
+        if error.ends_all:
+            raise
+        failures.append(error)
+        files = {part: folder / "results.json" for part, folder in folders.items()}
+        done = {part: load_results(file) for part, file in files.items() if file.exists()}
+    return {key: done[part] for key, part in zip(wanted, parts) if len(done.get(part, ())) == len(parts[part].runs())}
