@@ -10,7 +10,7 @@ import pytest
 from fastweights.experiments import Conditions, claims_of, find_claim, trained
 from fastweights.experiments.claim import Unmeasured
 from fastweights.results import RecallResult
-from fastweights.training import RecallExperiment
+from fastweights.training import RecallExperiment, rate_search
 from fastweights.training.language import together
 
 from ..training.language.small import small_run, write_texts
@@ -38,7 +38,8 @@ def test_settings_are_experiments_and_rules_find_their_numbers(name, monkeypatch
     def made(experiments, outputs, workers):
         return {part: [result(run.record(), 0.5) for run in one.runs()] for part, one in experiments.items()}
 
-    monkeypatch.setattr(trained, "run_recall_parts", made)
+    for module in (trained, rate_search):
+        monkeypatch.setattr(module, "run_recall_parts", made)
     claim = find_claim(name)
     found = claim.measure(Conditions(seeds=claim.seeds, folder=tmp_path))
     verdict = claim.decide(found)
