@@ -68,5 +68,5 @@ CLAIM = Claim(
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",
-    cost="10 minutes of one GPU",
+    cost="16 minutes of one GPU",
 )

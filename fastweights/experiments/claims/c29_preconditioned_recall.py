@@ -32,7 +32,7 @@ CLAIM = Claim(
     printed="never worse, better with many pairs",
     setting=(
         "Zoology's MQAR, 512 tokens (1024 in the paper), 32, 64 and 128 pairs, 2 layers of width 128 with 2 heads "
-        "and an MLP of 512, 8192 tokens, 2000 steps of 64, rates 3e-4 to 1e-2, of which the first seed chooses."
+        "and an MLP of 512, 8192 tokens, 1500 steps of 64, rates 3e-4 to 1e-2, of which the first seed chooses."
     ),
     expected="not resolved",
     forecast="small differences, most of them within two standard errors of three seeds",
@@ -47,6 +47,7 @@ CLAIM = Claim(
                 **ZOOLOGY_SETTINGS,
                 "intermediate_size": 512,
                 "length": 512,
+                "steps": 1500,
                 "pairs": PAIRS,
                 "mixers": ("deltanet", "pdn", "gdn", "pgdn"),
             }
@@ -56,5 +57,5 @@ CLAIM = Claim(
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",
-    cost="10 minutes of one GPU",
+    cost="20 minutes of one GPU",
 )

@@ -91,5 +91,5 @@ CLAIM = Claim(
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",
-    cost="15 minutes of one GPU",
+    cost="20 minutes of one GPU",
 )

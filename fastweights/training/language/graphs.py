@@ -98,6 +98,7 @@ class GraphedGradients:
             return dict(inputs)
         if len(cu_seqlens) > self.edges:  # a quarter more, for the batches to come
             self.edges = -(-5 * len(cu_seqlens) // (4 * STEP)) * STEP
+            self.graph = None  # never matches again, and would keep the memory of a step beside the batches without one
         return {**inputs, "cu_seqlens": with_empty_documents(cu_seqlens, self.edges)}
 
     def _replayed(self, graph: Captured, inputs: Inputs) -> Tensor:

@@ -106,6 +106,7 @@ def test_more_documents_than_before_take_a_graph_of_their_own(captures: list[Rep
     assert len(captures) == 1 and graphed.edges == 16
     for number in range(WARM + 2):
         assert gradients_of(graphed, [batch(number, 40)]) == gradients_of(work, [batch(number, 40)])
+        assert (graphed.graph is None) == (number < WARM)  # the first graph's memory is free again
     assert len(captures) == 2 and graphed.edges == 64
     assert gradients_of(graphed, [batch(7, 3)]) == gradients_of(work, [batch(7, 3)])
     assert len(captures) == 2
