@@ -31,7 +31,7 @@ def reproduce(
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for the results, one file per claim.")] = Path("runs/claims"),
     measurements: Annotated[
-        Path, typer.Option(help="Folder with the benchmarks' result files, for claims about speed.")
+        Path, typer.Option(help="Folder with the benchmarks' result files, for claims about speed and for --list.")
     ] = Path("benchmarks/results"),
     workers: Workers = None,
 ) -> None:
@@ -51,7 +51,10 @@ def reproduce(
         if not chosen:
             raise ValueError("name at least one claim, or pass --paper NAME or --list, which shows the claims")
         if list_claims:
-            records = load_records(output)
+            records = {
+                **load_records(measurements / "claims"),
+                **load_records(output),
+            }  # own results before committed ones
             tables = [chosen] if named or paper else [chosen, list(claims_of("own"))]
             for claims_shown in tables:
                 Console().print(claims_table(claims_shown, records))

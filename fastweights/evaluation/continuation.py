@@ -22,7 +22,8 @@ from .reading import check_model, evaluating, prompt_tokens
 
 __all__ = ["TimedStreamer", "continue_text"]
 
-_PREFILL_BLOCK = 512  # tokens of the prompt that are read at a time
+# Tokens of the prompt that are read at a time: on a GPU, long enough to fill it.
+_PREFILL_BLOCK = {"cpu": 512, "cuda": 16384}
 
 
 def continue_text(
@@ -74,7 +75,7 @@ def continue_text(
             num_beams=1,
             eos_token_id=model.generation_config.eos_token_id if end is None else end,
             pad_token_id=end or 0,  # fills up finished sequences of a batch, and there is but one
-            prefill_chunk_size=_PREFILL_BLOCK,
+            prefill_chunk_size=_PREFILL_BLOCK.get(ids.device.type, 512),
             logits_processor=[_finite],
             streamer=streamer,
             **sampling,

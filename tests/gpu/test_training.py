@@ -1,4 +1,5 @@
-"""Training of a language model on several GPUs: the same losses as on one with the batch of all of them."""
+"""Training of a language model on several GPUs: the same losses as on one with the batch of all of them. On one in half
+precision."""
 
 from __future__ import annotations
 
@@ -10,11 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs"),
-    pytest.mark.xdist_group("several GPUs"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("several GPUs")]
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
 ROOT = Path(__file__).parents[2]
 RUN = """
 output = "{output}"
@@ -65,6 +63,7 @@ def alone(folder: Path) -> torch.Tensor:
     return torch.tensor(train(folder, "alone", 1))
 
 
+@several
 @pytest.mark.parametrize("fsdp", [False, True], ids=["copied", "sharded"])
 def test_two_gpus_are_one_with_twice_the_batch(folder: Path, alone: torch.Tensor, fsdp: bool) -> None:
     name = f"two-{fsdp}"
@@ -72,6 +71,7 @@ def test_two_gpus_are_one_with_twice_the_batch(folder: Path, alone: torch.Tensor
     torch.testing.assert_close(torch.tensor(train(folder, name, 2, fsdp=fsdp)), alone, rtol=1e-3, atol=0)
 
 
+@several
 def test_sharded_bfloat16(folder: Path, alone: torch.Tensor) -> None:
     losses = train(folder, "bf16", 2, precision="bf16", fsdp=True)
     torch.testing.assert_close(torch.tensor(losses), alone, rtol=2e-2, atol=0)

@@ -292,7 +292,20 @@ def test_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
 
 AROUND_MEMORIES = {
     call.__name__: call
-    for call in (forms.decoding, forms.gated_norm, forms.gated_writes, forms.convolution_of_packed_rows)
+    for call in (
+        forms.decoding,
+        forms.gated_norm,
+        forms.gated_writes,
+        forms.convolution_of_packed_rows,
+        forms.linear_rows,
+        forms.residual_norm,
+        forms.silu_product,
+        forms.cross_entropy,
+        forms.l2_normalize,
+        forms.step_decay,
+        forms.token_convolution,
+        forms.ring_attention,
+    )  # fmt: skip
 }
 
 
