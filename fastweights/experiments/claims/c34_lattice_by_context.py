@@ -58,5 +58,5 @@ CLAIM = Claim(
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",
-    cost="20 minutes of two GPUs",
+    cost="5 minutes of one GPU",
 )
