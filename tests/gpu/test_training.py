@@ -77,6 +77,7 @@ def test_sharded_bfloat16(folder: Path, alone: torch.Tensor) -> None:
     torch.testing.assert_close(torch.tensor(losses), alone, rtol=2e-2, atol=0)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_half_precision(folder: Path, alone: torch.Tensor) -> None:
     """The loss scale begins too large, and the first steps are skipped."""
     losses = train(folder, "fp16", 1, precision="fp16")
