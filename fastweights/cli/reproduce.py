@@ -51,10 +51,8 @@ def reproduce(
         if not chosen:
             raise ValueError("name at least one claim, or pass --paper NAME or --list, which shows the claims")
         if list_claims:
-            records = {
-                **load_records(measurements / "claims"),
-                **load_records(output),
-            }  # own results before committed ones
+            # A result of this machine replaces the committed one.
+            records = {**load_records(measurements / "claims"), **load_records(output)}
             tables = [chosen] if named or paper else [chosen, list(claims_of("own"))]
             for claims_shown in tables:
                 Console().print(claims_table(claims_shown, records))

@@ -22,8 +22,8 @@ from .reading import check_model, evaluating, prompt_tokens
 
 __all__ = ["TimedStreamer", "continue_text"]
 
-# Tokens of the prompt that are read at a time: on a GPU, long enough to fill it.
-_PREFILL_BLOCK = {"cpu": 512, "cuda": 16384}
+# Tokens of the prompt that are read at a time. A GPU needs more of them to be busy.
+_PREFILL_BLOCK, _GPU_PREFILL_BLOCK = 512, 16384
 
 
 def continue_text(
@@ -75,7 +75,7 @@ def continue_text(
             num_beams=1,
             eos_token_id=model.generation_config.eos_token_id if end is None else end,
             pad_token_id=end or 0,  # fills up finished sequences of a batch, and there is but one
-            prefill_chunk_size=_PREFILL_BLOCK.get(ids.device.type, 512),
+            prefill_chunk_size=_GPU_PREFILL_BLOCK if ids.is_cuda else _PREFILL_BLOCK,
             logits_processor=[_finite],
             streamer=streamer,
             **sampling,

@@ -267,29 +267,6 @@ def test_tiles_of_palimpsas_gradients(width: int, parts: int, registers: int) ->
     assert width % (8 * parts) == 0 and one.choices["PARTS"] == parts and one.choices["maxnreg"] == registers
 
 
-AROUND = [
-    forms.decoding,
-    forms.gated_norm,
-    forms.gated_writes,
-    forms.convolution_of_packed_rows,
-    forms.convolution_step,
-    forms.linear_rows,
-    forms.residual_norm,
-    forms.silu_product,
-    forms.cross_entropy,
-    forms.l2_normalize,
-    forms.step_decay,
-    forms.token_convolution,
-    forms.ring_attention,
-    pytest.param(forms.convolution_of_rows, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize("launches", AROUND)
-def test_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
-    compile_all(launches(), 90)
-
-
 AROUND_MEMORIES = {
     call.__name__: call
     for call in (
@@ -297,6 +274,7 @@ AROUND_MEMORIES = {
         forms.gated_norm,
         forms.gated_writes,
         forms.convolution_of_packed_rows,
+        forms.convolution_step,
         forms.linear_rows,
         forms.residual_norm,
         forms.silu_product,
@@ -305,8 +283,14 @@ AROUND_MEMORIES = {
         forms.step_decay,
         forms.token_convolution,
         forms.ring_attention,
-    )  # fmt: skip
+    )
 }
+AROUND = [*AROUND_MEMORIES.values(), pytest.param(forms.convolution_of_rows, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("launches", AROUND)
+def test_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
+    compile_all(launches(), 90)
 
 
 def for_every_gpu(*fast: tuple[str, int]) -> pytest.MarkDecorator:

@@ -9,6 +9,7 @@ from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of
 from fastweights.training import WorkerError, rate_search
+from fastweights.training.recall import run_recall_parts
 
 from .toy import TOY, task, train_here
 
@@ -137,6 +138,7 @@ def test_another_setting_is_refused(tmp_path, here, monkeypatch):
 
 def test_file_names_of_labels():
     assert file_name("gdn") == "gdn" and file_name("a/b") != file_name("a b") and "/" not in file_name("a/b")
+    assert run_recall_parts is rate_search.run_recall_parts
 
 
 def test_language_models_and_needles(tmp_path, monkeypatch):

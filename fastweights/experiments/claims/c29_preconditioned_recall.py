@@ -32,7 +32,8 @@ CLAIM = Claim(
     printed="never worse, better with many pairs",
     setting=(
         "Zoology's MQAR, 512 tokens (1024 in the paper), 32, 64 and 128 pairs, 2 layers of width 128 with 2 heads "
-        "and an MLP of 512, 8192 tokens, 1500 steps of 64, rates 3e-4 to 1e-2, of which the first seed chooses."
+        "and an MLP of 512, 8192 tokens, 1500 steps of 64 (2000 until a first run was too slow and left "
+        "unfinished), rates 3e-4 to 1e-2, of which the first seed chooses."
     ),
     expected="not resolved",
     forecast="small differences, most of them within two standard errors of three seeds",
