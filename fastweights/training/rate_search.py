@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +30,10 @@ class RateSearch(NamedTuple):
 
 def search_rates(
     experiments: Mapping[str, RecallExperiment], outputs: Mapping[str, Path], **options: Any
-) -> tuple[dict[str, RateSearch], WorkerError | None]:
+) -> tuple[dict[str, RateSearch], WorkerError | KeyboardInterrupt | None]:
     """Train every experiment: its first seed at all learning rates, its other seeds at the best of these.
 
-    After an interruption the same call continues. A run that has ended is never trained again.
+    An interruption is returned, as a failure is. The same call then continues; a run that has ended is never trained again.
 
     Args:
         experiments: by name, each with one mixer and one number of pairs.
@@ -41,14 +41,17 @@ def search_rates(
         options: keyword arguments of `run_recall_parts`.
 
     Returns:
-        The results by name, without the experiments whose grid failed, and the first failure.
+        The results by name, without the experiments whose grid failed or did not end, and the first failure or the
+        interruption.
 
     Raises:
         WorkerError: no file can be written.
     """
-    failures: list[WorkerError] = []
+    failures: list[WorkerError | KeyboardInterrupt] = []
     grids = _trained({(name, one.seeds[0]): one for name, one in experiments.items()}, outputs, failures, options)
     searches = {name: RateSearch(grid, best_results(grid)) for (name, _), grid in grids.items()}
+    if _interruption(failures):
+        return searches, _interruption(failures)
     later = {
         (name, seed): replace(experiments[name], learning_rates=(chosen[0].run["learning_rate"],))
         for name, (_, chosen) in searches.items()
@@ -56,13 +59,17 @@ def search_rates(
     }
     for (name, _), results in _trained(later, outputs, failures, options).items():
         searches[name].chosen.extend(results)
-    return searches, failures[0] if failures else None
+    return searches, _interruption(failures) or next(iter(failures), None)
+
+
+def _interruption(failures: Sequence[WorkerError | KeyboardInterrupt]) -> KeyboardInterrupt | None:
+    return next((one for one in failures if isinstance(one, KeyboardInterrupt)), None)
 
 
 def _trained(
     wanted: Mapping[tuple[str, int], RecallExperiment],
     outputs: Mapping[str, Path],
-    failures: list[WorkerError],
+    failures: list[WorkerError | KeyboardInterrupt],
     options: Mapping[str, Any],
 ) -> dict[tuple[str, int], list[RecallResult]]:
     """The results of experiments by name and the seed to train, of those that have ended; all runs wait in one queue."""
@@ -72,8 +79,8 @@ def _trained(
         folder.mkdir(parents=True, exist_ok=True)
     try:
         done = run_recall_parts(parts, folders, **options)
-    except WorkerError as error:
-        if error.ends_all:
+    except (WorkerError, KeyboardInterrupt) as error:
+        if isinstance(error, WorkerError) and error.ends_all:
             raise
         failures.append(error)
         files = {part: folder / "results.json" for part, folder in folders.items()}

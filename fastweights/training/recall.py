@@ -56,7 +56,7 @@ def run_recall(
         WorkerError: runs failed, or their workers died; the same call trains them again. The others have been trained, and
             results.json holds them.
         KeyboardInterrupt: Ctrl-C, or a signal where the caller has entered `StopSignals`. Every worker has then finished its
-            step and saved its run; the same call continues.
+            step and saved its run, and results.json holds the runs that have ended; the same call continues.
     """
     together = run_recall_parts(
         {"": experiment}, {"": output}, workers=workers, overwrite=overwrite, checkpoint_seconds=checkpoint_seconds,
@@ -110,8 +110,8 @@ def run_recall_parts(
                         log_every=log_every,
                         imports=imports,
                     )
-                except WorkerError as error:
-                    if error.ends_all:
+                except (WorkerError, KeyboardInterrupt) as error:
+                    if isinstance(error, WorkerError) and error.ends_all:
                         raise
                     failure = error
         results = {name: _gathered(experiment, folders[name]) for name, experiment in parts.items()}

@@ -5,16 +5,22 @@ The last rows of a batch lie beyond 2^31 numbers. They give the bits that they g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
+from fastweights.ops import elementwise_longhorn
+from fastweights.ops.framework.decode import update_state
 from fastweights.ops.gated_norm import gated_rms_norm
 from fastweights.ops.gated_writes import gated_writes
+from fastweights.ops.precondition import precondition_queries
+from fastweights.ops.residual_norm import residual_norm
+from fastweights.ops.ring_attention import ring_attention
 from fastweights.ops.short_convolution import short_convolution
+from fastweights.ops.silu_product import silu_product
 from fastweights.testing import CASES, OpCase, OpInputs
 from tests.kernels.cases import KERNEL_CASES, ONE_OF_EACH_FAMILY, draw_states
 from tests.ops.decoding import IN_PLACE
@@ -42,7 +48,7 @@ MEMORIES = {
 MANY = 65_536 + ALONE  # sequences
 DECODED = (
     "delta_rule-head-write", "preconditioned_delta_rule-channel", "palimpsa", "lattice-decode", "output_normalized_ttt",
-    "gated_kalmanet-chebyshev", "recursive_least_squares-none", "variational_linear_attention-refresh",
+    "gated_kalmanet-chebyshev", "recursive_least_squares-none", "variational_linear_attention-refresh", "elementwise_longhorn",
 )  # fmt: skip
 
 
@@ -127,6 +133,16 @@ def test_many_sequences(name: str, packed: bool) -> None:
         assert alone.isfinite().all() and torch.equal(got, alone)
 
 
+def decode_longhorn(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, state: Tensor, state_indices: Tensor | None = None, backend: str
+) -> Tensor:
+    """Elementwise Longhorn has no public op that updates its state in place; its layer calls this."""
+    return update_state(
+        CASES["elementwise_longhorn"].spec, elementwise_longhorn, (q, k, v, beta), {"scale": None}, state=state,
+        state_indices=state_indices, cu_seqlens=None, backend=backend,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", DECODED)
 def test_state_pools(name: str) -> None:
     """States of more than 2^31 numbers that are updated in place: head after head of all sequences, so that strides are large."""
@@ -143,7 +159,7 @@ def test_state_pools(name: str) -> None:
     for pool, x in zip(pools, states):
         pool[-ALONE:] = x
     indices = torch.arange(rows, rows + ALONE, device="cuda")
-    decode = IN_PLACE[case.spec.name]
+    decode = {**IN_PLACE, "elementwise_longhorn": decode_longhorn}[case.spec.name]
     alone = decode(**inputs.arguments(), state=case.initial_state(states), backend="triton")
     o = decode(**inputs.arguments(), state=case.initial_state(tuple(pools)), state_indices=indices, backend="triton")
     same_bits([o, *pools], [alone, *states])
@@ -199,20 +215,56 @@ def test_convolution_step() -> None:
     same_bits([step(x, states, weight, None, True), states], [alone, ends])
 
 
-@pytest.mark.parametrize("what", ["gated norm", "gated writes"])
-def test_gates(what: str) -> None:
+POINTWISE: dict[str, Callable[..., Iterable[Tensor]]] = {
+    "gated norm": lambda x, z, s, weight: [gated_rms_norm(x, weight, z, backend="triton")],
+    "gated writes": lambda x, z, s, weight: gated_writes(x, s, z, s, backend="triton"),
+    "residual norm": lambda x, z, s, weight: residual_norm(x, z, weight, backend="triton"),
+    "SwiGLU": lambda x, z, s, weight: [silu_product(x, z, backend="triton")],
+}
+
+
+@pytest.mark.parametrize("what", POINTWISE)
+def test_around_memories(what: str) -> None:
     shape = (TIME, HEADS, VALUE)
     x, z, towards = (many_rows(drawn(*shape, seed=seed), ROWS) for seed in range(3))
     s, weight = many_rows(drawn(*shape[:2], seed=3), ROWS), torch.randn(VALUE, device="cuda")
 
     def run(x: Tensor, z: Tensor, s: Tensor, towards: Tensor) -> list[Tensor]:
-        leaves = [x.requires_grad_(), z.requires_grad_()]
-        if what == "gated norm":
-            results = [gated_rms_norm(x, weight, z, backend="triton")]
-        else:
-            leaves.append(s.requires_grad_())
-            results = list(gated_writes(x, s, z, s, backend="triton"))
-        return [y.detach() for y in results] + list(torch.autograd.grad(results, leaves, [towards] * len(results)))
+        leaves = [y.requires_grad_() for y in (x, z, s)]
+        results = list(POINTWISE[what](*leaves, weight))
+        gradients = torch.autograd.grad(results, leaves, [towards] * len(results), allow_unused=True)
+        return [y.detach() for y in results] + [d for d in gradients if d is not None]
 
     given = x, z, s, towards
     same_bits(run(*given), run(*(last_rows(y) for y in given)))
+
+
+def test_preconditioned_queries() -> None:
+    q, k, towards = (many_rows(drawn(TIME, HEADS, VALUE, seed=seed), ROWS) for seed in range(3))
+    g = -many_rows(drawn(TIME, HEADS, seed=3), ROWS).abs()
+
+    def run(q: Tensor, k: Tensor, g: Tensor, towards: Tensor) -> list[Tensor]:
+        leaves = [x.requires_grad_() for x in (q, k, g)]
+        y, _ = precondition_queries(q, k, g, torch.ones_like(g), ridge=1.0, backend="triton")
+        return [y.detach(), *torch.autograd.grad(y, leaves, towards)]
+
+    given = q, k, g, towards
+    same_bits(run(*given), run(*(last_rows(x) for x in given)))
+
+
+def test_ring_of_softmax_attention() -> None:
+    """As many heads as keep the slots of a row in one share, for few rows too: other shares add in another order."""
+    slots, heads = 2048, 32
+    rows = 2**31 // (slots * heads * VALUE)
+    q, k, v = (many_rows(drawn(1, heads, VALUE, seed=seed), rows) for seed in range(3))
+    keys, values = (many_rows(drawn(slots, heads, VALUE, seed=seed), rows) for seed in (3, 4))
+    seen = torch.full((rows + ALONE,), slots + 100, device="cuda")
+
+    def run(*given: Tensor) -> list[Tensor]:
+        q, k, v, keys, values, seen = given
+        o, _, _ = ring_attention(q, k, v, keys, values, seen, seen.clone(), None, 10_000.0)
+        return [o, keys, values]
+
+    given = q, k, v, keys, values, seen
+    alone = run(*(last_rows(x) for x in given))
+    same_bits(run(*given), alone)

@@ -8,7 +8,7 @@ import pytest
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of
-from fastweights.training import WorkerError, rate_search
+from fastweights.training import WorkerError, rate_search, recall
 from fastweights.training.recall import run_recall_parts
 
 from .toy import TOY, task, train_here
@@ -110,6 +110,22 @@ def test_an_interrupted_part_continues(tmp_path, here, monkeypatch):
     run_part(PARTS["tracking"], request(tmp_path))
     assert kept == 2 and len(here) == 2 * 3  # none twice
     assert set(rows("tracking", tmp_path)) == {("s3", mixer) for mixer in MIXERS}
+
+
+def test_an_interrupted_part_has_the_rows_that_have_ended(tmp_path, here, monkeypatch):
+    train = recall.train_runs
+
+    def interrupted(jobs, **options):
+        train([job for job in jobs if job.run.choice.name == "linear"], **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recall, "train_runs", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_part(PARTS["tracking"], request(tmp_path, seeds=(0,)))
+    assert set(rows("tracking", tmp_path)) == {("s3", "linear")}
+    with pytest.raises(KeyboardInterrupt):
+        run_part(PARTS["tracking"], request(tmp_path / "seeds", seeds=(0, 1)))
+    assert {run.seed for run in here} == {0} and rows("tracking", tmp_path / "seeds") == {}
 
 
 def test_mixers_whose_runs_end_are_kept_where_others_fail(tmp_path, here, monkeypatch):
