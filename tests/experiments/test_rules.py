@@ -80,6 +80,8 @@ def test_parts_of_lattice(losses, expected):
         ((0.03, 0.02, 0.01), 2.9, "holds weakly"),
         ((0.02, 0.02, 0.02), 2.9, "not resolved"),
         ((0.02, 0.02, 0.02), 3.0, "does not hold"),
+        ((-0.03, -0.02, -0.01), 2.9, "holds weakly"),  # the objectives are equal
+        ((-0.03, -0.02, -0.01), 3.0, "does not hold"),
     ],
 )
 def test_gain_of_lattice_by_context(gains, encode, expected):

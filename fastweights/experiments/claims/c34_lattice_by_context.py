@@ -27,12 +27,12 @@ def decide(found: Measurement) -> Verdict:
         for n in CONTEXTS
     ]
     signs = [clear_sign(*paired(longer, shorter), errors=1) for shorter, longer in pairwise(gains)]
-    equal, rising = spread <= 0.005, min(signs) > 0
+    equal, rising = spread <= 0.005, min(signs) > 0 and statistics.fmean(gains[-1]) > 0
     shown = ", ".join(f"{math.expm1(statistics.fmean(gain)):.1%} at {n}" for gain, n in zip(gains, CONTEXTS))
     reason = f"objectives within {spread:.2%} in perplexity; gain over GDN {shown}"
     if equal and rising:
         return Verdict("holds", reason)
-    if rising or (equal and min(signs) < 0):
+    if rising or (equal and min(signs) != 0):
         return Verdict("holds weakly", reason)
     return Verdict("not resolved" if equal else "does not hold", reason)
 
@@ -51,8 +51,9 @@ CLAIM = Claim(
     forecast="none",
     rule=(
         "holds if the objectives are within .5% and the gain over GDN rises from context to context by more than "
-        "a standard error of the difference; weakly if only one of the two is so; not resolved if the objectives are equal and "
-        "the gain neither rises nor falls so far."
+        "a standard error of the difference and ends above zero; weakly if only one of the two is so; not resolved if the "
+        "objectives are equal and the gain neither rises nor falls so far. (The end above zero was added after the run, in which "
+        "GDN is better at every context.)"
     ),
     measure=language_models("C34", MIXERS, **small_model(layers=4, width=256, length=4096, context_lengths=CONTEXTS)),
     decide=decide,

@@ -260,7 +260,8 @@ def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
-        accelerator_config={"non_blocking": True},  # a copy from pinned memory does not wait for the step before
+        # A copy from pinned memory does not wait for the step before.
+        accelerator_config={"non_blocking": torch.cuda.is_available()},
         ddp_find_unused_parameters=False,
         **extra,
     )
