@@ -36,7 +36,7 @@ from fastweights.training.language.trainer import LanguageTrainer
 
 RESULTS = Path(__file__).parent / "results"
 WAYS: dict[str, dict[str, Any]] = {"DDP": {}, "FSDP2": {"fsdp": True}}
-WARM = 5  # steps
+WARM = 12  # steps: in the first ten DDP waits for the GPU, to note how long its parts take
 LONGEST_DOCUMENT = 4096  # tokens
 ROW = "row.json"  # in the folder of a training: what was measured
 

@@ -6,8 +6,10 @@
 Few layers of real widths with random weights in bfloat16. For each a training step (forward, backward, fused AdamW), reading a
 prompt with a cache, and 16 tokens after it. Both sides take turns in one run, on the same model, and decode at the same lengths,
 each time from a copy of one cache: attention of cuDNN plans anew at each length that it has not seen. What transformers runs
-without us is its PyTorch code, or flash-linear-attention where that is installed. Writes
-benchmarks/results/transformers-models-<device>.json, or transformers-models-and-fla-<device>.json with flash-linear-attention.
+without us is its PyTorch code, or flash-linear-attention where that is installed. That package refuses the backward of the gated
+delta rule on Hopper with Triton from 3.4 to 3.7.0, whose gradients are wrong there; it is timed with the refusal taken out.
+Writes benchmarks/results/transformers-models-<device>.json, or transformers-models-and-fla-<device>.json with
+flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import copy
 import gc
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from environment import describe, file_suffix, write_json
+from judge.peers import is_installed
 from torch import Tensor
 
 from fastweights.integrations.transformers import accelerate, restore
@@ -149,7 +151,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("this benchmark needs an NVIDIA GPU, and torch sees none")
     device = torch.cuda.get_device_name()
-    with_fla = find_spec("fla") is not None
+    with_fla = is_installed()
     content = {
         **describe(), "device": device, "transformers": transformers.__version__, "flash-linear-attention": with_fla,
         "models": {},

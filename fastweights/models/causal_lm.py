@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
@@ -12,8 +12,9 @@ from .cache import FastWeightsCache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
 from .inputs import check_divisor, check_labels, kept_positions
-from .loss import IGNORED, causal_lm_loss
+from .loss import IGNORED
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
+from .output_layer import OutputLayer
 from .rows import cumulative_lengths, starts
 
 __all__ = ["FastWeightsForCausalLM"]
@@ -27,7 +28,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
         self.model = FastWeightsModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = OutputLayer(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple
@@ -55,8 +56,8 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         With labels, config.chunked_loss (the default) and an ordinary output layer and loss function, the loss is computed
         from the hidden states, a chunk of tokens at a time: the logits of all tokens, which with a large vocabulary outweigh
         everything else, are never stored. A model in training mode then returns logits None, unless logits_to_keep is given.
-        An output layer that is not a plain `nn.Linear` (PEFT on lm_head, quantised, sharded or hooked by itself) or a
-        custom `loss_function` gets the logits of all tokens, as everywhere in transformers.
+        An output layer that was replaced or hooked (PEFT on lm_head, quantised) or a custom `loss_function` gets the logits of
+        all tokens, as everywhere in transformers.
 
         Args:
             labels: int64 [B, T], the input ids; the model shifts them: each token predicts the next one. -100 is ignored, and so
@@ -107,7 +108,8 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
                 labels = labels.masked_fill(starts(position_ids, *labels.shape).to(labels.device), IGNORED)
             labels = labels if attention_mask is None else without_padding(labels, attention_mask)
             if self._can_chunk_loss():
-                loss = causal_lm_loss(hidden_BTD, self.lm_head.weight, labels, num_items_in_batch)
+                no_logits = self.training and logits_to_keep is None
+                loss, logits = self.lm_head(hidden_BTD, labels, num_items_in_batch, None if no_logits else kept)
             else:
                 every_logit = self.lm_head(hidden_BTD)
                 loss = self.loss_function(
@@ -117,7 +119,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
                     num_items_in_batch=num_items_in_batch,
                 )
                 logits = every_logit[:, kept]
-        if logits is None and not (loss is not None and self.training and logits_to_keep is None):
+        else:
             logits = self.lm_head(hidden_BTD[:, kept])
         return CausalLMOutputWithPast(
             loss=loss,
@@ -127,12 +129,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         )
 
     def _can_chunk_loss(self) -> bool:
-        """Whether the output layer and the loss are those that the chunked loss computes. It reads the layer's weight without
-        calling it, so the call must have no side effects (hooks, a replaced forward)."""
-        head = self.lm_head
-        plain = type(head) is nn.Linear and head.bias is None and "forward" not in head.__dict__
-        hooked = bool(head._forward_hooks or head._forward_pre_hooks)
-        return self.config.chunked_loss and plain and not hooked and self.loss_function is ForCausalLMLoss
+        """Whether the output layer and the loss are those that the chunked loss computes."""
+        ours = isinstance(self.lm_head, OutputLayer) and self.lm_head.is_unchanged()
+        return self.config.chunked_loss and ours and self.loss_function is ForCausalLMLoss
 
     def state_size(self, length: int = 1) -> int:
         """How many numbers the memories of all layers hold per sequence after `length` tokens."""

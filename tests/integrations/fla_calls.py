@@ -72,7 +72,7 @@ def results(compute: Callable, x: dict[str, Tensor]) -> dict[str, Tensor]:
     """Outputs, final states, and the gradients of a sum of both with given weights."""
     x = {name: y.detach().requires_grad_() for name, y in x.items()}
     o, final = compute(x)
-    towards = sum((y * torch.linspace(-9, 9, y.numel()).sin().view_as(y)).sum() for y in (o, final))
+    towards = sum((y * torch.linspace(-9, 9, y.numel(), device=y.device).sin().view_as(y)).sum() for y in (o, final))
     gradients = torch.autograd.grad(towards, list(x.values()))
     return {"o": o.detach(), "final state": final.detach(), **dict(zip(x, gradients))}
 

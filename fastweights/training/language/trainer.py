@@ -25,7 +25,7 @@ from .callbacks import check_finite
 from .checkpoints import drop_old, loading, saving
 from .compiling import compile_model, what_to_compile, with_any_number_of_documents
 from .folder import LanguageFolder, world_size
-from .graphs import GraphedGradients, what_to_graph
+from .graphs import GraphedGradients, average_gradients, what_to_graph
 from .run import LanguageRun
 
 __all__ = ["LanguageTrainer"]
@@ -65,6 +65,8 @@ class LanguageTrainer(Trainer):
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
+        if run.fsdp and run.precision == "bf16":
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = autocast_policy()
         self._compiled = what_to_compile(run)
         compile_model(self.model, self._compiled, run.cache)
         self._graphed: GraphedGradients | None = None
@@ -86,12 +88,18 @@ class LanguageTrainer(Trainer):
             if num_items_in_batch is not None:
                 batch[COUNTED] = torch.as_tensor(num_items_in_batch, device=self.args.device)
             loss = self._graphed(batch)
+            if self.accelerator.sync_gradients:  # after the last pass of a step
+                average_gradients(self.model.parameters())
         self._losses += loss
         return loss
 
     def _gradients(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         rest = {name: x for name, x in batch.items() if name != COUNTED}
-        return super().training_step(self.model_wrapped, rest, batch.get(COUNTED))
+        return super().training_step(self.model, rest, batch.get(COUNTED))
+
+    def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> Any:
+        """autocast, which accelerate leaves out with FSDP2."""
+        return self.accelerator.autocast() if self.is_fsdp_enabled else super().autocast_smart_context_manager()
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         batch = super()._prepare_inputs(inputs)
@@ -172,7 +180,8 @@ class LanguageTrainer(Trainer):
     def _summed_loss(self, rows: range) -> torch.Tensor:
         batch = self._prepare_inputs(pack_rows([self.held_out[row] for row in rows]))
         tokens = (batch["labels"] >= 0).sum().double()
-        loss = self.model(**batch, use_cache=False, logits_to_keep=1).loss
+        with self.autocast_smart_context_manager():
+            loss = self.model(**batch, use_cache=False, logits_to_keep=1).loss
         return torch.stack([loss.double() * tokens, tokens])
 
     def save_to(self, path: Path, facts: Mapping[str, str]) -> None:
@@ -230,6 +239,16 @@ class LanguageTrainer(Trainer):
 
     def _get_output_dir(self, trial: Any) -> str:
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+
+
+def autocast_policy() -> Any:
+    """FSDP2's precision for what autocast computes in bfloat16: parameters are gathered in it. The residual stream, the loss and
+    sums of gradients stay in float32, as without sharding. accelerate's own policy has all of them in bfloat16."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32, cast_forward_inputs=False
+    )
 
 
 def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:

@@ -5,11 +5,15 @@ try. The tests of it cover our own part: optimizer groups, held-out loss, checkp
 """
 
 import sys
+from collections import defaultdict
 
+import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
 
+from fastweights.models import block, output_layer
 from fastweights.training.language import load_run, train, train_language
 
 initialize = AcceleratorState.__init__
@@ -22,10 +26,33 @@ def initialize_sharded(self, *args, fsdp_plugin=None, **options):
         self.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 
 
+FLOAT32 = {torch.float32}
+
+
+def watched():
+    """The dtypes of what a sharded model computes, as sets that grow."""
+    chunked, forward, dtypes = output_layer.causal_lm_loss, block.FastWeightsBlock.forward, defaultdict(set)
+
+    def watched_loss(*args):
+        loss = chunked(*args)
+        dtypes["loss"].add(loss.dtype)
+        return loss
+
+    def watched_forward(self, x, *args, **kwargs):
+        if isinstance(self, FSDPModule):
+            dtypes["stream"].add(x.dtype)
+            dtypes["weights"].add(next(self.parameters()).dtype)
+        return forward(self, x, *args, **kwargs)
+
+    output_layer.causal_lm_loss, block.FastWeightsBlock.forward = watched_loss, watched_forward
+    return dtypes
+
+
 if __name__ == "__main__":
     AcceleratorState.__init__ = initialize_sharded
     train._check_device = lambda run: None  # which refuses exactly this
     run = load_run(sys.argv[1])
+    dtypes = watched() if run.precision == "bf16" else {}
     assert train_language(run, stop_at=int(sys.argv[2])) is None
     train_language(run)
-    PartialState().destroy_process_group()
+    assert not dtypes or dtypes == {"loss": FLOAT32, "stream": FLOAT32, "weights": {torch.bfloat16}}, dtypes

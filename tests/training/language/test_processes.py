@@ -138,6 +138,18 @@ def test_every_process_is_told_of_a_folder_that_is_refused(run_file, tmp_path):
 
 
 @pytest.mark.slow
+def test_sharded_processes_compute_in_bfloat16_what_autocast_does(run_file, tmp_path):
+    """The losses of one process under autocast, up to the rounding of parameters that autocast leaves in float32."""
+    run_file.write_text('precision = "bf16"\n' + run_file.read_text())
+    wanted = train_language(load_run(run_file, output=str(tmp_path / "alone"), batch_size=2))[0]
+    run_file.write_text("fsdp = true\n" + run_file.read_text())
+    torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4)
+    found = load_result(Path(load_run(run_file).output, "result.json"))
+    torch.testing.assert_close(found.losses, wanted.losses, rtol=4e-3, atol=0)
+    torch.testing.assert_close(found.held_out_losses, wanted.held_out_losses, rtol=4e-3, atol=0)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["false", '"blocks"'])
 def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone, compiled):
     run_file.write_text(f"fsdp = true\ncompile = {compiled}\n" + run_file.read_text())
@@ -150,6 +162,12 @@ def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone, compile
         torch.testing.assert_close(saved.state_dict()[name], value, rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="fsdp is true there and false here"):
         train_language(load_run(run_file, fsdp=False, batch_size=2))
+
+
+@pytest.mark.slow
+def test_replayed_processes_are_one_with_twice_the_batch(run_file, alone):
+    torchrun(Path(__file__).with_name("graphs_on_cpu.py"), run_file)
+    assert_same_losses(load_result(Path(load_run(run_file).output, "result.json")), alone)
 
 
 def test_sharding_needs_gpus(run_file):

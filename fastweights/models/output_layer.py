@@ -1,0 +1,40 @@
+"""The output layer of a language model: logits, or the loss without the logits of all tokens."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .loss import causal_lm_loss
+
+__all__ = ["OutputLayer"]
+
+
+class OutputLayer(nn.Linear):
+    """`nn.Linear` that also computes the chunked loss, within its call: FSDP2 gathers the weight for calls only."""
+
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        labels_BT: Tensor | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+        kept: slice | Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """Logits. With labels the loss (see `causal_lm_loss`), and the logits of the positions `kept`, None where it is None."""
+        if labels_BT is None:
+            return super().forward(hidden_BTD)
+        loss = causal_lm_loss(hidden_BTD, self.weight, labels_BT, num_items_in_batch)
+        return loss, None if kept is None else super().forward(hidden_BTD[:, kept])
+
+    def is_unchanged(self) -> bool:
+        """Whether nothing but FSDP2 has hooked or replaced its forward: others expect logits. FSDP2 has one hook before a call
+        and one after it."""
+        own = 0
+        if self._forward_pre_hooks or self._forward_hooks:
+            from torch.distributed.fsdp import FSDPModule
+
+            own = int(isinstance(self, FSDPModule))
+        return (
+            self.bias is None
+            and "forward" not in self.__dict__
+            and max(len(self._forward_pre_hooks), len(self._forward_hooks)) <= own
+        )
