@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,13 +41,43 @@ def test_speeds_in_the_words_are_those_of_the_results() -> None:
     )
     assert f"Softmax attention generates {softmax(1, 2048)} and {softmax(64, 2048)} at 2,048 tokens of context" in text
     assert f"{softmax(1, 16384)} and {softmax(64, 16384)} at 16,384, and {softmax(1, 131072)} at 131,072" in text
-    steps = json.loads((results / "training-steps-nvidia-h200.json").read_text())["comparisons"]
 
-    def ratio(size: str) -> float:
-        models = steps[f"palimpsa-d-{size}"]["models"]
-        return float(models[f"palimpsa-d-{size}"]["step, ms"][0] / models[f"palimpsa-d-plain-{size}"]["step, ms"][0])
 
-    assert (
-        f"Palimpsa's 760M model takes {ratio('760m'):.2f} times" in text
-        and f"and {ratio('170m'):.2f} times at 170M" in text
-    )
+def result(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def test_training_steps_in_the_words_are_those_of_the_results() -> None:
+    text, steps = " ".join(README.split()), result("training-steps-nvidia-h200")["comparisons"]
+    replayed = ", compiled by blocks, replayed"
+
+    def step(comparison: str, model: str = "") -> float:
+        return float(steps[comparison]["models"][model or comparison]["step, ms"][0])
+
+    names = {"pgdn": "pgdn", "kda": "kda", "rls": "rls", "lattice-encode": "lattice", "gka": "gka", "vla": "vla",
+             "palimpsa-d": "palimpsa-d"}  # fmt: skip
+    bases = {name: step(f"24 layers of {name}{replayed}", f"24 layers of gdn{replayed}") for name in names}
+    assert f"takes {statistics.median(bases.values()):.0f} ms with `gdn`, compiled by blocks" in text
+    assert f"Called eagerly it takes {step('24 layers of gdn, replayed', '24 layers of gdn'):.0f} ms" in text
+    sentence = text[text.index("Compiled and replayed, it takes") :]
+    for name, shown in names.items():
+        ratio = f"{step(f'24 layers of {name}{replayed}') / bases[name]:.2f}"
+        assert re.search(rf"{ratio} (times as long )?with `{shown}`", sentence), (name, ratio)
+    gated, theirs = f"24 layers of gated gdn{replayed}", "24 layers of flash-linear-attention's gdn, compiled, replayed"
+    assert f"`gdn` takes {step(gated):.0f} ms, where flash-linear-attention's model of that size takes" in text
+    assert f"takes {step(gated, theirs):.0f} compiled and replayed" in text
+    for size, words in (("760m", "Palimpsa's 760M model takes {:.2f} times"), ("170m", "and {:.2f} times at 170M")):
+        one = f"palimpsa-d-{size}"
+        assert words.format(step(one) / step(one, f"palimpsa-d-plain-{size}")) in text
+
+
+def test_other_speeds_in_the_words_are_those_of_the_results() -> None:
+    text = " ".join(README.split())
+    (scaling,) = (ROOT / "benchmarks" / "results").glob("scaling-*.json")
+    shares = result(scaling.stem)["trainings"]["gdn-1b"]
+    ddp, fsdp = (f"{shares[f'2 GPUs, {way}']['share of one GPU']:.2f}".lstrip("0") for way in ("DDP", "FSDP2"))
+    assert f"With DDP each GPU processes {ddp} of the tokens per second of one GPU alone, with FSDP2 {fsdp}." in text
+    faster = result("transformers-models-nvidia-h200")["models"]["qwen3_next"]["times"]["training step"]["times faster"]
+    assert f"train {faster:.1f} times as fast after `accelerate()`" in text
+    prompt = result("generate-nvidia-h200")["mixers"]["gdn"]["prefill of 16384"]["ms"]
+    assert f"`gdn` reads a prompt at {round(16384 / prompt * 1e3, -4):,.0f} tokens per second" in text

@@ -45,8 +45,8 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
     for reduced in [dist.all_reduce(gradient, operation, async_op=True) for gradient in gradients]:
         reduced.wait()
-    if not averages:
-        torch._foreach_div_(gradients, dist.get_world_size())
+    for gradient in () if averages else gradients:
+        gradient /= dist.get_world_size()
 
 
 def with_empty_documents(cu_seqlens: Tensor, edges: int) -> Tensor:
