@@ -5,7 +5,8 @@
 
 Writes benchmarks/results/gpu_tests.json. A run may be split by files: as long as the Python files of the ops stay the same, the
 files of tests that are not run again keep their counts. With -k or a single test nothing is written. An interrupted run (Ctrl-C,
-or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and that it was interrupted.
+or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and which files it had begun: a later run of
+these that ends takes them off the list.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ def outcome(case: ElementTree.Element) -> str:
     return "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
 
 
-def read_report(suite: ElementTree.Element, before: Mapping[str, Any]) -> dict[str, Any]:
+def read_report(suite: ElementTree.Element, before: Mapping[str, Any], interrupted: bool = False) -> dict[str, Any]:
     """Counts per file of tests, and the worst errors by op, backend, and dtype with what was compared. before: the result of an
-    earlier run. The counts of its files that did not run again stay, and so do its worst errors."""
+    earlier run. The counts of its files that did not run again stay, and so do its worst errors. Of an interrupted run all files
+    are named, because its last tests may be those of any."""
     files: dict[str, dict[str, int]] = {}
     worst: dict[str, dict[str, dict[str, float]]] = deepcopy(before.get(WORST, {}))
     for case in suite.iter("testcase"):
@@ -62,9 +64,10 @@ def read_report(suite: ElementTree.Element, before: Mapping[str, Any]) -> dict[s
             errors = worst.setdefault(recorded.pop("op"), {}).setdefault(recorded.pop("backend"), {})
             for what, error in recorded.items():
                 errors[what] = max(errors.get(what, 0.0), float(error))
+    open_files = set(before.get("interrupted", ())) - set(files) | (set(files) if interrupted else set())
     files = {**before.get("files", {}), **files}
     totals = {what: sum(counts[what] for counts in files.values()) for what in COUNTED}
-    return {**totals, "files": dict(sorted(files.items())), WORST: worst}
+    return {**totals, "interrupted": sorted(open_files), "files": dict(sorted(files.items())), WORST: worst}
 
 
 def main() -> None:
@@ -84,7 +87,7 @@ def main() -> None:
         before = {}
     content = {
         **where, "device": torch.cuda.get_device_name(), "transformers": transformers.__version__,
-        "interrupted": interrupted or before.get("interrupted", False), **read_report(suite, before),
+        **read_report(suite, before, interrupted),
     }  # fmt: skip
     write_json(RESULT, content)
     print(f"written to {RESULT}")

@@ -12,7 +12,7 @@ __all__ = ["OutputLayer"]
 class OutputLayer(nn.Linear):
     """`nn.Linear` that also computes the chunked loss, within its call: FSDP2 gathers the weight for calls only."""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_BTD: Tensor,
         labels_BT: Tensor | None = None,

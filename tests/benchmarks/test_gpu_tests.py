@@ -23,3 +23,10 @@ def test_files_that_ran_again_are_counted_once() -> None:
     assert (again["passed"], again["failed"], again["skipped"]) == (1, 1, 2)
     assert list(again["files"]) == ["tests.gpu.test_a", "tests.gpu.test_b", "tests.gpu.test_c"]
     assert again[WORST] == {"mesa": {"triton": {"bfloat16 values": 0.002}}}
+
+
+def test_files_of_an_interrupted_run_are_named_until_they_end() -> None:
+    first = read_report(ElementTree.fromstring(REPORT.format(error=0.002, second="b")), {}, interrupted=True)
+    assert first["interrupted"] == ["tests.gpu.test_a", "tests.gpu.test_b"]
+    again = read_report(ElementTree.fromstring(REPORT.format(error=0.001, second="c")), first)
+    assert again["interrupted"] == ["tests.gpu.test_b"]

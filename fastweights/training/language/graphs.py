@@ -3,8 +3,8 @@
 Rows are packed from any number of documents, and a graph has fixed shapes. So the cumulative lengths get empty documents behind
 them, up to a number that seldom changes.
 
-In several processes a graph has the gradients of its own process, which are averaged after it. DDP, whose hooks average them
-within the backward, takes no part in these steps.
+In several processes a graph has the gradients of its own process, which are averaged after it. DDP would average them within the
+backward, by hooks that no graph can capture, so the model is not wrapped in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from ...cuda_graphs import Waits, captured, refusing_waits
 from .run import LanguageRun
 
-__all__ = ["GraphedGradients", "average_gradients", "what_to_graph", "with_empty_documents"]
+__all__ = ["GraphedGradients", "average_gradients", "prepare_without_ddp", "what_to_graph", "with_empty_documents"]
 
 WARM = 3  # passes of a shape before it is captured, in which kernels are compiled and libraries make their workspaces
 STEP = 16  # edges of documents are filled up to a multiple of this
@@ -34,6 +34,16 @@ def what_to_graph(run: LanguageRun) -> bool:
     if run.graphs is not None:
         return run.graphs
     return torch.cuda.is_available() and run.precision != "fp16" and not (run.fsdp or run.gradient_checkpointing)
+
+
+def prepare_without_ddp(
+    prepare: Callable[..., torch.nn.Module], model: torch.nn.Module, **options: Any
+) -> torch.nn.Module:
+    """What accelerate's `prepare_model` returns, but for DDP; every process gets the values of the first one."""
+    model = prepare(model, **{**options, "evaluation_mode": True})
+    for x in model.state_dict().values():
+        dist.broadcast(x, 0)
+    return model
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

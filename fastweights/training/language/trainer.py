@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from .callbacks import check_finite
 from .checkpoints import drop_old, loading, saving
 from .compiling import compile_model, what_to_compile, with_any_number_of_documents
 from .folder import LanguageFolder, world_size
-from .graphs import GraphedGradients, average_gradients, what_to_graph
+from .graphs import GraphedGradients, average_gradients, prepare_without_ddp, what_to_graph
 from .run import LanguageRun
 
 __all__ = ["LanguageTrainer"]
@@ -73,6 +74,8 @@ class LanguageTrainer(Trainer):
         if what_to_graph(run):
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._graphed = GraphedGradients(parameters, self._gradients, passes=run.accumulation)
+            if world_size() > 1:
+                self.accelerator.prepare_model = partial(prepare_without_ddp, self.accelerator.prepare_model)
 
         # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
