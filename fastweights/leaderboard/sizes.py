@@ -148,7 +148,7 @@ SIZES = {
         device="cuda",
         tasks={
             "mqar": TaskSize(
-                shared=_FULL, columns=_recall(("shuffled", "ordered"), (16, 64), (16, 32)), rates=(1e-3, 3e-3),
+                shared=_FULL, columns=_recall(("shuffled", "ordered"), (8, 32), (16, 32)), rates=(1e-3, 3e-3),
                 seeds=(0, 1),
             ),
             "regression": TaskSize(

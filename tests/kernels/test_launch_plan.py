@@ -238,6 +238,34 @@ def _fresh(kernel: Any) -> Any:
     return type(kernel.device_caches)(kernel.device_caches.default_factory)
 
 
+class FullGpu:
+    """A compiled kernel of Triton that finds no memory on the GPU when it is first put there."""
+
+    function, _run = None, None
+
+    @property
+    def run(self) -> object:
+        if self._run is None:
+            self._init_handles()
+        return self._run
+
+    def _init_handles(self) -> None:
+        if self._run is None:
+            self._run = "the C function"
+            raise torch.OutOfMemoryError
+        self.function = 7
+
+
+def test_a_kernel_that_found_no_memory_is_put_on_the_gpu_later() -> None:
+    from fastweights.kernels.runtime import private_api
+
+    kernel = FullGpu()
+    with pytest.raises(torch.OutOfMemoryError):
+        private_api._load(kernel)
+    private_api._load(kernel)
+    assert kernel.function == 7
+
+
 def test_what_does_not_compile_says_why(driver_launches: list[DriverLaunch]) -> None:
     from triton import CompilationError
 

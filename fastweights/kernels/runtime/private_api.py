@@ -228,8 +228,12 @@ def _finished(kernel: Any) -> Any:
 
 
 def _load(kernel: Any) -> None:
-    """Put a kernel on the GPU, and compile the C function that launches it, which takes as long as a small kernel."""
-    _ = _finished(kernel).run
+    """Put a kernel on the GPU, and compile the C function that launches it, which takes as long as a small kernel.
+
+    A kernel that found no memory on the GPU has the C function already, and `run` would not try again."""
+    kernel = _finished(kernel)
+    if kernel.run is not None and kernel.function is None:
+        kernel._init_handles()
 
 
 def specialized_on(kernel: Any) -> tuple[tuple[bool, bool], ...]:

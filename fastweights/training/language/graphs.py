@@ -2,26 +2,23 @@
 
 Rows are packed from any number of documents, and a graph has fixed shapes. So the cumulative lengths get empty documents behind
 them, up to a number that seldom changes.
-
-In several processes a graph has the gradients of its own process, which are averaged after it. DDP would average them within the
-backward, by hooks that no graph can capture, so the model is not wrapped in it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ...cuda_graphs import Waits, captured, refusing_waits
+from .folder import world_size
 from .run import LanguageRun
 
-__all__ = ["GraphedGradients", "average_gradients", "prepare_without_ddp", "what_to_graph", "with_empty_documents"]
+__all__ = ["GraphedGradients", "what_to_graph", "with_empty_documents"]
 
 WARM = 3  # passes of a shape before it is captured, in which kernels are compiled and libraries make their workspaces
 STEP = 16  # edges of documents are filled up to a multiple of this
@@ -33,30 +30,9 @@ def what_to_graph(run: LanguageRun) -> bool:
     """`run.graphs`; where it is None, whether a graph can be made."""
     if run.graphs is not None:
         return run.graphs
-    return torch.cuda.is_available() and run.precision != "fp16" and not (run.fsdp or run.gradient_checkpointing)
-
-
-def prepare_without_ddp(
-    prepare: Callable[..., torch.nn.Module], model: torch.nn.Module, **options: Any
-) -> torch.nn.Module:
-    """What accelerate's `prepare_model` returns, but for DDP; every process gets the values of the first one."""
-    model = prepare(model, **{**options, "evaluation_mode": True})
-    for x in model.state_dict().values():
-        dist.broadcast(x, 0)
-    return model
-
-
-def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replaces the gradients by their means over all processes. Every process must have gradients of the same parameters."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    averages = dist.get_backend() == "nccl"  # others only sum
-    operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
-    for reduced in [dist.all_reduce(gradient, operation, async_op=True) for gradient in gradients]:
-        reduced.wait()
-    for gradient in () if averages else gradients:
-        gradient /= dist.get_world_size()
+    return (
+        torch.cuda.is_available() and world_size() == 1 and run.precision != "fp16" and not run.gradient_checkpointing
+    )
 
 
 def with_empty_documents(cu_seqlens: Tensor, edges: int) -> Tensor:

@@ -65,7 +65,7 @@ class LanguageRun:
         compile: what torch.compile compiles: "blocks" each block of layers, which starts sooner; True the whole model; False
             nothing. None is "blocks" on a GPU and False without one. Losses differ by rounding.
         graphs: replay forward and backward as a CUDA graph: launching their kernels takes the host longer than they run. The
-            graph keeps the memory of a step. None is True with a GPU, no fsdp, no fp16 and no gradient_checkpointing.
+            graph keeps the memory of a step. None is True with one process, a GPU, no fp16 and no gradient_checkpointing.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
         seed: of first weights and data order.
         log_every: steps between two points of the loss curve. Each is the mean over the steps in between.

@@ -141,8 +141,10 @@ def _check_device(run: LanguageRun) -> None:
     """Refuses a run that the hardware cannot carry out: accelerate would fail later, or silently leave out the sharding."""
     if run.precision == "fp16" and not torch.cuda.is_available():
         raise ValueError('precision "fp16" needs a GPU, and there is none; choose "bf16" or "no"')
-    if run.graphs and not torch.cuda.is_available():
-        raise ValueError("graphs need a GPU, and there is none; set graphs = false")
+    if run.graphs and (world_size() > 1 or not torch.cuda.is_available()):
+        raise ValueError(
+            f"graphs need one process with a GPU, got {world_size()} with {torch.cuda.device_count()} GPUs; set graphs = false"
+        )
     if run.fsdp and (world_size() == 1 or not torch.cuda.is_available()):
         raise ValueError(
             f"fsdp needs several processes with a GPU each, got {world_size()} with {torch.cuda.device_count()} GPUs; start them "

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from .callbacks import check_finite
 from .checkpoints import drop_old, loading, saving
 from .compiling import compile_model, what_to_compile, with_any_number_of_documents
 from .folder import LanguageFolder, world_size
-from .graphs import GraphedGradients, average_gradients, prepare_without_ddp, what_to_graph
+from .graphs import GraphedGradients, what_to_graph
 from .run import LanguageRun
 
 __all__ = ["LanguageTrainer"]
@@ -74,8 +73,6 @@ class LanguageTrainer(Trainer):
         if what_to_graph(run):
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self._graphed = GraphedGradients(parameters, self._gradients, passes=run.accumulation)
-            if world_size() > 1:
-                self.accelerator.prepare_model = partial(prepare_without_ddp, self.accelerator.prepare_model)
 
         # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)
@@ -91,14 +88,12 @@ class LanguageTrainer(Trainer):
             if num_items_in_batch is not None:
                 batch[COUNTED] = torch.as_tensor(num_items_in_batch, device=self.args.device)
             loss = self._graphed(batch)
-            if self.accelerator.sync_gradients:  # after the last pass of a step
-                average_gradients(self.model.parameters())
         self._losses += loss
         return loss
 
     def _gradients(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         rest = {name: x for name, x in batch.items() if name != COUNTED}
-        return super().training_step(self.model, rest, batch.get(COUNTED))
+        return super().training_step(self.model_wrapped, rest, batch.get(COUNTED))
 
     def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> Any:
         """autocast, which accelerate leaves out with FSDP2."""

@@ -164,12 +164,6 @@ def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone, compile
         train_language(load_run(run_file, fsdp=False, batch_size=2))
 
 
-@pytest.mark.slow
-def test_replayed_processes_are_one_with_twice_the_batch(run_file, alone):
-    torchrun(Path(__file__).with_name("graphs_on_cpu.py"), run_file)
-    assert_same_losses(load_result(Path(load_run(run_file).output, "result.json")), alone)
-
-
 def test_sharding_needs_gpus(run_file):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
