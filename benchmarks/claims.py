@@ -28,7 +28,7 @@ Every claim has its place in the paper, a setting, the paper's numbers, the outc
 decides. These were written and committed before the first run; what was added later says so. *Holds weakly* means that a part of
 the claim fails, which the rule names. *Not resolved* means that nothing was measured yet that decides; *not testable here* that a
 machine or a file is missing. A claim holds or fails here: at these sizes, on these machines.
-The time of a claim that trains models is that of its last call, which continues an interrupted one.
+Where the trainings of a claim were interrupted, the time is that of the last call alone.
 """
 
 

@@ -5,8 +5,8 @@
 
 Writes benchmarks/results/gpu_tests.json. A run may be split by files: as long as the Python files of the ops stay the same, the
 files of tests that are not run again keep their counts. With -k or a single test nothing is written. An interrupted run (Ctrl-C,
-or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and which files it had begun: a later run of
-these that ends takes them off the list.
+or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and names the files of these tests. A later
+run of such a file that ends takes it off the list. Files of which no test ran are not named.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     python benchmarks/scaling.py --gpus 1,2,4 --preset gdn-340m --ways DDP
 
 Each training runs in processes of its own, which torchrun starts. They use the trainer of `fastweights train`, in bfloat16,
-with blocks compiled, on documents of random tokens packed into rows; checkpoints are left out. The first steps, which compile,
-do not count. Writes benchmarks/results/scaling-<device>.json, which keeps the trainings that are not run again.
+with blocks compiled, on documents of random tokens packed into rows; checkpoints are left out. The first twelve steps, which
+compile and in which DDP waits for the GPU, do not count. Writes benchmarks/results/scaling-<device>.json, which keeps the
+trainings that are not run again.
 """
 
 from __future__ import annotations

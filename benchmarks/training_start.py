@@ -4,10 +4,9 @@
     python benchmarks/training_start.py --compile blocks,false --mixer gka
 
 24 layers of width 1024, 8 heads of 128, 8 rows of 2,048 tokens, bfloat16. The text is tokenized beforehand. Every start is a
-process of its own: seconds count from its launch, imports of Python included, until the line of a step stands in its log. The
-first start finds no compiled code, neither of torch nor of Triton; the second finds what the first one left. Step 5 is the first
-one that is replayed as a CUDA graph. Writes benchmarks/results/training-start-<device>.json, which keeps the rows that are not
-measured again.
+process of its own: seconds count from its launch, imports of Python included, until a step is in its log. The first start finds
+no compiled code, neither of torch nor of Triton; the second finds what the first one left. Step 4 captures the CUDA graph that
+the later steps replay. Writes benchmarks/results/training-start-<device>.json, which keeps the rows that are not measured again.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ def start(run: Path, log: Path, kernels: Path) -> dict[str, float]:
     """Seconds until the first and the last of STEPS steps of a training, which is then killed."""
     began, seen = time.perf_counter(), {}
     command = [sys.executable, "-m", "fastweights", "train", str(run), "--overwrite"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "TRITON_CACHE_DIR": str(kernels)}, stdout=subprocess.DEVNULL
-    )
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(kernels)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)  # in place of which the run's own folder is taken
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
     try:
         while len(seen) < STEPS:
             if process.poll() is not None:

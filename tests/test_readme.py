@@ -73,8 +73,7 @@ def test_training_steps_in_the_words_are_those_of_the_results() -> None:
 
 def test_other_speeds_in_the_words_are_those_of_the_results() -> None:
     text = " ".join(README.split())
-    (scaling,) = (ROOT / "benchmarks" / "results").glob("scaling-*.json")
-    shares = result(scaling.stem)["trainings"]["gdn-1b"]
+    shares = result("scaling-nvidia-h100-80gb-hbm3")["trainings"]["gdn-1b"]
     ddp, fsdp = (f"{shares[f'2 GPUs, {way}']['share of one GPU']:.2f}".lstrip("0") for way in ("DDP", "FSDP2"))
     assert f"With DDP each GPU processes {ddp} of the tokens per second of one GPU alone, with FSDP2 {fsdp}." in text
     faster = result("transformers-models-nvidia-h200")["models"]["qwen3_next"]["times"]["training step"]["times faster"]

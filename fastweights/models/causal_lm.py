@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
@@ -127,6 +127,12 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """As in transformers, whose `resize_token_embeddings` brings a plain `nn.Linear`."""
+        if type(new_embeddings) is nn.Linear:
+            new_embeddings.__class__ = OutputLayer
+        self.lm_head = new_embeddings
 
     def _can_chunk_loss(self) -> bool:
         """Whether the output layer and the loss are those that the chunked loss computes."""

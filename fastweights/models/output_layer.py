@@ -10,7 +10,7 @@ __all__ = ["OutputLayer"]
 
 
 class OutputLayer(nn.Linear):
-    """`nn.Linear` that also computes the chunked loss, within its call: FSDP2 gathers the weight for calls only."""
+    """`nn.Linear` that also computes the chunked loss, within its call: FSDP2 gathers the weight only during the call."""
 
     def forward(  # type: ignore[override]
         self,
@@ -26,8 +26,8 @@ class OutputLayer(nn.Linear):
         return loss, None if kept is None else super().forward(hidden_BTD[:, kept])
 
     def is_unchanged(self) -> bool:
-        """Whether nothing but FSDP2 has hooked or replaced its forward: others expect logits. FSDP2 has one hook before a call
-        and one after it."""
+        """Whether nothing but FSDP2 has hooked or replaced its forward. Hooks of others expect logits. FSDP2 registers one hook
+        before the forward and one after it."""
         own = 0
         if self._forward_pre_hooks or self._forward_hooks:
             from torch.distributed.fsdp import FSDPModule

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..results import RecallResult, load_results
 from ..results.experiment import best_results
 from .experiment import RecallExperiment
+from .output_folder import as_stored
 from .recall import run_recall_parts
 from .workers import WorkerError
 
@@ -50,8 +51,8 @@ def search_rates(
     failures: list[WorkerError | KeyboardInterrupt] = []
     grids = _trained({(name, one.seeds[0]): one for name, one in experiments.items()}, outputs, failures, options)
     searches = {name: RateSearch(grid, best_results(grid)) for (name, _), grid in grids.items()}
-    if _interruption(failures):
-        return searches, _interruption(failures)
+    if (interruption := _interruption(failures)) is not None:
+        return searches, interruption
     later = {
         (name, seed): replace(experiments[name], learning_rates=(chosen[0].run["learning_rate"],))
         for name, (_, chosen) in searches.items()
@@ -64,6 +65,12 @@ def search_rates(
 
 def _interruption(failures: Sequence[WorkerError | KeyboardInterrupt]) -> KeyboardInterrupt | None:
     return next((one for one in failures if isinstance(one, KeyboardInterrupt)), None)
+
+
+def _ended(experiment: RecallExperiment, folder: Path) -> list[RecallResult]:
+    """The results in the folder that are those of the experiment's runs."""
+    file, runs = folder / "results.json", [as_stored(run.record()) for run in experiment.runs()]
+    return [result for result in load_results(file) if result.run in runs] if file.exists() else []
 
 
 def _trained(
@@ -83,6 +90,5 @@ def _trained(
         if isinstance(error, WorkerError) and error.ends_all:
             raise
         failures.append(error)
-        files = {part: folder / "results.json" for part, folder in folders.items()}
-        done = {part: load_results(file) for part, file in files.items() if file.exists()}
+        done = {part: _ended(one, folders[part]) for part, one in parts.items()}
     return {key: done[part] for key, part in zip(wanted, parts) if len(done.get(part, ())) == len(parts[part].runs())}

@@ -162,6 +162,23 @@ def test_a_changed_output_layer_or_loss_is_called():
     torch.testing.assert_close(outputs.loss, wanted)
 
     lm = model().train()
+    lm.lm_head.forward = lambda hidden: 3 * F.linear(hidden, lm.lm_head.weight)
+    outputs = lm(ids, labels=ids)
+    wanted = F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(outputs.loss, wanted)
+
+    lm = model().train()
     lm.loss_function = lambda logits, labels, **rest: logits.sum() + labels.sum()
     outputs = lm(ids, labels=ids)
     torch.testing.assert_close(outputs.loss, outputs.logits.sum() + ids.sum())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_resized_vocabulary_keeps_the_chunked_loss(tied):
+    lm, ids = model(tie_word_embeddings=tied).train(), tokens()
+    lm.resize_token_embeddings(VOCABULARY + 3)
+    outputs = lm(ids, labels=ids)
+    assert outputs.logits is None
+    logits = lm(ids).logits
+    assert logits.shape[-1] == VOCABULARY + 3
+    torch.testing.assert_close(outputs.loss, F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))

@@ -232,7 +232,8 @@ def _load(kernel: Any) -> None:
 
     A kernel that found no memory on the GPU has the C function already, and `run` would not try again."""
     kernel = _finished(kernel)
-    if kernel.run is not None and kernel.function is None:
+    _ = kernel.run
+    if kernel.function is None:
         kernel._init_handles()
 
 

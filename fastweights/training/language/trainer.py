@@ -65,8 +65,11 @@ class LanguageTrainer(Trainer):
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
-        if run.fsdp and run.precision == "bf16":
+        self._sharded_bf16 = run.fsdp and run.precision == "bf16"
+        if self._sharded_bf16:
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = autocast_policy()
+            # Where FSDP2 gathers embedding and output layer together, only the output of the last one is cast.
+            self.model.get_input_embeddings().register_forward_hook(in_float32)
         self._compiled = what_to_compile(run)
         compile_model(self.model, self._compiled, run.cache)
         self._graphed: GraphedGradients | None = None
@@ -97,7 +100,9 @@ class LanguageTrainer(Trainer):
 
     def autocast_smart_context_manager(self, *args: Any, **kwargs: Any) -> Any:
         """autocast, which accelerate leaves out with FSDP2."""
-        return self.accelerator.autocast() if self.is_fsdp_enabled else super().autocast_smart_context_manager()
+        if self._sharded_bf16:
+            return self.accelerator.autocast()
+        return super().autocast_smart_context_manager(*args, **kwargs)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         batch = super()._prepare_inputs(inputs)
@@ -247,6 +252,11 @@ def autocast_policy() -> Any:
     return MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32, cast_forward_inputs=False
     )
+
+
+def in_float32(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """A hook after a forward."""
+    return output.float()
 
 
 def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:

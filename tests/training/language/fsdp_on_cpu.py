@@ -55,4 +55,5 @@ if __name__ == "__main__":
     dtypes = watched() if run.precision == "bf16" else {}
     assert train_language(run, stop_at=int(sys.argv[2])) is None
     train_language(run)
+    PartialState().destroy_process_group()
     assert not dtypes or dtypes == {"loss": FLOAT32, "stream": FLOAT32, "weights": {torch.bfloat16}}, dtypes

@@ -26,4 +26,4 @@ def test_the_example_trains(tmp_path: Path) -> None:
     results = train_language(short)
     assert results is not None and len(results) == 2
     for result in results:
-        assert 0 < result.held_out_loss < 10
+        assert 0 < result.held_out_loss < 6.5  # 6.24 by chance

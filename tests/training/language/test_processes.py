@@ -138,15 +138,17 @@ def test_every_process_is_told_of_a_folder_that_is_refused(run_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_sharded_processes_compute_in_bfloat16_what_autocast_does(run_file, tmp_path):
+@pytest.mark.parametrize("tied", ["false", "true"])
+def test_sharded_processes_compute_in_bfloat16_what_autocast_does(run_file, tmp_path, tied):
     """The losses of one process under autocast, up to the rounding of parameters that autocast leaves in float32."""
-    run_file.write_text('precision = "bf16"\n' + run_file.read_text())
+    text = run_file.read_text().replace("[model]", f"[model]\ntie_word_embeddings = {tied}")
+    run_file.write_text('precision = "bf16"\n' + text)
     wanted = train_language(load_run(run_file, output=str(tmp_path / "alone"), batch_size=2))[0]
     run_file.write_text("fsdp = true\n" + run_file.read_text())
     torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4)
     found = load_result(Path(load_run(run_file).output, "result.json"))
-    torch.testing.assert_close(found.losses, wanted.losses, rtol=4e-3, atol=0)
-    torch.testing.assert_close(found.held_out_losses, wanted.held_out_losses, rtol=4e-3, atol=0)
+    torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-2, atol=0)
+    torch.testing.assert_close(found.held_out_losses, wanted.held_out_losses, rtol=1e-2, atol=0)
 
 
 @pytest.mark.slow
