@@ -11,6 +11,7 @@ import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from torch.distributed import fsdp
 from torch.distributed.fsdp import FSDPModule
 
 from fastweights.models import block, output_layer
@@ -24,9 +25,6 @@ def initialize_sharded(self, *args, fsdp_plugin=None, **options):
     if fsdp_plugin is not None:
         self.fsdp_plugin = fsdp_plugin
         self.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
-
-
-FLOAT32 = {torch.float32}
 
 
 def watched():
@@ -44,7 +42,12 @@ def watched():
             dtypes["weights"].add(next(self.parameters()).dtype)
         return forward(self, x, *args, **kwargs)
 
+    def watched_shard(*args, mp_policy, **kwargs):
+        dtypes["sums of gradients"].add(mp_policy.reduce_dtype)
+        return shard(*args, mp_policy=mp_policy, **kwargs)
+
     output_layer.causal_lm_loss, block.FastWeightsBlock.forward = watched_loss, watched_forward
+    shard, fsdp.fully_shard = fsdp.fully_shard, watched_shard
     return dtypes
 
 
@@ -56,4 +59,5 @@ if __name__ == "__main__":
     assert train_language(run, stop_at=int(sys.argv[2])) is None
     train_language(run)
     PartialState().destroy_process_group()
-    assert not dtypes or dtypes == {"loss": FLOAT32, "stream": FLOAT32, "weights": {torch.bfloat16}}, dtypes
+    wanted = {**dict.fromkeys(("loss", "stream", "sums of gradients"), {torch.float32}), "weights": {torch.bfloat16}}
+    assert not dtypes or dtypes == wanted, dtypes
