@@ -51,7 +51,7 @@ def outcome(case: ElementTree.Element) -> str:
 def read_report(suite: ElementTree.Element, before: Mapping[str, Any], interrupted: bool = False) -> dict[str, Any]:
     """Counts per file of tests, and the worst errors by op, backend, and dtype with what was compared. before: the result of an
     earlier run. The counts of its files that did not run again stay, and so do its worst errors. Of an interrupted run all files
-    are named, because its last tests may be those of any."""
+    are named: which of them had ended is not known."""
     files: dict[str, dict[str, int]] = {}
     worst: dict[str, dict[str, dict[str, float]]] = deepcopy(before.get(WORST, {}))
     for case in suite.iter("testcase"):
@@ -64,10 +64,12 @@ def read_report(suite: ElementTree.Element, before: Mapping[str, Any], interrupt
             errors = worst.setdefault(recorded.pop("op"), {}).setdefault(recorded.pop("backend"), {})
             for what, error in recorded.items():
                 errors[what] = max(errors.get(what, 0.0), float(error))
-    open_files = set(before.get("interrupted", ())) - set(files) | (set(files) if interrupted else set())
+    unfinished = set(before.get("interrupted", ())) - set(files)
+    if interrupted:
+        unfinished |= set(files)
     files = {**before.get("files", {}), **files}
     totals = {what: sum(counts[what] for counts in files.values()) for what in COUNTED}
-    return {**totals, "interrupted": sorted(open_files), "files": dict(sorted(files.items())), WORST: worst}
+    return {**totals, "interrupted": sorted(unfinished), "files": dict(sorted(files.items())), WORST: worst}
 
 
 def main() -> None:

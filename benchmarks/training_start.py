@@ -74,7 +74,7 @@ def start(run: Path, log: Path, kernels: Path) -> dict[str, float]:
 
 
 def starts(mixer: str, way: str, folder: Path, model: Mapping[str, Any] = MODEL) -> dict[str, dict[str, float]]:
-    """The first start and the second one. folder: empty, or with the tokens of an earlier call."""
+    """The first start and the second one. folder: an empty one."""
     cache, output, run = folder / "cache", folder / f"{mixer}-{way}", folder / f"{mixer}-{way}.toml"
     prepare_text(TextCorpus(max_megabytes=model["megabytes"]), TextTokenizer(vocab_size=model["vocab_size"]), cache)
     run.write_text(RUN.format(**model, output=output, cache=cache, compile=WAYS[way], mixer=mixer))

@@ -24,9 +24,12 @@ def test_examples_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     exec(compile(code, "README.md", "exec"), {"__name__": "example"})
 
 
+def result(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
 def test_speeds_in_the_words_are_those_of_the_results() -> None:
-    text, results = " ".join(README.split()), ROOT / "benchmarks" / "results"
-    rows = json.loads((results / "decode-table-nvidia-h200.json").read_text())["rows"]
+    text, rows = " ".join(README.split()), result("decode-table-nvidia-h200")["rows"]
 
     def speed(row: str) -> str:
         tokens = rows[row]["tokens/s"]
@@ -41,10 +44,6 @@ def test_speeds_in_the_words_are_those_of_the_results() -> None:
     )
     assert f"Softmax attention generates {softmax(1, 2048)} and {softmax(64, 2048)} at 2,048 tokens of context" in text
     assert f"{softmax(1, 16384)} and {softmax(64, 16384)} at 16,384, and {softmax(1, 131072)} at 131,072" in text
-
-
-def result(name: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
 def test_training_steps_in_the_words_are_those_of_the_results() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,23 +48,20 @@ def search_rates(
     Raises:
         WorkerError: no file can be written.
     """
-    failures: list[WorkerError | KeyboardInterrupt] = []
-    grids = _trained({(name, one.seeds[0]): one for name, one in experiments.items()}, outputs, failures, options)
+    first = {(name, one.seeds[0]): one for name, one in experiments.items()}
+    grids, failure = _trained(first, outputs, options)
     searches = {name: RateSearch(grid, best_results(grid)) for (name, _), grid in grids.items()}
-    if (interruption := _interruption(failures)) is not None:
-        return searches, interruption
+    if isinstance(failure, KeyboardInterrupt):
+        return searches, failure
     later = {
         (name, seed): replace(experiments[name], learning_rates=(chosen[0].run["learning_rate"],))
         for name, (_, chosen) in searches.items()
         for seed in experiments[name].seeds[1:]
     }
-    for (name, _), results in _trained(later, outputs, failures, options).items():
+    trained, later_failure = _trained(later, outputs, options)
+    for (name, _), results in trained.items():
         searches[name].chosen.extend(results)
-    return searches, _interruption(failures) or next(iter(failures), None)
-
-
-def _interruption(failures: Sequence[WorkerError | KeyboardInterrupt]) -> KeyboardInterrupt | None:
-    return next((one for one in failures if isinstance(one, KeyboardInterrupt)), None)
+    return searches, later_failure if isinstance(later_failure, KeyboardInterrupt) else failure or later_failure
 
 
 def _ended(experiment: RecallExperiment, folder: Path) -> list[RecallResult]:
@@ -76,19 +73,24 @@ def _ended(experiment: RecallExperiment, folder: Path) -> list[RecallResult]:
 def _trained(
     wanted: Mapping[tuple[str, int], RecallExperiment],
     outputs: Mapping[str, Path],
-    failures: list[WorkerError | KeyboardInterrupt],
     options: Mapping[str, Any],
-) -> dict[tuple[str, int], list[RecallResult]]:
-    """The results of experiments by name and the seed to train, of those that have ended; all runs wait in one queue."""
+) -> tuple[dict[tuple[str, int], list[RecallResult]], WorkerError | KeyboardInterrupt | None]:
+    """The results of experiments by name and the seed to train, of those that have ended, and why others have not. All runs wait
+    in one queue."""
     parts = {f"{name}/{seed}": replace(one, seeds=(seed,)) for (name, seed), one in wanted.items()}
     folders = {f"{name}/{seed}": outputs[name] / f"seed{seed}" for name, seed in wanted}
     for folder in folders.values():
         folder.mkdir(parents=True, exist_ok=True)
+    failure: WorkerError | KeyboardInterrupt | None = None
     try:
         done = run_recall_parts(parts, folders, **options)
-    except (WorkerError, KeyboardInterrupt) as error:
-        if isinstance(error, WorkerError) and error.ends_all:
+    except KeyboardInterrupt as interruption:
+        failure = interruption
+    except WorkerError as error:
+        if error.ends_all:
             raise
-        failures.append(error)
+        failure = error
+    if failure is not None:
         done = {part: _ended(one, folders[part]) for part, one in parts.items()}
-    return {key: done[part] for key, part in zip(wanted, parts) if len(done.get(part, ())) == len(parts[part].runs())}
+    ended = {key: done[part] for key, part in zip(wanted, parts) if len(done.get(part, ())) == len(parts[part].runs())}
+    return ended, failure

@@ -97,7 +97,7 @@ def run_recall_parts(
         for name, experiment in parts.items():
             opened.enter_context(folders[name].opened(experiment, overwrite=overwrite, report=reporter.note))
         pending = [job for job in jobs if not job.folder.result(job.run).exists()]
-        failure = None
+        failure: WorkerError | KeyboardInterrupt | None = None
         if pending:
             with reporter:
                 reporter.begin([job.run for job in pending], total=len(jobs))
@@ -110,8 +110,10 @@ def run_recall_parts(
                         log_every=log_every,
                         imports=imports,
                     )
-                except (WorkerError, KeyboardInterrupt) as error:
-                    if isinstance(error, WorkerError) and error.ends_all:
+                except KeyboardInterrupt as interruption:
+                    failure = interruption
+                except WorkerError as error:
+                    if error.ends_all:
                         raise
                     failure = error
         results = {name: _gathered(experiment, folders[name]) for name, experiment in parts.items()}

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from fastweights.kernels.availability import HAS_TRITON
-from fastweights.ops import elementwise_longhorn
-from fastweights.ops.framework.decode import update_state
 from fastweights.ops.gated_norm import gated_rms_norm
 from fastweights.ops.gated_writes import gated_writes
 from fastweights.ops.precondition import precondition_queries
@@ -23,7 +21,7 @@ from fastweights.ops.short_convolution import short_convolution
 from fastweights.ops.silu_product import silu_product
 from fastweights.testing import CASES, OpCase, OpInputs
 from tests.kernels.cases import KERNEL_CASES, ONE_OF_EACH_FAMILY, draw_states
-from tests.ops.decoding import IN_PLACE
+from tests.ops.decoding import IN_PLACE, update_longhorn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -133,16 +131,6 @@ def test_many_sequences(name: str, packed: bool) -> None:
         assert alone.isfinite().all() and torch.equal(got, alone)
 
 
-def decode_longhorn(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, state: Tensor, state_indices: Tensor | None = None, backend: str
-) -> Tensor:
-    """Elementwise Longhorn has no public op that updates its state in place; its layer calls this."""
-    return update_state(
-        CASES["elementwise_longhorn"].spec, elementwise_longhorn, (q, k, v, beta), {"scale": None}, state=state,
-        state_indices=state_indices, cu_seqlens=None, backend=backend,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("name", DECODED)
 def test_state_pools(name: str) -> None:
     """States of more than 2^31 numbers that are updated in place: head after head of all sequences, so that strides are large."""
@@ -159,7 +147,7 @@ def test_state_pools(name: str) -> None:
     for pool, x in zip(pools, states):
         pool[-ALONE:] = x
     indices = torch.arange(rows, rows + ALONE, device="cuda")
-    decode = {**IN_PLACE, "elementwise_longhorn": decode_longhorn}[case.spec.name]
+    decode = {**IN_PLACE, "elementwise_longhorn": update_longhorn}[case.spec.name]
     alone = decode(**inputs.arguments(), state=case.initial_state(states), backend="triton")
     o = decode(**inputs.arguments(), state=case.initial_state(tuple(pools)), state_indices=indices, backend="triton")
     same_bits([o, *pools], [alone, *states])

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fastweights.ops import delta_rule, elementwise_longhorn
 from fastweights.ops.elementwise_longhorn import inside
-from fastweights.ops.framework.decode import update_state
 from fastweights.testing import CASES
 from tests.kernels.cases import DEVICE
+from tests.ops.decoding import update_longhorn
 
 CASE = CASES["elementwise_longhorn"]
 backends = pytest.mark.parametrize("backend", ["reference", "torch"])
@@ -130,10 +130,7 @@ def first_states(count: int) -> Tensor:
 
 def by_kernel(x: dict[str, Tensor], S: Tensor, edges: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
     """o; S is overwritten."""
-    return update_state(
-        CASE.spec, elementwise_longhorn, tuple(x.values()), {"scale": None}, state=S, state_indices=rows, cu_seqlens=edges,
-        backend="triton",
-    )  # fmt: skip
+    return update_longhorn(**x, state=S, state_indices=rows, cu_seqlens=edges, backend="triton")
 
 
 def token_by_token(x: dict[str, Tensor], S: Tensor, edges: list[int] | None = None) -> tuple[Tensor, Tensor | None]:

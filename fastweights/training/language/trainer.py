@@ -68,7 +68,7 @@ class LanguageTrainer(Trainer):
         self._sharded_bf16 = run.fsdp and run.precision == "bf16"
         if self._sharded_bf16:
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = autocast_policy()
-            # Where FSDP2 gathers embedding and output layer together, only the output of the last one is cast.
+            # With tied weights FSDP2 gathers embedding and output layer together, and may cast the output of the latter alone.
             self.model.get_input_embeddings().register_forward_hook(in_float32)
         self._compiled = what_to_compile(run)
         compile_model(self.model, self._compiled, run.cache)
@@ -255,7 +255,7 @@ def autocast_policy() -> Any:
 
 
 def in_float32(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-    """A hook after a forward."""
+    """Forward hook: the output in float32."""
     return output.float()
 
 

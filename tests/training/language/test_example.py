@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("accelerate")
 
-from fastweights.training.language import train_language
-from fastweights.training.language.run_file import load_run
+from fastweights.training.language import load_run, train_language
 
 FILE = Path(__file__).parents[3] / "examples" / "lm.toml"
 
