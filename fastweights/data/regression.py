@@ -104,9 +104,11 @@ class LinearRegression(Task):
         if self.contrast > 1:
             x *= self._scales(draws, rows)[:, None]
         y = self.noise * draws.normal((rows, self.pairs, self.outputs))
-        for example in range(self.pairs):
+        together = 1 if self.drift else self.pairs  # examples of one map
+        for first in range(0, self.pairs, together):
+            part = slice(first, first + together)
             for channel in range(self.inputs):  # one after the other: the order of a sum decides its last bit
-                y[:, example] += W[:, channel] * x[:, example, channel, None]
+                y[:, part] += W[:, None, channel] * x[:, part, channel, None]
             if self.drift:
                 W = math.sqrt(1 - self.drift * self.drift) * W + self.drift * self._map(draws, rows)
         tokens = np.zeros((rows, self.length, self.inputs + self.outputs), dtype=np.float32)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..ops.linear_rows import linear_rows
 from ..ops.step_decay import step_decay, takes_step_decay
 from .few_rows import joins
+from .gates_together import ProjectedGate
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 
@@ -78,7 +79,7 @@ class SoftplusDecay(OwnInitialValues):
         return self.log_decay(self.step_size(projection(x_BTD)))
 
 
-class HeadDecay(SoftplusDecay):
+class HeadDecay(SoftplusDecay, ProjectedGate):
     """One decay per head (Mamba-2, Gated DeltaNet): g [B, T, num_heads]."""
 
     def __init__(self, hidden_size: int, num_heads: int, long_memory: str | None = None) -> None:
@@ -87,6 +88,13 @@ class HeadDecay(SoftplusDecay):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.of_steps(x_BTD, self.a_proj).squeeze(3)
+
+    @property
+    def projection(self) -> nn.Module:
+        return self.a_proj
+
+    def of(self, y: Tensor) -> Tensor:
+        return self.log_decay(self.step_size(y)).squeeze(3)
 
 
 class StepDecay(SoftplusDecay):
@@ -104,7 +112,7 @@ class StepDecay(SoftplusDecay):
         return dt_BTH, self.log_decay(dt_BTH).squeeze(3)
 
 
-class KimiDecay(SoftplusDecay):
+class KimiDecay(SoftplusDecay, ProjectedGate):
     """One decay per key channel (Kimi Linear): g [B, T, num_heads, channels], projected through `channels` dimensions, with
     one rate per head and one dt_bias per channel."""
 
@@ -115,7 +123,14 @@ class KimiDecay(SoftplusDecay):
         )
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.of_steps(self.f_proj[0](x_BTD), self.f_proj[1])
+        return self.of(self.f_proj[0](x_BTD))
+
+    @property
+    def projection(self) -> nn.Module:
+        return self.f_proj[0]
+
+    def of(self, y: Tensor) -> Tensor:
+        return self.of_steps(y, self.f_proj[1])
 
 
 class FixedDecay(nn.Module):
@@ -146,7 +161,7 @@ class RampedLinear(OwnInitialMatrices, nn.Linear):
         return {"weight": weight, "bias": bias.repeat_interleave(self.channels)}
 
 
-class GLADecay(nn.Module):
+class GLADecay(ProjectedGate):
     """One decay per key channel (gated linear attention, section 4): g = logsigmoid(W2 W1 x + b) / 16, with rank 16.
 
     The divisor keeps the first decays near 1, so that memory is long before training shortens it. There is no A and no dt:
@@ -167,5 +182,12 @@ class GLADecay(nn.Module):
             self.gk_proj = nn.Sequential(first, RampedLinear(rank, num_heads, channels, long_memory, divisor))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        g = F.logsigmoid(at_least_float32(self.gk_proj(x_BTD))) / self.divisor
+        return self.of(self.gk_proj[0](x_BTD))
+
+    @property
+    def projection(self) -> nn.Module:
+        return self.gk_proj[0]
+
+    def of(self, y: Tensor) -> Tensor:
+        g = F.logsigmoid(at_least_float32(self.gk_proj[1](y))) / self.divisor
         return g.unflatten(2, (-1, self.channels))

@@ -13,6 +13,7 @@ from ..ops.framework.call import expand_heads
 from .decay import HeadDecay, KimiDecay
 from .feedback import ClosedLoop
 from .gates import SigmoidGain
+from .gates_together import gates_together
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
@@ -135,8 +136,10 @@ class DeltaNet(MemoryLayer):
     def rule(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
-        beta_BTG = torch.ones_like(v_BTGV[..., 0]) if self.gain is None else self.gain(x_BTD)
-        g = None if self.decay is None else self.decay(x_BTD)
+        own_gates = () if self.preconditioner is None else self.preconditioner.gates.own
+        beta_BTG, g, *own = gates_together(x_BTD, self.gain, self.decay, *own_gates)
+        if beta_BTG is None:
+            beta_BTG = torch.ones_like(v_BTGV[..., 0])
         q_BTHK = self.feedback.queries(q_BTHK, k_BTHK)
         self.probe(q=q_BTHK, g=g)
         if self.feedback.share is not None:
@@ -147,7 +150,7 @@ class DeltaNet(MemoryLayer):
             return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, state=("S",))
 
         made = self.preconditioner
-        precond_g, precond_beta = made.gates(x_BTD, g, beta_BTG)
+        precond_g, precond_beta = made.gates(own, g, beta_BTG)
         self.probe(precond_g=precond_g, precond_beta=precond_beta)
         if self.options.gain == "beta" and self.options.squash == "softsign":  # one op, with kernels
             self.probe(beta=beta_BTG, write_key=lambda: made.write_keys(k_BTHK, precond_g, precond_beta, run)[0])

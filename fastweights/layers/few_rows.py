@@ -10,7 +10,7 @@ from ..ops.linear_rows import linear_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
 from .shared_input import products_of_one_input, sums_gradients
 
-__all__ = ["is_unhooked", "joins", "linear_together"]
+__all__ = ["is_plain", "is_unhooked", "joins", "linear_together"]
 
 PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
 

@@ -13,6 +13,7 @@ from ..ops.framework.call import expand_heads
 from ..ops.shared.ridge.iterations import SOLVERS
 from .decay import HeadDecay
 from .gates import SigmoidGain
+from .gates_together import gates_together
 from .initialization import OwnInitialValues
 from .memory_layer import MemoryLayer, RuleCall
 from .options import MOST_ITERATIONS, DecayOptions, MemoryOptions, one_of, option, up_to
@@ -128,14 +129,14 @@ class GatedKalmaNet(MemoryLayer):
     def rule(
         self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
-        if self.gain is not None:  # one gain per value head: q/k heads that serve several are repeated
+        beta_BTG, g_BTG, mix_BTG = gates_together(x_BTD, self.gain, self.decay, self.mix)
+        if beta_BTG is not None:  # one gain per value head: q/k heads that serve several are repeated
             q, k = (expand_heads(y, v.shape[2]) for y in (q, k))
-            beta_BTG = self.gain(x_BTD)
             k, v = ((y * beta_BTG[..., None]).to(y.dtype) for y in (k, v))  # in float32, as the gains are
             self.probe(beta=beta_BTG)
-        g_BTG = torch.zeros_like(v[..., 0]) if self.decay is None else self.decay(x_BTD)
-        mix_BTG = None if self.mix is None else self.mix(x_BTD)
-        self.probe(q=q, k=k, v=v, g=None if self.decay is None else g_BTG, mix=mix_BTG)
+        self.probe(q=q, k=k, v=v, g=g_BTG, mix=mix_BTG)
+        if g_BTG is None:
+            g_BTG = torch.zeros_like(v[..., 0])
         if self.sketch is None:
             return self._solve(q, k, v, g_BTG, run, mix_BTG)
         in_q, in_k = self.sketch(q), self.sketch(k)

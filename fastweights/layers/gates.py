@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from ..ops.linear_rows import linear_rows
 from .decay import HeadDecay
 from .few_rows import joins
+from .gates_together import ProjectedGate
 from .initialization import OwnInitialValues, UniformLinear
 from .norms import at_least_float32
 
 __all__ = ["ImportanceGain", "PreconditionerGates", "SigmoidGain", "StepSize"]
 
 
-class SigmoidGain(nn.Module):
+class SigmoidGain(ProjectedGate):
     """beta = largest * sigmoid(b_proj x), [B, T, num_heads] in float32 or better. A bias is zero at first."""
 
     def __init__(self, hidden_size: int, num_heads: int, largest: float = 1.0, bias: bool = False) -> None:
@@ -35,10 +36,17 @@ class SigmoidGain(nn.Module):
                 x_BTD, self.b_proj.weight, kind="sigmoid", bias=self.b_proj.bias, largest=self.largest
             )
             return beta
-        return self.largest * torch.sigmoid(at_least_float32(self.b_proj(x_BTD)))
+        return self.of(self.b_proj(x_BTD))
+
+    @property
+    def projection(self) -> nn.Module:
+        return self.b_proj
+
+    def of(self, y: Tensor) -> Tensor:
+        return self.largest * torch.sigmoid(at_least_float32(y))
 
 
-class StepSize(OwnInitialValues):
+class StepSize(OwnInitialValues, ProjectedGate):
     """gamma = rate * sigmoid(b_proj x), [B, T, num_heads] in float32 or better, with one learned positive rate per head."""
 
     _no_weight_decay = ("log_rate",)
@@ -54,7 +62,17 @@ class StepSize(OwnInitialValues):
         return {"log_rate": torch.full_like(self.log_rate, math.log(self.first_rate))}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return at_least_float32(self.log_rate).exp() * self.gate(x_BTD)
+        return self._scaled(self.gate(x_BTD))
+
+    @property
+    def projection(self) -> nn.Module:
+        return self.gate.b_proj
+
+    def of(self, y: Tensor) -> Tensor:
+        return self._scaled(self.gate.of(y))
+
+    def _scaled(self, gain_BTG: Tensor) -> Tensor:
+        return at_least_float32(self.log_rate).exp() * gain_BTG
 
 
 class ImportanceGain(OwnInitialValues):
@@ -101,9 +119,15 @@ class PreconditionerGates(nn.Module):
             self.decay = HeadDecay(hidden_size, num_heads)
             self.gain = SigmoidGain(hidden_size, num_heads)
 
-    def forward(self, x_BTD: Tensor, g_BTG: Tensor | None, beta_BTG: Tensor | None) -> tuple[Tensor, Tensor]:
-        """g, beta [B, T, num_heads] of A, given the memory's where they are tied (g None: no decay)."""
+    @property
+    def own(self) -> tuple[nn.Module, ...]:
+        """The gates of decay and gain, where they are not tied."""
+        return () if self.tied else (self.decay, self.gain)
+
+    def forward(self, own: Sequence[Tensor], g_BTG: Tensor | None, beta_BTG: Tensor | None) -> tuple[Tensor, Tensor]:
+        """g, beta [B, T, num_heads] of A, given what its own gates gave, or else the memory's (g None: no decay)."""
         if not self.tied:
-            return self.decay(x_BTD), self.gain(x_BTD)
+            g, beta = own
+            return g, beta
         assert beta_BTG is not None
         return torch.zeros_like(beta_BTG) if g_BTG is None else g_BTG, beta_BTG

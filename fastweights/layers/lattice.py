@@ -13,6 +13,7 @@ from ..ops import lattice
 from ..ops.framework.checks import compute_dtype
 from .decay import HeadDecay
 from .gates import StepSize
+from .gates_together import gates_together
 from .heads import HeadSizes
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
@@ -99,8 +100,7 @@ class Lattice(MemoryLayer):
         options = self.options
         if options.normalize_v:
             v_BTGV = l2_normalize(v_BTGV)
-        gamma_BTG = self.step(x_BTD)
-        g_BTG = None if self.decay is None else self.decay(x_BTD)
+        gamma_BTG, g_BTG = gates_together(x_BTD, self.step, self.decay)
         self.probe(v=v_BTGV, step_size=gamma_BTG, g=g_BTG)
         if not run.memory and self.heads.key > self.heads.value:
             run.memory = {"S": self._first_slots(run.count(x_BTD), v_BTGV)}

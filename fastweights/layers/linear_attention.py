@@ -13,6 +13,7 @@ from ..ops import linear_attention, precondition_queries
 from ..ops.framework.call import expand_heads
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import PreconditionerGates, SigmoidGain
+from .gates_together import gates_together
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
@@ -120,17 +121,17 @@ class LinearAttention(MemoryLayer):
         q_BTHK, k_BTHK = (FEATURE_MAPS[self.options.feature_map](y) for y in (q_BTHK, k_BTHK))
         if self.normalizes_features:
             q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
-        g = None if self.decay is None else self.decay(x_BTD)
-        beta_BTG = None if self.gain is None else self.gain(x_BTD)
+        by_key = self.key_preconditioner
+        gates = self.preconditioner if by_key is None else by_key.gates
+        own_gates = gates.own if isinstance(gates, PreconditionerGates) else ()
+        g, beta_BTG, *own = gates_together(x_BTD, self.decay, self.gain, *own_gates)
         energy: dict[str, Tensor | None] = {}
         if beta_BTG is not None:
             v_BTGV = v_BTGV * beta_BTG[..., None].to(v_BTGV.dtype)
         write_key = k_BTHK
-        if self.preconditioner is not None:
-            by_key = self.key_preconditioner
-            gates = self.preconditioner if by_key is None else by_key.gates
+        if isinstance(gates, PreconditionerGates):
             weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None and gates.tied else beta_BTG
-            precond_g, precond_beta = gates(x_BTD, g, weight)
+            precond_g, precond_beta = gates(own, g, weight)
             self.probe(precond_g=precond_g, precond_beta=precond_beta)
             if by_key is None:
                 q_BTHK, energy = run(

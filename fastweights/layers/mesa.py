@@ -12,6 +12,7 @@ from ..checks import check_positive
 from ..ops import mesa
 from .decay import HeadDecay
 from .gates import SigmoidGain
+from .gates_together import gates_together
 from .initialization import OwnInitialValues, inverse_softplus
 from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
@@ -101,8 +102,7 @@ class MesaNet(MemoryLayer):
     def rule(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
-        g_BTG = None if self.decay is None else self.decay(x_BTD)
-        beta_BTG = None if self.gain is None else self.gain(x_BTD)
+        g_BTG, beta_BTG = gates_together(x_BTD, self.decay, self.gain)
         ridge_GK = self.ridge()
         self.probe(g=g_BTG, beta=beta_BTG, ridge=ridge_GK)
         g_BTG = torch.zeros_like(v_BTGV[..., 0]) if g_BTG is None else g_BTG

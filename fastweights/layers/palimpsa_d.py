@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .decay import HeadDecay
 from .gates import ImportanceGain, SigmoidGain
+from .gates_together import gates_together
 from .memory_layer import MemoryLayer, RuleCall
 from .options import MemoryOptions, one_of, option
 from .posterior import PosteriorOptions, read_posterior, write_posterior
@@ -73,10 +74,9 @@ class PalimpsaD(MemoryLayer):
     def rule(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
-        s_BTG = None if self.gain is None else self.gain(x_BTD)
+        s_BTG, g_BTG = gates_together(x_BTD, self.gain, self.decay)
         gate_BTG = torch.ones_like(v_BTGV[..., 0], dtype=torch.float32) if s_BTG is None else s_BTG
         write_BTGV, beta_BTGV = write_posterior(x_BTD, v_BTGV, gate_BTG, self.importance, self.options.backend)
-        g_BTG = self.decay(x_BTD)
         self.probe(step_size=s_BTG, importance=beta_BTGV, g=g_BTG)
         return read_posterior(
             q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, run, prior=self.options.prior, scale=self.heads.key**-0.5

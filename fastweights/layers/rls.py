@@ -11,6 +11,7 @@ from ..checks import check_positive
 from ..ops import recursive_least_squares
 from .decay import HeadDecay
 from .gates import SigmoidGain
+from .gates_together import gates_together
 from .memory_layer import MemoryLayer, RuleCall
 from .options import DecayOptions, MemoryOptions, one_of, option
 from .probe import states_over_time
@@ -72,8 +73,7 @@ class RecursiveLeastSquares(MemoryLayer):
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         dtype = v_BTGV.dtype
-        beta_BTG = None if self.gain is None else self.gain(x_BTD)
-        g_BTG = None if self.decay is None else self.decay(x_BTD)
+        beta_BTG, g_BTG = gates_together(x_BTD, self.gain, self.decay)
         self.probe(g=g_BTG, beta=beta_BTG, write_key=lambda: self._write_keys(x_BTD, k_BTHK, run))
         if g_BTG is not None:  # P winds up: between two calls float32 would lose its small entries
             q_BTHK, k_BTHK, v_BTGV = q_BTHK.double(), k_BTHK.double(), v_BTGV.double()

@@ -9,12 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["products_of_one_input", "sums_gradients"]
+__all__ = ["products_of_one_input", "sums_gradients", "trains_on_gpu"]
+
+
+def trains_on_gpu(x: Tensor) -> bool:
+    """Whether x is on a GPU and needs a gradient."""
+    return x.is_cuda and x.requires_grad and torch.is_grad_enabled()
 
 
 def sums_gradients(x: Tensor) -> bool:
     """Whether `products_of_one_input` pays: eagerly on a GPU, for gradients. A compiler joins the sums with what follows."""
-    return x.is_cuda and x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return trains_on_gpu(x) and not torch.compiler.is_compiling()
 
 
 def products_of_one_input(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:

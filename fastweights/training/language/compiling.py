@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ from torch import Tensor
 from ...models import FastWeightsForCausalLM
 from .run import LanguageRun
 
-__all__ = ["compile_model", "what_to_compile", "with_any_number_of_documents"]
+__all__ = ["compile_model", "compiler_loading", "what_to_compile", "with_any_number_of_documents"]
 
 BACKEND = "inductor"
 KEPT = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable for the folder of compiled code
@@ -22,6 +26,23 @@ TEMPORARY = "torchinductor_"  # how the name of the folder begins that torch set
 def what_to_compile(run: LanguageRun) -> bool | str:
     """`run.compile`; where it is None, "blocks" on a GPU and nothing without one."""
     return run.compile if run.compile is not None else "blocks" if torch.cuda.is_available() else False
+
+
+@contextmanager
+def compiler_loading(what: bool | str, device: torch.device) -> Iterator[None]:
+    """Inside, a thread imports torch's compiler and starts the GPU, where something is to be compiled.
+
+    Both take seconds, as does drawing the first weights of a model, which leaves Python idle.
+    """
+
+    def load() -> None:
+        import_module("torch._inductor.compile_fx")
+        torch.zeros(1, device=device)
+
+    with ThreadPoolExecutor(1) as pool:
+        if what is not False:
+            pool.submit(load)  # what fails here fails again where it is used
+        yield
 
 
 def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -> None:

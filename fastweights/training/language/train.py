@@ -26,6 +26,7 @@ from ...stopping import StopSignals
 from ..output_folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .checkpoints import latest_whole
+from .compiling import compiler_loading, what_to_compile
 from .folder import (
     MEASURED,
     LanguageFolder,
@@ -172,7 +173,8 @@ def _train_one(
     signals: StopSignals,
 ) -> LanguageResult | None:
     folder = LanguageFolder(Path(run.output))
-    model = build_model(run, config)
+    with compiler_loading(what_to_compile(run), PartialState().device):
+        model = build_model(run, config)
     with folder.opened(run, text, overwrite=overwrite):
         if from_main_process(folder.result.exists()):
             return _finished(run, folder, text, report) if is_main_process() else None

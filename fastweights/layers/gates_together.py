@@ -1,0 +1,45 @@
+"""Gates of one input: in a training on a GPU their projections are one matrix product.
+
+A product with the few columns of a gate takes as long as reading x, writing its gradient or reading it for the weights: with one
+product in place of two to four, that happens once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .few_rows import is_plain, is_unhooked
+from .shared_input import trains_on_gpu
+
+__all__ = ["ProjectedGate", "gates_together"]
+
+
+class ProjectedGate(nn.Module):
+    """A gate that first projects its input, by `projection`, and then computes with `of`."""
+
+    @property
+    def projection(self) -> nn.Module:
+        raise NotImplementedError
+
+    def of(self, y: Tensor) -> Tensor:
+        """The gate, given projection(x)."""
+        raise NotImplementedError
+
+
+def gates_together(x: Tensor, *gates: nn.Module | None) -> list[Any]:
+    """What each gate gives for x [B, T, D]; None for a gate that is None."""
+    joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
+    if len(joined) < 2 or not trains_on_gpu(x):
+        return [None if gate is None else gate(x) for gate in gates]
+    weights = [cast(Tensor, gate.projection.weight) for gate in joined]
+    columns = iter(F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
+    return [None if gate is None else gate.of(next(columns)) if gate in joined else gate(x) for gate in gates]
+
+
+def _begins_with_product(gate: ProjectedGate) -> bool:
+    """Whether calling the gate multiplies x with a weight first, and nothing else happens before."""
+    return is_unhooked(gate) and is_plain(gate.projection) and gate.projection.bias is None

@@ -1,0 +1,56 @@
+"""Gates whose projections are one matrix product against gates taken one by one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fastweights.layers import MIXERS, build_mixer, gates_together
+
+# Columns of that product with two heads of 8 channels; 0 where there is none, with fewer than two gates of this kind.
+COLUMNS = {
+    "gdn": 4, "kda": 10, "pdn": 6, "pgdn": 8, "pkda": 14, "comba": 4, "pla": 4, "pgla": 20, "gka": 6, "mesa": 4, "lattice": 4,
+    "palimpsa-d": 4, "pmamba2": 8, "pmamba2-tied": 4, "pmamba2-key": 8,
+}  # fmt: skip
+
+
+def answers(mixer: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    y = mixer(x)
+    towards = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
+    return [y, *torch.autograd.grad(y, [x, *mixer.parameters()], towards, materialize_grads=True)]
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The number of columns of each joined product."""
+    found = []
+    monkeypatch.setattr(gates_together, "trains_on_gpu", lambda x: True)
+    monkeypatch.setattr(
+        gates_together, "F", SimpleNamespace(linear=lambda x, W: found.append(len(W)) or F.linear(x, W))
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_values_and_gradients(name, request):
+    torch.manual_seed(0)
+    mixer = build_mixer(name, hidden_size=16, num_heads=2).double()
+    x = torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
+    one_by_one = answers(mixer, x)
+    products = request.getfixturevalue("products")
+    torch.testing.assert_close(answers(mixer, x), one_by_one)
+    assert products == ([COLUMNS[name]] if name in COLUMNS else [])
+
+
+def test_other_gates_are_called(products):
+    """Those with a hook, which must run, and those with a bias, which the product has not."""
+    mixer, seen = build_mixer("gka", hidden_size=16, num_heads=2), []
+    mixer.decay.register_forward_hook(lambda *given: seen.append(1))
+    x = torch.randn(1, 3, 16, requires_grad=True)
+    mixer(x)
+    assert seen and products == [4]
+    build_mixer("gka", hidden_size=16, num_heads=2, gate_bias=True)(x)
+    assert products == [4]
