@@ -15,9 +15,10 @@ __all__ = ["CEILING", "NOT_RUN", "columns_of", "explanation", "part_table"]
 NOT_RUN = "not run"
 CEILING = "softmax"
 MARKS = (
-    "Numbers are means over seeds, with half the spread after ±. In parentheses stands the place: 1 and the number of mixers "
-    "that are better and not tied; = marks a tie: ranges of seeds that overlap, or lie no further apart than the smaller one is "
-    "wide. * marks a run whose loss was still falling, or too short to tell; ! a mixer of which some runs diverged."
+    "Numbers are means over seeds, with half the spread after ±; those without ± are of one seed. In parentheses stands the "
+    "place: 1 and the number of mixers that are better and not tied; = marks a tie: ranges of seeds that overlap, or lie no "
+    "further apart than the smaller one is wide. * marks a run whose loss was still falling, or too short to tell; ! a mixer of "
+    "which some runs diverged."
 )
 READ = (
     "Medians over repeated steps, of one run on one machine, with 8 heads of 128 for every mixer: states are not equal."
@@ -43,11 +44,10 @@ def part_table(
     measured = list(dict.fromkeys(name for column in columns for name in standings[column]))
     missing = [name for name in mixers if name not in set(map(mixer_of, measured))]
     trained = any("parameters" in row for row in rows)
-    facts = {row["mixer"]: row for row in rows}
     lines = [
         [
             name + (" (ceiling: keeps every token)" if name == CEILING else ""),
-            *(_sizes(facts[name]) if trained else ()),
+            *(_sizes([row for row in rows if row["mixer"] == name]) if trained else ()),
             *(_cell(part, standings[column].get(name)) for column in columns),
         ]
         for name in measured
@@ -73,8 +73,13 @@ def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(row["column"] for row in rows))
 
 
-def _sizes(row: Mapping[str, Any]) -> tuple[str, str]:
-    return f"{row['state']:,}{' (grows)' * row['grows']}", f"{row['parameters']:,}"
+def _sizes(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """State and parameters of a mixer, the smallest and the largest where columns differ."""
+    state, parameters = (
+        " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))
+        for sizes in ([row[name] for row in rows] for name in ("state", "parameters"))
+    )
+    return state + " (grows)" * rows[0]["grows"], parameters
 
 
 def _reference(rows: Sequence[Mapping[str, Any]], column: str) -> str:

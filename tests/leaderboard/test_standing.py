@@ -53,7 +53,7 @@ def row(mixer, values, column="one", **more):
 def test_the_table_marks_ties_undertrained_and_diverged_runs_and_what_was_not_run():
     found = [
         row("gdn", [0.9, 0.94], undertrained=True), row("softmax", [0.91, 0.93]), row("kda", [0.1, 0.1], diverged=2),
-        row("gdn", [0.5, 0.5], "two"),
+        row("gdn", [0.5, 0.5], "two", state=1024),
     ]  # fmt: skip
     head, lines = part_table(PARTS["mqar"], found, ["softmax", "gdn", "kda", "vla"])
     assert head == ["mixer", "state", "parameters", "one", "two"]
@@ -63,6 +63,7 @@ def test_the_table_marks_ties_undertrained_and_diverged_runs_and_what_was_not_ru
         "kda": ["0.100 ±0.000 (3)!", NOT_RUN],
         "vla": [NOT_RUN, NOT_RUN],
     }
+    assert {line[0]: line[1:3] for line in lines}["gdn"] == ["8 to 1,024", "100"]
 
 
 def test_the_table_has_the_exact_regression_and_perplexities():
