@@ -14,6 +14,8 @@ from performance_text import table
 from fastweights.experiments import PAPERS, STATUSES
 from fastweights.layers import MIXERS
 from fastweights.leaderboard import PARTS, part_rows
+from fastweights.leaderboard.sizes import SIZES
+from fastweights.leaderboard.tables import columns_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
 
@@ -167,7 +169,12 @@ def gaps(results: Path) -> str:
     undecoded = [name for name in MIXERS if not evidence.decoding(name, results)]
     untimed = [name for name in names if not evidence.training_steps(name, results)]
     trained = [part for part in PARTS.values() if part.kind in ("task", "language", "needle")]
-    missing = [part.name for part in trained if not part_rows(part, "full", results / "leaderboard", results)]
+    missing = []
+    for part in trained:
+        found = columns_of(part_rows(part, "full", results / "leaderboard", results))
+        wanted = SIZES["full"].tasks[part.name].columns if part.kind == "task" else found or [part.name]
+        if len(found) < len(wanted):
+            missing.append(part.name + f" ({len(found)} of {len(wanted)} columns are)" * bool(found))
     items = [
         *(
             [

@@ -18,6 +18,7 @@ RUN = """
 output = "{output}"
 cache = "{cache}"
 precision = "{precision}"
+compile = {compile}
 fsdp = {fsdp}
 batch_size = {batch_size}
 length = 256
@@ -40,10 +41,18 @@ max_megabytes = 4
 """
 
 
-def train(folder: Path, name: str, gpus: int, *options: str, precision: str = "no", fsdp: bool = False) -> list[float]:
-    """The losses of a run of a batch of 8 rows in all, in one process per GPU."""
+def train(
+    folder: Path,
+    name: str,
+    gpus: int,
+    *options: str,
+    precision: str = "no",
+    fsdp: bool = False,
+    compiled: str = "false",
+) -> list[float]:
+    """The losses of a run of a batch of 8 rows in all, in one process per GPU. A start takes far longer with torch.compile."""
     file = folder / f"{name}.toml"
-    fields = {"precision": precision, "fsdp": str(fsdp).lower(), "batch_size": 8 // gpus}
+    fields = {"precision": precision, "compile": compiled, "fsdp": str(fsdp).lower(), "batch_size": 8 // gpus}
     file.write_text(RUN.format(output=folder / name, cache=folder / "tokens", **fields))
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
     command = [sys.executable, *launch, "-m", "fastweights", "train", str(file), *options]
@@ -73,7 +82,7 @@ def test_two_gpus_are_one_with_twice_the_batch(folder: Path, alone: torch.Tensor
 
 @several
 def test_sharded_bfloat16(folder: Path, alone: torch.Tensor) -> None:
-    losses = train(folder, "bf16", 2, precision="bf16", fsdp=True)
+    losses = train(folder, "bf16", 2, precision="bf16", fsdp=True, compiled='"blocks"')
     torch.testing.assert_close(torch.tensor(losses), alone, rtol=2e-2, atol=0)
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sysconfig
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from threading import current_thread, main_thread
+from time import sleep
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -34,7 +38,7 @@ def driver_launches() -> Iterator[list[DriverLaunch]]:
 class Uncompiled:
     """Stands for a compiled kernel where compiling would take long and only the launches matter."""
 
-    function, packed_metadata = 7, (1,)
+    function, packed_metadata, src, metadata = 7, (1,), None, SimpleNamespace(name="")
 
     def __init__(self, kernel: Any, launches: list[tuple[Any, ...]]) -> None:
         self.kernel, self.launches = kernel, launches
@@ -264,6 +268,51 @@ def test_a_kernel_that_found_no_memory_is_put_on_the_gpu_later() -> None:
         private_api._load(kernel)
     private_api._load(kernel)
     assert kernel.function == 7
+
+
+C_FUNCTION = """
+#include <Python.h>
+static PyObject* launch(PyObject* self, PyObject* none) {{ return PyUnicode_FromString("{hash}"); }}
+static PyMethodDef methods[] = {{{{"launch", launch, METH_NOARGS, ""}}, {{NULL, NULL, 0, NULL}}}};
+static struct PyModuleDef module = {{PyModuleDef_HEAD_INIT, "__triton_launcher", NULL, -1, methods}};
+PyMODINIT_FUNC PyInit___triton_launcher(void) {{ return PyModule_Create(&module); }}
+"""
+
+
+class LauncherOfItsHash:
+    """What Triton 3.6's CudaLauncher does, for a C function that says of which kernel it is."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        from triton.runtime.build import compile_module_from_src
+
+        module = compile_module_from_src(C_FUNCTION.format(hash=metadata.hash), "__triton_launcher")
+        sleep(0.05)  # other threads load theirs
+        self.launch = module.launch
+
+
+@pytest.mark.skipif(
+    not (shutil.which("gcc") or shutil.which("clang"))
+    or not Path(sysconfig.get_paths()["include"], "Python.h").exists(),
+    reason="needs a C compiler and Python's headers",
+)
+def test_every_kernel_has_its_own_launcher(
+    driver_launches: list[DriverLaunch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that load launchers for the second time share one module."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.runtime.driver import driver
+
+    from fastweights.kernels.chunk.cumsum import chunk_cumsum
+    from fastweights.kernels.runtime.private_api import Launch, compile_all
+    from fastweights.kernels.runtime.workspace import TensorSpec
+
+    monkeypatch.setattr(driver.active, "launcher_cls", LauncherOfItsHash)
+    x = TensorSpec((8,), torch.float32)
+    launches = [Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": PH, "HEADS_G": 4}) for PH in (4, 8, 16, 32)]
+    for _ in range(2):
+        with mock.patch.object(chunk_cumsum, "device_caches", _fresh(chunk_cumsum)):
+            found = compile_all(launches)
+    assert [kernel.run.launch() for kernel in found] == [kernel.metadata.hash for kernel in found]
 
 
 def test_what_does_not_compile_says_why(driver_launches: list[DriverLaunch]) -> None:

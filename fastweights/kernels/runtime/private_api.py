@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -30,6 +33,7 @@ __all__ = [
     "current_stream",
     "fast_launch",
     "front_arguments",
+    "import_compiler",
     "is_interpreted",
     "launcher",
     "newest_ptxas",
@@ -40,6 +44,7 @@ __all__ = [
 
 TESTED = {"triton": ((3, 5), (3, 9)), "torch": ((2, 11), (2, 13))}  # first and last minor version
 SAFE_PTXAS = (12, 9)
+_COMPILING = Lock()
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -66,6 +71,11 @@ def constant_when_traced(function: Function) -> Function:
     return function
 
 
+def import_compiler() -> None:
+    """Import all of torch.compile, of which torch itself imports a part with the first compile."""
+    import_module("torch._inductor.compile_fx")
+
+
 @contextmanager
 def autograd_inside_op() -> Iterator[None]:
     """Inside an op of torch.library autograd may be off at the dispatcher, which enable_grad does not reach. (Another thread has
@@ -85,8 +95,7 @@ def _knobs() -> Any:
     return knobs
 
 
-def is_interpreted() -> bool:
-    """Whether TRITON_INTERPRET=1 was set when triton was imported."""
+def is_interpreted() -> bool:  # whether TRITON_INTERPRET=1 was set when triton was imported
     return _knobs().runtime.interpret
 
 
@@ -116,12 +125,7 @@ def versions_are_tested() -> bool:
 
 def _numbers(text: str) -> tuple[int, ...]:
     """The leading numbers of a version such as 2.13.0+cpu."""
-    numbers: list[int] = []
-    for part in text.split("+")[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+    return tuple(map(int, takewhile(str.isdigit, text.split("+")[0].split("."))))
 
 
 def _text(numbers: Sequence[int]) -> str:
@@ -192,7 +196,7 @@ class CompilePool(ThreadPoolExecutor):
 
 def compile_all(launches: Sequence[Launch]) -> list[Any]:
     """The compiled kernel of every launch, compiled in parallel, in as many threads as there are cores: most of the time Triton
-    spends outside of Python."""
+    spends outside of Python. A second caller waits for the first; see `_load_launcher`."""
     import triton
     from triton.runtime._async_compile import active_mode
 
@@ -200,7 +204,7 @@ def compile_all(launches: Sequence[Launch]) -> list[Any]:
         keep_cache_key()
     for launch in launches:
         _ = launch.kernel.cache_key  # parses the kernel and what it calls: here, for while threads parse it may fail
-    with newest_ptxas():
+    with _COMPILING, newest_ptxas():
         with CompilePool(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(current_device(),)) as pool:
             with nullcontext() if active_mode.get() else triton.AsyncCompileMode(pool):
                 begun = [_compile(launch) for launch in launches]
@@ -213,6 +217,7 @@ def compile_all(launches: Sequence[Launch]) -> list[Any]:
                 compiled = None
             found.append(compiled or _compile(launch))
             _load(found[-1])  # raises what a thread may have hidden
+            _load_launcher(found[-1])
     return found
 
 
@@ -235,6 +240,15 @@ def _load(kernel: Any) -> None:
     _ = kernel.run
     if kernel.function is None:
         kernel._init_handles()
+
+
+def _load_launcher(kernel: Any) -> None:
+    """Load the C function that launches a kernel once more, while no other thread loads one. Triton 3.5 and 3.6 name all their
+    modules alike, and Python writes a file that it loads for the second time into the module of this name: threads may take
+    each other's functions, which have other arguments."""
+    from triton.runtime.driver import driver
+
+    kernel._run = driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def specialized_on(kernel: Any) -> tuple[tuple[bool, bool], ...]:

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...kernels.runtime.private_api import import_compiler
 from ...models import FastWeightsForCausalLM
 from .run import LanguageRun
 
@@ -36,7 +36,7 @@ def compiler_loading(what: bool | str, device: torch.device) -> Iterator[None]:
     """
 
     def load() -> None:
-        import_module("torch._inductor.compile_fx")
+        import_compiler()
         torch.zeros(1, device=device)
 
     with ThreadPoolExecutor(1) as pool:

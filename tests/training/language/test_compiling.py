@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
-from fastweights.training.language import compiling, train_language
+from fastweights.training.language import compiling, train, train_language
 
 
 @pytest.fixture
@@ -93,6 +95,27 @@ def test_compiled_code_is_kept_beside_the_tokens(make_run, graphs, monkeypatch, 
     run = make_run(model=SMALL, compile="blocks", max_steps=1, context_lengths=())
     train_language(run)
     assert os.environ[compiling.KEPT] == str(tmp_path / "mine" if named else Path(run.cache).absolute() / "compiled")
+
+
+@pytest.mark.parametrize("what", ["blocks", False])
+def test_the_compiler_loads_beside_the_drawing_of_weights(make_run, graphs, monkeypatch, what):
+    """In another thread, whose failure ends no training, and only where something is compiled."""
+    order, build = [], train.build_model
+
+    def fail():
+        order.append("loads" if threading.current_thread() is not threading.main_thread() else "loads here")
+        raise ImportError
+
+    def built(*given):
+        model = build(*given)
+        while what and not order:  # it has begun before
+            time.sleep(0.001)
+        return model
+
+    monkeypatch.setattr(compiling, "import_compiler", fail)
+    monkeypatch.setattr(train, "build_model", built)
+    assert train_language(make_run(model=SMALL, compile=what, max_steps=1, context_lengths=()))
+    assert order == (["loads"] if what else []) and bool(graphs) == bool(what)
 
 
 def test_a_gpu_decides_where_the_run_does_not(make_run, monkeypatch):
