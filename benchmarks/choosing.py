@@ -171,10 +171,13 @@ def gaps(results: Path) -> str:
     trained = [part for part in PARTS.values() if part.kind in ("task", "language", "needle")]
     missing = []
     for part in trained:
-        found = columns_of(part_rows(part, "full", results / "leaderboard", results))
-        wanted = SIZES["full"].tasks[part.name].columns if part.kind == "task" else found or [part.name]
-        if len(found) < len(wanted):
-            missing.append(part.name + f" ({len(found)} of {len(wanted)} columns are)" * bool(found))
+        rows = part_rows(part, "full", results / "leaderboard", results)
+        columns = SIZES["full"].tasks[part.name].columns if part.kind == "task" else columns_of(rows)
+        wanted = len(columns) * len(MIXERS)
+        if not rows:
+            missing.append(part.name)
+        elif len(rows) < wanted:
+            missing.append(f"{part.name} ({wanted - len(rows)} of {wanted} numbers)")
     items = [
         *(
             [

@@ -101,14 +101,15 @@ def where(rows: Sequence[Mapping[str, Any]]) -> str:
 SOURCES = {"python": "the default corpus", "pytorch": "PyTorch's source text, each read once"}
 
 
-def setting(part: Part, size: str) -> str:
-    """Sizes and training of a part, in a line."""
+def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Sizes and training of a part, in a line. rows: those there are, of which some may lack seeds."""
+    most = max((len(row["values"]) for row in rows), default=None)
     if part.kind == "task":
         task = SIZES[size].tasks[part.name]
         one = task.shared
         return (
             f"{one['layers']} layers of width {one['width']}, {one['heads']} heads, {one['steps']:,} steps of "
-            f"{one['batch_size']} sequences, learning rates {numbers(task.rates)}, {len(task.seeds)} seeds.\n"
+            f"{one['batch_size']} sequences, learning rates {numbers(task.rates)}, {seeds(most, task.seeds)}.\n"
         )
     language = SIZES[size].language
     model, training = language.model, language.training
@@ -116,8 +117,13 @@ def setting(part: Part, size: str) -> str:
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, "
         f"{language.vocabulary:,} tokens in the vocabulary, {training['max_steps']:,} steps of {training['batch_size']} rows "
         f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {numbers(language.rates)}; "
-        f"{len(language.seeds)} seeds where the first is within {language.close} nats of another mixer.\n"
+        f"{seeds(most, language.seeds)} where the first is within {language.close} nats of another mixer.\n"
     )
+
+
+def seeds(most: int | None, wanted: Sequence[int]) -> str:
+    """most: of a row."""
+    return f"{len(wanted)} seeds" if most in (None, len(wanted)) else f"{most} of {len(wanted)} seeds so far"
 
 
 def numbers(values: Sequence[float]) -> str:
@@ -127,7 +133,7 @@ def numbers(values: Sequence[float]) -> str:
 def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
     rows = part_rows(part, size, folder, measurements)
     title = f"### {part.name}" + ("" if part.kind == "read" else f", {size} size")
-    about = "" if part.kind == "read" else setting(part, size)
+    about = "" if part.kind == "read" else setting(part, size, rows)
     if not rows:
         return f"{title}\n\n{part.says[0].upper()}{part.says[1:]}. {about}\n**Not run.**\n"
     head, lines = table_of(part, size, rows, OWN)

@@ -61,6 +61,9 @@ def test_a_board_becomes_a_table(tmp_path: Path) -> None:
     assert (
         "| gdn | 9 | 1,234 | 0.600 ±0.100 (1)\\* |" in page and "Measured on a machine, torch 2.0, 2026-01-02" in page
     )
+    assert "2 seeds.\n" in page and "1 of 2 seeds so far" not in page
+    (tmp_path / "tracking-small.json").write_text(json.dumps({**head, "rows": {"c, gdn": {**row, "values": [0.5]}}}))
+    assert "1 of 2 seeds so far.\n" in leaderboard.render(tmp_path, tmp_path)
     assert "| pgdn |  |  | not run |" in page and page.count("| not run |") == len(leaderboard.OWN) - 1
 
 

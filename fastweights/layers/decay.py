@@ -76,7 +76,11 @@ class SoftplusDecay(OwnInitialValues):
                 x_BTD, cast(Tensor, projection.weight), kind="decay", bias=self.dt_bias, other=self.A_log
             )
             return g.unflatten(2, (len(self.A_log), -1))
-        return self.log_decay(self.step_size(projection(x_BTD)))
+        return self.of_step(projection(x_BTD))
+
+    def of_step(self, step: Tensor) -> Tensor:
+        """step [B, T, heads * channels] -> g [B, T, heads, channels]."""
+        return self.log_decay(self.step_size(step))
 
 
 class HeadDecay(SoftplusDecay, ProjectedGate):
@@ -94,7 +98,7 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
         return self.a_proj
 
     def of(self, y: Tensor) -> Tensor:
-        return self.log_decay(self.step_size(y)).squeeze(3)
+        return self.of_step(y).squeeze(3)
 
 
 class StepDecay(SoftplusDecay):
@@ -121,9 +125,6 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
         self.f_proj = nn.Sequential(
             nn.Linear(hidden_size, channels, bias=False), nn.Linear(channels, num_heads * channels, bias=False)
         )
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.of(self.f_proj[0](x_BTD))
 
     @property
     def projection(self) -> nn.Module:
@@ -182,12 +183,14 @@ class GLADecay(ProjectedGate):
             self.gk_proj = nn.Sequential(first, RampedLinear(rank, num_heads, channels, long_memory, divisor))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.of(self.gk_proj[0](x_BTD))
+        return self._decay(self.gk_proj(x_BTD))
 
     @property
     def projection(self) -> nn.Module:
         return self.gk_proj[0]
 
     def of(self, y: Tensor) -> Tensor:
-        g = F.logsigmoid(at_least_float32(self.gk_proj[1](y))) / self.divisor
-        return g.unflatten(2, (-1, self.channels))
+        return self._decay(self.gk_proj[1](y))
+
+    def _decay(self, z: Tensor) -> Tensor:
+        return (F.logsigmoid(at_least_float32(z)) / self.divisor).unflatten(2, (-1, self.channels))

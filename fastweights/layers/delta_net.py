@@ -150,7 +150,7 @@ class DeltaNet(MemoryLayer):
             return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, state=("S",))
 
         made = self.preconditioner
-        precond_g, precond_beta = made.gates(own, g, beta_BTG)
+        precond_g, precond_beta = made.gates.chosen(own, g, beta_BTG)
         self.probe(precond_g=precond_g, precond_beta=precond_beta)
         if self.options.gain == "beta" and self.options.squash == "softsign":  # one op, with kernels
             self.probe(beta=beta_BTG, write_key=lambda: made.write_keys(k_BTHK, precond_g, precond_beta, run)[0])

@@ -16,9 +16,10 @@ PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
 
 
 def is_unhooked(module: nn.Module) -> bool:
-    """Whether nothing but its own forward runs when the module is called. Hooks of accelerate bring its weights, so it must be
-    called."""
-    return "forward" not in module.__dict__ and not module._forward_hooks and not module._forward_pre_hooks
+    """Whether nothing but its own forward and its backward runs when the module is called. Hooks of accelerate bring its
+    weights, so it must be called."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return "forward" not in module.__dict__ and not any(hooks)
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -124,8 +124,8 @@ class PreconditionerGates(nn.Module):
         """The gates of decay and gain, where they are not tied."""
         return () if self.tied else (self.decay, self.gain)
 
-    def forward(self, own: Sequence[Tensor], g_BTG: Tensor | None, beta_BTG: Tensor | None) -> tuple[Tensor, Tensor]:
-        """g, beta [B, T, num_heads] of A, given what its own gates gave, or else the memory's (g None: no decay)."""
+    def chosen(self, own: Sequence[Tensor], g_BTG: Tensor | None, beta_BTG: Tensor | None) -> tuple[Tensor, Tensor]:
+        """g, beta [B, T, num_heads] of A: what its own gates gave, or, where they are tied, the memory's (g None: no decay)."""
         if not self.tied:
             g, beta = own
             return g, beta

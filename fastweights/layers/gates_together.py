@@ -29,6 +29,9 @@ class ProjectedGate(nn.Module):
         """The gate, given projection(x)."""
         raise NotImplementedError
 
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.of(self.projection(x_BTD))
+
 
 def gates_together(x: Tensor, *gates: nn.Module | None) -> list[Any]:
     """What each gate gives for x [B, T, D]; None for a gate that is None."""
@@ -41,5 +44,5 @@ def gates_together(x: Tensor, *gates: nn.Module | None) -> list[Any]:
 
 
 def _begins_with_product(gate: ProjectedGate) -> bool:
-    """Whether calling the gate multiplies x with a weight first, and nothing else happens before."""
-    return is_unhooked(gate) and is_plain(gate.projection) and gate.projection.bias is None
+    """Whether the gate multiplies x with a weight first, and nothing notices how it is called."""
+    return is_plain(gate.projection) and gate.projection.bias is None and all(map(is_unhooked, gate.modules()))

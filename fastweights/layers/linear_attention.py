@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -113,7 +114,8 @@ class LinearAttention(MemoryLayer):
 
     @property
     def key_preconditioner(self) -> KeyPreconditioner | None:
-        return self.preconditioner if isinstance(self.preconditioner, KeyPreconditioner) else None
+        """By the option: an adapter may wrap the module."""
+        return cast(KeyPreconditioner, self.preconditioner) if self.options.preconditioner == "key" else None
 
     def rule(
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
@@ -122,16 +124,16 @@ class LinearAttention(MemoryLayer):
         if self.normalizes_features:
             q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
         by_key = self.key_preconditioner
-        gates = self.preconditioner if by_key is None else by_key.gates
-        own_gates = gates.own if isinstance(gates, PreconditionerGates) else ()
+        gates: Any = self.preconditioner if by_key is None else by_key.gates
+        own_gates = () if gates is None else gates.own
         g, beta_BTG, *own = gates_together(x_BTD, self.decay, self.gain, *own_gates)
         energy: dict[str, Tensor | None] = {}
         if beta_BTG is not None:
             v_BTGV = v_BTGV * beta_BTG[..., None].to(v_BTGV.dtype)
         write_key = k_BTHK
-        if isinstance(gates, PreconditionerGates):
+        if gates is not None:
             weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None and gates.tied else beta_BTG
-            precond_g, precond_beta = gates(own, g, weight)
+            precond_g, precond_beta = gates.chosen(own, g, weight)
             self.probe(precond_g=precond_g, precond_beta=precond_beta)
             if by_key is None:
                 q_BTHK, energy = run(

@@ -69,7 +69,10 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     board = json.loads((tmp_path / "leaderboard" / "tracking-small.json").read_text())
     (tmp_path / "leaderboard" / "tracking-full.json").write_text(json.dumps({**board, "size": "full"}))
     text = choosing.render(tmp_path)
-    assert "| `rls` | AUROC 0.12, by" in text and "(leaderboard.md): mqar, regression, language, needle." in text
+    assert (
+        "| `rls` | AUROC 0.12, by" in text
+        and "mqar, regression, tracking (66 of 99 numbers), language, needle." in text
+    )
     assert "12,345 tokens per second for 64 sequences" in text
     assert "| `kda` | – tokens per second" in text or "– tokens per second" in text
     assert "[C5](claims.md#c5)" in text.partition("## What the papers claim")[2].partition("\n## ")[0]

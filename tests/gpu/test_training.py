@@ -75,9 +75,9 @@ def alone(folder: Path) -> torch.Tensor:
 @several
 @pytest.mark.parametrize("fsdp", [False, True], ids=["copied", "sharded"])
 def test_two_gpus_are_one_with_twice_the_batch(folder: Path, alone: torch.Tensor, fsdp: bool) -> None:
-    name = f"two-{fsdp}"
-    train(folder, name, 2, "--stop-at", "20", fsdp=fsdp)
-    torch.testing.assert_close(torch.tensor(train(folder, name, 2, fsdp=fsdp)), alone, rtol=1e-3, atol=0)
+    name, how = f"two-{fsdp}", {"fsdp": fsdp, "compiled": "false" if fsdp else '"blocks"'}
+    train(folder, name, 2, "--stop-at", "20", **how)
+    torch.testing.assert_close(torch.tensor(train(folder, name, 2, **how)), alone, rtol=1e-3, atol=0)
 
 
 @several
@@ -89,5 +89,5 @@ def test_sharded_bfloat16(folder: Path, alone: torch.Tensor) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_half_precision(folder: Path, alone: torch.Tensor) -> None:
     """The loss scale begins too large, and the first steps are skipped."""
-    losses = train(folder, "fp16", 1, precision="fp16")
+    losses = train(folder, "fp16", 1, precision="fp16", compiled='"blocks"')
     assert losses[-1] < losses[0] - 0.5

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ops.kernel_launches import plans_anew
+from tests.ops.kernel_launches import compiling_nothing
 
 from .cases import KERNEL_CASES, ONE_OF_EACH_FAMILY, draw_states
 
@@ -19,8 +19,6 @@ SEQUENCES, LARGEST = 70_000, 65_535
 
 def grids(name: str, packed: bool) -> dict[str, tuple[int, ...]]:
     """By kernel, of a forward and backward with states; the kernels do not run."""
-    from triton.runtime.jit import JITFunction
-
     case, found = KERNEL_CASES[name], dict[str, tuple[int, ...]]()
 
     def run(kernel: Any, *arguments: Any, grid: tuple[int, ...], warmup: bool, **constants: Any) -> Any:
@@ -33,7 +31,7 @@ def grids(name: str, packed: bool) -> dict[str, tuple[int, ...]]:
     states = tuple(x.expand(SEQUENCES, *x.shape[1:]).contiguous() for x in draw_states(case, few, 1))
     lengths = {"cu_seqlens": torch.arange(SEQUENCES + 1)} if packed else {}
     inputs = few.__class__(tokens, few.parameters, few.options).map(Tensor.requires_grad_)
-    with plans_anew(), mock.patch.object(JITFunction, "run", run):
+    with compiling_nothing(run):
         o, final = case(inputs, initial_state=case.initial_state(states), backend="triton", **lengths)
         results = [x for x in (o, *final) if x.requires_grad]
         torch.autograd.grad([x.sum() for x in results], list(inputs.tokens.values()), allow_unused=True)

@@ -9,7 +9,6 @@ from itertools import combinations
 from pathlib import Path
 from threading import current_thread, main_thread
 from time import sleep
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -38,7 +37,7 @@ def driver_launches() -> Iterator[list[DriverLaunch]]:
 class Uncompiled:
     """Stands for a compiled kernel where compiling would take long and only the launches matter."""
 
-    function, packed_metadata, src, metadata = 7, (1,), None, SimpleNamespace(name="")
+    function, packed_metadata, _run = 7, (1,), None
 
     def __init__(self, kernel: Any, launches: list[tuple[Any, ...]]) -> None:
         self.kernel, self.launches = kernel, launches
@@ -307,12 +306,33 @@ def test_every_kernel_has_its_own_launcher(
     from fastweights.kernels.runtime.workspace import TensorSpec
 
     monkeypatch.setattr(driver.active, "launcher_cls", LauncherOfItsHash)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
     x = TensorSpec((8,), torch.float32)
     launches = [Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": PH, "HEADS_G": 4}) for PH in (4, 8, 16, 32)]
     for _ in range(2):
         with mock.patch.object(chunk_cumsum, "device_caches", _fresh(chunk_cumsum)):
             found = compile_all(launches)
     assert [kernel.run.launch() for kernel in found] == [kernel.metadata.hash for kernel in found]
+
+
+def test_a_kernel_of_too_many_threads_says_so(
+    driver_launches: list[DriverLaunch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton puts it on the GPU before it looks."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton.runtime.driver import driver
+    from triton.runtime.errors import OutOfResources
+
+    from fastweights.kernels.chunk.cumsum import chunk_cumsum
+    from fastweights.kernels.runtime.private_api import Launch, compile_all
+    from fastweights.kernels.runtime.workspace import TensorSpec
+
+    monkeypatch.setattr(driver.active.utils.load_binary, "side_effect", lambda name, *rest: (name, 7, 0, 0, 1))
+    x = TensorSpec((8,), torch.float32)
+    with mock.patch.object(chunk_cumsum, "device_caches", _fresh(chunk_cumsum)):
+        (found,) = compile_all([Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": 32, "HEADS_G": 4})])
+    with pytest.raises(OutOfResources, match="threads"):
+        found.run(1, 1, 1, 0)
 
 
 def test_what_does_not_compile_says_why(driver_launches: list[DriverLaunch]) -> None:

@@ -45,12 +45,20 @@ def test_values_and_gradients(name, request):
     assert products == ([COLUMNS[name]] if name in COLUMNS else [])
 
 
-def test_other_gates_are_called(products):
-    """Those with a hook, which must run, and those with a bias, which the product has not."""
-    mixer, seen = build_mixer("gka", hidden_size=16, num_heads=2), []
-    mixer.decay.register_forward_hook(lambda *given: seen.append(1))
-    x = torch.randn(1, 3, 16, requires_grad=True)
-    mixer(x)
-    assert seen and products == [4]
-    build_mixer("gka", hidden_size=16, num_heads=2, gate_bias=True)(x)
-    assert products == [4]
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+@pytest.mark.parametrize(
+    ("name", "part", "left"),
+    [("gka", "decay", 4), ("gka", "gain.b_proj", 4), ("lattice", "step.gate", 0), ("pgla", "decay.gk_proj", 4)],
+)
+def test_gates_with_hooks_are_called(products, name, part, hook, left):
+    """So that the hook runs. left: columns of the other gates, 0 where there is only one."""
+    mixer, seen = build_mixer(name, hidden_size=16, num_heads=2), []
+    getattr(mixer.get_submodule(part), hook)(lambda *given: seen.append(1))
+    mixer(torch.randn(1, 3, 16, requires_grad=True)).sum().backward()
+    assert seen and products == [left] * (left > 0)
+
+
+def test_gates_with_a_bias_are_called(products):
+    """The product has none."""
+    build_mixer("gka", hidden_size=16, num_heads=2, gate_bias=True)(torch.randn(1, 3, 16, requires_grad=True))
+    assert products == []

@@ -44,6 +44,18 @@ def test_every_mixer_takes_adapters_and_gives_them_back(mixer):
     torch.testing.assert_close(lm.merge_and_unload()(ids).logits, wanted, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("mixer", ["pla", "pgla", "pmamba2", "pmamba2-key", "pdn", "pgdn", "pkda"])
+def test_a_preconditioner_is_trained_in_full(mixer):
+    """PEFT wraps the module. The copy in the wrapper is used, and gives what the module gave."""
+    lm, ids = model(mixer).eval(), tokens()
+    wanted = lm(ids).logits
+    lm = peft.get_peft_model(lm, peft.LoraConfig(task_type="CAUSAL_LM", r=2, modules_to_save=["preconditioner"]))
+    torch.testing.assert_close(lm.eval()(input_ids=ids).logits, wanted)
+    lm(input_ids=ids, labels=ids).loss.backward()
+    copies = [p for name, p in lm.named_parameters() if "modules_to_save" in name]
+    assert copies and all(p.grad is not None and p.grad.abs().sum() > 0 for p in copies)
+
+
 @every_mixer()
 def test_every_mixer_has_default_targets(mixer):
     lm = peft.get_peft_model(model(mixer), peft.LoraConfig(task_type="CAUSAL_LM", r=2))

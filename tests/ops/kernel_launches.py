@@ -83,18 +83,31 @@ class Compiled(NamedTuple):
 
 def recorded(call: Callable[[], object]) -> Iterator[Compilation]:
     """The kernels that `call` launches, each form once."""
-    from triton.runtime.jit import JITFunction
-
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def run(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> Any:
         launches.append((kernel, args, kwargs))
         return mock.Mock()
 
-    with plans_anew(), mock.patch.object(JITFunction, "run", run):
+    with compiling_nothing(run):
         call()
     found = [_compilation(*launch) for launch in launches]
     yield from {one.key: one for one in found}.values()
+
+
+@contextmanager
+def compiling_nothing(run: Callable[..., Any]) -> Iterator[None]:
+    """Inside, `run` is called in the place of Triton's compiler, and what it gives is not loaded."""
+    from triton.runtime.jit import JITFunction
+
+    from fastweights.kernels.runtime import private_api
+
+    with (
+        plans_anew(),
+        mock.patch.object(JITFunction, "run", run),
+        mock.patch.object(private_api, "_load_launcher"),
+    ):
+        yield
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def constant_when_traced(function: Function) -> Function:
 
 
 def import_compiler() -> None:
-    """Import all of torch.compile, of which torch itself imports a part with the first compile."""
+    """Import what torch would import with the first compile, which takes seconds."""
     import_module("torch._inductor.compile_fx")
 
 
@@ -95,7 +95,8 @@ def _knobs() -> Any:
     return knobs
 
 
-def is_interpreted() -> bool:  # whether TRITON_INTERPRET=1 was set when triton was imported
+def is_interpreted() -> bool:
+    """Whether TRITON_INTERPRET=1 was set when triton was imported."""
     return _knobs().runtime.interpret
 
 
@@ -200,24 +201,27 @@ def compile_all(launches: Sequence[Launch]) -> list[Any]:
     import triton
     from triton.runtime._async_compile import active_mode
 
-    if torch.cuda.is_available():
-        keep_cache_key()
-    for launch in launches:
-        _ = launch.kernel.cache_key  # parses the kernel and what it calls: here, for while threads parse it may fail
-    with _COMPILING, newest_ptxas():
-        with CompilePool(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(current_device(),)) as pool:
-            with nullcontext() if active_mode.get() else triton.AsyncCompileMode(pool):
-                begun = [_compile(launch) for launch in launches]
-            wait([pool.submit(_load, kernel) for kernel in begun])
-        found = []
-        for launch, kernel in zip(launches, begun):
-            try:
-                compiled = _finished(kernel)
-            except AttributeError:  # Triton 3.9 looks for an attribute of None
-                compiled = None
-            found.append(compiled or _compile(launch))
-            _load(found[-1])  # raises what a thread may have hidden
-            _load_launcher(found[-1])
+    with _COMPILING:
+        if torch.cuda.is_available():
+            keep_cache_key()
+        for launch in launches:
+            _ = (
+                launch.kernel.cache_key
+            )  # parses the kernel and what it calls: here, for while threads parse it may fail
+        with newest_ptxas():
+            with CompilePool(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(current_device(),)) as pool:
+                with nullcontext() if active_mode.get() else triton.AsyncCompileMode(pool):
+                    begun = [_compile(launch) for launch in launches]
+                wait([pool.submit(_load, kernel) for kernel in begun])
+            found = []
+            for launch, kernel in zip(launches, begun):
+                try:
+                    compiled = _finished(kernel)
+                except AttributeError:  # Triton 3.9 looks for an attribute of None
+                    compiled = None
+                found.append(compiled or _compile(launch))
+                _load(found[-1])  # raises what a thread may have hidden
+                _load_launcher(found[-1])
     return found
 
 
@@ -248,7 +252,8 @@ def _load_launcher(kernel: Any) -> None:
     each other's functions, which have other arguments."""
     from triton.runtime.driver import driver
 
-    kernel._run = driver.active.launcher_cls(kernel.src, kernel.metadata)
+    if isinstance(kernel._run, driver.active.launcher_cls):  # and not what raises the error of a kernel that cannot run
+        kernel._run = driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def specialized_on(kernel: Any) -> tuple[tuple[bool, bool], ...]:

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -100,22 +99,34 @@ def test_compiled_code_is_kept_beside_the_tokens(make_run, graphs, monkeypatch, 
 @pytest.mark.parametrize("what", ["blocks", False])
 def test_the_compiler_loads_beside_the_drawing_of_weights(make_run, graphs, monkeypatch, what):
     """In another thread, whose failure ends no training, and only where something is compiled."""
-    order, build = [], train.build_model
+    loading, threads, build = threading.Event(), [], train.build_model
 
     def fail():
-        order.append("loads" if threading.current_thread() is not threading.main_thread() else "loads here")
+        threads.append(threading.current_thread())
+        loading.set()
         raise ImportError
 
     def built(*given):
-        model = build(*given)
-        while what and not order:  # it has begun before
-            time.sleep(0.001)
-        return model
+        assert not what or loading.wait(60)
+        return build(*given)
 
     monkeypatch.setattr(compiling, "import_compiler", fail)
     monkeypatch.setattr(train, "build_model", built)
     assert train_language(make_run(model=SMALL, compile=what, max_steps=1, context_lengths=()))
-    assert order == (["loads"] if what else []) and bool(graphs) == bool(what)
+    assert len(threads) == bool(what) == bool(graphs) and threading.main_thread() not in threads
+
+
+def test_the_loaded_compiler_is_the_whole_one_and_the_gpu_starts():
+    code = """
+import sys, torch
+from fastweights.training.language.compiling import compiler_loading
+started, zeros = [], torch.zeros
+torch.zeros = lambda *sizes, device: started.append(device) or zeros(*sizes, device=device)
+with compiler_loading("blocks", torch.device("cpu")):
+    pass
+assert "torch._inductor.compile_fx" in sys.modules and started == [torch.device("cpu")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_a_gpu_decides_where_the_run_does_not(make_run, monkeypatch):
