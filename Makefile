@@ -6,6 +6,7 @@
 #   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
 #   make docs      builds the documentation into site/index.html, without the network once its tools are installed
 #   make test-triton compiles the kernels for sm_80, sm_90 and sm_100 by the versions of Triton in TRITONS
+#   make test-transformers runs the tests of accelerate() with the versions of transformers in TRANSFORMERS
 # Each makes the virtual environment when it is missing. To use a torch of your own:
 #   make recall TORCH="torch==2.9.1"      another version, or the path of a wheel
 #   make recall VENV=path/to/environment  an environment that exists; a torch found in it is kept
@@ -21,13 +22,14 @@ DEFAULT_TORCH := torch==2.13.0
 DEFAULT_TRITON := triton==3.6.0; sys_platform == "linux" and platform_machine == "x86_64"
 
 TRITONS ?= 3.5.1 3.6.0 3.7.1 3.8.0 3.9.0
+TRANSFORMERS ?= 5.6.0 5.9.0 5.12.0 5.14.0 5.15.0 5.17.0 5.20.0 5.23.0
 
 DOCS_INSTALLED := $(VENV)/.fastweights-docs-installed
 
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.fastweights-installed
 
-.PHONY: recall lm docs test test-slow test-all test-triton test-vllm lint install clean
+.PHONY: recall lm docs test test-slow test-all test-triton test-transformers test-vllm lint install clean
 
 recall: $(INSTALLED)
 	$(BIN)/fastweights recall $(ARGS)
@@ -45,7 +47,7 @@ docs: $(DOCS_INSTALLED)
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -q
 INTERPRETED = TRITON_INTERPRET=1 $(PYTEST)
 KERNEL_TESTS = $(if $(ARGS),$(ARGS) || test $$? -eq 5,$(shell grep -rl --include='test_*.py' 'mark\.kernels' tests))
-test test-slow test-all test-triton: export OMP_NUM_THREADS := 1
+test test-slow test-all test-triton test-transformers: export OMP_NUM_THREADS := 1
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow" $(ARGS)
 	$(INTERPRETED) -m "kernels and not gpu and not slow" $(KERNEL_TESTS)
@@ -65,9 +67,20 @@ test-vllm: $(VLLM_INSTALLED)
 # Each version of Triton goes into a folder of its own in front of the environment's; torch takes it as it comes.
 test-triton: $(INSTALLED)
 	for version in $(TRITONS); do \
-	  test -d $(VENV)/triton-$$version || $(BIN)/python -m pip install -q --no-deps --target $(VENV)/triton-$$version triton==$$version || exit; \
+	  folder=$(VENV)/triton-$$version; \
+	  test -d $$folder || $(BIN)/python -m pip install -q --no-deps --target $$folder triton==$$version \
+	    || { echo "triton $$version does not install here"; rm -rf $$folder; continue; }; \
 	  echo "triton $$version"; \
-	  PYTHONPATH=$(VENV)/triton-$$version $(PYTEST) -k test_every_gpu tests/kernels/test_machine_code.py $(ARGS) || exit; \
+	  PYTHONPATH=$$folder $(PYTEST) -k test_every_gpu tests/kernels/test_machine_code.py $(ARGS) || exit; \
+	done
+
+# Each version of transformers, with the versions of what it needs, goes into a folder of its own in front of the environment's.
+test-transformers: $(INSTALLED)
+	for version in $(TRANSFORMERS); do \
+	  folder=$(VENV)/transformers-$$version; \
+	  test -d $$folder || $(BIN)/python -m pip install -q --target $$folder transformers==$$version || exit; \
+	  echo "transformers $$version"; \
+	  PYTHONPATH=$$folder $(PYTEST) tests/integrations $(ARGS) || exit; \
 	done
 
 lint: $(INSTALLED)

@@ -53,8 +53,10 @@ part again, `fastweights leaderboard --list` lists the parts. [untrained.md](unt
 - **A difference inside the spread of seeds is a tie**: ranges of seeds that overlap, or lie no further apart than the smaller
   one is wide.
 - **Undertrained runs are marked**, by the rule of `fastweights recall` ([commands.md](commands.md#recall)).
-- Softmax attention keeps every token, and is the ceiling for that. It has no short convolution and learns late: where
-  trainings are short, as at the small size, others can be better.
+- **A mixer that guesses is marked °**: nothing follows about its memory. Softmax attention keeps every token, and is the ceiling
+  for that where it has learned a task. It has no short convolution and learns late. At the full size it guesses in the tasks that
+  were run, with first weights of {SIZES['full'].tasks['mqar'].shared['initializer_range']} and
+  {SIZES['full'].tasks['mqar'].shared['steps']:,} steps; at the small size others can be better.
 - **What was not run says so.** A missing row means nothing about a mixer.
 
 A mixer of your own joins by its name, and the rows that are there stay:

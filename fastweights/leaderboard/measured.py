@@ -11,9 +11,11 @@ from ..results.recall import read_object
 
 __all__ = ["COMMANDS", "mixer_of", "read_rows"]
 
-LAYERS, REPLAYED = "24 layers of ", ", replayed"
+LAYERS, REPLAYED = "24 layers of ", ", compiled by blocks, replayed"
 COMMANDS = {
-    "training-speed": "python benchmarks/training_steps.py --replay --mixers MIXER,... (about 20 seconds of one GPU per mixer)",
+    "training-speed": (
+        "python benchmarks/training_steps.py --compile blocks --replay --mixers MIXER,... (about 20 seconds of one GPU per mixer)"
+    ),
     "decoding-speed": "python benchmarks/decode_table.py --mixers MIXER,... (about 15 seconds of one GPU per mixer)",
     "memory": "the two commands of training-speed and decoding-speed",
 }
@@ -39,8 +41,8 @@ def _activations(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _steps(folder: Path) -> Iterator[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]]:
-    """The machine, the mixer, the comparison and the model of every step of 24 layers that is replayed as a CUDA graph, as
-    `fastweights train` takes it; of several the newest."""
+    """The machine, the mixer, the comparison and the model of every step of 24 layers that is compiled by blocks and replayed as
+    a CUDA graph, as `fastweights train` does on one GPU; of several the newest."""
     newest: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {}
     for path in sorted(folder.glob("training-steps-*.json")):
         content = read_object(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,12 +14,13 @@ from .standing import Standing, places
 __all__ = ["CEILING", "NOT_RUN", "columns_of", "explanation", "part_table"]
 
 NOT_RUN = "not run"
+FEWEST_TESTED = 512  # sequences
 CEILING = "softmax"
 MARKS = (
     "Numbers are means over seeds, with half the spread after ±; those without ± are of one seed. In parentheses stands the "
     "place: 1 and the number of mixers that are better and not tied; = marks a tie: ranges of seeds that overlap, or lie no "
     "further apart than the smaller one is wide. * marks a run whose loss was still falling, or too short to tell; ! a mixer of "
-    "which some runs diverged."
+    "which some runs diverged; ° a mixer that guesses: it has not begun to learn the task, and nothing follows about its memory."
 )
 READ = (
     "Medians over repeated steps, of one run on one machine, with 8 heads of 128 for every mixer: states are not equal."
@@ -46,7 +48,7 @@ def part_table(
     trained = any("parameters" in row for row in rows)
     lines = [
         [
-            name + (" (ceiling: keeps every token)" if name == CEILING else ""),
+            name + _ceiling(part, [row for row in rows if row["mixer"] == name]) * (name == CEILING),
             *(_sizes([row for row in rows if row["mixer"] == name]) if trained else ()),
             *(_cell(part, standings[column].get(name)) for column in columns),
         ]
@@ -98,7 +100,24 @@ def _cell(part: Part, standing: Standing | None) -> str:
         text += f" ±{_number(mean * math.expm1(spread / 2) if perplexity else spread / 2, like=mean)}"
     if standing.place is not None and part.kind != "read":
         text += f" ({standing.place}{'=' * standing.tied})"
-    return text + "*" * bool(standing.row.get("undertrained")) + "!" * bool(standing.row.get("diverged"))
+    marks = {"*": standing.row.get("undertrained"), "!": standing.row.get("diverged"), "°": guesses(part, standing.row)}
+    return text + "".join(mark for mark, is_set in marks.items() if is_set)
+
+
+def guesses(part: Part, row: Mapping[str, Any]) -> bool:
+    """Whether a trained model is no better than guessing: within three standard errors of it over the sequences of a test, or
+    within 2% of the error of predicting zero."""
+    chance = row.get("chance")
+    if chance is None:
+        return False
+    mean = statistics.fmean(row["values"])
+    if part.better == "lower":
+        return mean >= 0.98 * chance
+    return mean <= chance + 3 * math.sqrt(chance * (1 - chance) / FEWEST_TESTED)
+
+
+def _ceiling(part: Part, rows: Sequence[Mapping[str, Any]]) -> str:
+    return " (keeps every token)" if all(guesses(part, row) for row in rows) else " (ceiling: keeps every token)"
 
 
 def _number(x: float, like: float | None = None) -> str:

@@ -1,7 +1,8 @@
 """Puts this library's functions in the place of those that the modules of transformers call, and takes them out again.
 
 A layer of transformers 5.15 or later finds its functions by name in its module when it is called. One of an earlier version
-copies them from there into itself when it is built, which is why layers that exist already need `accelerate(model)`.
+copies them from there into itself when it is built, which is why layers that exist already need `accelerate(model)`. It may be
+copied itself, or outlive `restore`: so what takes a function's place asks at every call whether it still should.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import transformers
+from packaging.version import Version
 from torch import nn
 
 from .around import convolution, convolution_step, gated_norm, plain_convolution
+from .boundaries import with_boundaries
 from .delta_rule import delta_rule_of
 
 __all__ = ["FAMILIES", "accelerate", "restore"]
@@ -25,6 +29,7 @@ FAMILIES = (
     "kimi_linear", "bailing_hybrid", "glm5_next",  # Kimi Delta Attention
 )  # fmt: skip
 
+COPYING_ENDS = Version("5.15")
 Build = Callable[[Any], Callable]
 # By the name in a module: what builds our function from the original. The names of flash-linear-attention and causal-conv1d are
 # those of transformers up to 5.14, where they are None unless these packages are installed.
@@ -41,6 +46,28 @@ IN_LAYERS: dict[str, Build] = {
     "causal_conv1d_update": convolution_step,
 }
 _originals: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+_active: set[str] = set()  # names of modules
+
+
+class Replacement:
+    """In the place of a function of a module of transformers: ours, and the original after `restore`.
+
+    It is copied as itself, and pickled as whatever the module has under the original's name when it is loaded.
+    """
+
+    def __init__(self, build: Build, original: Any, module: str) -> None:
+        self.replaces, self.module = original, module
+        self.original = plain_convolution if original is None else original  # which earlier layers hold themselves
+        self.ours = build(self.original)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return (self.ours if self.module in _active else self.original)(*arguments, **options)
+
+    def __deepcopy__(self, copies: Any) -> Replacement:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _function, (self.original.__module__, self.original.__qualname__)
 
 
 def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
@@ -80,11 +107,17 @@ def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
 
 
 def restore() -> None:
-    """Put back every original that `accelerate` replaced, in modules and in layers that exist."""
+    """Put back every original that `accelerate` replaced, in modules and in layers: those that it was given, and those that were
+    built or copied since."""
     for owner, names in list(_originals.items()):
         for name, original in names.items():
             setattr(owner, name, original)
     _originals.clear()
+    _active.clear()
+
+
+def _function(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
 
 
 def _module(family: str) -> str:
@@ -100,12 +133,17 @@ def _is_used(family: str, model: nn.Module) -> bool:
 
 
 def _replace_in_module(module: ModuleType) -> None:
+    _active.add(module.__name__)
     for name, build in IN_MODULES.items():
         if vars(module).get(name) is not None or (name in vars(module) and build is convolution):
             _replace(module, name, build)
     for kind in list(vars(module).values()):
-        if isinstance(kind, type) and kind.__module__ == module.__name__ and kind.__name__.endswith("RMSNormGated"):
+        if not (isinstance(kind, type) and kind.__module__ == module.__name__):
+            continue
+        if kind.__name__.endswith("RMSNormGated"):
             _replace(kind, "forward", gated_norm)
+        if kind.__name__.endswith("DecoderLayer") and Version(transformers.__version__) < COPYING_ENDS:
+            _replace(kind, "forward", with_boundaries)
 
 
 def _replace_in_layer(layer: nn.Module) -> None:
@@ -116,10 +154,14 @@ def _replace_in_layer(layer: nn.Module) -> None:
 
 
 def _replace(owner: Any, name: str, build: Build) -> None:
-    """Once: what stands there already as ours is left. None stands for the convolution that earlier layers hold themselves."""
+    """Once: what stands there already as ours is left."""
     kept = _originals.setdefault(owner, {})
-    if name not in kept:
-        kept[name] = vars(owner)[name]
-        ours: Any = build(plain_convolution if kept[name] is None else kept[name])
-        ours.replaces = kept[name]
-        setattr(owner, name, ours)
+    if name in kept:
+        return
+    original = kept[name] = vars(owner)[name]
+    if isinstance(owner, type):
+        ours: Any = build(original)
+        ours.replaces = original
+    else:
+        ours = Replacement(build, original, owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__)
+    setattr(owner, name, ours)

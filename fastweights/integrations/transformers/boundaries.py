@@ -1,0 +1,48 @@
+"""Where packed documents begin, for the layers of transformers up to 5.14, which tell their convolution only of seq_idx."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["with_boundaries"]
+
+
+def with_boundaries(original: Callable) -> Callable:
+    """The forward of a decoder layer. It makes seq_idx of cumulative lengths, which waits for a GPU.
+
+    ValueError: the layer tells its convolution of no boundaries at all; documents would see each other.
+    """
+
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        memory, ends = getattr(self, "linear_attn", None), options.get("cu_seq_lens_q")
+        if memory is not None and ends is not None and len(ends) > 2:
+            kind: Any = type(memory)
+            if not _tells_its_convolution(kind) or "causal_conv1d_fn" not in vars(memory):
+                raise ValueError(
+                    f"cu_seq_lens_q must be None for {kind.__name__} of this version of transformers, which passes no "
+                    "boundaries to its convolution: pass each document as a row of its own, or install transformers 5.15 or later"
+                )
+            if options.get("seq_idx") is None:
+                options["seq_idx"] = numbers_of_documents(ends)
+        return original(self, *arguments, **options)
+
+    return forward
+
+
+def numbers_of_documents(cu_seqlens: Tensor) -> Tensor:
+    """[1, T]: of every token the number of its document, from cumulative lengths [N + 1]."""
+    number = torch.arange(len(cu_seqlens) - 1, dtype=torch.int32, device=cu_seqlens.device)
+    return number.repeat_interleave(cu_seqlens.diff())[None]
+
+
+@lru_cache
+def _tells_its_convolution(layer: Any) -> bool:
+    """Whether the layer's forward, the original, takes what only some calls have: before 5.9 it does not."""
+    parameters = inspect.signature(layer.forward).parameters.values()
+    return any(one.kind is one.VAR_KEYWORD for one in parameters)
