@@ -15,7 +15,17 @@ from fastweights.ops.framework.kernel_backend import kernels
 from fastweights.testing import OpCase
 from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
 
-from .cases import DEVICE, KERNEL_CASES, draw_states, exact, others_slow, small, some_cases, some_slow
+from .cases import (
+    DEVICE,
+    KERNEL_CASES,
+    ONE_OF_EACH_FAMILY,
+    draw_states,
+    exact,
+    others_slow,
+    small,
+    some_cases,
+    some_slow,
+)
 
 pytestmark = pytest.mark.kernels
 
@@ -101,6 +111,26 @@ def test_fullgraph(case: OpCase, packed: bool) -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, want))
         gradients = [torch.autograd.grad(sum(x.sum() for x in xs), leaves_of(inputs)) for xs in (got, want)]
         assert_close(*gradients, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=() if x == "delta_rule-head-write" else pytest.mark.slow) for x in ONE_OF_EACH_FAMILY],
+)
+def test_symbolic_sizes(name: str) -> None:
+    """With dynamic=True a head's width is a symbol too, and kernels are compiled for numbers."""
+    torch._dynamo.reset()
+    case = KERNEL_CASES[name]
+    options = {name: x for name, x in small(case, 1).arguments().items() if not isinstance(x, Tensor)}
+    compiled = torch.compile(
+        lambda **tensors: case.op(**tensors, **options, backend="triton")[0], fullgraph=True, backend="aot_eager", dynamic=True,
+    )  # fmt: skip
+    for time, width in ((20, 8), (30, 16)):
+        inputs = small(case, time, key=width, value=width).map(Tensor.requires_grad_)
+        o = compiled(**{name: x for name, x in inputs.arguments().items() if isinstance(x, Tensor)})
+        wanted = case(inputs, backend="triton")[0]
+        assert torch.equal(o, wanted)
+        assert_close(*(torch.autograd.grad(y.sum(), leaves_of(inputs)) for y in (o, wanted)), 1e-6)
 
 
 @some_slow("preconditioned_delta_rule-channel")

@@ -86,8 +86,9 @@ class CallSizes:
     def __init__(self, x: Any) -> None:
         self.dtype = x.q.dtype
         self.rows = self.B, self.T = x.q.shape[:2]
-        self.H, self.K = x.q.shape[2:]
-        self.HV, self.V = x.v.shape[2:]
+        # Kernels are compiled for heads and their widths: as numbers, where torch.compile(dynamic=True) has symbols.
+        self.H, self.K = map(int, x.q.shape[2:])
+        self.HV, self.V = map(int, x.v.shape[2:])
         self.packed = x.cu_seqlens is not None
         self.N = x.cu_seqlens.shape[0] - 1 if self.packed else self.B
         self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"

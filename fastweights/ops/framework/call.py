@@ -157,7 +157,8 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
     available = spec.backends
     form = available.get("triton")
     only, widest = ({}, None) if form is None else (form.only, form.widest_of(x.dtype))
-    other = next((name for name, served in only.items() if options[name] not in served), None)
+    # By ==: under torch.compile(dynamic=True) a number may be a symbol, which is in no tuple.
+    other = next((name for name, served in only.items() if not any(options[name] == x for x in served)), None)
     too_wide = widest is not None and width > widest
     if backend == "auto":
         serves = form is not None and other is None and not too_wide
