@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..claim import Claim, Measurement, Verdict
-from ..trained import VLA_SETTINGS, accuracy, recall_experiment
+from ..trained import VLA_DOUBT, VLA_SETTINGS, accuracy, recall_experiment
 
 FAIR = ("vla-conv", "softmax", "linear", "deltanet")
 OTHERS = ("vla-softmax", "vla-linear", "vla-deltanet")
@@ -45,4 +45,5 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cuda",
     cost="10 minutes of one GPU",
+    doubt=VLA_DOUBT,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...layers import MixerChoice
 from ..claim import Claim, Measurement, Verdict, decided
-from ..trained import VLA_SETTINGS, accuracy, recall_experiment
+from ..trained import VLA_DOUBT, VLA_SETTINGS, accuracy, recall_experiment
 
 
 def decide(found: Measurement) -> Verdict:
@@ -43,4 +43,5 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cuda",
     cost="a minute of one GPU",
+    doubt=VLA_DOUBT,
 )

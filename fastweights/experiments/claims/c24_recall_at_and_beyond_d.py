@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..claim import Claim, Measurement, Verdict, decided
-from ..trained import VLA_SETTINGS, accuracy, recall_experiment
+from ..trained import VLA_DOUBT, VLA_SETTINGS, accuracy, recall_experiment
 
 
 def decide(found: Measurement) -> Verdict:
@@ -28,4 +28,5 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cuda",
     cost="2 minutes of one GPU",
+    doubt=VLA_DOUBT,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ..claim import Claim, Measurement, Verdict, decided
-from ..trained import VLA_SETTINGS, accuracy, recall_experiment
+from ..trained import VLA_DOUBT, VLA_SETTINGS, accuracy, recall_experiment
 
 PRINTED = {8: 5.5, 16: 21.8, 24: 31.2}
 LEARNT = 0.5  # accuracy on seen keys below which a loss of points says nothing
@@ -49,4 +49,5 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cuda",
     cost="3 minutes of one GPU",
+    doubt=VLA_DOUBT,
 )

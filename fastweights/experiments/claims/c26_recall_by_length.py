@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..claim import Claim, Measurement, Verdict
-from ..trained import VLA_SETTINGS, accuracy, recall_experiment
+from ..trained import VLA_DOUBT, VLA_SETTINGS, accuracy, recall_experiment
 
 LENGTHS = (64, 128, 256, 512)
 
@@ -47,4 +47,5 @@ CLAIM = Claim(
     seeds=(42,),
     device="cuda",
     cost="4 minutes of one GPU",
+    doubt=VLA_DOUBT,
 )

@@ -28,7 +28,8 @@ def measure(conditions: Conditions) -> Measurement:
             ]
     if not found:
         raise Unmeasured(f"needs steps of {', '.join(sum(PAIRS.values(), ()))} in {FILE}, which `{COMMAND}` measures")
-    return Measurement(found, f"{origin(FILE, content)}; {origin(OPS, ops)}")
+    part = content["comparisons"].get(PAIRS["PGDN / GDN"][0], {})
+    return Measurement(found, f"{origin(FILE, content, part.get('measured'))}; {origin(OPS, ops)}")
 
 
 def decide(found: Measurement) -> Verdict:

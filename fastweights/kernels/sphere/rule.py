@@ -82,7 +82,7 @@ class SphereSizes(CallSizes):
         self.by_chunks = normalize and objective in ("encode", "similarity")
         self.decodes = normalize and objective == "decode"
         self.tiles = -(-self.K // slots_of(self.K))
-        self.constants = {
+        self.constants: dict[str, Any] = {
             "K": self.K, "V": self.V, "OBJECTIVE": objective, "NORMALIZE": normalize, "HEADS_K": self.group(x.q),
             "HEADS_GAMMA": self.group(x.gamma), "HEADS_DECAY": self.group(x.decay),
         }  # fmt: skip
