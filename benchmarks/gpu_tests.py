@@ -54,22 +54,32 @@ def read_report(suite: ElementTree.Element, before: Mapping[str, Any], interrupt
     are named: which of them had ended is not known."""
     files: dict[str, dict[str, int]] = {}
     worst: dict[str, dict[str, dict[str, float]]] = deepcopy(before.get(WORST, {}))
+    failed: list[str] = []
     for case in suite.iter("testcase"):
         if "classname" not in case.attrib:  # of a test that an interrupt has ended
             continue
         counts = files.setdefault(case.attrib["classname"], dict.fromkeys(COUNTED, 0))
         counts[outcome(case)] += 1
+        if outcome(case) == "failed":
+            failed.append(f"{case.attrib['classname']}::{case.attrib['name']}")
         recorded = {entry.attrib["name"]: entry.attrib["value"] for entry in case.iter("property")}
         if "op" in recorded:
             errors = worst.setdefault(recorded.pop("op"), {}).setdefault(recorded.pop("backend"), {})
             for what, error in recorded.items():
                 errors[what] = max(errors.get(what, 0.0), float(error))
+    failed += [name for name in before.get("failed tests", ()) if name.partition("::")[0] not in files]
     unfinished = set(before.get("interrupted", ())) - set(files)
     if interrupted:
         unfinished |= set(files)
     files = {**before.get("files", {}), **files}
     totals = {what: sum(counts[what] for counts in files.values()) for what in COUNTED}
-    return {**totals, "interrupted": sorted(unfinished), "files": dict(sorted(files.items())), WORST: worst}
+    return {
+        **totals,
+        "interrupted": sorted(unfinished),
+        "failed tests": sorted(failed),
+        "files": dict(sorted(files.items())),
+        WORST: worst,
+    }
 
 
 def main() -> None:

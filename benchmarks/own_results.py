@@ -52,8 +52,13 @@ def mean(found: Measurement, name: str) -> str:
     """The mean with the range over the seeds."""
     values = found.values[name]
     if len(values) == 1:
-        return number(values[0])
-    return f"{number(found.mean(name))} ({number(found.smallest(name))} to {number(found.largest(name))})"
+        return shown(values[0])
+    return f"{shown(found.mean(name))} ({shown(found.smallest(name))} to {shown(found.largest(name))})"
+
+
+def shown(x: float) -> str:
+    """Three digits, rounding errors with an exponent."""
+    return f"{x:.1e}" if 0 < abs(x) < 1e-9 else number(x)
 
 
 def squares_tables(found: Measurement) -> list[str]:

@@ -22,6 +22,9 @@ def test_files_that_ran_again_are_counted_once() -> None:
     again = read_report(ElementTree.fromstring(REPORT.format(error=0.001, second="c")), first)
     assert (again["passed"], again["failed"], again["skipped"]) == (1, 1, 2)
     assert list(again["files"]) == ["tests.gpu.test_a", "tests.gpu.test_b", "tests.gpu.test_c"]
+    assert first["failed tests"] == again["failed tests"] == ["tests.gpu.test_a::y"]
+    rest = ElementTree.fromstring(REPORT.format(error=0.001, second="b").replace("test_a", "test_d"))
+    assert read_report(rest, first)["failed tests"] == ["tests.gpu.test_a::y", "tests.gpu.test_d::y"]
     assert again[WORST] == {"mesa": {"triton": {"bfloat16 values": 0.002}}}
 
 

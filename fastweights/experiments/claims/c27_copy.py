@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..claim import Claim, Measurement, Verdict, decided
 from ..trained import VLA_SETTINGS, accuracy, recall_experiment
 
-
 SECOND = "first weights 0.05"
 SETTINGS = {**VLA_SETTINGS, "task": "copy", "pairs": (32,), "batch_size": 32, "steps": 150}
 
@@ -24,8 +23,10 @@ CLAIM = Claim(
     source="table 7",
     says="All four memories copy 64 tokens without an error by step 150.",
     printed="100% by step 150",
-    setting="As C22, task copy with 32 tokens (T = 64), batches of 32, 150 steps of a cosine over 150. Second "
-    "reading, declared after the first was run: first weights of 0.05 in place of 0.02.",
+    setting=(
+        "As C22, task copy with 32 tokens (T = 64), batches of 32, 150 steps of a cosine over 150. Second reading, declared "
+        "after the first was run: first weights of 0.05 in place of 0.02."
+    ),
     expected="not resolved",
     forecast="none: a cosine over 1500 steps would be at its peak where ours ends",
     rule="holds if all four have 0.99 or more after 150 steps, in one of the readings.",
