@@ -59,7 +59,8 @@ part again, `fastweights leaderboard --list` lists the parts. [untrained.md](unt
   {SIZES['full'].tasks['mqar'].shared['steps']:,} steps; at the small size others can be better.
 - **What was not run says so.** A missing row means nothing about a mixer.
 
-A mixer of your own joins by its name, and the rows that are there stay:
+A mixer of your own joins the trained parts by its name, and the rows that are there stay. Speed and memory are read from
+benchmarks, which know the mixers of the registry, and the rules without training have a declaration each.
 
     fastweights leaderboard mqar regression --mixers mine --import my_layers.py
 """
