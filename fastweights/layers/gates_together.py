@@ -35,8 +35,10 @@ class ProjectedGate(nn.Module):
 
 def gates_together(x: Tensor, *gates: nn.Module | None) -> list[Any]:
     """What each gate gives for x [B, T, D]; None for a gate that is None."""
-    joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
-    if len(joined) < 2 or not trains_on_gpu(x):
+    joined: list[ProjectedGate] = []
+    if trains_on_gpu(x):
+        joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
+    if len(joined) < 2:
         return [None if gate is None else gate(x) for gate in gates]
     weights = [cast(Tensor, gate.projection.weight) for gate in joined]
     columns = iter(F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
