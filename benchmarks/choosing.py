@@ -13,8 +13,7 @@ from performance_text import table
 
 from fastweights.experiments import PAPERS, STATUSES
 from fastweights.layers import MIXERS
-from fastweights.leaderboard import PARTS, part_rows, table_of
-from fastweights.leaderboard.sizes import SIZES
+from fastweights.leaderboard import PARTS, SIZES, Part, part_rows, table_of
 from fastweights.leaderboard.tables import NOT_RUN, columns_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
@@ -163,15 +162,15 @@ def boards(results: Path) -> str:
         rows = [row for row in rows if row["column"] == column]
         head, lines = table_of(PARTS[part], "full", rows, list(MIXERS))
         shown += rows
-        found = {line[0].partition(" ")[0]: line[-1].partition(" (")[0] for line in lines} if column in head else {}
+        found = {line[0].partition(" ")[0]: line[-1] for line in lines} if column in head else {}
         heads.append(f"{part}: {column}")
         for name, row in cells.items():
             row.append(found.get(name, "–").replace(NOT_RUN, "–").replace("*", "\\*"))
     exact = next((f"{row['exact']:.3f}" for row in shown if row.get("exact") is not None), "–")
     text = f"""Equal state and equal parameters, the same data and grid of learning rates; most numbers are of one seed, so small
 differences mean nothing. Recall and state tracking: accuracy. Regression: squared error; exact ridge regression has {exact}.
-Language: perplexity. The [leaderboard](leaderboard.md) has sizes, the other columns and the marks: \\* still learning, ! some
-runs diverged, ° no better than guessing.
+Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning, ! some runs diverged, ° no better
+than guessing. The [leaderboard](leaderboard.md) explains them, and has sizes and the other columns.
 """
     return f"## By the leaderboard\n\n{text}\n{table(['memory', *heads], [[f'`{name}`', *row] for name, row in cells.items()])}"
 
@@ -196,15 +195,7 @@ def gaps(results: Path) -> str:
     undecoded = [name for name in MIXERS if not evidence.decoding(name, results)]
     untimed = [name for name in names if not evidence.training_steps(name, results)]
     trained = [part for part in PARTS.values() if part.kind in ("task", "language", "needle")]
-    missing = []
-    for part in trained:
-        rows = part_rows(part, "full", results / "leaderboard", results)
-        columns = SIZES["full"].tasks[part.name].columns if part.kind == "task" else columns_of(rows)
-        wanted = len(columns) * len(MIXERS)
-        if not rows:
-            missing.append(part.name)
-        elif len(rows) < wanted:
-            missing.append(f"{part.name} ({wanted - len(rows)} of {wanted} numbers)")
+    missing = [text for part in trained if (text := missing_of(part, results))]
     items = [
         *(
             [
@@ -219,6 +210,16 @@ def gaps(results: Path) -> str:
         "Training and decoding on other GPUs than one H200.",
     ]
     return "## Not measured yet\n\n" + "".join(f"- {item}\n" for item in items)
+
+
+def missing_of(part: Part, results: Path) -> str:
+    """A trained part of the leaderboard and how much of its full size is missing; empty where nothing is."""
+    rows = part_rows(part, "full", results / "leaderboard", results)
+    if not rows:
+        return part.name
+    columns = SIZES["full"].tasks[part.name].columns if part.kind == "task" else columns_of(rows)
+    wanted = len(columns) * len(MIXERS)
+    return f"{part.name} ({wanted - len(rows)} of {wanted} numbers)" if len(rows) < wanted else ""
 
 
 def timed(untimed: list[str], names: list[str]) -> str:

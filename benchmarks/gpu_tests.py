@@ -59,8 +59,9 @@ def read_report(suite: ElementTree.Element, before: Mapping[str, Any], interrupt
         if "classname" not in case.attrib:  # of a test that an interrupt has ended
             continue
         counts = files.setdefault(case.attrib["classname"], dict.fromkeys(COUNTED, 0))
-        counts[outcome(case)] += 1
-        if outcome(case) == "failed":
+        how = outcome(case)
+        counts[how] += 1
+        if how == "failed":
             failed.append(f"{case.attrib['classname']}::{case.attrib['name']}")
         recorded = {entry.attrib["name"]: entry.attrib["value"] for entry in case.iter("property")}
         if "op" in recorded:

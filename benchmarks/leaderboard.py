@@ -53,10 +53,8 @@ part again, `fastweights leaderboard --list` lists the parts. [untrained.md](unt
 - **A difference inside the spread of seeds is a tie**: ranges of seeds that overlap, or lie no further apart than the smaller
   one is wide.
 - **Undertrained runs are marked**, by the rule of `fastweights recall` ([commands.md](commands.md#recall)).
-- **A mixer that guesses is marked °**: nothing follows about its memory. Softmax attention keeps every token, and is the ceiling
-  for that where it has learned a task. It has no short convolution and learns late. At the full size it guesses in the tasks that
-  were run, with first weights of {SIZES['full'].tasks['mqar'].shared['initializer_range']} and
-  {SIZES['full'].tasks['mqar'].shared['steps']:,} steps; at the small size others can be better.
+- **A mixer that guesses is marked °**: nothing follows about its memory. Softmax attention keeps every token, and is called the
+  ceiling where it has learned a task. It has no short convolution and learns late. Other mixers can be better in short trainings.
 - **What was not run says so.** A missing row means nothing about a mixer.
 
 A mixer of your own joins the trained parts by its name, and the rows that are there stay. Speed and memory are read from
@@ -119,13 +117,14 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, "
         f"{language.vocabulary:,} tokens in the vocabulary, {training['max_steps']:,} steps of {training['batch_size']} rows "
-        f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {numbers(language.rates)}; "
-        f"{seeds(most, language.seeds)} where the first is within {language.close} nats of another mixer.\n"
+        f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {numbers(language.rates)}, "
+        f"{seeds(most, language.seeds)}. Only mixers within {language.close} nats of another one after the first seed take "
+        "more.\n"
     )
 
 
 def seeds(most: int | None, wanted: Sequence[int]) -> str:
-    """most: of a row."""
+    """How many seeds the rows have, of those wanted. most: of a row; None where there is no row."""
     return f"{len(wanted)} seeds" if most in (None, len(wanted)) else f"{most} of {len(wanted)} seeds so far"
 
 

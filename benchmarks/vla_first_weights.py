@@ -1,8 +1,9 @@
-"""Recall of 8 pairs by variational linear attention in the setting of claim C26, by the size of its first weights.
+"""Recall of 8 pairs by variational linear attention in the setting of claim C26, by the standard deviation of its
+first weights.
 
     python benchmarks/vla_first_weights.py        writes benchmarks/results/vla-first-weights.json, 10 minutes of two cores
 
-The paper prints no size; claims C22 to C27 take .02. Runs that have ended stay in the folder of --runs.
+The paper prints none; claims C22 to C26 take .02, and C27 both. Runs that have ended stay in the folder of --runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fastweights.experiments.trained import VLA_SETTINGS
 from fastweights.training import RecallExperiment, run_recall_parts
 
 RESULT = Path(__file__).parent / "results" / "vla-first-weights.json"
-SIZES = (0.02, 0.05)  # standard deviations
+STANDARD_DEVIATIONS = (0.02, 0.05)
 SEED, PAIRS, LENGTH = 42, 8, 64
 
 
@@ -30,7 +31,7 @@ def main() -> None:
             **VLA_SETTINGS, "initializer_range": size, "mixers": ("vla",), "pairs": (PAIRS,), "length": LENGTH, "seeds": (SEED,),
             "device": asked.device,
         })
-        for size in SIZES
+        for size in STANDARD_DEVIATIONS
     }  # fmt: skip
     found = run_recall_parts(experiments, {name: asked.runs / name for name in experiments})
     rows = {name: {"accuracy": result.accuracy, "guessing": result.chance_level} for name, (result,) in found.items()}

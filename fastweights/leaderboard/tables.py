@@ -46,10 +46,11 @@ def part_table(
     measured = list(dict.fromkeys(name for column in columns for name in standings[column]))
     missing = [name for name in mixers if name not in set(map(mixer_of, measured))]
     trained = any("parameters" in row for row in rows)
+    rows_of = {name: [row for row in rows if row["mixer"] == name] for name in measured}
     lines = [
         [
-            name + _ceiling(part, [row for row in rows if row["mixer"] == name]) * (name == CEILING),
-            *(_sizes([row for row in rows if row["mixer"] == name]) if trained else ()),
+            name + (_ceiling(part, rows_of[name]) if name == CEILING else ""),
+            *(_sizes(rows_of[name]) if trained else ()),
             *(_cell(part, standings[column].get(name)) for column in columns),
         ]
         for name in measured

@@ -37,7 +37,7 @@ def test_private_names_stand_in_one_file() -> None:
 
 
 def test_the_launch_layer_is_small() -> None:
-    assert sum(len(path.read_text().splitlines()) for path in RUNTIME.glob("*.py")) <= 610
+    assert sum(len(path.read_text().splitlines()) for path in RUNTIME.glob("*.py")) <= 600
 
 
 def test_few_files_hold_a_crumb() -> None:

@@ -146,7 +146,7 @@ def test_packed_sequences(module: ModuleType) -> None:
 
 
 def test_packed_sequences_by_cumulative_lengths(module: ModuleType) -> None:
-    """The convolution hears of them too."""
+    """The convolution gets them too."""
     layer = DecoderLayer()
     accelerate(layer)
     row, ends = X.reshape(1, 60, 24), torch.tensor([0, 25, 60], dtype=torch.int32)

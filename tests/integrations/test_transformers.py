@@ -119,7 +119,7 @@ def packed(lengths: tuple[int, ...], **options: bool) -> dict[str, Any]:
     return {name: x for name, x in batch.items() if name != "labels"}
 
 
-# Layers that tell their convolution of no boundaries.
+# Families whose layers pass no boundaries to their convolution.
 SILENT = [name for name in INSTALLED if EARLIER and (name == "olmo_hybrid" or Version("5.9") > VERSION)]
 
 

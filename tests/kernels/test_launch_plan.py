@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fastweights.kernels.runtime import private_api
+from fastweights.kernels.runtime.workspace import TensorSpec
 from fastweights.testing import OpCase
 from fastweights.testing.contract.compare import values_and_gradients
 from tests.ops.kernel_launches import plans_anew
@@ -119,7 +121,6 @@ def test_launches_get_the_memory_of_the_call(launches: list[tuple[Any, ...]]) ->
     """A launch gets the pointers of the call's own tensors, and temporaries that live at the same time lie apart."""
     from fastweights.kernels.chunk.cumsum import chunk_cumsum
     from fastweights.kernels.runtime.launch_plan import LaunchPlan, Recorder
-    from fastweights.kernels.runtime.workspace import TensorSpec
 
     g, first, second, out, missing = (*(TensorSpec((64, 8), torch.float32) for _ in range(4)), None)
     recorder = Recorder()
@@ -174,6 +175,21 @@ def test_a_plan_compiles_all_its_kernels_once(driver_launches: list[DriverLaunch
     assert launch_plan._compiled == known
 
 
+def cumsum_launch(PH: int = 32, HEADS_G: int = 4) -> private_api.Launch:
+    """A launch of a small kernel."""
+    from fastweights.kernels.chunk.cumsum import chunk_cumsum
+
+    x = TensorSpec((8,), torch.float32)
+    return private_api.Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": PH, "HEADS_G": HEADS_G})
+
+
+def compiled_anew(*launches: private_api.Launch) -> list[Any]:
+    """The compiled kernels of launches of one kernel, which Triton does not know yet in this process."""
+    kernel = launches[0].kernel
+    with mock.patch.object(kernel, "device_caches", type(kernel.device_caches)(kernel.device_caches.default_factory)):
+        return private_api.compile_all(launches)
+
+
 def test_a_compile_that_fails_in_a_thread_is_repeated(
     driver_launches: list[DriverLaunch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,11 +197,7 @@ def test_a_compile_that_fails_in_a_thread_is_repeated(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from triton.runtime.jit import JITFunction
 
-    from fastweights.kernels.chunk.cumsum import chunk_cumsum
-    from fastweights.kernels.runtime.private_api import Launch, compile_all
-    from fastweights.kernels.runtime.workspace import TensorSpec
-
-    x, parse = TensorSpec((8,), torch.float32), JITFunction.parse
+    parse = JITFunction.parse
     fails = [SystemError("AST constructor recursion depth mismatch")]
 
     def parsed(kernel: JITFunction) -> Any:
@@ -193,11 +205,8 @@ def test_a_compile_that_fails_in_a_thread_is_repeated(
             raise fails.pop()
         return parse(kernel)
 
-    with (
-        mock.patch.object(JITFunction, "parse", parsed),
-        mock.patch.object(chunk_cumsum, "device_caches", _fresh(chunk_cumsum)),
-    ):
-        (found,) = compile_all([Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": 32, "HEADS_G": 4})])
+    with mock.patch.object(JITFunction, "parse", parsed):
+        (found,) = compiled_anew(cumsum_launch())
     assert not fails and found.asm["cubin"]
 
 
@@ -208,14 +217,9 @@ def test_this_thread_parses_before_others_do(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from triton.runtime.jit import JITCallable
 
-    from fastweights.kernels.chunk.cumsum import chunk_cumsum
-    from fastweights.kernels.runtime import private_api
-    from fastweights.kernels.runtime.workspace import TensorSpec
-
     order, parse, begin = [], JITCallable.parse, private_api._compile
-    x = TensorSpec((8,), torch.float32)
-    launch = private_api.Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": 32, "HEADS_G": 4})
-    monkeypatch.setattr(chunk_cumsum, "hash", None)
+    launch = cumsum_launch()
+    monkeypatch.setattr(launch.kernel, "hash", None)
 
     def parsed(kernel: JITCallable) -> Any:
         order.append(current_thread())
@@ -225,20 +229,11 @@ def test_this_thread_parses_before_others_do(
         order.append("begun")
         return begin(one)
 
-    with (
-        mock.patch.object(JITCallable, "parse", parsed),
-        mock.patch.object(private_api, "_compile", begun_compile),
-        mock.patch.object(chunk_cumsum, "device_caches", _fresh(chunk_cumsum)),
-    ):
-        private_api.compile_all([launch])
+    with mock.patch.object(JITCallable, "parse", parsed), mock.patch.object(private_api, "_compile", begun_compile):
+        compiled_anew(launch)
     begun = order.index("begun")
     assert main_thread() in order[:begun]
     assert main_thread() not in order[begun:]
-
-
-def _fresh(kernel: Any) -> Any:
-    """Triton's own cache of a kernel, empty."""
-    return type(kernel.device_caches)(kernel.device_caches.default_factory)
 
 
 class FullGpu:
@@ -260,8 +255,6 @@ class FullGpu:
 
 
 def test_a_kernel_that_found_no_memory_is_put_on_the_gpu_later() -> None:
-    from fastweights.kernels.runtime import private_api
-
     kernel = FullGpu()
     with pytest.raises(torch.OutOfMemoryError):
         private_api._load(kernel)
@@ -301,17 +294,10 @@ def test_every_kernel_has_its_own_launcher(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from triton.runtime.driver import driver
 
-    from fastweights.kernels.chunk.cumsum import chunk_cumsum
-    from fastweights.kernels.runtime.private_api import Launch, compile_all
-    from fastweights.kernels.runtime.workspace import TensorSpec
-
     monkeypatch.setattr(driver.active, "launcher_cls", LauncherOfItsHash)
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    x = TensorSpec((8,), torch.float32)
-    launches = [Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": PH, "HEADS_G": 4}) for PH in (4, 8, 16, 32)]
     for _ in range(2):
-        with mock.patch.object(chunk_cumsum, "device_caches", _fresh(chunk_cumsum)):
-            found = compile_all(launches)
+        found = compiled_anew(*(cumsum_launch(PH) for PH in (4, 8, 16, 32)))
     assert [kernel.run.launch() for kernel in found] == [kernel.metadata.hash for kernel in found]
 
 
@@ -323,14 +309,8 @@ def test_a_kernel_of_too_many_threads_says_so(
     from triton.runtime.driver import driver
     from triton.runtime.errors import OutOfResources
 
-    from fastweights.kernels.chunk.cumsum import chunk_cumsum
-    from fastweights.kernels.runtime.private_api import Launch, compile_all
-    from fastweights.kernels.runtime.workspace import TensorSpec
-
     monkeypatch.setattr(driver.active.utils.load_binary, "side_effect", lambda name, *rest: (name, 7, 0, 0, 1))
-    x = TensorSpec((8,), torch.float32)
-    with mock.patch.object(chunk_cumsum, "device_caches", _fresh(chunk_cumsum)):
-        (found,) = compile_all([Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": 32, "HEADS_G": 4})])
+    (found,) = compiled_anew(cumsum_launch())
     with pytest.raises(OutOfResources, match="threads"):
         found.run(1, 1, 1, 0)
 
@@ -338,13 +318,8 @@ def test_a_kernel_of_too_many_threads_says_so(
 def test_what_does_not_compile_says_why(driver_launches: list[DriverLaunch]) -> None:
     from triton import CompilationError
 
-    from fastweights.kernels.chunk.cumsum import chunk_cumsum
-    from fastweights.kernels.runtime.private_api import Launch, compile_all
-    from fastweights.kernels.runtime.workspace import TensorSpec
-
-    x = TensorSpec((8,), torch.float32)
     with pytest.raises(CompilationError):
-        compile_all([Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": 3, "HEADS_G": 1})])  # no power of two
+        private_api.compile_all([cumsum_launch(PH=3, HEADS_G=1)])  # no power of two
 
 
 def test_gradients_come_in_the_shape_and_dtype_of_their_inputs() -> None:

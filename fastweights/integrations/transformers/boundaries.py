@@ -1,4 +1,4 @@
-"""Where packed documents begin, for the layers of transformers up to 5.14, which tell their convolution only of seq_idx."""
+"""Where packed documents begin, for the layers of transformers up to 5.14, which pass only seq_idx to their convolution."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["with_boundaries"]
 
 
 def with_boundaries(original: Callable) -> Callable:
-    """The forward of a decoder layer. It makes seq_idx of cumulative lengths, which waits for a GPU.
+    """The forward of a decoder layer, which gets seq_idx from cumulative lengths. That waits for a GPU.
 
-    ValueError: the layer tells its convolution of no boundaries at all; documents would see each other.
+    It raises ValueError where the layer passes no boundaries at all to its convolution, as documents would see each other.
     """
 
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         memory, ends = getattr(self, "linear_attn", None), options.get("cu_seq_lens_q")
         if memory is not None and ends is not None and len(ends) > 2:
             kind: Any = type(memory)
-            if not _tells_its_convolution(kind) or "causal_conv1d_fn" not in vars(memory):
+            if not _takes_boundaries(kind) or "causal_conv1d_fn" not in vars(memory):
                 raise ValueError(
                     f"cu_seq_lens_q must be None for {kind.__name__} of this version of transformers, which passes no "
                     "boundaries to its convolution: pass each document as a row of its own, or install transformers 5.15 or later"
@@ -42,7 +42,7 @@ def numbers_of_documents(cu_seqlens: Tensor) -> Tensor:
 
 
 @lru_cache
-def _tells_its_convolution(layer: Any) -> bool:
-    """Whether the layer's forward, the original, takes what only some calls have: before 5.9 it does not."""
+def _takes_boundaries(layer: Any) -> bool:
+    """Whether the forward of a memory layer takes seq_idx and its like, as further keywords: before 5.9 it does not."""
     parameters = inspect.signature(layer.forward).parameters.values()
     return any(one.kind is one.VAR_KEYWORD for one in parameters)

@@ -117,7 +117,7 @@ def versions_are_tested() -> bool:
         if not first <= _numbers(found)[:2] <= last:
             warnings.warn(
                 f"fastweights launches its kernels in the plain mode, which takes more host time: {package} {found} was not "
-                f"tested, {_text(first)} to {_text(last)} were",
+                f"tested, {first[0]}.{first[1]} to {last[0]}.{last[1]} were",
                 stacklevel=2,
             )
             return False
@@ -127,10 +127,6 @@ def versions_are_tested() -> bool:
 def _numbers(text: str) -> tuple[int, ...]:
     """The leading numbers of a version such as 2.13.0+cpu."""
     return tuple(map(int, takewhile(str.isdigit, text.split("+")[0].split("."))))
-
-
-def _text(numbers: Sequence[int]) -> str:
-    return ".".join(map(str, numbers))
 
 
 @contextmanager
@@ -197,7 +193,8 @@ class CompilePool(ThreadPoolExecutor):
 
 def compile_all(launches: Sequence[Launch]) -> list[Any]:
     """The compiled kernel of every launch, compiled in parallel, in as many threads as there are cores: most of the time Triton
-    spends outside of Python. A second caller waits for the first; see `_load_launcher`."""
+    spends outside of Python. A second caller waits for the first: threads that load launchers disturb each other, as
+    `_load_launcher` says."""
     import triton
     from triton.runtime._async_compile import active_mode
 
@@ -205,9 +202,7 @@ def compile_all(launches: Sequence[Launch]) -> list[Any]:
         if torch.cuda.is_available():
             keep_cache_key()
         for launch in launches:
-            _ = (
-                launch.kernel.cache_key
-            )  # parses the kernel and what it calls: here, for while threads parse it may fail
+            _ = launch.kernel.cache_key  # parses the kernel and what it calls, which may fail while threads parse
         with newest_ptxas():
             with CompilePool(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(current_device(),)) as pool:
                 with nullcontext() if active_mode.get() else triton.AsyncCompileMode(pool):
