@@ -48,14 +48,14 @@ def reason(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
 
 
 def caution(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
-    """What a reader must know before believing the number: few seeds, trainings that had not ended learning, a doubt."""
+    """What a reader must know before believing the number: few seeds, trainings that had not ended learning."""
     record = records.get(claim.name)
     if record is None or not record.numbers:
         return ""
     fewer = f"{len(record.seeds)} of {len(claim.seeds)} seeds" if len(record.seeds) < len(claim.seeds) else ""
     one = "one seed" if claim.device == "cuda" and len(claim.seeds) == 1 else ""
     learning = "some trainings were still learning" if record.undertrained else ""
-    found = "; ".join(filter(None, (fewer, one, learning, claim.doubt)))
+    found = "; ".join(filter(None, (fewer, one, learning)))
     return f" (**{found}**)" if found else ""
 
 

@@ -126,7 +126,6 @@ class Claim:
         device: where it fits: "cpu", "cuda", or "files" for what the benchmarks have measured.
         cost: time on that device, in words.
         needs: what is missing where it cannot be measured yet.
-        doubt: what was found after the run, and may have decided in place of the claim.
     """
 
     name: str
@@ -144,7 +143,6 @@ class Claim:
     device: Literal["cpu", "cuda", "files"] = "cpu"
     cost: str = "seconds"
     needs: str | None = None
-    doubt: str = ""
     declared: tuple[str, ...] = field(
         default=("paper", "source", "says", "printed", "setting", "expected", "forecast", "rule"),
         init=False,

@@ -7,11 +7,15 @@ import pytest
 from fastweights.experiments import Measurement, find_claim
 from fastweights.experiments.claim import clear_sign, paired
 from fastweights.experiments.claims.c28_gka_in_small_models import CELLS, OTHERS, part
-from fastweights.experiments.trained import accuracy, gradient_spike
+from fastweights.experiments.trained import SECOND, accuracy, gradient_spike
 
 
 def status(claim, values):
     return find_claim(claim).decide(Measurement(values)).status
+
+
+def in_both_readings(values):
+    return values | {f"{name}, {SECOND}": x for name, x in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -19,7 +23,23 @@ def status(claim, values):
     [(1.0, 0.1, "holds"), (1.0, 0.9, "does not hold"), (0.5, 0.4, "does not hold"), (0.02, 0.02, "not resolved")],
 )
 def test_a_collapse_needs_a_memory_that_recalls(full, fixed, expected):
-    assert status("C23", {accuracy("vla", 16): [full], accuracy("A fixed", 16): [fixed]}) == expected
+    values = {accuracy("vla", 16): [full], accuracy("A fixed", 16): [fixed]}
+    assert status("C23", in_both_readings(values)) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "expected"),
+    [
+        ((0.02, 0.02), (1.0, 0.1), "holds"),
+        ((1.0, 0.1), (1.0, 0.9), "holds"),
+        ((0.02, 0.02), (1.0, 0.9), "does not hold"),
+    ],
+)
+def test_the_better_reading_counts(first, later, expected):
+    values = {}
+    for reading, numbers in (("", first), (SECOND, later)):
+        values |= {accuracy(name, 16, reading): [x] for name, x in zip(("vla", "A fixed"), numbers)}
+    assert status("C23", values) == expected
 
 
 @pytest.mark.parametrize(
@@ -30,7 +50,7 @@ def test_points_are_lost_by_what_recalls(seen, drops, expected):
     values = {}
     for pairs, drop in zip((8, 16, 24), drops):
         values |= {accuracy("vla", pairs, "seen"): [seen], accuracy("vla", pairs, "unseen"): [seen - drop / 100]}
-    assert status("C25", values) == expected
+    assert status("C25", in_both_readings(values)) == expected
 
 
 def cells(gka, others, spread=0.01):

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from ..claim import Claim, Measurement, Verdict
-from ..trained import VLA_DOUBT, VLA_SETTINGS, accuracy, recall_experiment
+from ..trained import (
+    BETTER_OUTCOME,
+    SECOND_READING,
+    VLA_SETTINGS,
+    MeanAccuracy,
+    accuracy,
+    decide_readings,
+    recall_experiment,
+    with_second_reading,
+)
 
 FAIR = ("vla-conv", "softmax", "linear", "deltanet")
 OTHERS = ("vla-softmax", "vla-linear", "vla-deltanet")
 
 
 def decide(found: Measurement) -> Verdict:
-    paper = {name: found.mean(accuracy(name, 24, "paper")) for name in ("vla", *OTHERS)}
     fair = {name: found.mean(accuracy(name, 24, "convolutions")) for name in FAIR}
-    reason = ", ".join(f"{name} {x:.3f}" for name, x in {**paper, **fair}.items())
-    if not (paper["vla"] >= 0.98 and max(paper[name] for name in OTHERS) <= 0.2):
-        return Verdict("does not hold", reason)
-    return Verdict("holds weakly" if max(fair[name] for name in FAIR[1:]) >= 0.9 else "holds", reason)
+
+    def decide_reading(mean: MeanAccuracy) -> Verdict:
+        paper = {name: mean(name, 24, "paper") for name in ("vla", *OTHERS)}
+        reason = ", ".join(f"{name} {x:.3f}" for name, x in paper.items())
+        if not (paper["vla"] >= 0.98 and max(paper[name] for name in OTHERS) <= 0.2):
+            return Verdict("does not hold", reason)
+        return Verdict("holds weakly" if max(fair[name] for name in FAIR[1:]) >= 0.9 else "holds", reason)
+
+    found_both = decide_readings(decide_reading)(found)
+    with_convolutions = ", ".join(f"{name} {x:.3f}" for name, x in fair.items())
+    return Verdict(found_both.status, f"{found_both.reason}; with convolutions: {with_convolutions}")
 
 
 CLAIM = Claim(
@@ -26,18 +41,23 @@ CLAIM = Claim(
     printed="VLA 1.000, softmax .081, linear .074, DeltaNet .011",
     setting=(
         "2 layers, width 128, 4 heads, MLP 256, 128 tokens, tied, no convolutions, batches of 64, 2000 steps at "
-        "3e-4. Second reading: short convolutions for all and rates from 3e-4, 1e-3, 3e-3."
+        "3e-4. Beside it, from first weights of 0.02 and with rates from 3e-4, 1e-3, 3e-3: mixers with short convolutions, "
+        "and softmax attention. "
+        f"{SECOND_READING}"
     ),
     expected="holds weakly",
-    forecast="the paper's ranking in its setting, deltanet, linear or softmax above 0.9 in the second",
+    forecast=(
+        "the paper's ranking in its setting, deltanet, linear or softmax above 0.9 with convolutions. Of the second "
+        "reading, after the first and 8 pairs of C26 were seen: vla between 0.5 and 1, the others guess"
+    ),
     rule=(
-        "holds if VLA has 0.98 or more and all others at most 0.2; weakly if in the second reading softmax, "
-        "linear or deltanet has 0.9 or more."
+        "holds if VLA has 0.98 or more and all others at most 0.2; weakly if with convolutions softmax, "
+        f"linear or deltanet has 0.9 or more. {BETTER_OUTCOME}"
     ),
     measure=recall_experiment(
         "C22",
         {
-            "paper": {**VLA_SETTINGS, "pairs": (24,)},
+            **with_second_reading({"paper": {**VLA_SETTINGS, "pairs": (24,)}}),
             "convolutions": {**VLA_SETTINGS, "pairs": (24,), "mixers": FAIR, "learning_rates": (3e-4, 1e-3, 3e-3)},
         },
     ),
@@ -45,5 +65,4 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cuda",
     cost="10 minutes of one GPU",
-    doubt=VLA_DOUBT,
 )

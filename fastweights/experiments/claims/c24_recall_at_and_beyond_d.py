@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from ..claim import Claim, Measurement, Verdict, decided
-from ..trained import VLA_DOUBT, VLA_SETTINGS, accuracy, recall_experiment
+from ..claim import Claim, Verdict, decided
+from ..trained import (
+    BETTER_OUTCOME,
+    SECOND_READING,
+    VLA_SETTINGS,
+    MeanAccuracy,
+    decide_readings,
+    recall_experiment,
+    with_second_reading,
+)
 
 
-def decide(found: Measurement) -> Verdict:
-    at, beyond = (found.mean(accuracy("vla", pairs)) for pairs in (32, 48))
+def decide(mean: MeanAccuracy) -> Verdict:
+    at, beyond = (mean("vla", pairs) for pairs in (32, 48))
     return decided(abs(at - 0.62) <= 0.15 and beyond < 0.1, f"{at:.3f} at 32 pairs, {beyond:.3f} at 48")
 
 
@@ -17,16 +25,16 @@ CLAIM = Claim(
     source="tables 10 and 11",
     says="At 32 pairs VLA recalls part of them, at 48 none.",
     printed=".623 at 32 (others .056), .044 at 48",
-    setting="As C22 with 32 and 48 pairs and 1000 steps.",
+    setting=f"As C22 with 32 and 48 pairs and 1000 steps. {SECOND_READING}",
     expected="not resolved",
     forecast="none: 1000 steps may stop before or after the model finds out how to recall",
-    rule="holds if vla has 0.62 within 0.15 at 32 pairs and less than 0.1 at 48.",
+    rule=f"holds if vla has 0.62 within 0.15 at 32 pairs and less than 0.1 at 48. {BETTER_OUTCOME}",
     measure=recall_experiment(
-        "C24", {"": {**VLA_SETTINGS, "pairs": (32, 48), "steps": 1000, "mixers": ("vla", "vla-softmax")}}
+        "C24",
+        with_second_reading({"": {**VLA_SETTINGS, "pairs": (32, 48), "steps": 1000, "mixers": ("vla", "vla-softmax")}}),
     ),
-    decide=decide,
+    decide=decide_readings(decide),
     seeds=(42, 123, 999),
     device="cuda",
     cost="2 minutes of one GPU",
-    doubt=VLA_DOUBT,
 )

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ..claim import Claim, Measurement, Verdict, decided
-from ..trained import VLA_DOUBT, VLA_SETTINGS, accuracy, recall_experiment
+from ..claim import Claim, Verdict, decided
+from ..trained import (
+    BETTER_OUTCOME,
+    SECOND_READING,
+    VLA_SETTINGS,
+    MeanAccuracy,
+    decide_readings,
+    recall_experiment,
+    with_second_reading,
+)
 
 PRINTED = {8: 5.5, 16: 21.8, 24: 31.2}
 LEARNT = 0.5  # accuracy on seen keys below which a loss of points says nothing
 
 
-def decide(found: Measurement) -> Verdict:
-    seen, unseen = ({n: found.mean(accuracy("vla", n, part)) for n in PRINTED} for part in ("seen", "unseen"))
+def decide(mean: MeanAccuracy) -> Verdict:
+    seen, unseen = ({n: mean("vla", n, part) for n in PRINTED} for part in ("seen", "unseen"))
     drops = {pairs: 100 * (seen[pairs] - unseen[pairs]) for pairs in PRINTED}
     near = all(abs(drops[pairs] - printed) <= 8 for pairs, printed in PRINTED.items())
     rising = all(left < right for left, right in pairwise(drops.values()))
@@ -30,24 +38,26 @@ CLAIM = Claim(
     printed="5.5, 21.8 and 31.2 points at 8, 16 and 24 pairs",
     setting=(
         "As C22, 1000 steps; test keys are never keys in training (they are values there), where the paper tests "
-        "keys 64 to 126."
+        "keys 64 to 126. "
+        f"{SECOND_READING}"
     ),
     expected="not resolved",
     forecast="none",
     rule=(
         "holds if each drop is within 8 points of the paper's and they rise; not resolved if vla recalls less than half of the "
-        "seen keys at 8, 16 or 24 pairs."
+        f"seen keys at 8, 16 or 24 pairs. {BETTER_OUTCOME}"
     ),
     measure=recall_experiment(
         "C25",
-        {
-            part: {**VLA_SETTINGS, "task": task, "pairs": tuple(PRINTED), "steps": 1000, "mixers": ("vla",)}
-            for part, task in {"seen": "mqar-shuffled", "unseen": "mqar-shuffled-ood"}.items()
-        },
+        with_second_reading(
+            {
+                part: {**VLA_SETTINGS, "task": task, "pairs": tuple(PRINTED), "steps": 1000, "mixers": ("vla",)}
+                for part, task in {"seen": "mqar-shuffled", "unseen": "mqar-shuffled-ood"}.items()
+            }
+        ),
     ),
-    decide=decide,
+    decide=decide_readings(decide),
     seeds=(42, 123, 999),
     device="cuda",
     cost="3 minutes of one GPU",
-    doubt=VLA_DOUBT,
 )
