@@ -148,7 +148,13 @@ SIZES = {
         device="cuda",
         tasks={
             "mqar": TaskSize(
-                shared=_FULL, columns=_recall(("shuffled", "ordered"), (8, 32), (16, 32)), rates=(1e-3, 3e-3),
+                # Of 512 words softmax attention learns nothing in these steps, and few others do.
+                shared={**_FULL, "vocab_size": 128, "initializer_range": 0.05},
+                columns={
+                    **_recall(("shuffled",), (8, 32), (16, 32)),
+                    **_recall(("ordered",), (32,), (16, 32)),
+                },
+                rates=(1e-3, 3e-3),
                 seeds=(0, 1),
             ),
             "regression": TaskSize(
