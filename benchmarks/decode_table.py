@@ -3,6 +3,7 @@
     python benchmarks/decode_table.py --compile            compile the kernels of all rows, many processes at a time
     python benchmarks/decode_table.py                      time the rows that the result file lacks
     python benchmarks/decode_table.py --mixers gdn,softmax --batches 1,64 --again
+    python benchmarks/decode_table.py --mixers mine --import my_layers.py    a mixer of one's own
 
 24 layers of width 1024, 8 heads of 128, bfloat16, random weights. Timed is the captured step of `generate()` alone, by CUDA
 events over replays, after as many steps with random tokens as fill a memory. The context of softmax attention is slots full of
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, kept_rows, write_json
+from environment import describe, kept_rows, parse_with_mixers, write_json
 from judge.timing import Milliseconds
 
 from fastweights.layers import MIXERS, LayerCache
@@ -122,10 +123,11 @@ def compile_one(mixer: str, batches: list[int]) -> None:
             captured(model, caches_of(model, batch, context), batch)
 
 
-def compile_all(mixers: list[str], batches: list[int]) -> None:
+def compile_all(mixers: list[str], batches: list[int], imports: list[str]) -> None:
+    options = ["--batches", ",".join(map(str, batches)), *(f"--import={module}" for module in imports)]
+
     def run(mixer: str) -> None:
-        command = [sys.executable, __file__, "--compile", "--mixers", mixer, "--batches", ",".join(map(str, batches))]
-        subprocess.run(command, check=True)
+        subprocess.run([sys.executable, __file__, "--compile", "--mixers", mixer, *options], check=True)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(run, mixers))
@@ -139,13 +141,13 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure rows that the result file has")
     parser.add_argument("--compile", action="store_true", help="only compile the kernels")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
+    arguments = parse_with_mixers(parser)
     mixers, batches = arguments.mixers.split(","), [int(batch) for batch in arguments.batches.split(",")]
     if arguments.compile:
         if len(mixers) == 1:
             compile_one(mixers[0], batches)
         else:
-            compile_all(mixers, batches)
+            compile_all(mixers, batches, arguments.imports)
         return
     path, device, rows = kept_rows(arguments.results, "decode-table", "rows")
     measured = describe()
