@@ -1,4 +1,4 @@
-"""Writes the generated parts of README.md and docs/cpu.md from the registry of mixers and the files in benchmarks/results.
+"""Writes the generated parts of README.md, docs/cpu.md and docs/rules.md from the registry of mixers and benchmarks/results.
 
 python benchmarks/page_parts.py
 """
@@ -21,7 +21,7 @@ from fastweights.layers import MIXERS, build_mixer, probe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-README, CPU = ROOT / "README.md", ROOT / "docs" / "cpu.md"
+README, CPU, RULES = ROOT / "README.md", ROOT / "docs" / "cpu.md", ROOT / "docs" / "rules.md"
 COMMAND = "python benchmarks/page_parts.py"
 WIDTH = 130  # of a line of text
 REPLAYED = ", compiled by blocks, replayed"
@@ -184,10 +184,45 @@ def ops(results: Path) -> str:
     return table(["op and form", "chunkwise, ms", "in sequence, ms", "ratio", "time for 8 x T", memory], rows)
 
 
+def first_values(results: Path) -> str:
+    """Accuracy of two mixers after one change each, of two seeds."""
+    content = result("first_values", results)
+    changed = (
+        "one change from skip_init 1",
+        "initializer_range 0.02, skip_init 1",
+        "initializer_range 0.1, skip_init 1",
+    )
+    found: dict[str, dict[str, list[str]]] = {}
+    for row in (row for name in changed for row in content[name]):
+        mixer, _, change = row["mixer"].partition(": ")
+        cells = found.setdefault(change.replace("initializer_range", "first weights of"), {})
+        cells.setdefault(f"`{mixer}`", []).append(share(row["accuracy"]))
+    mixers = list(found["none"])
+    return table(
+        ["change", *mixers], [[change, *(" ".join(cells[one]) for one in mixers)] for change, cells in found.items()]
+    )
+
+
+def attention(results: Path) -> str:
+    """Accuracy of softmax attention by layers, first weights and rate; the defaults are one of these settings."""
+    content = result("first_values", results)
+    default = content["settings"]
+    settings = {(str(default["layers"]), f"{default['initializer_range']:g}"): content["defaults of every mixer"]}
+    for name, rows in content.items():
+        if named := re.fullmatch(r"attention, layers (\d+), initializer_range (\S+)", name):
+            settings[named[1], named[2]] = rows
+    lines, rates = [], (0.003, 0.01)
+    for shape, rows in sorted(settings.items()):
+        found = {row["learning_rate"]: row["accuracy"] for row in rows if (row["mixer"], row["seed"]) == ("softmax", 0)}
+        lines.append([*shape, *(share(found[rate]) for rate in rates)])
+    return table(["layers", "first weights", *(f"rate {rate:g}" for rate in rates)], lines)
+
+
 Part = Callable[[Path], str]
 PARTS: dict[Path, dict[str, Part]] = {
     README: {"layers": layers, "measured": measured},
     CPU: {"recall": recall, "language models": language, "ops": ops},
+    RULES: {"first values": first_values, "attention": attention},
 }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import page_parts
 import pytest
 
 from fastweights.experiments import claims_of, committed_records
+from fastweights.layers import MIXERS
 from fastweights.models import preset
 
 from .site import ROOT
@@ -25,8 +27,9 @@ def words(page: str) -> str:
     return " ".join((ROOT / page).read_text().split())
 
 
-def test_tables_about_cpus_are_generated() -> None:
-    assert page_parts.CPU.read_text() == page_parts.render(page_parts.CPU), f"run {page_parts.COMMAND}"
+@pytest.mark.parametrize("page", [page_parts.CPU, page_parts.RULES], ids=lambda page: page.name)
+def test_tables_are_generated(page: Path) -> None:
+    assert page.read_text() == page_parts.render(page), f"run {page_parts.COMMAND}"
 
 
 def test_recall_and_language_models_on_cpus() -> None:
@@ -170,3 +173,33 @@ def test_serving() -> None:
     assert f"writes {few['same tokens']:.0%} and {many['same tokens']:.0%} of the greedy tokens" in text
     layers = preset("gdn-340m").num_hidden_layers
     assert f"A state of gdn takes {few['state, bytes per sequence'] // layers:,} bytes per sequence and layer" in text
+
+
+def test_recall_at_its_defaults() -> None:
+    text, content = words("docs/rules.md"), result("first_values")
+    first, second = (
+        {name: max(row["accuracy"] for row in rows if row["mixer"] == name and row["seed"] == seed) for name in names}
+        for seed, rows, names in (
+            (0, content["defaults of every mixer"], MIXERS),
+            (1, content["defaults of the slow ones"], ("vla", "palimpsa-m", "vla-softmax", "mamba2")),
+        )
+    )
+
+    def two(x: float) -> str:
+        return page_parts.share(x)
+
+    slow = ("vla", "palimpsa-d", "palimpsa-m", "vla-softmax", "mamba2")
+    lowest = sorted(
+        (name for name in MIXERS if name not in ("vla-linear", "vla-deltanet")), key=lambda name: first[name]
+    )
+    assert set(lowest[:5]) == set(slow) and two(first[lowest[5]]) >= ".98"
+    shown = [f"`{name}` ({two(first[name])})" for name in slow]
+    assert f"The lowest are {', '.join(shown[:-1])} and {shown[-1]}. All others reach .98 to 1.0." in text
+    others = [two(x) for x in second.values()]
+    assert f"With seed 1 the slow ones reach {others[0]} (`vla`), {others[1]}, {others[2]} and {others[3]}." in text
+    mamba2, palimpsa = ([two(seed[name]) for seed in (first, second)] for name in ("mamba2", "palimpsa-m"))
+    assert f"reaches {mamba2[0]} and {mamba2[1]} with `mamba2` at seeds 0 and 1" in text
+    assert f"{palimpsa[0]} and {palimpsa[1]} with `palimpsa-m`" in text
+    assert f"it reaches {two(first['vla-softmax'])} on 4 pairs" in text
+    at_16 = next(row for row in result("recall_readme")["summary"] if (row["mixer"], row["pairs"]) == ("softmax", 16))
+    assert f"at chance ({two(at_16['accuracy'])}) after 600 steps" in text
