@@ -26,7 +26,7 @@ import torch
 from environment import describe, kept_rows, parse_with_mixers, write_json
 from judge.timing import Milliseconds
 
-from fastweights.layers import MIXERS, LayerCache
+from fastweights.layers import MIXERS, LayerCache, build_mixer
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.decoding import DecodeSteps
 
@@ -102,6 +102,16 @@ def wanted(mixer: str, batches: list[int]) -> list[tuple[int, int | None]]:
     return [(batch, context) for batch in batches for context in (CONTEXTS if mixer in GROWING else (None,))]
 
 
+def check_constant(mixer: str) -> None:
+    """Refuses a mixer whose speed depends on a context that this script does not know how to fill."""
+    with torch.device("meta"):
+        layer = build_mixer(mixer, hidden_size=16, num_heads=2)
+    if mixer not in GROWING and layer.state_size(1) != layer.state_size(2):
+        raise SystemExit(
+            f"--mixers names {mixer}, whose state grows; of such mixers only {', '.join(GROWING)} are timed"
+        )
+
+
 def name_of(mixer: str, batch: int, context: int | None) -> str:
     return f"{mixer}, batch {batch}" + ("" if context is None else f", context {context}")
 
@@ -143,6 +153,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parse_with_mixers(parser)
     mixers, batches = arguments.mixers.split(","), [int(batch) for batch in arguments.batches.split(",")]
+    for mixer in mixers:
+        check_constant(mixer)
     if arguments.compile:
         if len(mixers) == 1:
             compile_one(mixers[0], batches)

@@ -10,7 +10,7 @@ import decode_table
 import pytest
 import torch
 
-from fastweights.layers import MIXERS
+from fastweights.layers import MIXERS, registry
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 
@@ -61,6 +61,16 @@ def test_every_memory_has_rows_and_softmax_attention_one_for_every_context() -> 
     growing = [mixer for mixer, spec in MIXERS.items() if "after T tokens" in spec.state]
     assert list(decode_table.GROWING) == growing
     assert len(set(names)) == len(names) == 3 * (len(MIXERS) - len(growing)) + 9 * len(growing)
+
+
+def test_a_mixer_of_ones_own_that_keeps_every_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = registry._REGISTRY.specs
+    monkeypatch.setattr(registry._REGISTRY, "specs", {**specs, "mine": specs["softmax"]})
+    monkeypatch.setattr(sys, "argv", ["decode_table.py", "--mixers", "gdn,softmax,mine"])
+    with pytest.raises(
+        SystemExit, match="names mine, whose state grows; of such mixers only softmax, vla-softmax are timed"
+    ):
+        decode_table.main()
 
 
 def test_a_full_ring_is_the_context_of_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
