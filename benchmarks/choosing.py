@@ -13,8 +13,8 @@ from performance_text import table
 
 from fastweights.experiments import PAPERS, STATUSES
 from fastweights.layers import MIXERS
-from fastweights.leaderboard import PARTS, SIZES, Part, part_rows, table_of
-from fastweights.leaderboard.tables import NOT_RUN, columns_of
+from fastweights.leaderboard import PARTS, SIZES, Part, part_rows
+from fastweights.leaderboard.tables import columns_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
 COLUMNS = {
@@ -155,24 +155,17 @@ def all_memories(results: Path) -> str:
 
 def boards(results: Path) -> str:
     """One column of each trained part of the leaderboard at full size."""
-    cells: dict[str, list[str]] = {name: [] for name in MIXERS}
-    heads, shown = [], []
-    for part, column in COLUMNS.items():
-        rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
-        rows = [row for row in rows if row["column"] == column]
-        head, lines = table_of(PARTS[part], "full", rows, list(MIXERS))
-        shown += rows
-        found = {line[0].partition(" ")[0]: line[-1] for line in lines} if column in head else {}
-        heads.append(f"{part}: {column}")
-        for name, row in cells.items():
-            row.append(found.get(name, "–").replace(NOT_RUN, "–").replace("*", "\\*"))
-    exact = next((f"{row['exact']:.3f}" for row in shown if row.get("exact") is not None), "–")
+    columns = [evidence.board(part, results).get(column, {}) for part, column in COLUMNS.items()]
+    lines = [[f"`{name}`", *(found.get(name, "–") for found in columns)] for name in MIXERS]
+    regression = part_rows(PARTS["regression"], "full", results / "leaderboard", results)
+    exact = next((f"{row['exact']:.3f}" for row in regression if row["column"] == COLUMNS["regression"]), "–")
     text = f"""Equal state and equal parameters, the same data and grid of learning rates; most numbers are of one seed, so small
 differences mean nothing. Recall and state tracking: accuracy. Regression: squared error; exact ridge regression has {exact}.
 Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning, ! some runs diverged, ° no better
 than guessing. The [leaderboard](leaderboard.md) explains them, and has sizes and the other columns.
 """
-    return f"## By the leaderboard\n\n{text}\n{table(['memory', *heads], [[f'`{name}`', *row] for name, row in cells.items()])}"
+    heads = [f"{part}: {column}" for part, column in COLUMNS.items()]
+    return f"## By the leaderboard\n\n{text}\n{table(['memory', *heads], lines)}"
 
 
 def papers(results: Path) -> str:
@@ -194,8 +187,7 @@ def gaps(results: Path) -> str:
     names = [name for name in MIXERS if name not in ("softmax", "vla-softmax")]
     undecoded = [name for name in MIXERS if not evidence.decoding(name, results)]
     untimed = [name for name in names if not evidence.training_steps(name, results)]
-    trained = [part for part in PARTS.values() if part.kind in ("task", "language", "needle")]
-    missing = [text for part in trained if (text := missing_of(part, results))]
+    missing = [text for name in evidence.TRAINED if (text := missing_of(PARTS[name], results))]
     items = [
         *(
             [

@@ -3,6 +3,7 @@
     python benchmarks/decode_table.py --compile            compile the kernels of all rows, many processes at a time
     python benchmarks/decode_table.py                      time the rows that the result file lacks
     python benchmarks/decode_table.py --mixers gdn,softmax --batches 1,64 --again
+    python benchmarks/decode_table.py --mixers mine --import my_layers.py    a mixer of one's own
 
 24 layers of width 1024, 8 heads of 128, bfloat16, random weights. Timed is the captured step of `generate()` alone, by CUDA
 events over replays, after as many steps with random tokens as fill a memory. The context of softmax attention is slots full of
@@ -22,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, kept_rows, write_json
+from environment import describe, kept_rows, parse_with_mixers, write_json
 from judge.timing import Milliseconds
 
-from fastweights.layers import MIXERS, LayerCache
+from fastweights.layers import MIXERS, LayerCache, build_mixer
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.models.decoding import DecodeSteps
 
@@ -101,6 +102,16 @@ def wanted(mixer: str, batches: list[int]) -> list[tuple[int, int | None]]:
     return [(batch, context) for batch in batches for context in (CONTEXTS if mixer in GROWING else (None,))]
 
 
+def check_constant(mixer: str) -> None:
+    """Refuses a mixer whose speed depends on a context that this script does not know how to fill."""
+    with torch.device("meta"):
+        layer = build_mixer(mixer, hidden_size=16, num_heads=2)
+    if mixer not in GROWING and layer.state_size(1) != layer.state_size(2):
+        raise SystemExit(
+            f"--mixers names {mixer}, whose state grows; of such mixers only {', '.join(GROWING)} are timed"
+        )
+
+
 def name_of(mixer: str, batch: int, context: int | None) -> str:
     return f"{mixer}, batch {batch}" + ("" if context is None else f", context {context}")
 
@@ -122,10 +133,11 @@ def compile_one(mixer: str, batches: list[int]) -> None:
             captured(model, caches_of(model, batch, context), batch)
 
 
-def compile_all(mixers: list[str], batches: list[int]) -> None:
+def compile_all(mixers: list[str], batches: list[int], imports: list[str]) -> None:
+    options = ["--batches", ",".join(map(str, batches)), *(f"--import={module}" for module in imports)]
+
     def run(mixer: str) -> None:
-        command = [sys.executable, __file__, "--compile", "--mixers", mixer, "--batches", ",".join(map(str, batches))]
-        subprocess.run(command, check=True)
+        subprocess.run([sys.executable, __file__, "--compile", "--mixers", mixer, *options], check=True)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(run, mixers))
@@ -139,13 +151,15 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure rows that the result file has")
     parser.add_argument("--compile", action="store_true", help="only compile the kernels")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
+    arguments = parse_with_mixers(parser)
     mixers, batches = arguments.mixers.split(","), [int(batch) for batch in arguments.batches.split(",")]
+    for mixer in mixers:
+        check_constant(mixer)
     if arguments.compile:
         if len(mixers) == 1:
             compile_one(mixers[0], batches)
         else:
-            compile_all(mixers, batches)
+            compile_all(mixers, batches, arguments.imports)
         return
     path, device, rows = kept_rows(arguments.results, "decode-table", "rows")
     measured = describe()

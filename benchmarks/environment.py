@@ -1,7 +1,8 @@
-"""What a result file says of where it was measured, and how it is written."""
+"""What a result file says of where it was measured, how it is written, and the option of the benchmarks for a user's mixers."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import torch
 import fastweights
 from fastweights.environment import cpu_model
 from fastweights.files import write_bytes
+from fastweights.layers import import_mixers
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("fastweights", "benchmarks")
@@ -83,3 +85,17 @@ def kept_rows(folder: Path, name: str, rows: str) -> tuple[Path, str, dict[str, 
     device = torch.cuda.get_device_name()
     path = folder / f"{name}-{file_suffix(device)}.json"
     return path, device, json.loads(path.read_text())[rows] if path.exists() else {}
+
+
+def parse_with_mixers(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments of a command, once the modules of its option --import have registered their mixers."""
+    parser.add_argument(
+        "--import", dest="imports", action="append", default=[], metavar="MODULE",
+        help="module or .py file that registers mixers of your own; may be repeated",
+    )  # fmt: skip
+    arguments = parser.parse_args()
+    try:
+        import_mixers(arguments.imports)
+    except ValueError as error:
+        parser.error(str(error))
+    return arguments

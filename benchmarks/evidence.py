@@ -14,10 +14,13 @@ import torch
 from fastweights import ops
 from fastweights.experiments import Claim, ClaimRecord, claims_of, load_records
 from fastweights.layers import MIXERS, Mixer, build_mixer
+from fastweights.leaderboard import PARTS, part_rows, table_of
+from fastweights.leaderboard.tables import columns_of
 from fastweights.models import PRESETS, preset
 from fastweights.ops.framework.spec import spec_of
 
 RESULTS = Path(__file__).parent / "results"
+TRAINED = [name for name, part in PARTS.items() if part.kind in ("task", "language", "needle")]  # of the leaderboard
 WIDTH, HEADS = 1024, 8  # of the layers that pages describe, as in the decoding table
 
 # The ops of a layer, for its section in docs/rules.md; those of its preconditioner beside them.
@@ -136,6 +139,21 @@ def first_recall(name: str, results: Path = RESULTS) -> float | None:
     (content,) = contents("first_values.json", results)
     found = [row["accuracy"] for row in content["defaults of every mixer"] if row["mixer"] == name and row["seed"] == 0]
     return max(found, default=None)
+
+
+@cache
+def board(part: str, results: Path = RESULTS) -> dict[str, dict[str, str]]:
+    """What the leaderboard says of a part at full size, by column and mixer, the best number first: mean, place and marks."""
+    rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
+    found = {}
+    for column in columns_of(rows):
+        _, lines = table_of(PARTS[part], "full", [row for row in rows if row["column"] == column], ())
+        found[column] = {
+            line[0].partition(" ")[0]: line[-1].replace("*", "\\*")
+            for line in lines
+            if not line[0].startswith("*")  # the exact regression, which is no mixer
+        }
+    return found
 
 
 def op_times(name: str, results: Path = RESULTS) -> list[tuple[str, str, float, float | None]]:

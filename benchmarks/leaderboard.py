@@ -57,10 +57,13 @@ part again, `fastweights leaderboard --list` lists the parts. [untrained.md](unt
   ceiling where it has learned a task. It has no short convolution and learns late. Other mixers can be better in short trainings.
 - **What was not run says so.** A missing row means nothing about a mixer.
 
-A mixer of your own joins the trained parts by its name, and the rows that are there stay. Speed and memory are read from
-benchmarks, which know the mixers of the registry, and the rules without training have a declaration each.
+A mixer of your own joins every part by its name, and the rows that are there stay. Speed and memory are read from what the
+benchmarks have measured on a GPU; for a mixer that they lack, the second command prints those that measure it. The rules without
+training take a rule that `register_rule` declares ([own_rule.md](own_rule.md#compare-it)).
 
     fastweights leaderboard mqar regression --mixers mine --import my_layers.py
+    fastweights leaderboard training-speed decoding-speed memory --mixers mine --import my_layers.py
+    fastweights leaderboard rules --mixers mine --import my_layers.py
 """
 
 

@@ -12,6 +12,7 @@ from performance_text import anchor, number, table
 from fastweights.layers import MIXERS
 from fastweights.layers.description import described_options
 from fastweights.layers.registry import mixer_spec
+from fastweights.leaderboard import PARTS
 
 RULES_PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
 DEPARTURES = re.compile(r"^(?:- )?(?:Departures of|Departures from|How the text is read)\b", re.MULTILINE)
@@ -144,6 +145,24 @@ def recall(name: str) -> str:
     )
 
 
+def leaderboard(name: str) -> str:
+    """The mixer's numbers in the trained parts at full size, beside the best number of each column."""
+    rows = [
+        [f"{part}, {PARTS[part].measure}", column, found[name], f"{next(iter(found.values()))}, `{next(iter(found))}`"]
+        for part in evidence.TRAINED
+        for column, found in evidence.board(part).items()
+        if name in found
+    ]
+    if not rows:
+        return "Leaderboard at full size: not measured yet.\n"
+    return (
+        "[Leaderboard](../leaderboard.md) at full size, at equal state and equal parameters. Most numbers are of one seed, so "
+        "small differences mean nothing; ± is half the spread over seeds. In parentheses stands the place, = for a tie. Marks: "
+        "\\* still learning, ! some runs diverged, ° no better than guessing.\n\n"
+        + table(["part", "column", "this memory", "best number"], rows)
+    )
+
+
 def claims_table(name: str) -> str:
     rows = [
         [f"[{claim.name}](../claims.md#{claim.name.lower()})", f"**{status}**", escaped(claim.says)]
@@ -168,6 +187,7 @@ def render(name: str) -> str:
             decoding(name),
             training(name),
             recall(name),
+            leaderboard(name),
             claims_table(name),
             rule(name),
             "## Options\n",

@@ -4,6 +4,7 @@
     python benchmarks/training_steps.py --only palimpsa-d-760m "24 layers of gdn, compiled"
     python benchmarks/training_steps.py --mixers palimpsa-d,lattice --base gdn --batch 8    24 layers of width 1024
     python benchmarks/training_steps.py --compile blocks --replay              both sides by torch.compile, as CUDA graphs
+    python benchmarks/training_steps.py --mixers mine --import my_layers.py    a mixer of one's own
 
 A name with ", compiled" or ", compiled by blocks" is that model by torch.compile, as in "24 layers of gdn, compiled". With ",
 replayed" its forward and backward are a CUDA graph, as `fastweights train` takes them on one GPU.
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from environment import describe, file_suffix, kept_rows, write_json
+from environment import describe, file_suffix, kept_rows, parse_with_mixers, write_json
 from judge import tuning
 from judge.peers import is_installed
 from judge.timing import Milliseconds
@@ -259,7 +260,7 @@ def main() -> None:
     )
     parser.add_argument("--replay", action="store_true", help="both models of every comparison as CUDA graphs")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
+    arguments = parse_with_mixers(parser)
     tuning.keep_choices()
     comparisons = [both(one, arguments.compile, arguments.replay) for one in chosen(arguments)]
     path, device, rows = kept_rows(arguments.results, "training-steps", "comparisons")

@@ -17,9 +17,10 @@ BUILD = "import sys, hatchling.build as backend; print(getattr(backend, 'build_'
 EXTRAS = "viz,train"
 
 
-def run(*command: str | Path, cwd: Path, path: str | None = None) -> str:
+def run(*command: str | Path, cwd: Path, path: str | None = None, columns: int = 80) -> str:
     """The output of a command, which finds no modules beside those of its environment and `path`."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["COLUMNS"] = str(columns)
     if path is not None:
         environment["PYTHONPATH"] = path
     ended = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True)
@@ -48,7 +49,11 @@ def test_the_distributions_are_complete(built: tuple[Path, Path]) -> None:
     assert {"tests/test_package.py", "examples/own_rule/two_speed.py", "benchmarks/choosing.py"} <= inside
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fastweights").rglob("*") if path.is_file()}
     package = {name for name in package if "__pycache__" not in name}
-    assert package <= inside and package <= set(zipfile.ZipFile(wheel).namelist())
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert package <= inside and package <= packed
+    records = {path.name for path in (ROOT / "benchmarks" / "results" / "claims").iterdir()}
+    assert {f"benchmarks/results/claims/{name}" for name in records} <= inside
+    assert {f"fastweights/experiments/records/{name}" for name in records} <= packed
 
 
 @pytest.mark.slow
@@ -74,7 +79,8 @@ def test_a_fresh_installation_runs(built: tuple[Path, Path], tmp_path: Path) -> 
 
     command = environment / "bin" / "fastweights"
     assert "\ngdn " in run(command, "recall", "--list", cwd=work)
-    assert "\nC35 " in run(command, "reproduce", "--list", cwd=work)
+    claims = " ".join(run(command, "reproduce", "--list", cwd=work, columns=200).split())
+    assert " C5 pdn cpu does not hold does not hold " in claims and " C35 " in claims  # expected, and found
     small = "--mixers linear,gdn --pairs 2 --steps 3 --width 8 --heads 1 --learning-rates 0.01 --test-examples 8 --workers 1"
     run(command, "recall", *small.split(), "--output", "recall", cwd=work)
     results = json.loads((work / "recall" / "results.json").read_text())

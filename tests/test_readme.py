@@ -1,10 +1,14 @@
-"""The examples of the README run. tests/house/test_docs.py looks at its links, tests/documentation at its commands."""
+"""The examples of the README run, and its tables and figures are generated. tests/house/test_docs.py looks at its links,
+tests/documentation at its commands."""
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
-import statistics
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,10 @@ import pytest
 from fastweights.layers import registry
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import page_parts  # noqa: E402
+
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
@@ -24,58 +32,57 @@ def test_examples_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     exec(compile(code, "README.md", "exec"), {"__name__": "example"})
 
 
-def result(name: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+def test_tables_and_measured_figures_are_generated() -> None:
+    assert page_parts.render(page_parts.README) == README, f"run {page_parts.COMMAND}"
 
 
-def test_speeds_in_the_words_are_those_of_the_results() -> None:
-    text, rows = " ".join(README.split()), result("decode-table-nvidia-h200")["rows"]
+def test_other_results_are_other_words(tmp_path: Path) -> None:
+    """Every number is that of its row in its result file."""
+    shutil.copytree(page_parts.RESULTS, tmp_path, dirs_exist_ok=True)
+    replayed, longer = ", compiled by blocks, replayed", [333.0, 333.0, 333.0]
 
-    def speed(row: str) -> str:
-        tokens = rows[row]["tokens/s"]
-        return f"{round(tokens, -1 if tokens < 1000 else -2):,.0f}"
+    def change(name: str, *changes: tuple[tuple[str, ...], Any]) -> None:
+        path = tmp_path / f"{name}.json"
+        content = json.loads(path.read_text())
+        for (*keys, last), value in changes:
+            functools.reduce(operator.getitem, keys, content)[last] = value
+        path.write_text(json.dumps(content))
 
-    def softmax(batch: int, context: int) -> str:
-        return speed(f"softmax, batch {batch}, context {context}")
-
-    assert (
-        f"`gdn` generates {speed('gdn, batch 1')} tokens per second for one sequence and {speed('gdn, batch 64')} for 64"
-        in text
+    change(
+        "decode-table-nvidia-h200", (("rows", "gdn, batch 1", "tokens/s"), 123.0),
+        (("rows", "softmax, batch 64, context 16384", "tokens/s"), 54321.0),
+        (("rows", "softmax, batch 64, context 131072"), {"tokens/s": 1234.0}),
+    )  # fmt: skip
+    change("generate-nvidia-h200", (("mixers", "gdn", "prefill of 16384", "ms"), 16.384))
+    gated, vla = (f"24 layers of {name}{replayed}" for name in ("gated gdn", "vla"))
+    change(
+        "training-steps-nvidia-h200", (("comparisons", vla, "step of the base"), 9.87),
+        (("comparisons", gated, "models", gated, "step, ms"), longer),
+        (("comparisons", "24 layers of gdn, replayed", "models", "24 layers of gdn", "step, ms"), [444.0] * 3),
+        (("comparisons", "palimpsa-d-170m", "step of the base"), 7.65),
+    )  # fmt: skip
+    change("scaling-nvidia-h100-80gb-hbm3", (("trainings", "gdn-1b", "2 GPUs, DDP", "share of one GPU"), 0.123))
+    change(
+        "transformers-models-nvidia-h200", (("models", "qwen3_next", "times", "training step", "times faster"), 1.25)
     )
-    assert f"Softmax attention generates {softmax(1, 2048)} and {softmax(64, 2048)} at 2,048 tokens of context" in text
-    assert f"{softmax(1, 16384)} and {softmax(64, 16384)} at 16,384, and {softmax(1, 131072)} at 131,072" in text
+    text = " ".join(page_parts.measured(tmp_path).split())
+    for said in (
+        "`gdn` generates 120 tokens per second for one sequence", "and 54,300 at 16,384",
+        "and 1,200 at 131,072. `gdn` reads a prompt at 1,000,000 tokens", "9.87 with `vla`", "`gdn` takes 333 ms, where",
+        "Called eagerly it takes 444 ms", "7.65 times at 170M", "each GPU processes .12 of", "train 1.2 times as fast",
+    ):  # fmt: skip
+        assert said in text and said not in " ".join(README.split())
 
 
-def test_training_steps_in_the_words_are_those_of_the_results() -> None:
-    text, steps = " ".join(README.split()), result("training-steps-nvidia-h200")["comparisons"]
-    replayed = ", compiled by blocks, replayed"
-
-    def step(comparison: str, model: str = "") -> float:
-        return float(steps[comparison]["models"][model or comparison]["step, ms"][0])
-
-    names = {"pgdn": "pgdn", "kda": "kda", "rls": "rls", "lattice-encode": "lattice", "gka": "gka", "vla": "vla",
-             "palimpsa-d": "palimpsa-d"}  # fmt: skip
-    bases = {name: step(f"24 layers of {name}{replayed}", f"24 layers of gdn{replayed}") for name in names}
-    assert f"takes {statistics.median(bases.values()):.0f} ms with `gdn`, compiled by blocks" in text
-    assert f"Called eagerly it takes {step('24 layers of gdn, replayed', '24 layers of gdn'):.0f} ms" in text
-    sentence = text[text.index("Compiled and replayed, it takes") :]
-    for name, shown in names.items():
-        ratio = f"{step(f'24 layers of {name}{replayed}') / bases[name]:.2f}"
-        assert re.search(rf"{ratio} (times as long )?with `{shown}`", sentence), (name, ratio)
-    gated, theirs = f"24 layers of gated gdn{replayed}", "24 layers of flash-linear-attention's gdn, compiled, replayed"
-    assert f"`gdn` takes {step(gated):.0f} ms, where flash-linear-attention's model of that size takes" in text
-    assert f"takes {step(gated, theirs):.0f} compiled and replayed" in text
-    for size, words in (("760m", "Palimpsa's 760M model takes {:.2f} times"), ("170m", "and {:.2f} times at 170M")):
-        one = f"palimpsa-d-{size}"
-        assert words.format(step(one) / step(one, f"palimpsa-d-plain-{size}")) in text
+def test_the_table_of_layers_says_which_decays_there_are() -> None:
+    found = [page_parts.decay(name) for name in ("softmax", "deltanet", "retnet", "gdn", "kda", "palimpsa-d")]
+    assert found == ["", "none", "per head, not learned", "per head", "per key channel", "per head"]
+    assert "| `pgdn` | gated DeltaNet with preconditioned write keys, as pdn has | per head | H K (V + 1) |" in README
 
 
-def test_other_speeds_in_the_words_are_those_of_the_results() -> None:
-    text = " ".join(README.split())
-    shares = result("scaling-nvidia-h100-80gb-hbm3")["trainings"]["gdn-1b"]
-    ddp, fsdp = (f"{shares[f'2 GPUs, {way}']['share of one GPU']:.2f}".lstrip("0") for way in ("DDP", "FSDP2"))
-    assert f"With DDP each GPU processes {ddp} of the tokens per second of one GPU alone, with FSDP2 {fsdp}." in text
-    faster = result("transformers-models-nvidia-h200")["models"]["qwen3_next"]["times"]["training step"]["times faster"]
-    assert f"train {faster:.1f} times as fast after `accelerate()`" in text
-    prompt = result("generate-nvidia-h200")["mixers"]["gdn"]["prefill of 16384"]["ms"]
-    assert f"`gdn` reads a prompt at {round(16384 / prompt * 1e3, -4):,.0f} tokens per second" in text
+def test_a_page_without_the_marks_of_a_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("no marks")
+    monkeypatch.setitem(page_parts.PARTS, page, {"layers": page_parts.layers})
+    with pytest.raises(ValueError, match="README.md needs the lines <!-- layers: written by"):
+        page_parts.render(page)

@@ -46,14 +46,15 @@ def leaderboard(
     """Compare memory layers on the same tasks, at equal state size and equal parameters.
 
     Every run is kept as soon as it has ended: an interrupted command continues when it is given again, and a mixer of your own
-    joins the results that are there by its name (--mixers NAME --import MODULE).
+    joins the results that are there by its name (--mixers NAME --import MODULE). Speed and memory are read from the
+    files of the benchmarks; what these lack is named with the command that measures it.
     """
     with one_line_errors(CONTINUES), StopSignals():
         import_mixers(imports)
         from ..checks import check_choice
         from ..layers import MIXERS, MixerChoice, parse_mixers
         from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
-        from ..leaderboard.terminal import parts_table, plain
+        from ..leaderboard.terminal import how_to_measure, parts_table, plain
         from ..training.progress import reporter_for
 
         chosen = [find_part(name) for name in parts or ()]
@@ -85,3 +86,5 @@ def leaderboard(
             Console().print(plain(part, *table_of(part, size, rows, labels)))
             if path is not None:
                 print(f"Results: {path}\n")
+            elif how := how_to_measure(part, labels, rows, imports or (), measurements):
+                print(how)

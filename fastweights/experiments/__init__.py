@@ -5,7 +5,7 @@ They lie inside the package, so that the command works from an installed wheel. 
 
 from .claim import OWN, PAPERS, SOURCES, STATUSES, Claim, Conditions, Measurement, Status, Verdict
 from .ledger import claim_names, claims_of, find_claim
-from .record import ClaimRecord, load_record, load_records, save_record
+from .record import ClaimRecord, committed_records, load_record, load_records, save_record
 from .run import run_claim
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Verdict",
     "claim_names",
     "claims_of",
+    "committed_records",
     "find_claim",
     "load_record",
     "load_records",

@@ -12,7 +12,10 @@ from ..results.recall import ResultsError, read_object
 from .claim import STATUSES, Measurement, Status
 from .ledger import claim_names
 
-__all__ = ["ClaimRecord", "load_record", "load_records", "record_path", "save_record"]
+__all__ = ["ClaimRecord", "committed_records", "load_record", "load_records", "record_path", "save_record"]
+
+PACKAGED = Path(__file__).parent / "records"  # in a wheel (pyproject.toml), which has no benchmarks/
+COMMITTED = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "benchmarks" / "results" / "claims"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,3 +82,8 @@ def load_records(folder: Path) -> dict[str, ClaimRecord]:
     """The records in a folder, by claim; none where there is no folder."""
     paths = {name: record_path(folder, name) for name in claim_names()}
     return {name: load_record(path) for name, path in paths.items() if path.exists()}
+
+
+def committed_records() -> dict[str, ClaimRecord]:
+    """The records that the library comes with, by claim: in a checkout those of benchmarks/results, else those of the wheel."""
+    return load_records(COMMITTED)

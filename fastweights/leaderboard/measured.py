@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..layers import MIXERS
 from ..results.recall import read_object
 
-__all__ = ["COMMANDS", "mixer_of", "read_rows"]
+__all__ = ["commands", "cost_of_reading", "mixer_of", "read_rows"]
 
 LAYERS, REPLAYED = "24 layers of ", ", compiled by blocks, replayed"
-COMMANDS = {
-    "training-speed": (
-        "python benchmarks/training_steps.py --compile blocks --replay --mixers MIXER,... (about 20 seconds of one GPU per mixer)"
-    ),
-    "decoding-speed": "python benchmarks/decode_table.py --mixers MIXER,... (about 15 seconds of one GPU per mixer)",
-    "memory": "the two commands of training-speed and decoding-speed",
+# What measures a part, and seconds of one GPU per mixer.
+BENCHMARKS = {
+    "training-speed": (("benchmarks/training_steps.py", "--compile", "blocks", "--replay"), 20),
+    "decoding-speed": (("benchmarks/decode_table.py",), 15),
 }
+MEASURED_BY = {"training-speed": ["training-speed"], "decoding-speed": ["decoding-speed"], "memory": [*BENCHMARKS]}
+
+
+def commands(part: str, mixers: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """The command lines that measure these mixers for a part, in a checkout of the repository and on a GPU."""
+    return [
+        shlex.join(["python", *BENCHMARKS[one][0], "--mixers", ",".join(mixers), *options]) for one in MEASURED_BY[part]
+    ]
+
+
+def cost_of_reading(part: str) -> str:
+    """The command that measures a part, and how long it takes."""
+    if part not in BENCHMARKS:
+        return f"the two commands of {' and '.join(MEASURED_BY[part])}"
+    (command,) = commands(part, ["MIXER", "..."])
+    return f"{command} (about {BENCHMARKS[part][1]} seconds of one GPU per mixer)"
 
 
 def read_rows(part: str, folder: Path) -> list[dict[str, Any]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..checks import check_choice, check_text, check_texts, describe_value
 from ..ops import (
     delta_rule,
     elementwise_longhorn,
@@ -27,7 +28,7 @@ from ..ops import (
 )
 from .streams import Stream
 
-__all__ = ["GRID", "LEFT_OUT", "RULES", "SAME_RULE", "Gates", "Rule"]
+__all__ = ["GRID", "LEFT_OUT", "RULES", "SAME_RULE", "Gates", "Rule", "RuleInputs", "known_rules", "register_rule"]
 
 # What a gate may be. Every rule gets the best of these for the gates that it has.
 GRID: dict[str, tuple[float, ...]] = {
@@ -71,8 +72,13 @@ class Rule:
             yield Gates(**dict(zip(self.gates, values, strict=True)))
 
 
-class _Inputs:
-    """A stream with one head, and gates as tensors: the arguments of an op."""
+class RuleInputs:
+    """A stream with one head, and gates as tensors: the arguments of an op.
+
+    Attributes:
+        q, k, v: [B, T, 1, d], float64. Keys have unit length.
+        g: log of the decay [B, T, 1]. beta: the gain [B, T, 1]. one: ones [B, T, 1].
+    """
 
     def __init__(self, stream: Stream, gates: Gates) -> None:
         self.q, self.k, self.v = (x[:, :, None] for x in (stream.q, stream.k, stream.v))
@@ -81,89 +87,97 @@ class _Inputs:
         self.one = torch.ones_like(self.g)
 
 
-def _answers(rule: Callable[[_Inputs, Gates], Tensor]) -> Callable[[Stream, Gates], Tensor]:
+RuleFunction = Callable[[RuleInputs, Gates], Tensor]
+
+
+def _answers(name: str, rule: RuleFunction) -> Callable[[Stream, Gates], Tensor]:
     def answers(stream: Stream, gates: Gates) -> Tensor:
-        return rule(_Inputs(stream, gates), gates)[:, :, 0]
+        inputs = RuleInputs(stream, gates)
+        found = rule(inputs, gates)
+        if found.shape != inputs.v.shape:
+            wanted, got = list(inputs.v.shape), list(found.shape)
+            raise ValueError(f"rule {name!r} must return answers of the shape of v, {wanted}, got {got}")
+        return found[:, :, 0]
 
     return answers
 
 
-def _linear(x: _Inputs, gates: Gates) -> Tensor:
+def _linear(x: RuleInputs, gates: Gates) -> Tensor:
     return linear_attention(x.q, x.k, x.v, x.g, scale=1.0)[0]
 
 
-def _divided_queries(x: _Inputs, gates: Gates) -> Tensor:
+def _divided_queries(x: RuleInputs, gates: Gates) -> Tensor:
     q, _ = precondition_queries(x.q, x.k, x.g, x.one, ridge=gates.ridge)
     return linear_attention(q, x.k, x.v, x.g, scale=1.0)[0]
 
 
-def _linear_by_write_keys(x: _Inputs, gates: Gates) -> Tensor:
+def _linear_by_write_keys(x: RuleInputs, gates: Gates) -> Tensor:
     w, _ = precondition_keys(x.k, x.g, x.one, CENTER, bound=BOUND)
     return linear_attention(x.q, w, x.v, x.g, scale=1.0)[0]
 
 
-def _delta(x: _Inputs, gates: Gates) -> Tensor:
+def _delta(x: RuleInputs, gates: Gates) -> Tensor:
     return delta_rule(x.q, x.k, x.v, x.beta, x.g, scale=1.0)[0]
 
 
-def _preconditioned_delta(x: _Inputs, gates: Gates) -> Tensor:
+def _preconditioned_delta(x: RuleInputs, gates: Gates) -> Tensor:
     return preconditioned_delta_rule(
         x.q, x.k, x.v, x.beta, x.g, precond_g=x.g, precond_beta=x.one, center=CENTER, bound=BOUND, scale=1.0
     )[0]
 
 
-def _longhorn(x: _Inputs, gates: Gates) -> Tensor:
+def _longhorn(x: RuleInputs, gates: Gates) -> Tensor:
     return delta_rule(x.q, x.k, x.v, x.beta / (1 + x.beta), scale=1.0)[0]
 
 
-def _longhorn_by_element(x: _Inputs, gates: Gates) -> Tensor:
+def _longhorn_by_element(x: RuleInputs, gates: Gates) -> Tensor:
     return elementwise_longhorn(x.q, x.k, x.v, x.beta[..., None].expand_as(x.v), scale=1.0)[0]
 
 
-def _efla(x: _Inputs, gates: Gates) -> Tensor:
+def _efla(x: RuleInputs, gates: Gates) -> Tensor:
     return delta_rule(x.q, x.k, x.v, -torch.expm1(-x.beta), scale=1.0)[0]
 
 
-def _comba(x: _Inputs, gates: Gates) -> Tensor:
+def _comba(x: RuleInputs, gates: Gates) -> Tensor:
     read = FEEDBACK / gates.decay * x.k
     return delta_rule(x.q - CORRECTION * x.k, read, x.v, x.beta, x.g, write_key=x.k, scale=1.0)[0]
 
 
-def _printed_delta(x: _Inputs, gates: Gates) -> Tensor:
+def _printed_delta(x: RuleInputs, gates: Gates) -> Tensor:
     return delta_rule(x.q, x.k / gates.decay, x.v, x.one, x.g, write_key=x.k, scale=1.0)[0]
 
 
-def _palimpsa(x: _Inputs, gates: Gates) -> Tensor:
+def _palimpsa(x: RuleInputs, gates: Gates) -> Tensor:
     beta = x.beta[..., None].expand_as(x.v)
     return palimpsa(x.q, x.k, beta * x.v, beta, x.g, prior=gates.ridge, scale=1.0)[0]
 
 
-def _kalmanet(x: _Inputs, gates: Gates) -> Tensor:
+def _kalmanet(x: RuleInputs, gates: Gates) -> Tensor:
     return gated_kalmanet(x.q, x.k, x.v, x.g, ridge=gates.ridge, solver="exact", scale=1.0)[0]
 
 
-def _mesa(x: _Inputs, gates: Gates) -> Tensor:
+def _mesa(x: RuleInputs, gates: Gates) -> Tensor:
     return mesa(x.q, x.k, x.v, x.g, x.one, gates.ridge, iterations=2 * x.k.shape[-1], scale=1.0)[0]
 
 
-def _least_squares(x: _Inputs, gates: Gates) -> Tensor:
+def _least_squares(x: RuleInputs, gates: Gates) -> Tensor:
     g = None if gates.decay == 1 else x.g
     return recursive_least_squares(x.q, x.k, x.v, x.one, g, ridge=gates.ridge, scale=1.0)[0]
 
 
-def _lattice(objective: str) -> Callable[[_Inputs, Gates], Tensor]:
-    def rule(x: _Inputs, gates: Gates) -> Tensor:
+def _lattice(objective: str) -> Callable[[RuleInputs, Gates], Tensor]:
+    def rule(x: RuleInputs, gates: Gates) -> Tensor:
         v = torch.nn.functional.normalize(x.v, dim=-1)
         return lattice(x.q, x.k, v, x.beta, objective=objective, decay=x.g.exp())[0]
 
     return rule
 
 
-def _ttt(x: _Inputs, gates: Gates) -> Tensor:
+def _ttt(x: RuleInputs, gates: Gates) -> Tensor:
     return output_normalized_ttt(x.q, x.k, torch.nn.functional.normalize(x.v, dim=-1), x.beta)[0]
 
 
-def _variational(x: _Inputs, gates: Gates) -> Tensor:
+def _variational(x: RuleInputs, gates: Gates) -> Tensor:
     """S^T q: the divisor z.q, which serves positive keys alone, is multiplied back."""
     eps, size = 1e-4, x.k.shape[-1]
     o, _ = variational_linear_attention(x.q, x.k, x.v, x.k * size**-0.5, ridge=gates.ridge, eps=eps)
@@ -209,10 +223,11 @@ def _rules() -> Iterator[Rule]:
         ("vla-deltanet", ("decay",), _matrix, _printed_delta),
         ("rls", ("decay", "ridge"), _two_matrices, _least_squares),
     ):
-        yield Rule(name=name, gates=gates, state=state, answers=_answers(rule))
+        yield Rule(name=name, gates=gates, state=state, answers=_answers(name, rule))
 
 
 RULES = {rule.name: rule for rule in _rules()}
+_REGISTERED: dict[str, Rule] = {}
 # Mixers that have the rule of another one where gates are fixed and equal for all channels.
 SAME_RULE = {
     "retnet": "gla", "mamba2": "gla", "pmamba2": "pgla", "pmamba2-tied": "pgla", "kda": "gdn", "pkda": "pgdn",
@@ -223,3 +238,40 @@ LEFT_OUT = {
     "vla-softmax": "keeps every token: no memory of fixed size",
     "vla-linear": "is `linear` with a divisor for positive keys, and these streams have keys of both signs",
 }
+
+
+def known_rules() -> dict[str, Rule]:
+    """The rules of the library and those that were registered, by name."""
+    return {**RULES, **_REGISTERED}
+
+
+def register_rule(
+    name: str, *, gates: Sequence[str], state: Callable[[int], int]
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Declare the rule of a mixer for the comparison without training; a decorator of the function that computes it.
+
+    The function gets a `RuleInputs` and the `Gates` of the grid, and returns answers [B, T, 1, d] for its queries. In a notebook
+    a rule that is declared again takes its own place.
+
+    Args:
+        name: of the mixer, which `fastweights leaderboard rules --mixers NAME` names.
+        gates: the gates that it reads, of "decay", "gain" and "ridge"; each takes the values of one grid for all rules.
+        state: numbers that the memory of one head holds, of d key and d value channels.
+
+    Raises:
+        TypeError: an argument of a wrong kind.
+        ValueError: a name of the library, or an unknown gate.
+    """
+    check_text("name", name, what="the name of a mixer", empty=False)
+    if name in {*RULES, *SAME_RULE, *LEFT_OUT}:
+        raise ValueError(f"name must not be that of a mixer of the library, got {name!r}; choose another name")
+    for gate in check_texts("gates", gates, what="names of gates"):
+        check_choice("gates", gate, GRID)
+    if not callable(state):
+        raise TypeError(f"state must be a function of d that gives numbers per head, got {describe_value(state)}")
+
+    def register(rule: RuleFunction) -> RuleFunction:
+        _REGISTERED[name] = Rule(name=name, gates=tuple(gates), state=state, answers=_answers(name, rule))
+        return rule
+
+    return register

@@ -12,7 +12,7 @@ from .measured import read_rows
 from .parts import Part
 from .record import board_path, load_board
 from .request import Request
-from .rules import LEFT_OUT, RULES, SAME_RULE
+from .rules import LEFT_OUT, SAME_RULE, known_rules
 from .sizes import SIZES
 from .tables import part_table
 from .trainings import run_tasks
@@ -21,6 +21,7 @@ from .untrained import measure_untrained
 __all__ = ["RULES_SIZE", "find_rules", "part_rows", "resolution_of", "run_part", "table_of"]
 
 RULES_SIZE = "cpu"  # the rules without training have one size
+NOT_DECLARED = "has no rule that is declared there (fastweights.leaderboard.register_rule declares one)"
 
 
 def run_part(part: Part, request: Request) -> Path | None:
@@ -42,14 +43,15 @@ def find_rules(mixers: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ValueError: a mixer whose rule cannot be measured without training, unless others can.
     """
+    rules = known_rules()
     if set(mixers) >= set(MIXERS):
-        return tuple(RULES)
+        return tuple(rules)
     wanted = dict.fromkeys(SAME_RULE.get(name, name) for name in mixers)
-    found = tuple(name for name in wanted if name in RULES)
+    found = tuple(name for name in wanted if name in rules)
     if not found:
-        reasons = "; ".join(f"{name} {LEFT_OUT.get(name, 'has no rule that is declared there')}" for name in wanted)
+        reasons = "; ".join(f"{name} {LEFT_OUT.get(name, NOT_DECLARED)}" for name in wanted)
         raise ValueError(
-            f"mixers must name at least one whose rule runs without training, of {', '.join(RULES)}: {reasons}"
+            f"mixers must name at least one whose rule runs without training, of {', '.join(rules)}: {reasons}"
         )
     return found
 
@@ -74,7 +76,7 @@ def table_of(
     part: Part, size: str, rows: Sequence[Mapping[str, Any]], mixers: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
     """The table of a part with a line for each of `mixers`."""
-    names = tuple(RULES) if part.kind == "rules" else mixers
+    names = tuple(known_rules()) if part.kind == "rules" else mixers
     return part_table(part, rows, names, resolution_of(part, size))
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from ..analysis.table_style import add_row, plain_table
 from ..layers import MIXERS
-from .measured import COMMANDS, mixer_of
+from .measured import commands, cost_of_reading, mixer_of
 from .parts import Part
-from .rules import RULES
+from .rules import known_rules
 from .run import part_rows
 from .sizes import SIZES
 from .tables import explanation
 
-__all__ = ["cost_of", "parts_table", "plain"]
+__all__ = ["cost_of", "how_to_measure", "parts_table", "plain"]
 
 
 def parts_table(parts: Sequence[Part], size: str, output: Path, measurements: Path) -> Table:
@@ -29,7 +30,7 @@ def parts_table(parts: Sequence[Part], size: str, output: Path, measurements: Pa
     )
     for part in parts:
         found = {mixer_of(row["mixer"]) for row in part_rows(part, size, output, measurements)}
-        every = len(RULES) if part.kind == "rules" else len(MIXERS)
+        every = len(known_rules()) if part.kind == "rules" else len(MIXERS)
         add_row(table, part.name, f"{len(found)} of {every}", cost_of(part, size), part.says)
     return table
 
@@ -37,7 +38,7 @@ def parts_table(parts: Sequence[Part], size: str, output: Path, measurements: Pa
 def cost_of(part: Part, size: str) -> str:
     """Time with every mixer of the library, or the command that measures what is read."""
     if part.kind == "read":
-        return f"read from the files of {COMMANDS[part.name]}"
+        return f"read from the files of {cost_of_reading(part.name)}"
     return "2 minutes of one core" if part.kind == "rules" else SIZES[size].cost[part.name]
 
 
@@ -47,3 +48,20 @@ def plain(part: Part, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Ta
     for line in lines:
         add_row(table, *line)
     return table
+
+
+def how_to_measure(
+    part: Part, mixers: Sequence[str], rows: Sequence[Mapping[str, Any]], imports: Sequence[str], measurements: Path
+) -> str:
+    """What measures those of `mixers` that the rows of a part that is read lack; "" where none is missing.
+
+    Paths are absolute, because the benchmarks run in another folder.
+    """
+    found = {mixer_of(row["mixer"]) for row in rows}
+    missing = [name for name in mixers if name in MIXERS and name not in found]
+    if part.kind != "read" or not missing:
+        return ""
+    modules = [str(Path(module).resolve()) if module.endswith(".py") else module for module in imports]
+    options = [word for module in modules for word in ("--import", module)]
+    lines = commands(part.name, missing, [*options, "--results", str(measurements.resolve())])
+    return "\n  ".join(["To measure what is missing, in a checkout of the repository and on a GPU:", *lines]) + "\n"

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from .record import Board, measured_here
-from .rules import GRID, RULES, Gates, Rule
+from .rules import GRID, RULES, Gates, Rule, known_rules
 from .streams import STREAMS, Stream, StreamKind, exact_answers, first_compared
 
 __all__ = [
@@ -222,14 +222,14 @@ def declaration() -> dict[str, Any]:
 def measure_untrained(
     output: Path, rules: Sequence[str] = tuple(RULES), report: Callable[[str], None] = lambda line: None
 ) -> Board:
-    """Measure the rules on every stream at every size, but for the rows that the folder `output` has."""
+    """Measure the rules on every stream at every size, but for the rows of the library's rules that the folder `output` has."""
     board = Board.opened(output, "rules", "cpu", declaration())
     where = measured_here("cpu")
     for kind in STREAMS.values():
         for size in SIZES:
             for name in rules:
                 key = f"{kind.name}, d = {size}, {name}"
-                if key not in board.rows:
-                    board.add(key, {**measure_rule(kind, RULES[name], size), "measured": where})
+                if key not in board.rows or name not in RULES:  # a rule of the user may have changed
+                    board.add(key, {**measure_rule(kind, known_rules()[name], size), "measured": where})
             report(f"{kind.name}, d = {size}: {len(rules)} rules")
     return board

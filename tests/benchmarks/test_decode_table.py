@@ -10,7 +10,7 @@ import decode_table
 import pytest
 import torch
 
-from fastweights.layers import MIXERS
+from fastweights.layers import MIXERS, registry
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 
@@ -39,11 +39,38 @@ def test_a_run_continues_after_the_rows_that_it_has(monkeypatch: pytest.MonkeyPa
     assert len(rows()) == 8 and rows()["softmax, batch 8, context 131072"]["refused"] == "does not fit"
 
 
+def test_processes_that_compile_import_the_mixers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(decode_table.subprocess, "run", lambda command, check: commands.append(command))
+    decode_table.compile_all(["gdn", "mine"], [1, 8], ["my layers.py", "other"])
+    ends = ["--batches", "1,8", "--import=my layers.py", "--import=other"]
+    assert sorted(command[3:] for command in commands) == [["--mixers", name, *ends] for name in ("gdn", "mine")]
+
+
+def test_a_module_that_is_not_there_ends_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["decode_table.py", "--import", "no_such_file.py"])
+    with pytest.raises(SystemExit):
+        decode_table.main()
+    assert "cannot import no_such_file.py: there is no such file" in capsys.readouterr().err
+
+
 def test_every_memory_has_rows_and_softmax_attention_one_for_every_context() -> None:
     names = [decode_table.name_of(mixer, *one) for mixer in MIXERS for one in decode_table.wanted(mixer, [1, 8, 64])]
     growing = [mixer for mixer, spec in MIXERS.items() if "after T tokens" in spec.state]
     assert list(decode_table.GROWING) == growing
     assert len(set(names)) == len(names) == 3 * (len(MIXERS) - len(growing)) + 9 * len(growing)
+
+
+def test_a_mixer_of_ones_own_that_keeps_every_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = registry._REGISTRY.specs
+    monkeypatch.setattr(registry._REGISTRY, "specs", {**specs, "mine": specs["softmax"]})
+    monkeypatch.setattr(sys, "argv", ["decode_table.py", "--mixers", "gdn,softmax,mine"])
+    with pytest.raises(
+        SystemExit, match="names mine, whose state grows; of such mixers only softmax, vla-softmax are timed"
+    ):
+        decode_table.main()
 
 
 def test_a_full_ring_is_the_context_of_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,15 @@
 
 import json
 import re
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastweights.cli import main
-from fastweights.layers import registry
+from fastweights.layers import MIXERS, registry
 from fastweights.leaderboard import PARTS, SIZES
 from tests.leaderboard.toy import TOY, task, train_here
 
@@ -98,6 +100,52 @@ def test_speed_and_memory_are_read_from_what_was_measured(capsys, tmp_path, part
         assert [line for line in printed.splitlines() if line.startswith("softmax ")] == [
             line for line in printed.splitlines() if line.startswith("softmax at ")
         ]
+
+
+def test_what_was_not_measured_is_named_with_its_commands(capsys, tmp_path, monkeypatch):
+    """The benchmarks take the commands as they are printed, and their rows are read."""
+    monkeypatch.setattr(registry._REGISTRY, "specs", dict(registry._REGISTRY.specs))
+    monkeypatch.syspath_prepend(str(MEASURED.parent))
+    import decode_table
+    import training_steps
+
+    file, folder = tmp_path / "mine.py", tmp_path / "measured"
+    file.write_text(MINE)
+    options = ("--mixers", "board-mine", "--import", file, "--measurements", folder)
+    code, printed, _ = run(capsys, "training-speed", "decoding-speed", "memory", *options)
+    commands = [shlex.split(line) for line in printed.splitlines() if line.startswith("  python ")]
+    assert code == 0 and [command[1].rpartition("/")[2] for command in commands] == 2 * [
+        "training_steps.py",
+        "decode_table.py",
+    ]
+
+    def kept_rows(folder, name, rows):
+        return folder / f"{name}-test.json", "a GPU", {}
+
+    model = {"step, ms": [100.0] * 3, "tokens/s": 1.0, "activations, GiB": 1.0, "first step, s": 1.0}
+    step = {"tokens/s": 7777.0, "state, bytes per sequence": 5e6, "step, ms": [1.0] * 3}
+    for module in (decode_table, training_steps):
+        monkeypatch.setattr(module, "kept_rows", kept_rows)
+    monkeypatch.setattr(decode_table, "built", lambda mixer: mixer)
+    monkeypatch.setattr(decode_table, "measure", lambda model, batch, context: step)
+    monkeypatch.setattr(training_steps.tuning, "keep_choices", lambda: None)
+    monkeypatch.setattr(
+        training_steps, "compare", lambda one, length, rounds: {
+            "batch": one.batch, "length": length, "models": {name: model for name in one[:2]}, "step of the base": 1.0,
+        },
+    )  # fmt: skip
+    for module, (_, script, *arguments) in zip((training_steps, decode_table), commands):
+        del registry._REGISTRY.specs["board-mine"]  # as in a process that has not imported it
+        for name in [name for name in sys.modules if name.startswith("fastweights_import_mine")]:
+            del sys.modules[name]
+        monkeypatch.setattr("sys.argv", [script, *arguments])
+        module.main()
+        assert "board-mine" in MIXERS
+    capsys.readouterr()
+    for part, cell in {"training-speed": "163,840", "decoding-speed": "7,777", "memory": "5.000"}.items():
+        code, printed, _ = run(capsys, part, *options)
+        line = next(line for line in printed.splitlines() if line.startswith("board-mine"))
+        assert cell in line and "not run" not in line and "python" not in printed
 
 
 def test_nothing_measured_is_not_run(capsys, tmp_path):

@@ -17,9 +17,12 @@ def run(capsys, *arguments):
 def test_the_list_has_every_claim_and_what_was_found(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert run(capsys, "C2", "--output", tmp_path)[0] == 0
-    committed = run(capsys, "--list", "--output", tmp_path)[1]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir(tmp_path)
+        committed = run(capsys, "--list", "--output", tmp_path)[1]
     assert "C5 pdn cpu does not hold does not hold " in " ".join(committed.split())
-    code, printed, error = run(capsys, "--list", "--output", tmp_path, "--measurements", tmp_path)
+    monkeypatch.setattr("fastweights.experiments.record.COMMITTED", tmp_path)
+    code, printed, error = run(capsys, "--list", "--output", tmp_path)
     rows = {line.split()[0]: " ".join(line.split()) for line in printed.splitlines() if line.strip()}
     assert code == 0 and error == "" and set(claim_names()) <= set(rows)
     assert rows["C2"].startswith("C2 pdn cpu holds holds ") and rows["C5"].startswith("C5 pdn cpu does not hold - ")

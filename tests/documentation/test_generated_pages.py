@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -93,6 +95,42 @@ def test_numbers_of_a_page_are_those_of_the_results() -> None:
     (first,) = evidence.contents("first_values.json")
     best = max(row["accuracy"] for row in first["defaults of every mixer"] if row["mixer"] == "vla-linear")
     assert f"has 0.25): {best:.3f}" in page("vla-linear")
+
+
+def test_a_page_has_the_memory_s_numbers_on_the_leaderboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the best number of the column, with the marks and the place; other results are other numbers."""
+    column = "16 inputs, 64 examples, noise 0.5"
+    board = json.loads((evidence.RESULTS / "leaderboard" / "regression-full.json").read_text())
+    errors = {
+        row["mixer"]: sum(row["values"]) / len(row["values"])
+        for row in board["rows"].values()
+        if row["column"] == column
+    }
+    best = min(errors, key=lambda name: errors[name])
+    for name in ("gdn", "softmax"):
+        line = next(line for line in page(name).splitlines() if f"| regression, squared error | {column} |" in line)
+        assert f"| {errors[name]:.3f}" in line and line.endswith(f", `{best}` |") and f"| {errors[best]:.3f}" in line
+        assert ("°" in line) is (name == "softmax")
+    line = next(line for line in page("gdn").splitlines() if "| language, perplexity | held out |" in line)
+    assert re.search(r"\| \d\.\d{3} \(\d+=?\) \| \d\.\d{3} \(1=?\), `[\w-]+` \|$", line)
+
+    (tmp_path / "leaderboard").mkdir()
+    rows = {
+        "c, gdn": {"column": "c", "mixer": "gdn", "values": [0.5, 0.6], "chance": 0.25, "undertrained": True},
+        "c, kda": {"column": "c", "mixer": "kda", "values": [0.9, 0.9], "chance": 0.25},
+        "d, pdn": {"column": "d", "mixer": "pdn", "values": [0.25], "chance": 0.25},
+    }
+    (tmp_path / "leaderboard" / "tracking-full.json").write_text(
+        json.dumps({"format": 1, "part": "tracking", "size": "full", "setting": {}, "rows": rows})
+    )
+    monkeypatch.setattr(mixer_pages.evidence, "board", functools.partial(evidence.board, results=tmp_path))
+    head = "| part | column | this memory | best number |\n| --- | --- | --- | --- |\n"
+    for name, line in {
+        "gdn": "| tracking, accuracy | c | 0.550 ±0.050 (2)\\* | 0.900 ±0.000 (1), `kda` |\n",
+        "pdn": "| tracking, accuracy | d | 0.250° | 0.250°, `pdn` |\n",
+    }.items():
+        assert mixer_pages.leaderboard(name).endswith(head + line)
+    assert mixer_pages.leaderboard("mesa") == "Leaderboard at full size: not measured yet.\n"
 
 
 def test_what_is_not_measured_is_said() -> None:

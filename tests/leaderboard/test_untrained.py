@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS
-from fastweights.leaderboard import load_board
+from fastweights.leaderboard import load_board, register_rule, rules
 from fastweights.leaderboard.rules import GRID, LEFT_OUT, RULES, SAME_RULE, Gates
+from fastweights.leaderboard.run import find_rules
 from fastweights.leaderboard.streams import LAST_PART, STREAMS, exact_answers
 from fastweights.leaderboard.untrained import (
     EXPECTATIONS,
@@ -148,6 +149,55 @@ def test_exact_least_squares_answers_what_it_can():
 def test_every_mixer_of_the_registry_is_accounted_for():
     own = {name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights.")}
     assert own <= {*RULES, *SAME_RULE, *LEFT_OUT} and set(SAME_RULE.values()) <= set(RULES)
+
+
+def test_a_rule_of_ones_own_joins_the_results_that_are_there(tmp_path, monkeypatch):
+    """The same function gives the same rows; it is measured at every call, because it may have changed."""
+    monkeypatch.setattr(rules, "_REGISTERED", {})
+    monkeypatch.setattr("fastweights.leaderboard.untrained.SIZES", (4,))
+    measure_untrained(tmp_path, ["gla"])
+
+    @register_rule("mine", gates=("decay",), state=lambda d: 3 * d)
+    def answers(x, gates):
+        assert x.g[0, 0, 0] == pytest.approx(np.log(gates.decay))
+        return rules._linear(x, gates)
+
+    rows = measure_untrained(tmp_path, ["mine"]).rows
+    assert len(rows) == 2 * len(STREAMS) and rows["noise, d = 4, mine"]["state"] == 12
+    for stream in STREAMS:
+        for what in ("distance", "error", "gates"):
+            assert rows[f"{stream}, d = 4, mine"][what] == rows[f"{stream}, d = 4, gla"][what]
+
+    @register_rule("mine", gates=(), state=lambda d: d)
+    def changed(x, gates):
+        return 0 * x.v
+
+    assert measure_untrained(tmp_path, ["mine"]).rows["noise, d = 4, mine"]["distance"] == [1.0] * len(SEEDS)
+    assert find_rules(["mine", "softmax"]) == ("mine",) and find_rules(list(MIXERS)) == (*RULES, "mine")
+
+    @register_rule("mine", gates=(), state=lambda d: d)
+    def of_another_shape(x, gates):
+        return x.v[:, :, 0]
+
+    with pytest.raises(ValueError, match=r"rule 'mine' must return answers of the shape of v, \[16, \d+, 1, 4\]"):
+        measure_untrained(tmp_path, ["mine"])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "message"),
+    [
+        ("gdn", {}, ValueError, "name must not be that of a mixer of the library, got 'gdn'"),
+        ("kda", {}, ValueError, "name must not be that of a mixer of the library, got 'kda'"),
+        (3, {}, TypeError, "name must be the name of a mixer"),
+        ("mine", {"gates": ("decoy",)}, ValueError, "gates must be one of 'decay', 'gain', 'ridge', got 'decoy'"),
+        ("mine", {"gates": "decay"}, TypeError, "gates must be"),
+        ("mine", {"state": 3}, TypeError, "state must be a function of d"),
+    ],
+)
+def test_bad_declarations_of_rules_are_refused(name, arguments, error, message):
+    with pytest.raises(error, match=message):
+        register_rule(name, **{"gates": ("decay",), "state": lambda d: d, **arguments})
+    assert not rules._REGISTERED
 
 
 def test_the_results_are_of_what_was_declared():

@@ -1,0 +1,205 @@
+"""Measured figures in the sentences of pages that are written by hand are those of the result files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import page_parts
+import pytest
+
+from fastweights.experiments import claims_of, committed_records
+from fastweights.layers import MIXERS
+from fastweights.models import preset
+
+from .site import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_bytes())
+
+
+def words(page: str) -> str:
+    """The text of a page without its line breaks."""
+    return " ".join((ROOT / page).read_text().split())
+
+
+@pytest.mark.parametrize("page", [page_parts.CPU, page_parts.RULES], ids=lambda page: page.name)
+def test_tables_are_generated(page: Path) -> None:
+    assert page.read_text() == page_parts.render(page), f"run {page_parts.COMMAND}"
+
+
+def test_recall_and_language_models_on_cpus() -> None:
+    text, runs, models = words("docs/cpu.md"), result("recall_default")["runs"], result("lm_default")
+    taken = sum(run["cpu_seconds"] for run in runs)
+    assert f"Its {len(runs)} trainings took {taken:.0f} seconds of processor time" in text
+    assert f"They took {sum(model['seconds'] for model in models):.0f} seconds together" in text
+    (steps,), (tokens,) = ({model[what] for model in models} for what in ("steps", "tokens"))
+    assert f"for {steps} steps on {tokens:,} tokens" in text
+    softmax = {row["pairs"]: row for row in result("recall_readme")["summary"] if row["mixer"] == "softmax"}
+    assert f"softmax has {softmax[4]['accuracy']:.3f} on 4 pairs and is at chance on 8 and 16" in text
+    assert all(softmax[pairs]["accuracy"] == pytest.approx(1 / pairs, abs=0.01) for pairs in (8, 16))
+
+
+def test_starts_and_several_gpus() -> None:
+    train, limits = words("docs/train.md"), words("docs/limits.md")
+    (starts,) = result("training-start-nvidia-h100-80gb-hbm3")["starts"].values()
+    first, second = (starts[start]["first step, s"] for start in ("first start", "second start"))
+    assert f"ends {first:.0f} s after the command was given" in train and f"it ends after {second:.0f} s" in train
+    rows = result("scaling-nvidia-h100-80gb-hbm3")["trainings"]["gdn-1b"]
+    ddp, fsdp = (rows[f"2 GPUs, {way}"] for way in ("DDP", "FSDP2"))
+    shares = [page_parts.share(row["share of one GPU"]) for row in (ddp, fsdp)]
+    assert f"With DDP each GPU processes {shares[0]} of the tokens per second of one GPU alone" in train
+    assert (
+        f"with FSDP2 {shares[1]}. FSDP2 takes {fsdp['memory, GiB']:.0f} GiB per GPU, DDP {ddp['memory, GiB']:.0f}"
+        in train
+    )
+    assert f"five of these ten were among the {ddp['steps']} that were timed" in train
+    assert f"With FSDP2 each of two GPUs processes {shares[1]} of the tokens per second of one GPU alone" in limits
+    assert f"(the 1B preset of `gdn`), with DDP {shares[0]}" in limits
+
+
+def device_time(rows: Any, op: str, size: str, stage: str, who: str = "ours") -> float:
+    return float(rows[f"{op} {size}"][stage]["graph"][who][0])
+
+
+def test_times_of_ops_among_the_limits() -> None:
+    text, rows = words("docs/limits.md"), result("kernels-nvidia-h200")["rows"]
+
+    def span(*ops: str) -> str:
+        ratios = [
+            device_time(rows, op, size, "forward_backward") / device_time(rows, "gdn", size, "forward_backward")
+            for op in ops
+            for name, size in (row.split(" ", 1) for row in rows)
+            if name == op and "forward_backward" in rows[f"gdn {size}"]
+        ]
+        return f"{min(ratios):.1f} to {max(ratios):.1f} times"
+
+    assert f"variational linear attention {span('vla')}, recursive least squares {span('rls')}" in text
+    assert f"Lattice's encode and similarity objectives {span('lattice-encode', 'lattice-similarity')}." in text
+    size = "4,2048,8,128,128"
+    plain, decayed = (
+        device_time(rows, op, size, "forward") / device_time(rows, op, size, "forward", "fla")
+        for op in ("linear", "simple_gla")
+    )
+    assert f"takes {plain:.2f} times flash-linear-attention's device time at (B, T, H, K, V) = ({size})" in text
+    assert f"with one decay per head {decayed:.2f} times" in text
+
+
+NUMBERS = ("no", "one", "two", "three", "four", "five")
+
+
+def test_trainings_among_the_limits() -> None:
+    text = words("docs/limits.md")
+    boards = {part: result(f"leaderboard/{part}-full")["rows"].values() for part in ("language", "regression", "mqar")}
+    assert "its trainings have one seed" in text and all(
+        len(row["values"]) == 1 for rows in boards.values() for row in rows
+    )
+    for part, larger in {"language": True, "regression": True, "mqar": False}.items():
+        rates = [row["learning rate"] for row in boards[part]]
+        assert (rates.count(max(rates)) > len(rates) / 2) is larger, part
+    losses = result("claims/C34")["numbers"]["encode"]
+    jumped = sum(loss > min(losses) + 1 for loss in losses)
+    assert (
+        f"{NUMBERS[jumped].capitalize()} of {NUMBERS[len(losses)]} trainings of claim C34 with the encode objective"
+        in text
+    )
+    small, large = result("vla-first-weights")["by size of first weights"].values()
+    assert large["accuracy"] > 0.99 and abs(small["accuracy"] - small["guessing"]) < 0.02
+    assert "At 0.05 `vla` learned 8 pairs in a setting in which it guesses at 0.02" in text
+
+
+def test_gpu_tests_among_the_limits() -> None:
+    ran = result("gpu_tests")
+    failed, whole = NUMBERS[ran["failed"]], ran["passed"] + ran["failed"]
+    assert (
+        f"GPU tests had {failed} failures of {whole:,}, and a part of {NUMBERS[len(ran['interrupted'])]} files"
+        in words("docs/limits.md")
+    )
+    assert "tests.gpu.test_large_tensors" not in ran["files"]
+
+
+def test_claims_that_the_readme_counts() -> None:
+    """Those about trained models without a result."""
+    records = committed_records()
+    missing = [claim for claim in claims_of() if claim.name not in records]
+    assert all(claim.device == "cuda" for claim in missing)
+    counted = f"{NUMBERS[len(missing)].capitalize()} claims about trained models are not measured yet"
+    assert counted in words("README.md")
+
+
+def test_models_of_transformers() -> None:
+    text, content = words("docs/transformers.md"), result("transformers-models-nvidia-h200")
+    model = content["models"]["qwen3_next"]
+    step, prompt, tokens = (model["times"][what]["ms"] for what in ("training step", "prompt", "16 tokens"))
+    batch, length = model["training step [B, T]"]
+    assert (
+        f"take {step['fastweights']:.0f} ms for a training step of {batch} x {length} tokens instead of "
+        f"{step['transformers']:.0f}, and {prompt['fastweights']:.0f} ms for a prompt of {model['prompt [B, T]'][1]:,} tokens "
+        f"instead of {prompt['transformers']:.0f}"
+    ) in text
+    assert f"transformers {content['transformers'].rpartition('.')[0]} without flash-linear-attention" in text
+    ours, theirs = (tokens[who] / 16 for who in ("fastweights", "transformers"))
+    assert f"take {ours:.1f} ms with ours and {theirs:.1f} without" in text
+
+
+def test_serving() -> None:
+    text, soak = words("docs/serving.md"), result("serving-soak")
+    assert f"sends {soak['requests']:,} requests of random lengths to a server and cancels a third" in text
+    assert soak["given up"] == pytest.approx(soak["requests"] / 3, rel=0.01)
+    assert f"{soak['answered']:,} answers of {soak['tokens written']:,} tokens arrived" in text
+    assert f"preempted sequences {soak['preemptions']} times. {soak['checked']} answers were compared" in text
+    assert soak["wrong"] == 0 and not any(soak["left over"].values())
+    pairs = result("decode-layers-nvidia-h200")["pairs"]
+    steps = [
+        f"{1e3 * pairs[f'gdn in a pool beside gdn, {batch} sequences']['width 1024']['layers'][one]['ms'][0]:.0f}"
+        for batch in (64, 256)
+        for one in ("gdn in a pool", "gdn")
+    ]
+    pool, alone, *more = steps
+    assert (
+        f"takes {pool} us per step in the pool and {alone} alone with 64 sequences, {' and '.join(more)} with 256"
+        in text
+    )
+    rows = result("serving-decode-nvidia-h200")["rows"]
+    few, many = (rows[f"gdn-340m, states in float32, {batch} sequences"] for batch in (64, 256))
+    speeds = [f"{round(row['tokens/s']['pool'], -2):,.0f}" for row in (few, many)]
+    parts = [f"{row['part of the kernel-bound rate']:.2f}" for row in (few, many)]
+    assert f"reaches {speeds[0]} tokens per second with 64 sequences, {parts[0]} of the captured step" in text
+    assert f"and {speeds[1]} with 256, {parts[1]} of it" in text
+    assert f"writes {few['same tokens']:.0%} and {many['same tokens']:.0%} of the greedy tokens" in text
+    layers = preset("gdn-340m").num_hidden_layers
+    assert f"A state of gdn takes {few['state, bytes per sequence'] // layers:,} bytes per sequence and layer" in text
+
+
+def test_recall_at_its_defaults() -> None:
+    text, content = words("docs/rules.md"), result("first_values")
+    first, second = (
+        {name: max(row["accuracy"] for row in rows if row["mixer"] == name and row["seed"] == seed) for name in names}
+        for seed, rows, names in (
+            (0, content["defaults of every mixer"], MIXERS),
+            (1, content["defaults of the slow ones"], ("vla", "palimpsa-m", "vla-softmax", "mamba2")),
+        )
+    )
+
+    def two(x: float) -> str:
+        return page_parts.share(x)
+
+    slow = ("vla", "palimpsa-d", "palimpsa-m", "vla-softmax", "mamba2")
+    lowest = sorted(
+        (name for name in MIXERS if name not in ("vla-linear", "vla-deltanet")), key=lambda name: first[name]
+    )
+    assert set(lowest[:5]) == set(slow) and two(first[lowest[5]]) >= ".98"
+    shown = [f"`{name}` ({two(first[name])})" for name in slow]
+    assert f"The lowest are {', '.join(shown[:-1])} and {shown[-1]}. All others reach .98 to 1.0." in text
+    others = [two(x) for x in second.values()]
+    assert f"With seed 1 the slow ones reach {others[0]} (`vla`), {others[1]}, {others[2]} and {others[3]}." in text
+    mamba2, palimpsa = ([two(seed[name]) for seed in (first, second)] for name in ("mamba2", "palimpsa-m"))
+    assert f"reaches {mamba2[0]} and {mamba2[1]} with `mamba2` at seeds 0 and 1" in text
+    assert f"{palimpsa[0]} and {palimpsa[1]} with `palimpsa-m`" in text
+    assert f"it reaches {two(first['vla-softmax'])} on 4 pairs" in text
+    at_16 = next(row for row in result("recall_readme")["summary"] if (row["mixer"], row["pairs"]) == ("softmax", 16))
+    assert f"at chance ({two(at_16['accuracy'])}) after 600 steps" in text
