@@ -121,8 +121,8 @@ def trainings(results: Path) -> str:
             item,
             [
                 f"A training step with 24 layers takes {gdn:.0f} ms with `gdn`, compiled by blocks and replayed as a CUDA graph, "
-                "as in `fastweights train` on one GPU; a step of `fastweights train` also clips gradients and reads packed "
-                f"documents. Called eagerly it takes {eager:.0f} ms. Compiled and replayed, it takes "
+                "as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents "
+                f"and clips gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {eager:.0f} ms. Compiled and replayed, it takes "
                 f"{', '.join([first, *others])} and {last}.",
                 f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {ddp} of the tokens per second of one GPU "
                 f"alone, with FSDP2 {fsdp}.",

@@ -4,9 +4,17 @@
     python benchmarks/scaling.py --gpus 1,2,4 --preset gdn-340m --ways DDP
 
 Each training runs in processes of its own, which torchrun starts. They use the trainer of `fastweights train`, in bfloat16,
-with blocks compiled, on documents of random tokens packed into rows; checkpoints are left out. The first twelve steps, which
-compile and in which DDP waits for the GPU, do not count. Writes benchmarks/results/scaling-<device>.json, which keeps the
-trainings that are not run again.
+with blocks compiled, on documents of random tokens packed into rows; checkpoints are left out. The processes of all trainings
+import at the same time, then train one after another. The first twelve steps, which compile and in which DDP waits for the GPU,
+do not count. Writes benchmarks/results/scaling-<device>.json after each training. The file keeps the trainings that are not
+run again, and those that fail or exceed the limit.
+
+Ways to train on several GPUs:
+    DDP                   parameters are copied to every GPU
+    FSDP2                 parameters are sharded, and gathered in the forward and again in the backward
+    FSDP2-kept            ... gathered in the forward and kept for the backward
+    FSDP2-prefetch        ... each block starts to gather the parameters of the next before it computes
+    FSDP2-kept-prefetch   both
 """
 
 from __future__ import annotations
@@ -18,7 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +38,7 @@ from transformers import TrainerCallback
 
 from fastweights.data.text import PreparedText, TokenShards
 from fastweights.data.text.shards import ShardWriter, token_dtype, write_manifest
+from fastweights.kernels.runtime.private_api import import_compiler
 from fastweights.models import preset
 from fastweights.training.language import LanguageRun
 from fastweights.training.language.folder import LanguageFolder, is_main_process, world_size
@@ -36,7 +46,13 @@ from fastweights.training.language.model import build_model, model_config
 from fastweights.training.language.trainer import LanguageTrainer
 
 RESULTS = Path(__file__).parent / "results"
-WAYS: dict[str, dict[str, Any]] = {"DDP": {}, "FSDP2": {"fsdp": True}}
+WAYS: dict[str, dict[str, Any]] = {
+    "DDP": {},
+    "FSDP2": {"fsdp": True},
+    "FSDP2-kept": {"fsdp": True, "reshard_after_forward": False},
+    "FSDP2-prefetch": {"fsdp": True, "forward_prefetch": 1},
+    "FSDP2-kept-prefetch": {"fsdp": True, "reshard_after_forward": False, "forward_prefetch": 1},
+}
 WARM = 12  # steps: in the first ten DDP waits for the GPU, to note how long its parts take
 LONGEST_DOCUMENT = 4096  # tokens
 ROW = "row.json"  # in the folder of a training: what was measured
@@ -101,20 +117,43 @@ def train(run: LanguageRun, text: Path) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def launch(processes: int, fields: Mapping[str, Any], text: Path) -> dict[str, Any]:
-    """The row of a training in so many processes, with one GPU each."""
+@contextmanager
+def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[Callable[[float], dict[str, Any]]]:
+    """Start the processes of a training, with one GPU each. Called with a limit in seconds, the function that comes back has them
+    train, and returns the row.
+
+    That function raises a SubprocessError where the training fails or exceeds the limit. Its processes have then ended.
+    """
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder, "run.json")
         settings.write_text(json.dumps({**fields, "output": folder}))
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", __file__]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", __file__]
+        command = [sys.executable, *launcher, "--worker", str(settings), str(text)]
         # One thread of torch per process, as torchrun itself advises.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        subprocess.run([sys.executable, *command, "--worker", settings, text], env=environment, check=True)
-        return json.loads(Path(folder, ROW).read_text())
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as process:
+
+            def row(limit: float) -> dict[str, Any]:
+                try:
+                    process.communicate(b"." * processes, timeout=limit)
+                finally:
+                    process.terminate()
+                    process.wait()
+                if process.returncode:
+                    raise subprocess.CalledProcessError(process.returncode, command)
+                return json.loads(Path(folder, ROW).read_text())
+
+            try:
+                yield row
+            finally:
+                process.terminate()
 
 
 def work(settings: Path, text: Path) -> None:
-    """What a process that `launch` started does."""
+    """What a process that `launched` started does."""
+    import_compiler()
+    if not os.read(sys.stdin.fileno(), 1):  # waits for a byte: each process takes one
+        raise SystemExit("the benchmark ended before this training began")
     run = LanguageRun(**json.loads(settings.read_text()))
     row = train(run, text)
     if row is not None:
@@ -151,6 +190,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="rows per GPU and step")
     parser.add_argument("--length", type=int, default=2048, help="tokens per row")
     parser.add_argument("--steps", type=int, default=20, help=f"that count, after {WARM} that do not")
+    parser.add_argument("--limit", type=float, default=150, help="seconds of a training, from its imports to its end")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--worker", type=Path, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -163,25 +203,38 @@ def main() -> None:
     steps = WARM + arguments.steps
     path, device, rows = kept_rows(arguments.results, "scaling", "trainings")
     of_preset = rows.setdefault(arguments.preset, {})
-    with tempfile.TemporaryDirectory() as text:
+    failed = []
+    with tempfile.TemporaryDirectory() as text, ExitStack() as trained:
         per_process = arguments.batch * (arguments.length + 1)
         write_text(Path(text), preset(arguments.preset).vocab_size, 16 * per_process)
-        for name, (count, settings) in trainings(gpus, ways).items():
-            fields = {
-                "model": {"preset": arguments.preset}, "length": arguments.length, "batch_size": arguments.batch,
-                "max_steps": steps, "checkpoint_every": steps, "log_every": steps, "precision": "bf16", **settings,
-            }  # fmt: skip
-            row = launch(count, fields, Path(text))
+        fields = {
+            "model": {"preset": arguments.preset}, "length": arguments.length, "batch_size": arguments.batch,
+            "max_steps": steps, "checkpoint_every": steps, "log_every": steps, "precision": "bf16",
+        }  # fmt: skip
+        chosen = trainings(gpus, ways)
+        rows_of = {
+            name: trained.enter_context(launched(count, {**fields, **settings}, Path(text)))
+            for name, (count, settings) in chosen.items()
+        }
+        for name, (count, settings) in chosen.items():
+            try:
+                row = rows_of[name](arguments.limit)
+            except subprocess.SubprocessError as error:
+                print(f"{name:27} failed: {error}", flush=True)
+                failed.append(name)
+                continue
             alone = row if count == 1 else of_preset.get("1 GPU")
             share = row["tokens/s"] / (count * alone["tokens/s"]) if alone else None
-            of_preset[name] = {**row, "share of one GPU": share, "measured": describe()}
+            of_preset[name] = {**row, "settings": settings, "share of one GPU": share, "measured": describe()}
             print(
-                f"{name:14} {row['step, ms']:7.1f} ms  {row['tokens/s'] / 1e3:7.1f} k tokens/s  "
+                f"{name:27} {row['step, ms']:7.1f} ms  {row['tokens/s'] / 1e3:7.1f} k tokens/s  "
                 f"{row['memory, GiB']:5.1f} GiB  first step {row['first step, s']:.1f} s"
                 + (f"  {share:.2f} of one GPU each" if share else ""),
                 flush=True,
             )
             write_json(path, {**describe(), "device": device, "trainings": rows})
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(chosen)} trainings failed: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -4,19 +4,26 @@
     python benchmarks/transformers_models.py --only qwen3_next --rounds 10
 
 Few layers of real widths with random weights in bfloat16. For each a training step (forward, backward, fused AdamW), reading a
-prompt with a cache, and 16 tokens after it. Both sides take turns in one run, on the same model, and decode at the same lengths,
-each time from a copy of one cache: attention of cuDNN plans anew at each length that it has not seen. What transformers runs
-without us is its PyTorch code, or flash-linear-attention where that is installed. That package refuses the backward of the gated
-delta rule on Hopper with Triton from 3.4 to 3.7.0, whose gradients are wrong there; it is timed with the refusal taken out.
-Writes benchmarks/results/transformers-models-<device>.json, or transformers-models-and-fla-<device>.json with
-flash-linear-attention.
+prompt with a cache, and 16 tokens after it. Both sides take turns in one process, on the same model, and decode at the same
+lengths, each time from a copy of one cache: attention of cuDNN plans anew at each length that it has not seen. What transformers
+runs without us is its PyTorch code, or flash-linear-attention: where that is installed, every row is measured beside each of the
+two. It refuses the backward of the gated delta rule on Hopper with Triton from 3.4 to 3.7.0, whose gradients are wrong there; it
+is timed with the refusal taken out.
+
+Every row is measured in a process of its own, with a limit of time, and written when it is known. Writes
+benchmarks/results/transformers-models-<device>.json, and transformers-models-and-fla-<device>.json beside
+flash-linear-attention. Rows that are not measured again, or fail, stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -25,15 +32,17 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from environment import describe, file_suffix, write_json
+from environment import describe, kept_rows, write_json
 from judge.peers import is_installed
 from torch import Tensor
 
 from fastweights.integrations.transformers import accelerate, restore
 
 RESULTS = Path(__file__).parent / "results"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED = {"num_hidden_layers": 4, "vocab_size": 32768, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 LAYERS = ["linear_attention"] * 3 + ["full_attention"]
+PHASES = ("training step", "prompt", "16 tokens")
 
 
 class Measured(NamedTuple):
@@ -45,22 +54,23 @@ class Measured(NamedTuple):
     prompt: tuple[int, int]
 
 
-MODELS = {
+QWEN3_NEXT = Measured(
     # Widths and heads of Qwen3-Next-80B-A3B, with one wide MLP in the place of 512 experts.
-    "qwen3_next": Measured(
-        "Qwen3NextConfig", {"hidden_size": 2048, "intermediate_size": 5632, "mlp_only_layers": [0, 1, 2, 3]},
-        train=(4, 4096), prompt=(1, 16384),
-    ),
-    # Widths and heads of Kimi-Linear-48B-A3B, likewise. PyTorch's form of its memory takes too much space for more tokens.
-    "kimi_linear": Measured(
-        "KimiLinearConfig", {"hidden_size": 2304, "intermediate_size": 9216, "mlp_layer_types": ["dense"] * 4},
-        train=(1, 2048), prompt=(1, 2048),
-    ),
-}  # fmt: skip
+    "Qwen3NextConfig", {"hidden_size": 2048, "intermediate_size": 5632, "mlp_only_layers": [0, 1, 2, 3]},
+    train=(4, 4096), prompt=(1, 16384),
+)  # fmt: skip
+KIMI_LINEAR = Measured(
+    # Widths and heads of Kimi-Linear-48B-A3B, likewise.
+    "KimiLinearConfig", {"hidden_size": 2304, "intermediate_size": 9216, "mlp_layer_types": ["dense"] * 4},
+    train=(4, 4096), prompt=(1, 16384),
+)  # fmt: skip
+BESIDE_FLA = {"qwen3_next": QWEN3_NEXT, "kimi_linear": KIMI_LINEAR}
+# PyTorch's form of Kimi's memory takes too much space for more tokens.
+BESIDE_PYTORCH = {**BESIDE_FLA, "kimi_linear": KIMI_LINEAR._replace(train=(1, 2048), prompt=(1, 2048))}
 
 
-def build(name: str, device: str = "cuda") -> torch.nn.Module:
-    config = getattr(transformers, MODELS[name].config)(**{**SHARED, "layer_types": LAYERS, **MODELS[name].options})
+def build(sizes: Measured, device: str = DEVICE) -> torch.nn.Module:
+    config = getattr(transformers, sizes.config)(**{**SHARED, "layer_types": LAYERS, **sizes.options})
     torch.manual_seed(0)
     with torch.device(device):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -76,7 +86,7 @@ class Phase(NamedTuple):
 def phases(model: torch.nn.Module, sizes: Measured) -> dict[str, Phase]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     tokens, prompt = (
-        torch.randint(1, SHARED["vocab_size"], size, device="cuda") for size in (sizes.train, sizes.prompt)
+        torch.randint(1, model.config.vocab_size, size, device=DEVICE) for size in (sizes.train, sizes.prompt)
     )
 
     def train() -> Tensor:
@@ -99,69 +109,106 @@ def phases(model: torch.nn.Module, sizes: Measured) -> dict[str, Phase]:
     def after_prompt() -> Any:
         return read()
 
-    return {
-        "training step": Phase(train), "prompt": Phase(read),
-        "16 tokens": Phase(decode, lambda: [copy.deepcopy(after_prompt())]),
-    }  # fmt: skip
+    timed = Phase(train), Phase(read), Phase(decode, lambda: [copy.deepcopy(after_prompt())])
+    return dict(zip(PHASES, timed, strict=True))
+
+
+def synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def milliseconds(phase: Phase) -> float:
     arguments = phase.prepare()
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
+    synchronize()
+    began = time.perf_counter()
     phase.call(*arguments)
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop)
+    synchronize()
+    return 1e3 * (time.perf_counter() - began)
 
 
-def measure(name: str, rounds: int) -> dict[str, Any]:
-    model, result = build(name), {}
-    for title, phase in phases(model, MODELS[name]).items():
-        times: dict[str, list[float]] = {"transformers": [], "fastweights": []}
-        memory = {}
-        for step in range(rounds + 1):
-            for side, found in times.items():
-                accelerate(model) if side == "fastweights" else restore()
+def measure(sizes: Measured, title: str, rounds: int) -> dict[str, Any]:
+    """The row of one phase."""
+    model = build(sizes)
+    phase = phases(model, sizes)[title]
+    times: dict[str, list[float]] = {"transformers": [], "fastweights": []}
+    memory = {}
+    for turn in range(rounds + 1):
+        for side, found in times.items():
+            accelerate(model) if side == "fastweights" else restore()
+            if DEVICE == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-                took = milliseconds(phase)
-                memory[side] = torch.cuda.max_memory_allocated() / 2**30
-                if step:  # the first compiles
-                    found.append(took)
-        middle = {side: median(found) for side, found in times.items()}
-        result[title] = {
-            "ms": middle, "all, ms": times, "peak, GiB": memory,
-            "times faster": middle["transformers"] / middle["fastweights"],
-        }  # fmt: skip
-        shown = ", ".join(f"{side} {ms:.2f} ms {memory[side]:.1f} GiB" for side, ms in middle.items())
-        print(f"{name:12} {title:14} {shown}, {result[title]['times faster']:.2f} times faster", flush=True)
+            took = milliseconds(phase)
+            memory[side] = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else None
+            if turn:  # the first compiles
+                found.append(took)
     restore()
-    sizes = MODELS[name]
-    return {"layers": LAYERS, "training step [B, T]": sizes.train, "prompt [B, T]": sizes.prompt, "times": result}
+    middle = {side: median(found) for side, found in times.items()}
+    return {
+        "ms": middle, "all, ms": times, "peak, GiB": memory,
+        "times faster": middle["transformers"] / middle["fastweights"],
+    }  # fmt: skip
+
+
+def measured_alone(sizes: Measured, title: str, rounds: int, *, with_fla: bool, limit: float) -> dict[str, Any]:
+    """`measure` in a process of its own. A SubprocessError where it fails or exceeds the limit, in seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, row = Path(folder, "wanted.json"), Path(folder, "row.json")
+        wanted.write_text(json.dumps({"sizes": sizes, "title": title, "rounds": rounds, "with_fla": with_fla}))
+        subprocess.run([sys.executable, __file__, "--worker", wanted, row], timeout=limit, check=True)
+        return json.loads(row.read_text())
+
+
+def work(wanted: Path, row: Path) -> None:
+    """What a process that `measured_alone` started does."""
+    asked = json.loads(wanted.read_text())
+    if not asked["with_fla"]:
+        sys.modules["fla"] = None  # transformers then does not find it
+    elif not is_installed():
+        raise SystemExit("flash-linear-attention is not installed")
+    write_json(row, measure(Measured(*asked["sizes"]), asked["title"], asked["rounds"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(MODELS), help="models, separated by commas")
+    parser.add_argument("--only", default=",".join(BESIDE_FLA), help="models, separated by commas")
     parser.add_argument("--rounds", type=int, default=5, help="timed turns of each side")
+    parser.add_argument("--limit", type=float, default=180, help="seconds of a row, from its imports on")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--worker", type=Path, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.worker:
+        return work(*arguments.worker)
     chosen = arguments.only.split(",")
-    if unknown := set(chosen) - set(MODELS):
-        parser.error(f"--only must name models of {', '.join(MODELS)}, got {', '.join(sorted(unknown))}")
-    if not torch.cuda.is_available():
-        parser.error("this benchmark needs an NVIDIA GPU, and torch sees none")
-    device = torch.cuda.get_device_name()
-    with_fla = is_installed()
-    content = {
-        **describe(), "device": device, "transformers": transformers.__version__, "flash-linear-attention": with_fla,
-        "models": {},
-    }  # fmt: skip
-    path = RESULTS / f"transformers-models{'-and-fla' if with_fla else ''}-{file_suffix(device)}.json"
-    for name in chosen:
-        content["models"][name] = measure(name, arguments.rounds)
-        gc.collect()
-        torch.cuda.empty_cache()
-        write_json(path, content)
+    if unknown := set(chosen) - set(BESIDE_FLA):
+        parser.error(f"--only must name models of {', '.join(BESIDE_FLA)}, got {', '.join(sorted(unknown))}")
+    failed = []
+    for with_fla in (False, True) if is_installed() else (False,):
+        beside = "flash-linear-attention" if with_fla else "PyTorch"
+        path, device, models = kept_rows(arguments.results, f"transformers-models{'-and-fla' * with_fla}", "models")
+        for name in chosen:
+            sizes = (BESIDE_FLA if with_fla else BESIDE_PYTORCH)[name]
+            entry = models.setdefault(name, {"times": {}})
+            for title in PHASES:
+                label = f"{name:12} {title:14} beside {beside}"
+                try:
+                    row = measured_alone(sizes, title, arguments.rounds, with_fla=with_fla, limit=arguments.limit)
+                except subprocess.SubprocessError as error:
+                    print(f"{label}: failed: {error}", flush=True)
+                    failed.append(label)
+                    continue
+                entry |= {"layers": LAYERS, "training step [B, T]": sizes.train, "prompt [B, T]": sizes.prompt}
+                entry["times"][title] = {**row, "measured": describe()}
+                print(f"{label}: {shown(row)}", flush=True)
+                versions = {"transformers": transformers.__version__, "flash-linear-attention": with_fla}
+                write_json(path, {**describe(), "device": device, **versions, "models": models})
+    if failed:
+        raise SystemExit(f"{len(failed)} rows failed: {'; '.join(failed)}")
+
+
+def shown(row: dict[str, Any]) -> str:
+    sides = (f"{side} {ms:.2f} ms {row['peak, GiB'][side]:.1f} GiB" for side, ms in row["ms"].items())
+    return f"{', '.join(sides)}, {row['times faster']:.2f} times faster"
 
 
 if __name__ == "__main__":

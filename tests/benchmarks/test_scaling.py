@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +37,44 @@ def test_a_training_is_timed_and_leaves_no_checkpoint(tmp_path: Path, text: Path
 
 
 @pytest.mark.slow
-def test_two_processes_are_started(text: Path) -> None:
-    row = scaling.launch(2, TINY, text)
+def test_two_processes_train_when_they_are_told_to(text: Path) -> None:
+    with scaling.launched(2, TINY, text) as train:
+        row = train(120)
     assert row["processes"] == 2 and row["tokens per step"] == 64 and row["tokens/s"] > 0
+
+
+def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The rows of the others are written; a row of an earlier run stays."""
+    rows: dict[str, Any] = {"gdn-340m": {"2 GPUs, DDP": {"tokens/s": 1.0}}}
+    file = tmp_path / "scaling.json"
+
+    @contextmanager
+    def launched(processes: int, fields: dict[str, Any], text: Path) -> Iterator[Callable[[float], dict[str, Any]]]:
+        def train(limit: float) -> dict[str, Any]:
+            if processes > 1 and "fsdp" not in fields:
+                raise subprocess.TimeoutExpired("torchrun", limit)
+            return {"step, ms": 1.0, "tokens/s": 3.0 * processes, "memory, GiB": 1.0, "first step, s": 1.0}
+
+        yield train
+
+    monkeypatch.setattr(scaling, "launched", launched)
+    monkeypatch.setattr(scaling, "kept_rows", lambda *names: (file, "a GPU", rows))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--preset", "gdn-340m", "--length", "16", "--limit", "7"])
+    with pytest.raises(SystemExit, match="1 of 6 trainings failed: 2 GPUs, DDP"):
+        scaling.main()
+    assert "timed out after 7.0 seconds" in capsys.readouterr().out
+    written = json.loads(file.read_text())["trainings"]["gdn-340m"]
+    assert written["2 GPUs, DDP"] == {"tokens/s": 1.0}
+    assert written["2 GPUs, FSDP2-kept"]["settings"] == {"fsdp": True, "reshard_after_forward": False}
+    assert len(written) == 6 and all(row.get("share of one GPU", 1.0) == 1.0 for row in written.values())
+
+
+@pytest.mark.parametrize("settings", scaling.WAYS.values(), ids=scaling.WAYS)
+def test_ways_are_those_of_a_run(settings: dict[str, Any]) -> None:
+    assert vars(LanguageRun(**settings)).items() >= settings.items()
 
 
 def test_every_number_of_gpus_is_trained_in_every_way() -> None:
@@ -49,7 +88,7 @@ def test_every_number_of_gpus_is_trained_in_every_way() -> None:
     [
         (["--gpus", "1,2"], 1, "--gpus must be numbers from 1 to 1, the GPUs of this machine, got 1,2"),
         (["--gpus", "0"], 2, "--gpus must be numbers from 1 to 2"),
-        (["--ways", "ddp"], 2, "--ways must name some of DDP, FSDP2, got ddp"),
+        (["--ways", "ddp"], 2, "--ways must name some of DDP, FSDP2, .*got ddp"),
         ([], 0, "needs an NVIDIA GPU, and torch sees none"),
     ],
 )

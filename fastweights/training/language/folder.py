@@ -31,7 +31,10 @@ __all__ = [
 # A continued run may change these fields: the training does not depend on them, but for the rounding of compiled code.
 # MEASURED are those of the last measurements.
 MEASURED = ("context_lengths", "context_texts", "prompt")
-FREE = ("output", "cache", "compile", "graphs", "keep_checkpoints", "tensorboard", *MEASURED)
+FREE = (
+    *("output", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
+    *("keep_checkpoints", "tensorboard", *MEASURED),
+)
 
 
 def world_size() -> int:

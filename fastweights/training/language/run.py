@@ -67,6 +67,10 @@ class LanguageRun:
         graphs: replay forward and backward as a CUDA graph: launching their kernels takes the host longer than they run. The
             graph keeps the memory of a step. None is True with one process, a GPU, no fp16 and no gradient_checkpointing.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
+        reshard_after_forward: with fsdp, free the gathered parameters of a block after its forward, and gather them again for its
+            backward. False keeps them: parameters are gathered once per pass, and the GPU holds all of them between the two.
+        forward_prefetch: with fsdp, how many modules ahead of the one that computes start to gather their parameters in the
+            forward; 0 for none.
         seed: of first weights and data order.
         log_every: steps between two points of the loss curve. Each is the mean over the steps in between.
         evaluate_every: steps between two measurements of the held-out loss, 0 for one at the end.
@@ -106,6 +110,8 @@ class LanguageRun:
     compile: bool | str | None = None
     graphs: bool | None = None
     fsdp: bool = False
+    reshard_after_forward: bool = True
+    forward_prefetch: int = 0
     seed: int = 0
     log_every: int = 10
     evaluate_every: int = 0
@@ -120,7 +126,11 @@ class LanguageRun:
     def __post_init__(self) -> None:
         for name in SIZES:
             object.__setattr__(self, name, check_size(name, getattr(self, name), high=LARGEST.get(name, LARGEST_COUNT)))
-        for name, largest in (("evaluate_every", LARGEST_COUNT), ("seed", 2**32 - 1)):
+        for name, largest in (
+            ("evaluate_every", LARGEST_COUNT),
+            ("forward_prefetch", LARGEST_COUNT),
+            ("seed", 2**32 - 1),
+        ):
             object.__setattr__(self, name, check_whole_number(name, getattr(self, name), high=largest))
         if self.length < 2:
             raise ValueError(
@@ -128,9 +138,10 @@ class LanguageRun:
             )
         check_positive("learning_rate", self.learning_rate)
         check_optimization(self)
-        for name in ("gradient_checkpointing", "fsdp", "tensorboard"):
+        for name in ("gradient_checkpointing", "fsdp", "reshard_after_forward", "tensorboard"):
             check_flag(name, getattr(self, name))
         check_choice("precision", self.precision, ("no", "bf16", "fp16"))
+        self._check_sharding()
         self._check_compile()
         self._check_graphs()
         for name in ("output", "cache"):
@@ -147,6 +158,13 @@ class LanguageRun:
         object.__setattr__(self, "context_lengths", lengths)
         if len(set(self.mixers)) < len(self.mixers):
             raise ValueError(f"mixers must be different from each other, got {', '.join(self.mixers)}")
+
+    def _check_sharding(self) -> None:
+        if not self.fsdp and (self.forward_prefetch or not self.reshard_after_forward):
+            raise ValueError(
+                "reshard_after_forward must be True and forward_prefetch 0 without fsdp, which alone gathers parameters, got "
+                f"{self.reshard_after_forward} and {self.forward_prefetch}; set fsdp = true, or leave them out"
+            )
 
     def _check_compile(self) -> None:
         if not (self.compile is None or isinstance(self.compile, bool) or self.compile == "blocks"):

@@ -27,6 +27,7 @@ from .compiling import compile_model, what_to_compile, with_any_number_of_docume
 from .folder import LanguageFolder, world_size
 from .graphs import GraphedGradients, what_to_graph
 from .run import LanguageRun
+from .sharding import ForwardPrefetch, autocast_policy, fsdp_config, in_float32
 
 __all__ = ["LanguageTrainer"]
 
@@ -65,6 +66,8 @@ class LanguageTrainer(Trainer):
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
+        if run.forward_prefetch:
+            self.add_callback(ForwardPrefetch(run.forward_prefetch))
         self._sharded_bf16 = run.fsdp and run.precision == "bf16"
         if self._sharded_bf16:
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = autocast_policy()
@@ -244,27 +247,11 @@ class LanguageTrainer(Trainer):
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
 
 
-def autocast_policy() -> Any:
-    """FSDP2's precision for what autocast computes in bfloat16: parameters are gathered in it. The residual stream, the loss and
-    sums of gradients stay in float32, as without sharding. accelerate's own policy has all of them in bfloat16."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32, cast_forward_inputs=False
-    )
-
-
-def in_float32(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-    """Forward hook: the output in float32."""
-    return output.float()
-
-
 def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
     """The part of a run that transformers and accelerate carry out."""
     extra: dict[str, Any] = {}
     if run.fsdp:
-        wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["FastWeightsBlock"]}
-        extra |= {"fsdp": True, "fsdp_config": wrapped}
+        extra |= {"fsdp": True, "fsdp_config": fsdp_config(run)}
     if run.gradient_checkpointing:  # transformers 5.20 has another name for it
         new_name = hasattr(TrainingArguments, "activation_checkpointing")
         extra["activation_checkpointing" if new_name else "gradient_checkpointing"] = True

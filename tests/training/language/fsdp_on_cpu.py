@@ -1,4 +1,4 @@
-"""Trains a run file sharded over processes without GPUs: to a step, and on from its checkpoint.
+"""Trains a run file in processes without GPUs, sharded or not: to a step, and on from its checkpoint.
 
 accelerate shards (FSDP2) on accelerators only. torch itself can shard on the CPU, over gloo, so this script makes accelerate
 try. The tests of it cover our own part: optimizer groups, held-out loss, checkpoints and the saved model.
@@ -13,9 +13,10 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 from torch.distributed import fsdp
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
 from fastweights.models import block, output_layer
-from fastweights.training.language import load_run, train, train_language
+from fastweights.training.language import compiling, load_run, train, train_language
 
 initialize = AcceleratorState.__init__
 
@@ -28,15 +29,23 @@ def initialize_sharded(self, *args, fsdp_plugin=None, **options):
 
 
 def watched():
-    """The dtypes of what a sharded model computes, as sets that grow."""
-    chunked, forward, dtypes = output_layer.causal_lm_loss, block.FastWeightsBlock.forward, defaultdict(set)
+    """The dtypes of what a sharded model computes, as sets that grow; and in their order, as a list of letters that grows, its
+    gathers (g), calls of a block (b) and losses (l)."""
+    chunked, forward, dtypes, order = output_layer.causal_lm_loss, block.FastWeightsBlock.forward, defaultdict(set), []
+    gather = DefaultAllGather.__call__
 
     def watched_loss(*args):
         loss = chunked(*args)
         dtypes["loss"].add(loss.dtype)
+        order.append("l")
         return loss
 
+    def watched_gather(*args, **kwargs):
+        order.append("g")
+        return gather(*args, **kwargs)
+
     def watched_forward(self, x, *args, **kwargs):
+        order.append("b")
         if isinstance(self, FSDPModule):
             dtypes["stream"].add(x.dtype)
             dtypes["weights"].add(next(self.parameters()).dtype)
@@ -47,17 +56,21 @@ def watched():
         return shard(*args, mp_policy=mp_policy, **kwargs)
 
     output_layer.causal_lm_loss, block.FastWeightsBlock.forward = watched_loss, watched_forward
+    DefaultAllGather.__call__ = watched_gather
     shard, fsdp.fully_shard = fsdp.fully_shard, watched_shard
-    return dtypes
+    return dtypes, order
 
 
 if __name__ == "__main__":
     AcceleratorState.__init__ = initialize_sharded
     train._check_device = lambda run: None  # which refuses exactly this
     run = load_run(sys.argv[1])
-    dtypes = watched() if run.precision == "bf16" else {}
+    if len(sys.argv) > 3:
+        compiling.BACKEND = sys.argv[3]
+    dtypes, order = ({}, []) if run.compile else watched()
     assert train_language(run, stop_at=int(sys.argv[2])) is None
     train_language(run)
     PartialState().destroy_process_group()
+    print("order:", "".join(order), file=sys.stderr)
     wanted = {**dict.fromkeys(("loss", "stream", "sums of gradients"), {torch.float32}), "weights": {torch.bfloat16}}
-    assert not dtypes or dtypes == wanted, dtypes
+    assert run.precision != "bf16" or dtypes == wanted, dtypes

@@ -1,5 +1,6 @@
 """Several processes through torchrun: the same losses as one process with the batch of all of them."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from fastweights.training.language import load_run, train_language
 from .small import log
 
 ROOT = Path(__file__).parents[3]
+COMPILED = "===== __compiled_fn"  # in the log of every graph that torch compiles
 
 RUN = """
 output = {output}
@@ -47,13 +49,13 @@ held_out_fraction = 0.2
 
 
 def start(*command):
-    """A command in two processes, which report on standard error what torch compiles again."""
+    """A command in two processes, which report on standard error the graphs that torch compiles, and what it compiles again."""
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_LOGS": "recompiles"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_LOGS": "recompiles,graph_code"},
     )
 
 
@@ -96,7 +98,7 @@ def test_two_processes_are_one_with_twice_the_batch(run_file, alone, compiled):
     run_file.write_text(f"compile = {compiled}\n" + run_file.read_text())
     errors = torchrun("-m", "fastweights", "train", run_file, "--stop-at", 4)
     assert "stopped after step 4" in errors
-    assert "Recompiling" not in errors
+    assert errors.count(COMPILED) == (0 if compiled == "false" else 2) and "Recompiling" not in errors
     assert compiled == "false" or any(Path(load_run(run_file).cache, "compiled").iterdir())
     assert errors.count("gdn: 2 processes x 1 row x 2 passes x 32 tokens = 128 tokens per step") == 1
     result = train_language(load_run(run_file, batch_size=2))[0]  # one process continues the training of two
@@ -152,18 +154,47 @@ def test_sharded_processes_compute_in_bfloat16_what_autocast_does(run_file, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", ["false", '"blocks"'])
-def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone, compiled):
-    run_file.write_text(f"fsdp = true\ncompile = {compiled}\n" + run_file.read_text())
+@pytest.mark.parametrize(
+    ("settings", "order"),
+    [
+        # Gathers (g) of embedding, block, output layer; block (b), loss (l), and gathers of block and embedding for the backward.
+        ("compile = false", "ggbglgg"),
+        ("reshard_after_forward = false", "ggbgl"),
+        ("forward_prefetch = 1", "gggblgg"),
+        ('compile = "blocks"', ""),
+        ('compile = "blocks"\nreshard_after_forward = false\nforward_prefetch = 2', ""),
+    ],
+)
+def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone, settings, order):
+    run_file.write_text(f"fsdp = true\n{settings}\n" + run_file.read_text())
     run = load_run(run_file)
     errors = torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4)
-    assert "Recompiling" not in errors
+    # Each of two processes compiles once to step 4, and once for what comes after.
+    assert errors.count(COMPILED) == (4 if "blocks" in settings else 0) and "Recompiling" not in errors
+    assert errors.count(f"order: {order * run.accumulation}") == 2
     assert_same_losses(load_result(Path(run.output, "result.json")), alone)
     saved, whole = (AutoModelForCausalLM.from_pretrained(Path(f, "model")) for f in (run.output, alone.folder + "/.."))
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(saved.state_dict()[name], value, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="fsdp is true there and false here"):
-        train_language(load_run(run_file, fsdp=False, batch_size=2))
+    with pytest.raises(ValueError, match="fsdp is true there and false here; "):
+        train_language(
+            dataclasses.replace(run, fsdp=False, reshard_after_forward=True, forward_prefetch=0, batch_size=2)
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fsdp", ["false", "true"])
+def test_checkpointed_blocks_are_compiled_once_for_any_number_of_documents(run_file, tmp_path, fsdp):
+    """Without inductor, which takes the length of a convolution on a CPU as fixed; GPUs have a kernel for it."""
+    settings = 'compile = "blocks"\ngradient_checkpointing = true'
+    text = run_file.read_text().replace("batch_size = 1", "batch_size = 2")  # with 2 to 5 documents in a packed row
+    run_file.write_text(f"fsdp = {fsdp}\n{settings}\n{text}")
+    run = load_run(run_file)
+    errors = torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4, "aot_eager")
+    assert errors.count(COMPILED) == 4 and "Recompiling" not in errors
+    plain = {"fsdp": False, "compile": False, "gradient_checkpointing": False, "output": str(tmp_path / "alone")}
+    wanted = train_language(dataclasses.replace(run, **plain, batch_size=4))[0]
+    assert_same_losses(load_result(Path(run.output, "result.json")), wanted)
 
 
 def test_sharding_needs_gpus(run_file):
