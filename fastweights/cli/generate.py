@@ -19,13 +19,18 @@ def generate(
     ] = 0.95,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token each time.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; a new one each time if not given.")] = None,
+    block: Annotated[
+        int | None,
+        typer.Option(help="Tokens of the prompt read at a time; as many as fit into a GPU's memory if not given."),
+    ] = None,
     device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
     imports: Imports = None,
 ) -> None:
     """Print a model's continuation of a text, token by token, and then how fast it came.
 
-    Only the continuation goes to standard output. The prompt may be of any length: it is read in blocks.
+    Only the continuation goes to standard output. The prompt may be of any length: it is read in blocks
+    where memory asks for it.
     """
     with one_line_errors():
         import_mixers(imports)
@@ -35,7 +40,7 @@ def generate(
         from ..models.loading import load_language_model
 
         text = _standard_input() if prompt == "-" else prompt
-        with within_memory("--dtype bfloat16"):
+        with within_memory("a smaller --block, or --dtype bfloat16,"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             streamer = TimedStreamer(tokenizer)
             continue_text(
@@ -47,6 +52,7 @@ def generate(
                 top_p=top_p,
                 greedy=greedy,
                 seed=seed,
+                block=block,
                 streamer=streamer,
             )
             print(streamer.speed(), file=sys.stderr)

@@ -22,9 +22,6 @@ from .reading import check_model, evaluating, prompt_tokens
 
 __all__ = ["TimedStreamer", "continue_text"]
 
-# Tokens of the prompt that are read at a time. A GPU needs more of them to be busy.
-_PREFILL_BLOCK, _GPU_PREFILL_BLOCK = 512, 16384
-
 
 def continue_text(
     model: Any,
@@ -36,6 +33,7 @@ def continue_text(
     top_p: float = 0.95,
     greedy: bool = False,
     seed: int | None = None,
+    block: int | None = None,
     streamer: Any = None,
 ) -> str:
     """The model's continuation of `prompt`, up to its end-of-text token or `max_new_tokens`.
@@ -46,6 +44,7 @@ def continue_text(
         top_p: sampling is among the most likely tokens that together have this probability (Holtzman et al. 2020).
         greedy: take the most likely token each time; temperature, top_p and seed then play no part.
         seed: of sampling, 0 or more; a new one each time when None.
+        block: tokens of the prompt that are read at a time; chosen for the device's free memory when None.
         streamer: a transformers streamer (`TextStreamer`), which is given the tokens as they come.
 
     Raises:
@@ -56,6 +55,8 @@ def continue_text(
     check_unicode("prompt", prompt)
     check_flag("greedy", greedy)
     check_size("max_new_tokens", max_new_tokens, high=LARGEST_COUNT)
+    if block is not None:
+        check_size("block", block)
     sampling = {} if greedy else _sampling(temperature, top_p, seed)
     end = tokenizer.eos_token_id
     tokens = (
@@ -75,7 +76,7 @@ def continue_text(
             num_beams=1,
             eos_token_id=model.generation_config.eos_token_id if end is None else end,
             pad_token_id=end or 0,  # fills up finished sequences of a batch, and there is but one
-            prefill_chunk_size=_GPU_PREFILL_BLOCK if ids.is_cuda else _PREFILL_BLOCK,
+            prefill_chunk_size=block,
             logits_processor=[_finite],
             streamer=streamer,
             **sampling,

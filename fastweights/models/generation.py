@@ -12,6 +12,7 @@ from ..checks import check_size
 from .cache import FastWeightsCache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token
+from .prefill import prefill_block
 from .rows import check_mask
 
 __all__ = ["CachedGenerationMixin"]
@@ -20,7 +21,8 @@ __all__ = ["CachedGenerationMixin"]
 class CachedGenerationMixin(GenerationMixin):
     """Greedy search, sampling and beam search with a `FastWeightsCache`.
 
-    `prefill_chunk_size` reads the prompt in blocks. Prompts of different lengths are padded on the left and come with their
+    A prompt is read in one pass where the GPU's memory allows it, otherwise in the largest blocks that fit; on a CPU in blocks of
+    512 tokens. `prefill_chunk_size` sets the block. Prompts of different lengths are padded on the left and come with their
     attention_mask. What takes tokens back (assisted, speculative, prompt-lookup decoding) is refused.
 
     On a GPU the step of one token is captured as a CUDA graph at the beginning of every call and replayed, unless
@@ -54,6 +56,26 @@ class CachedGenerationMixin(GenerationMixin):
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """transformers' hook: no position_ids but those that the caller gives, because the model counts by itself."""
+
+    def _prefill(
+        self,
+        input_ids: Any,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """transformers' hook that reads the prompt. Read in one pass are prompts whose hidden states are asked for or that are
+        given as embeddings, which blocks would lose, and those with a cache of their beginning: before transformers 5.15 blocks
+        would begin with the tokens that the cache has read."""
+        cache, settings = model_kwargs.get("past_key_values"), generation_config
+        can_split = isinstance(cache, FastWeightsCache) and not cache.columns and not settings.output_hidden_states
+        if can_split and settings.prefill_chunk_size is None and model_kwargs.get("inputs_embeds") is None:
+            rows, length = input_ids.shape
+            block = prefill_block(self, rows, length)
+            if block < length:
+                settings.prefill_chunk_size = block  # of this call's own settings
+        return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
 
     def _check_call(self, prompt: object, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
         """What transformers would hand on unseen: a wrong prompt, mask or size, or special tokens that the vocabulary lacks."""

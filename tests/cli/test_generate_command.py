@@ -46,6 +46,11 @@ def test_the_prompt_may_come_from_standard_input(run, capsys, monkeypatch):
     assert capsys.readouterr().out == f"{WANTED}\n"
 
 
+def test_a_block_changes_no_word(run, capsys):
+    assert generate(run, "The import", "--max-new-tokens", "12", "--greedy", "--block", "1") == 0
+    assert capsys.readouterr().out == f"{WANTED}\n"
+
+
 def test_text_is_printed_while_it_is_written(run, capsys, monkeypatch):
     pieces = []
     monkeypatch.setattr("transformers.TextStreamer.on_finalized_text", lambda self, text, **_: pieces.append(text))
@@ -67,6 +72,7 @@ def test_a_seed_gives_the_same_sample(run, capsys):
         (["The", "--top-p", "0"], ["top_p must be a finite number, more than 0"]),
         (["The", "--temperature", "-1"], ["temperature must be positive"]),
         (["The", "--max-new-tokens", "0"], ["max_new_tokens"]),
+        (["The", "--block", "0"], ["block must be"]),
         (["The", "--device", "abacus"], ["device", "abacus"]),
         (["The", "--device", "meta"], ["device", "meta"]),
         ([], ["PROMPT"]),

@@ -33,6 +33,18 @@ def test_samples_are_those_of_the_seed():
     assert narrow == continue_text(model(), WORDS, "The", max_new_tokens=12, greedy=True)
 
 
+@pytest.mark.parametrize("block", [None, 2])
+def test_the_prompt_is_read_in_the_blocks_asked_for(block):
+    lm, lengths = model(), []
+    lm.model.register_forward_pre_hook(
+        lambda _, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    text = continue_text(lm, WORDS, "The import statement is", max_new_tokens=1, greedy=True, block=block)
+    prompt = len(WORDS("The import statement is").input_ids)
+    assert lengths == ([prompt] if block is None else [2] * (prompt // 2) + [1] * (prompt % 2))
+    assert text == continue_text(model(), WORDS, "The import statement is", max_new_tokens=1, greedy=True)
+
+
 def test_it_stops_at_the_end_of_text():
     lm = model()
     with torch.no_grad():
@@ -53,6 +65,7 @@ def test_an_empty_prompt_begins_a_text(prompt):
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"top_p": 1.5}, "top_p must be a finite number, more than 0 and at most 1, got 1.5"),
+        ({"block": 0}, "block must be"),
         ({"seed": -1}, "seed must be a whole number of at least 0"),
     ],
 )

@@ -13,6 +13,7 @@ from fastweights.layers import MIXERS
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.testing import OpInputs
 from tests.kernels.cases import KERNEL_CASES
+from tests.ops.packed_documents import AROUND_MEMORIES, PACKS, around_memories, assert_same_bits, with_gradients
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,6 +46,33 @@ def test_neighbours_in_a_packed_row_change_no_bit(name: str) -> None:
     for order in ORDERS[1:]:
         for n, (got, wanted) in enumerate(zip(results(order), first, strict=True)):
             assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True)), n
+
+
+@pytest.mark.parametrize("name", AROUND_MEMORIES)
+def test_neighbours_and_places_change_no_bit_around_memories(name: str) -> None:
+    """Of outputs and gradients, also beside other documents. The tiles of the convolution follow the length of rows shorter than
+    these."""
+    lengths = (4000, 3400, 1, 2065, 5001, 777)
+    call = around_memories(name, 1024, 64, "cuda", "triton")
+    for one in (call, with_gradients(call)):
+        assert_same_bits(one, lengths, [(1024,)] * 2, PACKS, dtype=torch.bfloat16, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_block_gives_a_document_the_same_bits_in_any_order(mixer: str, dtype: torch.dtype) -> None:
+    """Of convolutions, norms, memory and MLP together. Beside other documents a row has another length, and products of matrices
+    of another size may add up in another order."""
+    torch.manual_seed(0)
+    config = FastWeightsConfig(
+        vocab_size=64, hidden_size=512, num_hidden_layers=1, num_heads=4, mixer=mixer,
+        initializer_range=0.003 if mixer == "vla-deltanet" else 0.02,  # with keys longer than 1 its memory grows without end
+    )  # fmt: skip
+    (block,) = FastWeightsForCausalLM(config).to("cuda", dtype).model.layers
+    with torch.no_grad():
+        assert_same_bits(
+            lambda x, edges: [block(x, cu_seqlens=edges)], LENGTHS, [(512,)], ORDERS, dtype=dtype, device="cuda"
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, decoding
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, decoding, prefill
 
 pytestmark = [
     pytest.mark.gpu,
@@ -91,3 +91,34 @@ def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, capt
     with pytest.warns(UserWarning, match="without a CUDA graph, because a layer cannot be captured"):
         called, replayed = both(lm, ids, do_sample=True)
     assert captured == [None] and torch.equal(called.sequences, replayed.sequences)
+
+
+@pytest.mark.parametrize("mixer", [*MIXERS, WINDOW], ids=str)
+def test_the_memory_of_a_prompt_is_within_what_its_block_was_chosen_for(mixer: object) -> None:
+    lm = language_model(mixer, torch.bfloat16)
+    ids = torch.randint(64, (2, 8192), device="cuda")
+    found = []
+    for length in (4096, 4096, 8192):  # the first call loads kernels
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.no_grad():
+            lm(ids[:, :length], logits_to_keep=1)
+        found.append(torch.cuda.max_memory_allocated() - before)
+    estimate = 2 * 4096 * prefill.token_bytes(lm, 8192, whole=True)
+    print(f"{mixer}: {(found[2] - found[1]) / estimate:.2f} of the estimate")
+    assert found[2] - found[1] <= estimate / prefill.SHARE
+
+
+def test_prompts_that_fit_are_read_in_one_pass_and_others_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, ids = language_model(["gdn", "softmax"], torch.float32), torch.randint(64, (2, 4000), device="cuda")
+    read: list[int] = []
+    lm.model.register_forward_pre_hook(
+        lambda _, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    whole = lm.generate(ids, max_new_tokens=4, do_sample=False)
+    assert read == [4000, 1, 1, 1]
+    per_token = 2 * prefill.token_bytes(lm, 4000, whole=False) / prefill.SHARE
+    free = int(1100 * per_token) + 2 * lm.state_size(4000) * 4
+    monkeypatch.setattr(prefill, "free_memory", lambda device: free)
+    assert torch.equal(lm.generate(ids, max_new_tokens=4, do_sample=False), whole)
+    assert read[4:] == [1024, 1024, 1024, 928, 1, 1, 1]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fastweights.models import FastWeightsForCausalLM
+from tests.ops.packed_documents import PACKS, assert_same_bits
 
 from .mixers import every_mixer
 from .small import PROMPTS, model, tokens
@@ -48,3 +49,17 @@ def test_logits_are_the_same_however_documents_are_packed(mixer: object) -> None
                 torch.testing.assert_close(logits, alone[n], rtol=1e-4, atol=1e-4)
         same = torch.cat([documents[1]] * 3)  # one text in every row of a batch
         torch.testing.assert_close(lm(same).logits, alone[1].expand(3, -1, -1), rtol=1e-4, atol=1e-4)
+
+
+@of_every_mixer
+def test_a_block_gives_a_document_the_same_bits_in_every_row(mixer: object) -> None:
+    """Of convolutions, norms, memory and MLP together, whichever documents are beside it, and wherever it starts.
+
+    torch's code for a CPU gives that with as many heads as this. It computes what is left of a tensor of gates after groups of
+    16 or 32 numbers by other code, and so a matrix product of a single column or token. Softmax layers lay documents out in
+    rectangles as long as the longest one, so that other documents change the order of their sums.
+    """
+    (block,) = model([mixer], hidden_size=128, num_heads=32).model.layers
+    packs = PACKS[:3] if mixer in ("softmax", "vla-softmax") else PACKS
+    with torch.no_grad():
+        assert_same_bits(lambda x, edges: [block(x, cu_seqlens=edges)], (33, 70, 1, 9, 39, 5), [(128,)], packs)

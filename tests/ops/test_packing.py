@@ -1,0 +1,26 @@
+"""Around the memories a document has the same bits whichever documents are packed into its row, and wherever it starts in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
+from tests.kernels.cases import DEVICE
+
+from .packed_documents import AROUND_MEMORIES, PACKS, around_memories, assert_same_bits, with_gradients
+
+LENGTHS, CHANNELS, HEAD = (33, 70, 1, 9, 39, 5), 64, 32  # a CPU computes what is left of a row of 16 by other code
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize("name", AROUND_MEMORIES)
+def test_neighbours_and_places_change_no_bit(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of outputs and gradients. tests/gpu/test_batch_invariance.py has larger sizes, in bfloat16."""
+    if HAS_TRITON and INTERPRETED:
+        from fastweights.kernels.pointwise import short_convolution
+
+        monkeypatch.setattr(short_convolution, "ENOUGH_PROGRAMS", 1)  # tiles of several rows, as long inputs have them
+    device = "cpu" if backend == "torch" else DEVICE
+    call = around_memories(name, CHANNELS, HEAD, device, backend)
+    for one in (call, with_gradients(call)):
+        assert_same_bits(one, LENGTHS, [(CHANNELS,)] * 2, PACKS, device=device)
