@@ -43,6 +43,21 @@ MEMORIES = {
     "recursive_least_squares-none": (ROWS // 2, 128, VALUE),
     "variational_linear_attention-refresh": (ROWS // 2, 128, VALUE),
 }
+# Rows before the last ones, key and value channels of queries and keys with 2^31 numbers, the GB that a test takes, and whether
+# it computes gradients. Values are narrow and some gradients left out for want of memory.
+KEYS = {
+    "linear_attention-channel": (ROWS, 128, 16, 80, True),
+    "precondition_keys": (ROWS, 128, 128, 80, True),
+    "preconditioned_delta_rule-head": (ROWS, 128, 16, 80, True),
+    "palimpsa": (2 * ROWS, 64, 16, 80, True),
+    "lattice-decode": (4 * ROWS, 32, 32, 100, False),
+    "lattice-encode-decay": (4 * ROWS, 32, 32, 100, False),
+    "output_normalized_ttt": (ROWS, 128, 16, 80, True),
+    "gated_kalmanet-chebyshev": (2 * ROWS, 64, 16, 80, False),
+    "mesa": (2 * ROWS, 64, 16, 80, False),
+    "recursive_least_squares-none": (2 * ROWS, 64, 16, 80, False),
+    "variational_linear_attention-refresh": (2 * ROWS, 64, 16, 110, False),
+}
 MANY = 65_536 + ALONE  # sequences
 DECODED = (
     "delta_rule-head-write", "preconditioned_delta_rule-channel", "palimpsa", "lattice-decode", "output_normalized_ttt",
@@ -51,11 +66,13 @@ DECODED = (
 
 
 @pytest.fixture(autouse=True)
-def room() -> Iterator[None]:
-    """The largest of these tests take 120 GB."""
+def room(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The largest of these tests take 120 GB, those with an argument `gigabytes` as many."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    gigabytes = params.get("gigabytes", 130)
     torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < 130e9:
-        pytest.skip("needs a GPU with 130 GB of free memory")
+    if torch.cuda.mem_get_info()[0] < gigabytes * 1e9:
+        pytest.skip(f"needs a GPU with {gigabytes} GB of free memory")
     yield
     torch.cuda.empty_cache()
 
@@ -86,14 +103,26 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_memories(name: str) -> None:
-    case, (rows, key, value) = CASES[name], MEMORIES[name]
+    check_memory(name, *MEMORIES[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "key", "value", "gigabytes", "gradients"), [(name, *KEYS[name]) for name in KEYS], ids=KEYS
+)
+def test_queries_and_keys(name: str, rows: int, key: int, value: int, gigabytes: int, gradients: bool) -> None:
+    check_memory(name, rows, key, value, gradients)
+
+
+def check_memory(name: str, rows: int, key: int, value: int, gradients: bool = True) -> None:
+    """Whether the last rows have the outputs and gradients that they have alone."""
+    case = CASES[name]
     few = case.draw(batch=5, time=TIME, heads=HEADS, key=key, value=value, dtype=torch.bfloat16)
-    towards = many_rows(drawn(TIME, HEADS, value, seed=1), rows)
+    towards = many_rows(drawn(TIME, HEADS, value, seed=1), rows if gradients else 0)
 
     def run(inputs: OpInputs, towards: Tensor) -> list[Tensor]:
-        leaves = [x.requires_grad_() for x in inputs.tokens.values()]
+        leaves = [x.requires_grad_(gradients) for x in inputs.tokens.values()]
         o, _ = case.op(**inputs.arguments(), backend="triton")
-        return [o.detach(), *torch.autograd.grad(o, leaves, towards)]
+        return [o.detach(), *(torch.autograd.grad(o, leaves, towards) if gradients else ())]
 
     inputs = OpInputs(
         {k: many_rows(x, rows) for k, x in few.tokens.items()}, few.map(Tensor.cuda).parameters, few.options
