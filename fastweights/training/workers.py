@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
@@ -30,7 +30,7 @@ from .folder import ExperimentFolder
 from .progress import Reporter
 from .train import train_run
 
-__all__ = ["Job", "WorkerError", "gpus_of_workers", "train_runs", "usual_workers"]
+__all__ = ["Job", "WorkerError", "gpus_of_workers", "join_or_kill", "train_runs", "usual_workers"]
 
 PER_GPU = 8  # small models that train on one GPU at the same time: one alone leaves most of it idle
 
@@ -130,13 +130,9 @@ def train_runs(
                 reporter.note(str(message))
                 failures.append(message)
                 free[-1] = worker.successor()
-                worker.end()
+                _end([worker])
     finally:
-        together = [*free, *busy.values()]
-        for worker in together:
-            worker.connection.close()
-        for worker in together:
-            worker.end()
+        _end([*free, *busy.values()])
     if failures:
         more = f" (and {len(failures) - 1} more of {len(jobs)} runs)" if len(failures) > 1 else ""
         raise WorkerError(f"{failures[0]}{more}", "".join(failure.details for failure in failures))
@@ -210,13 +206,21 @@ class _Worker:
         hint = " (memory may have run out: use fewer workers)" if code == -signal.SIGKILL else ""
         return WorkerError(f"the worker on run {self.job.name} {how}{hint}")
 
-    def end(self) -> None:
-        """Close the pipe, and wait until the process has saved its run."""
-        self.connection.close()
-        if self.process.pid is not None:
-            self.process.join(_STOP_SECONDS)
-            if self.process.is_alive():
-                self.process.kill()
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """Close the pipes, and wait until the processes have saved their runs."""
+    for worker in workers:
+        worker.connection.close()
+    join_or_kill((worker.process for worker in workers if worker.process.pid is not None), _STOP_SECONDS)
+
+
+def join_or_kill(processes: Iterable[Any], seconds: float) -> None:
+    """Wait until processes have ended, `seconds` for all together; kill those that have not."""
+    until = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(until - time.monotonic(), 0.0))
+        if process.is_alive():
+            process.kill()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ...layers import import_mixers
 from ...stopping import Stopped, StopSignals
-from ..workers import WorkerError
+from ..workers import WorkerError, join_or_kill
 from .folder import LanguageFolder
 from .run import LanguageRun
 from .train import NonFiniteLoss, train_language
@@ -82,10 +82,7 @@ def train_together(
     finally:
         for process, *_ in running.values():
             process.terminate()
-        for process, *_ in running.values():
-            process.join(STOP_SECONDS)
-            if process.is_alive():
-                process.kill()
+        join_or_kill((process for process, *_ in running.values()), STOP_SECONDS)
     if failed:
         raise WorkerError(f"{len(failed)} of {len(runs)} trainings failed: {', '.join(failed)}")
     return diverged
