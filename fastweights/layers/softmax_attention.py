@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
+from ..ops.framework.sequences import token_positions
 from ..ops.ring_attention import ring_attention as fused_ring_attention
 from ..ops.ring_attention import takes_ring
 from .attention import (
@@ -113,8 +114,9 @@ class SoftmaxAttention(ConfiguredMixer):
         """Answers [1, T, H, K] of whole sequences packed into one row."""
         packed = takes_packed(q_1THK, v_1THK)
         if packed or torch.compiler.is_compiling():
-            # rotations by the place in the row: only distances within a sequence matter
-            q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, None)
+            # Not by the place in the row: rounded cosines and sines of another place are others, if for the same distances.
+            position = token_positions(q_1THK.shape[1], torch.zeros_like(cu_seqlens[1:]), cu_seqlens)
+            q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, position)
             attend = packed_attention if packed else document_attention
             return attend(q_1THK, k_1THK, v_1THK, cu_seqlens, self.window)
         o_1THK = torch.zeros_like(q_1THK)
@@ -130,13 +132,10 @@ class SoftmaxAttention(ConfiguredMixer):
         q, k, v = (rectangle.lay_out(y) for y in (q_1THK, k_1THK, v_1THK))
         return rectangle.pack(self._attend(q, k, v, rectangle.lengths, cache))
 
-    def _rotate(self, q_NTHK: Tensor, k_NTHK: Tensor, seen_N: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries and keys rotated by their positions, which begin after the tokens seen."""
+    def _rotate(self, q_NTHK: Tensor, k_NTHK: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys rotated by their positions [N or 1, T]."""
         if self.rope_theta is None:
             return q_NTHK, k_NTHK
-        position = torch.arange(q_NTHK.shape[1], device=q_NTHK.device)[None]
-        if seen_N is not None:
-            position = seen_N[:, None] + position
         cos, sin = rotation(position, self.head_dim, self.rope_theta, q_NTHK.dtype)
         return rotate(q_NTHK, cos, sin), rotate(k_NTHK, cos, sin)
 
@@ -148,7 +147,8 @@ class SoftmaxAttention(ConfiguredMixer):
         before = LayerCache() if cache is None else cache
         if cache is not None and "place" in cache.context:
             return self._attend_in_ring(q_NTHK, k_NTHK, v_NTHK, cache)
-        q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, before.context.get("seen"))
+        position, seen_N = torch.arange(q_NTHK.shape[1], device=q_NTHK.device)[None], before.context.get("seen")
+        q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, position if seen_N is None else seen_N[:, None] + position)
         v_NSHK = v_NTHK
         check_memory(before.memory, ("keys", "values"))
         if before.memory:
@@ -193,7 +193,7 @@ class SoftmaxAttention(ConfiguredMixer):
             )
             cache.update(cache.memory, {**cache.context, "seen": seen_N, "place": place_N})
             return o_N1HK
-        q_N1HK, k_N1HK = self._rotate(q_N1HK, k_N1HK, seen_N)
+        q_N1HK, k_N1HK = self._rotate(q_N1HK, k_N1HK, seen_N[:, None])
         slot = place_N[:1] % k_NSHK.shape[1]
         k_NSHK.index_copy_(1, slot, k_N1HK.to(k_NSHK.dtype))
         v_NSHK.index_copy_(1, slot, v_N1HK.to(v_NSHK.dtype))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastweights.layers import SoftmaxAttention
+from fastweights.layers import SoftmaxAttention, softmax_attention
 from fastweights.layers.attention import rotate, rotation
 
 
@@ -43,3 +43,18 @@ def test_state_grows_with_the_sequence_and_the_key_value_heads():
 def test_bad_options_are_refused(error, options, message):
     with pytest.raises(error, match=message):
         SoftmaxAttention(hidden_size=16, num_heads=4, **options)
+
+
+def test_rotations_of_packed_sequences_depend_on_places_in_the_sequence_alone(monkeypatch):
+    """In bfloat16 on a GPU, where rounded angles of other places would change the bits of a sequence that follows others."""
+    rotated = []
+    monkeypatch.setattr(softmax_attention, "takes_packed", lambda q, v: True)
+    monkeypatch.setattr(
+        softmax_attention, "packed_attention", lambda q, k, v, edges, window: rotated.append((q, k)) or v
+    )
+    layer = SoftmaxAttention(hidden_size=32, num_heads=2).to(torch.bfloat16)
+    x = torch.randn(1, 40, 32).bfloat16()
+    layer(x, cu_seqlens=torch.tensor([0, 17, 17, 40], dtype=torch.int32))
+    layer(x[:, 17:], cu_seqlens=torch.tensor([0, 23], dtype=torch.int32))
+    for packed, alone in zip(*rotated, strict=True):
+        assert torch.equal(packed[:, 17:], alone)

@@ -155,3 +155,15 @@ class Chunks:
             final = [s[back] for s in final]
         begun = [torch.cat(parts) for parts in zip(*starts)] if starts else [s[:0] for s in states]
         return begun, final
+
+
+def token_positions(time: int, count: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """[B, T] how many tokens of its sequence came before each token, `count` [N] of them before the call."""
+    token = torch.arange(time, device=count.device)
+    if cu_seqlens is None:
+        return count[:, None] + token
+    edges = cu_seqlens.to(count.device).long()
+    # torch.compile's code for searchsorted fails on the device where the number of sequences is unknown (torch 2.11).
+    ends = token.new_zeros(time + 1).index_add(0, edges[1:].clamp(0, time), torch.ones_like(edges[1:]))
+    sequence = ends.cumsum(0)[:time].clamp_max(len(count) - 1)
+    return (count[sequence] + token - edges[sequence])[None]

@@ -14,6 +14,7 @@ from ..framework import roles
 from ..framework.call import Arguments, Results, call, composed, kernels, recurrent
 from ..framework.checks import compute_dtype
 from ..framework.kernel_backend import KernelFamily
+from ..framework.sequences import token_positions
 from ..framework.spec import Case, Flag, Integer, Number, OpSpec, Output, State
 from ..linear_attention import linear_attention
 from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
@@ -165,16 +166,4 @@ def length(x: Tensor) -> Tensor:
 
 def due(time: int, count: Tensor, period: int, cu_seqlens: Tensor | None) -> Tensor:
     """[B, T, 1] 1 where a token is the period-th, 2 period-th, ... of its sequence, else 0."""
-    return ((positions(time, count, cu_seqlens) + 1) % period == 0).double()[..., None]
-
-
-def positions(time: int, count: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """[B, T] how many tokens of its sequence came before each token, `count` [N] of them before the call."""
-    token = torch.arange(time, device=count.device)
-    if cu_seqlens is None:
-        return count[:, None] + token
-    edges = cu_seqlens.to(count.device).long()
-    # torch.compile's code for searchsorted fails on the device where the number of sequences is unknown (torch 2.11).
-    ends = token.new_zeros(time + 1).index_add(0, edges[1:].clamp(0, time), torch.ones_like(edges[1:]))
-    sequence = ends.cumsum(0)[:time].clamp_max(len(count) - 1)
-    return (count[sequence] + token - edges[sequence])[None]
+    return ((token_positions(time, count, cu_seqlens) + 1) % period == 0).double()[..., None]
