@@ -30,6 +30,8 @@ COMPARED = {
     "pgdn": "`pgdn`", "kda": "`kda`", "rls": "`rls`", "lattice-encode": "`lattice` (encode)", "gka": "`gka`", "vla": "`vla`",
     "palimpsa-d": "`palimpsa-d`",
 }  # fmt: skip
+# Mixers of the README's sentence on recall.
+RECALLED = ("linear", "deltanet", "pgdn", "rls", "gdn", "mesa", "gka", "vla", "kda", "mamba2")
 
 
 def result(name: str, results: Path) -> Any:
@@ -69,8 +71,8 @@ def decay(name: str) -> str:
 
 
 def measured(results: Path) -> str:
-    """What the README says of speed."""
-    return "".join([decoding(results), trainings(results)])
+    """What the README says of speed, and of recall at equal state."""
+    return "".join([decoding(results), trainings(results), recall_at_equal_state(results)])
 
 
 def decoding(results: Path) -> str:
@@ -121,9 +123,9 @@ def trainings(results: Path) -> str:
             item,
             [
                 f"A training step with 24 layers takes {gdn:.0f} ms with `gdn`, compiled by blocks and replayed as a CUDA graph, "
-                "as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents "
-                f"and clips gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {eager:.0f} ms. Compiled and replayed, it takes "
-                f"{', '.join([first, *others])} and {last}.",
+                "as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents and clips "
+                f"gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {eager:.0f} ms. Compiled and "
+                f"replayed, it takes {', '.join([first, *others])} and {last}.",
                 f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {ddp} of the tokens per second of one GPU "
                 f"alone, with FSDP2 {fsdp}.",
                 f"With an output gate, compiled by blocks and replayed, `gdn` takes {step(gated, gated):.0f} ms, where "
@@ -136,6 +138,23 @@ def trainings(results: Path) -> str:
                 "with transformers without flash-linear-attention ([docs/transformers.md](docs/transformers.md)).",
             ],
         )
+    )
+
+
+def recall_at_equal_state(results: Path) -> str:
+    """The best of the leaderboard and some others, in the column that separates memories most."""
+    column = "shuffled, 32 pairs, heads of 16"
+    board = result("leaderboard/mqar-full", results)
+    rows = {row["mixer"]: row for row in board["rows"].values() if row["column"] == column}
+    steps, best = board["setting"]["shared"]["steps"], max(row["values"][0] for row in rows.values())
+    (first,) = (name for name, row in rows.items() if row["values"][0] == best)
+    shown = ", ".join(f"{rows[name]['values'][0]:.3f} with `{name}`" for name in RECALLED)
+    guessing = rows["softmax"]["chance"]
+    return item(
+        f"Recall of 32 shuffled pairs, with states as large as that of linear attention with two heads of 16 channels, after "
+        f"{steps:,} steps and with one seed: {best:.3f} with `{first}`, the best of {len(rows)}, {shown}. Guessing "
+        f"has {guessing:.3f}. The [leaderboard](docs/leaderboard.md) has other tasks and sizes, and marks those that were still "
+        "learning."
     )
 
 
