@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
 from fastweights.models import block, output_layer
-from fastweights.training.language import compiling, load_run, train, train_language
+from fastweights.training.language import load_run, train, train_language
 
 initialize = AcceleratorState.__init__
 
@@ -65,8 +65,6 @@ if __name__ == "__main__":
     AcceleratorState.__init__ = initialize_sharded
     train._check_device = lambda run: None  # which refuses exactly this
     run = load_run(sys.argv[1])
-    if len(sys.argv) > 3:
-        compiling.BACKEND = sys.argv[3]
     dtypes, order = ({}, []) if run.compile else watched()
     assert train_language(run, stop_at=int(sys.argv[2])) is None
     train_language(run)

@@ -185,12 +185,11 @@ def test_sharded_processes_are_one_with_twice_the_batch(run_file, alone, setting
 @pytest.mark.slow
 @pytest.mark.parametrize("fsdp", ["false", "true"])
 def test_checkpointed_blocks_are_compiled_once_for_any_number_of_documents(run_file, tmp_path, fsdp):
-    """Without inductor, which takes the length of a convolution on a CPU as fixed; GPUs have a kernel for it."""
     settings = 'compile = "blocks"\ngradient_checkpointing = true'
     text = run_file.read_text().replace("batch_size = 1", "batch_size = 2")  # with 2 to 5 documents in a packed row
     run_file.write_text(f"fsdp = {fsdp}\n{settings}\n{text}")
     run = load_run(run_file)
-    errors = torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4, "aot_eager")
+    errors = torchrun(Path(__file__).with_name("fsdp_on_cpu.py"), run_file, 4)
     assert errors.count(COMPILED) == 4 and "Recompiling" not in errors
     plain = {"fsdp": False, "compile": False, "gradient_checkpointing": False, "output": str(tmp_path / "alone")}
     wanted = train_language(dataclasses.replace(run, **plain, batch_size=4))[0]
