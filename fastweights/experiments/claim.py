@@ -114,8 +114,8 @@ class Claim:
     """One claim of a paper, or a question of our own.
 
     Attributes:
-        name: C1 to C35, or S1 to S6 for claims about speed; own-1 to own-3 for results of our own, own-3b for a part of
-            own-3 with an expectation, a rule and a measurement of its own.
+        name: C1 to C35, or S1 to S6 for claims about speed; own-1 to own-3 for results of our own, own-2b for a part of
+            own-2 with an expectation, a rule and a measurement of its own.
         paper: a key of `SOURCES`. source: the place in it, or what led to the question.
         says: the claim. printed: the paper's numbers.
         setting: what is computed here, with sizes.
