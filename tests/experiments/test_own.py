@@ -50,7 +50,7 @@ def test_shares_of_the_gap(tmp_path, monkeypatch):
             for part, settings in parts.items()
         }
 
-    monkeypatch.setattr(squares, "train_parts", trained)
+    monkeypatch.setattr(squares, "train_size", trained)
     claim = find_claim("own-1")
     found = claim.measure(Conditions(seeds=(0, 1), folder=tmp_path))
     assert squares.share(found, "deltanet", "equal variances") == 0
