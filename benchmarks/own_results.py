@@ -343,13 +343,14 @@ def outside_tables(found: Measurement) -> list[str]:
 
 
 def draw_outside(found: Measurement, axes: Any) -> None:
-    for place, names in enumerate(outside.FAMILIES.values()):
-        for name, marker, colour, label in zip(names, "ox", ("#0072B2", "#D55E00"), ("inside", "outside")):
-            values = found.values[f"{name}: accuracy"]
-            axes.plot([place] * len(values), values, marker, color=colour, label=label if not place else None)
+    for side, (label, colour) in enumerate((("inside", "#0072B2"), ("outside", "#D55E00"))):
+        lost = [found.mean(f"{names[side]}: share of diverged trainings") for names in outside.FAMILIES.values()]
+        places = [family + 0.15 * (2 * side - 1) for family in range(len(lost))]
+        axes.stem(places, lost, linefmt=colour, basefmt=" ", label=label)
     axes.set_xticks(range(len(outside.FAMILIES)), list(outside.FAMILIES), fontsize=8)
+    axes.set_ylim(-0.03, 1.05)
     axes.set_title("trained inside and outside of the bound", fontsize=10)
-    axes.set_ylabel("accuracy, every seed")
+    axes.set_ylabel("share of the trainings that diverged")
     axes.legend(fontsize=7, frameon=False)
     plain_axes(axes)
 
@@ -410,7 +411,7 @@ PAGES = {
     ),
     "own-3": Page(
         "own-stability.md",
-        "Log norms of products of chosen steps",
+        "Log norms of products of chosen steps, and trainings that diverged",
         draw_products,
         {"own-3": Part("", products_tables), "own-3b": Part("Training outside of the bound", outside_tables)},
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from fastweights.experiments import ClaimRecord, claims_of, load_records, save_record
+from fastweights.experiments.own import o3b_training_outside_the_bound as outside
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -63,6 +65,29 @@ def test_numbers_in_the_words_about_stability_are_those_of_the_results() -> None
     chosen = load_records(own_results.RESULTS)["C4"].measurement
     growth = max(chosen.largest(name) for name in chosen.values if name.startswith("its growth"))
     assert f"grow by up to {growth - 1:.0%} per step ([C4]" in text
+
+
+def test_numbers_in_the_words_about_training_outside_are_those_of_the_results() -> None:
+    found = RECORDS["own-3b"].measurement
+    text = " ".join(own_results.PAGES["own-3"].path.read_text().split())
+    trainings = len(outside.RATES) * len(RECORDS["own-3b"].seeds)
+
+    def lost(names: Iterable[str]) -> int:
+        return round(sum(trainings * found.mean(f"{name}: share of diverged trainings") for name in names))
+
+    inside, beyond = zip(*outside.FAMILIES.values(), strict=True)
+    assert lost(inside) == 0 and f"none of the {len(inside) * trainings} trainings diverged" in text
+    spike = max(found.largest(f"{name}: largest spike of gradients") for name in inside)
+    assert f"no gradient was more than {spike:.1f} times" in text
+    assert f"{lost(beyond)} of {len(beyond) * trainings} diverged: all {lost(beyond[2:3])} of `vla`" in text
+    assert f"{lost(beyond[:1])} of {trainings} of the delta rule" in text and lost(beyond[1:2]) == 0
+    assert f"{lost(beyond[3:])} of {trainings} with keys of any length" in text
+    first = [found.largest(f"{name}: largest step before training") for name in (beyond[0], beyond[3])]
+    assert f"largest first steps are {first[0]:.1f} and {first[1]:.2f}" in text
+    product = found.mean(f"{beyond[2]}: largest log norm of a product before training")
+    assert f"products reach e^{product:.0f} before" in text
+    best = max(found.largest(f"{name}: accuracy") for name in outside.SETTINGS)
+    assert f"the best of them recalls {best:.0%}" in text
 
 
 @pytest.mark.parametrize(("name", "device"), FIGURES)
