@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...data.task import IGNORE_INDEX
 from ...evaluation.reading import evaluating
 from ...training import RecallRun
 from ...training.objectives import Measured, Objective, objective_of
+from ...training.train import Training
 from ..claim import OWN, Claim, Conditions, Measurement, Verdict, clear_sign, paired
 from ..confidence import auroc
 from ..memory_variance import layer_variances, lookup_in_place_of_memory
@@ -34,9 +36,14 @@ TRAININGS = {"memory alone": 0.0, "random queries": SHARE, "uncertain queries": 
 ORDERS = ("variance", "chance")
 
 
+def log_variances(model: Any, ids: Tensor) -> Tensor:
+    """Of all heads, [B, T, F]."""
+    return layer_variances(model, ids).clamp_min(1e-12).log()
+
+
 def uncertainty(model: Any, ids: Tensor) -> Tensor:
     """The mean logarithm of the variances of all heads, [B, T]."""
-    return layer_variances(model, ids).clamp_min(1e-12).log().mean(-1)
+    return log_variances(model, ids).mean(-1)
 
 
 def highest(order: Tensor, share: float) -> Tensor:
@@ -88,8 +95,11 @@ class Queries:
             batch = task.batch("test", seed=run.seed, index=index, batch_size=SEQUENCES)
             self.batches.append([x.to(run.device) for x in batch])
 
+    def log_variances(self, model: Any) -> Tensor:
+        return torch.cat([log_variances(model, ids)[labels != IGNORE_INDEX] for ids, labels in self.batches])
+
     def uncertainty(self, model: Any) -> Tensor:
-        return torch.cat([uncertainty(model, ids)[labels != IGNORE_INDEX] for ids, labels in self.batches])
+        return self.log_variances(model).mean(-1)
 
     def right(self, model: Any, routed: Tensor, sharpness: float) -> Tensor:
         """Whether each answer is right where attention answers the routed queries."""
@@ -104,24 +114,33 @@ class Queries:
         return torch.cat(found).double()
 
 
-def train(job: tuple[str, str, int, str]) -> tuple[dict[str, float], bool]:
-    """One training: the names of its mixer and of its kind, its seed and device. Whether it was still learning comes second."""
-    mixer, training, seed, device = job
+def train_hybrid(mixer: str, training: str, seed: int, device: str, settings: dict[str, Any]) -> Training:
     choice = next(choice for choice in mixers() if choice.label == mixer)
-    run = RecallRun(mixer=choice, learning_rate=RATE, seed=seed, device=device, **TRAINED)
+    run = RecallRun(mixer=choice, learning_rate=RATE, seed=seed, device=device, **settings)
     plain = objective_of(run.make_task())
     trained, _ = train_watched(run, add_sharpness, plain if training == "memory alone" else Routed(plain, training))
+    return trained
+
+
+def train(job: tuple[str, str, int, str]) -> tuple[dict[str, float], bool]:
+    """One training: the names of its mixer and of its kind, its seed and device. Whether it was still learning comes second."""
+    trained = train_hybrid(*job, TRAINED)
     with evaluating(trained.model):
-        return of_model(trained.model, run, training), trained.result().undertrained
+        return of_model(trained.model, trained.run, job[1]), trained.result().undertrained
+
+
+def sharpness_of(model: Any, run: RecallRun, training: str) -> float:
+    """The learned one; for the memory alone, which was not trained with attention, the best one on other sequences."""
+    if training != "memory alone":
+        return float(model.log_sharpness.exp())
+    fits = Queries(run, 1)
+    everything = torch.ones_like(fits.uncertainty(model), dtype=torch.bool)
+    return max(SHARPNESS, key=lambda x: fits.right(model, everything, x).mean().item())
 
 
 def of_model(model: Any, run: RecallRun, training: str) -> dict[str, float]:
     """Accuracies by share and order of routing."""
-    sharpness = model.log_sharpness.exp().item()
-    if training == "memory alone":  # which attention was not trained for
-        fits = Queries(run, 1)
-        everything = torch.ones_like(fits.uncertainty(model), dtype=torch.bool)
-        sharpness = max(SHARPNESS, key=lambda x: fits.right(model, everything, x).mean().item())
+    sharpness = sharpness_of(model, run, training)
     queries = Queries(run, 0)
     order = {"variance": queries.uncertainty(model)}
     order["chance"] = torch.rand(len(order["variance"]), generator=torch.Generator().manual_seed(run.seed))
@@ -136,7 +155,16 @@ def of_model(model: Any, run: RecallRun, training: str) -> dict[str, float]:
 
 
 def measure(conditions: Conditions) -> Measurement:
-    kinds = [(mixer, training) for mixer in MIXERS for training in TRAININGS]
+    return measure_kinds(train, TRAININGS, conditions)
+
+
+def measure_kinds(
+    train: Callable[[tuple[str, str, int, str]], tuple[dict[str, float], bool]],
+    trainings: Iterable[str],
+    conditions: Conditions,
+) -> Measurement:
+    """Numbers of every mixer, kind of training and seed."""
+    kinds = [(mixer, training) for mixer in MIXERS for training in trainings]
     jobs = [(*kind, seed, conditions.device) for kind in kinds for seed in conditions.seeds]
     found = dict(zip(jobs, in_processes(train, jobs, conditions)))
     values: dict[str, list[float]] = {}
