@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,16 @@ from fastweights.experiments import ClaimRecord, Measurement, find_claim, load_r
 from fastweights.experiments.own import o1_least_squares_as_layers as squares
 from fastweights.experiments.own import o2_confidence_of_memories as confidence
 from fastweights.experiments.own import o2b_hybrids_trained_as_one as hybrids
+from fastweights.experiments.own import o2c_hybrids_with_a_fitted_router as fitted
 from fastweights.experiments.own import o3_products_of_transitions as products
 from fastweights.experiments.own import o3b_training_outside_the_bound as outside
 
 DOCS = CLAIMS_PAGE.parent
 BEGIN = "<!-- measured: written by `python benchmarks/own_results.py` -->"
-DPI = 90  # figures stay below 100 kB
+DPI = 80  # figures stay below 100 kB
 END = "<!-- end of what is measured -->"
 DEVICES = ("cpu", "cuda")
-MODEL_NUMBERS = ("sharpness", "AUROC of wrong answers of the memory")
+Tables = Callable[[Measurement], list[str]]
 OUTSIDE_NUMBERS = (
     "accuracy",
     "share of diverged trainings",
@@ -50,7 +51,7 @@ class Part:
     """One claim of a page: its heading ("" for the first) and its tables."""
 
     title: str
-    tables: Callable[[Measurement], list[str]]
+    tables: Tables
 
 
 @dataclass(frozen=True)
@@ -194,32 +195,36 @@ def confidence_tables(found: Measurement) -> list[str]:
     ]
 
 
-def hybrid_tables(found: Measurement) -> list[str]:
-    rows = [
-        [
-            f"`{mixer}`",
-            training,
-            order,
-            *(
-                mean(found, f"{mixer}, {training}: accuracy with {share:.0%} routed by {order}")
-                for share in hybrids.ROUTED
-            ),
+def hybrid_tables(trainings: Iterable[str], orders: Iterable[str], numbers: Iterable[str]) -> Tables:
+    """Of hybrids by kind of training: accuracies by the order of routing, and numbers of each kind."""
+
+    def tables(found: Measurement) -> list[str]:
+        kinds = [(mixer, training) for mixer in hybrids.MIXERS for training in trainings]
+        routed = [
+            [
+                f"`{mixer}`",
+                training,
+                order,
+                *(
+                    mean(found, f"{mixer}, {training}: accuracy with {share:.0%} routed by {order}")
+                    for share in hybrids.ROUTED
+                ),
+            ]
+            for mixer, training in kinds
+            for order in orders
         ]
-        for mixer in hybrids.MIXERS
-        for training in hybrids.TRAININGS
-        for order in hybrids.ORDERS
-    ]
-    models = [
-        [f"`{mixer}`", training, *(mean(found, f"{mixer}, {training}: {name}") for name in MODEL_NUMBERS)]
-        for mixer in hybrids.MIXERS
-        for training in hybrids.TRAININGS
-    ]
-    head = ["memory", "answered by attention in training"]
-    return [
-        "Accuracy by the share of the queries that attention answers in the test:\n\n"
-        + table([*head, "routed by", *(f"{share:.0%}" for share in hybrids.ROUTED)], rows),
-        table([*head, *MODEL_NUMBERS], models),
-    ]
+        models = [
+            [f"`{mixer}`", training, *(mean(found, f"{mixer}, {training}: {name}") for name in numbers)]
+            for mixer, training in kinds
+        ]
+        head = ["memory", "answered by attention in training"]
+        return [
+            "Accuracy by the share of the queries that attention answers in the test:\n\n"
+            + table([*head, "routed by", *(f"{share:.0%}" for share in hybrids.ROUTED)], routed),
+            table([*head, *numbers], models),
+        ]
+
+    return tables
 
 
 def draw_confidence(results: Mapping[str, Measurement], figure: Any) -> None:
@@ -255,27 +260,28 @@ def draw_confidence(results: Mapping[str, Measurement], figure: Any) -> None:
         axes.set_ylabel(y)
         plain_axes(axes)
     if "own-2b" in results:
-        draw_hybrids(results["own-2b"], panels[3], styles)
+        draw_hybrids(results, panels[3], styles)
     shared_legend(figure, reliability, routing, *panels[3:])
 
 
-def draw_hybrids(found: Measurement, axes: Any, styles: Any) -> None:
-    for mixer in hybrids.MIXERS:
-        for training, order, line in (
-            ("uncertain queries", "variance", "-"),
-            ("random queries", "chance", "--"),
-            ("memory alone", "variance", "-."),
-        ):
-            label = f"{mixer}, {training}: accuracy with {{:.0%}} routed by {order}"
-            axes.plot(
-                hybrids.ROUTED,
-                [found.mean(label.format(share)) for share in hybrids.ROUTED],
-                color=styles[mixer].colour,
-                linestyle=line,
-                label=f"{mixer}, trained with {training}",
-            )
+def draw_hybrids(results: Mapping[str, Measurement], axes: Any, styles: Any) -> None:
+    """What a router is better by than chance, at the same share and of the same models."""
+    axes.axhline(0, color="#bbbbbb", linewidth=0.8)
+    for name, training, order, line in (
+        ("own-2b", "uncertain queries", "variance", "-."),
+        ("own-2c", "random queries", "fitted variance", "-"),
+    ):
+        for mixer in hybrids.MIXERS if name in results else ():
+            label = f"{mixer}, {training}: accuracy with {{:.0%}} routed by {{}}"
+            gains = [
+                results[name].mean(label.format(share, order)) - results[name].mean(label.format(share, "chance"))
+                for share in hybrids.ROUTED
+            ]
+            look = {"color": styles[mixer].colour, "linestyle": line, "label": f"{mixer}, hybrid, {order}"}
+            axes.plot(hybrids.ROUTED, gains, **look)
     axes.set_title("hybrids trained as one", fontsize=10)
     axes.set_xlabel("share of the queries routed")
+    axes.set_ylabel("accuracy minus that by chance")
     plain_axes(axes)
 
 
@@ -405,9 +411,31 @@ PAGES = {
     ),
     "own-2": Page(
         "own-confidence.md",
-        "Calibration, abstention and routing by the variance",
+        "Calibration, abstention and routing by the variance, and hybrids",
         draw_confidence,
-        {"own-2": Part("", confidence_tables), "own-2b": Part("Hybrids that are trained as one", hybrid_tables)},
+        {
+            "own-2": Part("", confidence_tables),
+            "own-2b": Part(
+                "Hybrids that are trained as one",
+                hybrid_tables(hybrids.TRAININGS, hybrids.ORDERS, ("sharpness", "AUROC of wrong answers of the memory")),
+            ),
+            "own-2c": Part(
+                "Hybrids with a fitted router",
+                hybrid_tables(
+                    fitted.TRAININGS,
+                    fitted.ORDERS,
+                    (
+                        "sharpness",
+                        "AUROC of wrong answers by the fitted variance",
+                        "AUROC of wrong answers by the mean log variance",
+                        *(
+                            f"AUROC of wrong answers by the mean log variance, {int(load * hybrids.PAIRS)} pairs"
+                            for load in hybrids.LOADS
+                        ),
+                    ),
+                ),
+            ),
+        },
     ),
     "own-3": Page(
         "own-stability.md",
