@@ -7,6 +7,7 @@ from fastweights.data.task import IGNORE_INDEX
 from fastweights.experiments import Conditions, Measurement, find_claim
 from fastweights.experiments.memory_variance import lookup_in_place_of_memory
 from fastweights.experiments.own import o2b_hybrids_trained_as_one as hybrids
+from fastweights.experiments.own import o2c_hybrids_with_a_fitted_router as fitted
 from fastweights.training import RecallRun
 from fastweights.training.objectives import objective_of
 
@@ -60,17 +61,20 @@ def test_all_queries_are_answered_by_attention_that_learns(monkeypatch, run, mod
 
 
 @pytest.mark.slow
-def test_a_tiny_study(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "module", "settings"), [("own-2b", hybrids, "TRAINED"), ("own-2c", fitted, "SETTINGS")]
+)
+def test_a_tiny_study(name, module, settings, tmp_path, monkeypatch):
     monkeypatch.setattr(hybrids, "SEQUENCES", 4)
     small = {"pairs": 4, "vocab_size": 32, "steps": 2, "batch_size": 2, "test_examples": 4}
-    monkeypatch.setattr(hybrids, "TRAINED", {**hybrids.TRAINED, **small})
+    monkeypatch.setattr(module, settings, {**getattr(module, settings), **small})
     monkeypatch.setattr(hybrids, "in_processes", lambda measure, jobs, conditions: [measure(job) for job in jobs])
-    claim = find_claim("own-2b")
+    claim = find_claim(name)
     found = claim.measure(Conditions(seeds=(0, 1), folder=tmp_path))
     assert claim.decide(found).status in ("holds", "holds weakly", "does not hold")
-    for kind in hybrids.TRAININGS:
+    for kind in module.TRAININGS:
         for share in ("0%", "100%"):
-            by = [found.values[f"rls, {kind}: accuracy with {share} routed by {order}"] for order in hybrids.ORDERS]
+            by = [found.values[f"rls, {kind}: accuracy with {share} routed by {order}"] for order in module.ORDERS]
             assert by[0] == by[1]
 
 
@@ -110,3 +114,27 @@ def test_two_mixers_that_are_no_better_than_chance_do_not_hold(monkeypatch):
     monkeypatch.setattr(hybrids, "MIXERS", ("rls",))
     assert find_claim("own-2b").decide(measured(random=0.8)).status == "does not hold"
     assert find_claim("own-2b").decide(measured(test=0.8)).status == "holds weakly"
+
+
+@pytest.mark.parametrize(
+    ("lower", "status"),
+    [
+        ((), "holds"),
+        (("memory alone: accuracy with 20% routed by fitted variance",), "holds weakly"),
+        (("random queries: accuracy with 20% routed by chance",), "does not hold"),
+        (("memory alone: accuracy with 0% routed by fitted variance",), "does not hold"),
+    ],
+)
+def test_what_decides_about_a_fitted_router(lower, status):
+    """Equal where the name is given: the other accuracies are lower than the hybrid's."""
+    values = {}
+    for mixer in hybrids.MIXERS:
+        for kind in (
+            "random queries: accuracy with 20% routed by fitted variance",
+            "random queries: accuracy with 20% routed by chance",
+            "memory alone: accuracy with 0% routed by fitted variance",
+            "memory alone: accuracy with 20% routed by fitted variance",
+        ):
+            equal = kind in lower or kind.startswith("random queries: accuracy with 20% routed by fitted")
+            values[f"{mixer}, {kind}"] = [0.8 if equal else 0.7] * 3
+    assert find_claim("own-2c").decide(Measurement(values)).status == status
