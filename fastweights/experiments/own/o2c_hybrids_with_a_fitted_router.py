@@ -23,7 +23,7 @@ from .o2b_hybrids_trained_as_one import (
     train_hybrid,
 )
 
-SETTINGS: dict[str, Any] = {**TRAINED, "heads": 2}
+SETTINGS: dict[str, Any] = {**TRAINED, "heads": 2, "steps": 1500}
 TRAININGS = ("memory alone", "random queries")
 ORDERS = ("fitted variance", "chance")
 
@@ -103,7 +103,8 @@ CLAIM = Claim(
     setting=(
         "As own-2b, with 2 heads of 16 channels as in own-2, and two kinds of training: nothing or a random fifth of the queries "
         "answered by attention. The router is own-2's logistic regression on the log variances of all heads, fitted to the "
-        "memory's right and wrong answers on 128 other sequences of each load. Declared after own-2b was measured."
+        "memory's right and wrong answers on 128 other sequences of each load. Declared after own-2b was measured. A first run, of "
+        "600 steps, did not hold: its seeds recalled from 5% to 92%. This one has 1500 steps; forecast and rule are unchanged."
     ),
     expected="holds weakly",
     forecast=(
@@ -118,5 +119,5 @@ CLAIM = Claim(
     measure=measure,
     decide=decide,
     seeds=(0, 1, 2),
-    cost="5 minutes of two cores",
+    cost="15 minutes of two cores",
 )
