@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fastweights.experiments import ClaimRecord, claims_of, load_records, save_record
+from fastweights.experiments import ClaimRecord, Measurement, claims_of, load_records, save_record
 from fastweights.experiments.own import o3b_training_outside_the_bound as outside
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +88,35 @@ def test_numbers_in_the_words_about_training_outside_are_those_of_the_results() 
     assert f"products reach e^{product:.0f} before" in text
     best = max(found.largest(f"{name}: accuracy") for name in outside.SETTINGS)
     assert f"the best of them recalls {best:.0%}" in text
+
+
+def test_numbers_in_the_words_about_hybrids_are_those_of_the_results() -> None:
+    text = " ".join(own_results.PAGES["own-2"].path.read_text().split())
+    alone, fitted = (RECORDS[name].measurement for name in ("own-2b", "own-2c"))
+
+    def accuracy(found: Measurement, kind: str, share: str, order: str) -> str:
+        digits = 2 if found is alone else 3
+        return f"{found.mean(f'{kind}: accuracy with {share} routed by {order}'):.{digits}f}"
+
+    hybrid = accuracy(alone, "rls, uncertain queries", "20%", "variance")
+    assert f"{hybrid} against {accuracy(alone, 'rls, random queries', '20%', 'chance')} for `rls`" in text
+    ranks = [x for name, row in alone.values.items() if "uncertain" in name and "AUROC" in name for x in row]
+    assert f"AUROC {min(ranks):.2f} to {max(ranks):.2f}" in text
+    routed = [
+        f"{accuracy(fitted, f'{mixer}, random queries', '20%', 'fitted variance')} against "
+        f"{accuracy(fitted, f'{mixer}, random queries', '20%', 'chance')} for `{mixer}`"
+        for mixer in ("rls", "palimpsa-d")
+    ]
+    assert " and ".join(routed) in text
+    memory = [accuracy(fitted, f"{mixer}, memory alone", "0%", "chance") for mixer in ("rls", "palimpsa-d")]
+    assert f"trained alone, {' and '.join(memory)}" in text
+    everything = {
+        kind: [x for name, row in fitted.values.items() if f"{kind}: accuracy with 100%" in name for x in row]
+        for kind in ("random queries", "memory alone")
+    }
+    assert f"right in {min(everything['random queries']):.3f} or more" in text
+    low, high = min(everything["memory alone"]), max(everything["memory alone"])
+    assert f"it answers {low:.2f} to {high:.2f}" in text
 
 
 @pytest.mark.parametrize(("name", "device"), FIGURES)

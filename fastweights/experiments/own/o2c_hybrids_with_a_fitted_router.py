@@ -103,8 +103,8 @@ CLAIM = Claim(
     setting=(
         "As own-2b, with 2 heads of 16 channels as in own-2, and two kinds of training: nothing or a random fifth of the queries "
         "answered by attention. The router is own-2's logistic regression on the log variances of all heads, fitted to the "
-        "memory's right and wrong answers on 128 other sequences of each load. Declared after own-2b was measured. A first run, of "
-        "600 steps, did not hold: its seeds recalled from 5% to 92%. This one has 1500 steps; forecast and rule are unchanged."
+        "memory's right and wrong answers on 128 other sequences of each load. Declared after own-2b was measured. A first run, "
+        "of 600 steps, did not hold: its seeds recalled from 5% to 92%. This one has 1500 steps; forecast and rule are unchanged."
     ),
     expected="holds weakly",
     forecast=(
