@@ -63,7 +63,7 @@ def test_the_larger_size_searches_its_rates_with_the_first_seed(monkeypatch, tmp
         monkeypatch.setattr(module, "run_recall_parts", made)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     claim = find_claim("own-1")
-    for device, count in (("cpu", 63), ("cuda", 84)):
+    for device, count in (("cpu", 84), ("cuda", 84)):
         runs.clear()
         trained.train_size(
             claim, squares.parts(device), Conditions(seeds=(0, 1, 2), device=device, folder=tmp_path, workers=1)
