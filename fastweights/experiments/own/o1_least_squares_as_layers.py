@@ -150,6 +150,6 @@ CLAIM = Claim(
     measure=measure,
     decide=decide,
     seeds=(0, 1, 2),
-    cost="an hour of two cores; the larger size, 84 trainings, about 20 minutes of one GPU (an estimate)",
+    cost="12 minutes of two cores; the larger size, 84 trainings, about 20 minutes of one GPU (an estimate)",
     larger="The first seed takes all four rates, the other seeds its best one.",
 )
