@@ -8,49 +8,83 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from claims import PAGE as CLAIMS_PAGE
-from claims import RESULTS, escaped, facts
+from claims import RESULTS, escaped, facts, outcome
 from performance_text import number, table
 
 from fastweights.analysis.plot_style import mixer_styles, plain_axes, save_figure
 from fastweights.experiments import ClaimRecord, Measurement, find_claim, load_records
 from fastweights.experiments.own import o1_least_squares_as_layers as squares
 from fastweights.experiments.own import o2_confidence_of_memories as confidence
+from fastweights.experiments.own import o2b_hybrids_trained_as_one as hybrids
+from fastweights.experiments.own import o2c_hybrids_with_a_fitted_router as fitted
 from fastweights.experiments.own import o3_products_of_transitions as products
+from fastweights.experiments.own import o3b_training_outside_the_bound as outside
 
 DOCS = CLAIMS_PAGE.parent
 BEGIN = "<!-- measured: written by `python benchmarks/own_results.py` -->"
-DPI = 90  # figures stay below 100 kB
+DPI = 80  # figures stay below 100 kB
 END = "<!-- end of what is measured -->"
-Draw = Callable[[Measurement, Any], None]
+DEVICES = ("cpu", "cuda")
+Tables = Callable[[Measurement], list[str]]
+OUTSIDE_NUMBERS = (
+    "accuracy",
+    "share of diverged trainings",
+    "share of troubled trainings",
+    "largest spike of gradients",
+    "largest step before training",
+    "largest step after training",
+    "share of steps beyond 2 after training",
+    "largest log norm of a product before training",
+    "largest log norm of a product after training",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One claim of a page: its heading ("" for the first) and its tables."""
+
+    title: str
+    tables: Tables
 
 
 @dataclass(frozen=True)
 class Page:
-    """One result: its page, what the figure shows, and its tables."""
+    """One result: its page, what the figure shows, and its claims by name."""
 
     file: str
     shows: str
-    draw: Draw
-    tables: Callable[[Measurement], list[str]]
+    draw: Callable[[Mapping[str, Measurement], Any], None]
+    parts: Mapping[str, Part]
 
     @property
     def path(self) -> Path:
         return DOCS / self.file
 
-    @property
-    def figure(self) -> Path:
-        return DOCS / "images" / self.file.replace(".md", ".png")
+    def figure(self, device: str) -> Path:
+        return DOCS / "images" / self.file.replace(".md", "-cuda.png" if device == "cuda" else ".png")
+
+    def records(self, device: str, folder: Path = RESULTS) -> dict[str, ClaimRecord]:
+        """Those that a device has measured, by claim; with "cuda" those of larger sizes."""
+        records = load_records(folder)
+        names = {name: find_claim(name).result_name(device) for name in self.parts}
+        return {
+            name: records[saved] for name, saved in names.items()
+            if saved in records and (device == "cpu" or saved != name)
+        }  # fmt: skip
 
 
 def mean(found: Measurement, name: str) -> str:
     """The mean with the range over the seeds."""
     values = found.values[name]
+    if any(map(math.isnan, values)):
+        return "–"
     if len(values) == 1:
         return shown(values[0])
     return f"{shown(found.mean(name))} ({shown(found.smallest(name))} to {shown(found.largest(name))})"
@@ -84,7 +118,8 @@ def squares_tables(found: Measurement) -> list[str]:
     return parts
 
 
-def draw_squares(found: Measurement, figure: Any) -> None:
+def draw_squares(results: Mapping[str, Measurement], figure: Any) -> None:
+    found = results["own-1"]
     panels = figure.subplots(1, len(squares.CONTRASTS), sharey=True)
     styles = mixer_styles(squares.MIXERS)
     for axes, setting in zip(panels, squares.CONTRASTS):
@@ -160,8 +195,42 @@ def confidence_tables(found: Measurement) -> list[str]:
     ]
 
 
-def draw_confidence(found: Measurement, figure: Any) -> None:
-    reliability, coverage, routing = figure.subplots(1, 3)
+def hybrid_tables(trainings: Iterable[str], orders: Iterable[str], numbers: Iterable[str]) -> Tables:
+    """Of hybrids by kind of training: accuracies by the order of routing, and numbers of each kind."""
+
+    def tables(found: Measurement) -> list[str]:
+        kinds = [(mixer, training) for mixer in hybrids.MIXERS for training in trainings]
+        routed = [
+            [
+                f"`{mixer}`",
+                training,
+                order,
+                *(
+                    mean(found, f"{mixer}, {training}: accuracy with {share:.0%} routed by {order}")
+                    for share in hybrids.ROUTED
+                ),
+            ]
+            for mixer, training in kinds
+            for order in orders
+        ]
+        models = [
+            [f"`{mixer}`", training, *(mean(found, f"{mixer}, {training}: {name}") for name in numbers)]
+            for mixer, training in kinds
+        ]
+        head = ["memory", "answered by attention in training"]
+        return [
+            "Accuracy by the share of the queries that attention answers in the test:\n\n"
+            + table([*head, "routed by", *(f"{share:.0%}" for share in hybrids.ROUTED)], routed),
+            table([*head, *numbers], models),
+        ]
+
+    return tables
+
+
+def draw_confidence(results: Mapping[str, Measurement], figure: Any) -> None:
+    found = results["own-2"]
+    panels = figure.subplots(1, 3 + ("own-2b" in results))
+    reliability, coverage, routing = panels[:3]
     styles = mixer_styles(confidence.MIXERS)
     groups = range(1, confidence.GROUPS + 1)
     reliability.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
@@ -190,7 +259,30 @@ def draw_confidence(found: Measurement, figure: Any) -> None:
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         plain_axes(axes)
-    shared_legend(figure, reliability, routing)
+    if "own-2b" in results:
+        draw_hybrids(results, panels[3], styles)
+    shared_legend(figure, reliability, routing, *panels[3:])
+
+
+def draw_hybrids(results: Mapping[str, Measurement], axes: Any, styles: Any) -> None:
+    """What a router is better by than chance, at the same share and of the same models."""
+    axes.axhline(0, color="#bbbbbb", linewidth=0.8)
+    for name, training, order, line in (
+        ("own-2b", "uncertain queries", "variance", "-."),
+        ("own-2c", "random queries", "fitted variance", "-"),
+    ):
+        for mixer in hybrids.MIXERS if name in results else ():
+            label = f"{mixer}, {training}: accuracy with {{:.0%}} routed by {{}}"
+            gains = [
+                results[name].mean(label.format(share, order)) - results[name].mean(label.format(share, "chance"))
+                for share in hybrids.ROUTED
+            ]
+            look = {"color": styles[mixer].colour, "linestyle": line, "label": f"{mixer}, hybrid, {order}"}
+            axes.plot(hybrids.ROUTED, gains, **look)
+    axes.set_title("hybrids trained as one", fontsize=10)
+    axes.set_xlabel("share of the queries routed")
+    axes.set_ylabel("accuracy minus that by chance")
+    plain_axes(axes)
 
 
 def products_tables(found: Measurement) -> list[str]:
@@ -245,8 +337,34 @@ def products_tables(found: Measurement) -> list[str]:
     ]
 
 
-def draw_products(found: Measurement, figure: Any) -> None:
-    left, right = figure.subplots(1, 2)
+def outside_tables(found: Measurement) -> list[str]:
+    rows = [[name, *(mean(found, f"{name}: {column}") for column in OUTSIDE_NUMBERS)] for name in outside.SETTINGS]
+    rates = [f"accuracy at rate {rate:g}" for rate in outside.RATES]
+    by_rate = [[name, *(mean(found, f"{name}: {rate}") for rate in rates)] for name in outside.SETTINGS]
+    return [
+        "A step is $c\\, k^\\top D k$; logarithms are natural. Steps and products are those at the better rate, `–` where a "
+        "training at it diverged:\n\n" + table(["trained", *OUTSIDE_NUMBERS], rows),
+        table(["trained", *rates], by_rate),
+    ]
+
+
+def draw_outside(found: Measurement, axes: Any) -> None:
+    for side, (label, colour) in enumerate((("inside", "#0072B2"), ("outside", "#D55E00"))):
+        lost = [found.mean(f"{names[side]}: share of diverged trainings") for names in outside.FAMILIES.values()]
+        places = [family + 0.15 * (2 * side - 1) for family in range(len(lost))]
+        axes.stem(places, lost, linefmt=colour, basefmt=" ", label=label)
+    axes.set_xticks(range(len(outside.FAMILIES)), list(outside.FAMILIES), fontsize=8)
+    axes.set_ylim(-0.03, 1.05)
+    axes.set_title("trained inside and outside of the bound", fontsize=10)
+    axes.set_ylabel("share of the trainings that diverged")
+    axes.legend(fontsize=7, frameon=False)
+    plain_axes(axes)
+
+
+def draw_products(results: Mapping[str, Measurement], figure: Any) -> None:
+    found = results["own-3"]
+    panels = figure.subplots(1, 2 + ("own-3b" in results))
+    left, right = panels[:2]
     steps = [period * products.LENGTH for period in range(1, products.PERIODS + 1)]
     colours = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2")
 
@@ -270,6 +388,8 @@ def draw_products(found: Measurement, figure: Any) -> None:
         axes.legend(fontsize=7, frameon=False)
         plain_axes(axes)
     left.set_ylabel("log norm of the product")
+    if "own-3b" in results:
+        draw_outside(results["own-3b"], panels[2])
 
 
 def shared_legend(figure: Any, *panels: Any) -> None:
@@ -283,41 +403,91 @@ def shared_legend(figure: Any, *panels: Any) -> None:
 
 
 PAGES = {
-    "own-1": Page("own-least-squares.md", "Squared error by examples in context", draw_squares, squares_tables),
-    "own-2": Page(
-        "own-confidence.md", "Calibration, abstention and routing by the variance", draw_confidence, confidence_tables
+    "own-1": Page(
+        "own-least-squares.md",
+        "Squared error by examples in context",
+        draw_squares,
+        {"own-1": Part("", squares_tables)},
     ),
-    "own-3": Page("own-stability.md", "Log norms of products of chosen steps", draw_products, products_tables),
+    "own-2": Page(
+        "own-confidence.md",
+        "Calibration, abstention and routing by the variance, and hybrids",
+        draw_confidence,
+        {
+            "own-2": Part("", confidence_tables),
+            "own-2b": Part(
+                "Hybrids that are trained as one",
+                hybrid_tables(hybrids.TRAININGS, hybrids.ORDERS, ("sharpness", "AUROC of wrong answers of the memory")),
+            ),
+            "own-2c": Part(
+                "Hybrids with a fitted router",
+                hybrid_tables(
+                    fitted.TRAININGS,
+                    fitted.ORDERS,
+                    (
+                        "sharpness",
+                        "AUROC of wrong answers by the fitted variance",
+                        "AUROC of wrong answers by the mean log variance",
+                        *(
+                            f"AUROC of wrong answers by the mean log variance, {int(load * hybrids.PAIRS)} pairs"
+                            for load in hybrids.LOADS
+                        ),
+                    ),
+                ),
+            ),
+        },
+    ),
+    "own-3": Page(
+        "own-stability.md",
+        "Log norms of products of chosen steps, and trainings that diverged",
+        draw_products,
+        {"own-3": Part("", products_tables), "own-3b": Part("Training outside of the bound", outside_tables)},
+    ),
 }
 
 
-def checksum(record: ClaimRecord) -> str:
+def checksum(records: Mapping[str, ClaimRecord]) -> str:
     """Of the numbers that a figure shows, which its file holds."""
-    return hashlib.sha256(json.dumps(record.numbers, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([record.numbers for record in records.values()], sort_keys=True).encode()
+    ).hexdigest()
 
 
 def render(name: str, folder: Path = RESULTS) -> str:
     """The page with the measured part as the results in `folder` have it."""
-    page, records = PAGES[name], load_records(folder)
+    page = PAGES[name]
     before, _, rest = page.path.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    lines = ["\n".join([f"- Asked: {escaped(find_claim(name).says)}", *facts(find_claim(name), records)])]
-    if name in records:
-        lines += [f"![{page.shows}](images/{page.figure.name})", *page.tables(records[name].measurement)]
+    cpu, gpu = (page.records(device, folder) for device in DEVICES)
+    lines = []
+    for place, (part, shown_by) in enumerate(page.parts.items()):
+        claim = find_claim(part)
+        if shown_by.title:
+            lines.append(f"### {shown_by.title}")
+        lines.append("\n".join([f"- Asked: {escaped(claim.says)}", *facts(claim, cpu)]))
+        if not place and name in cpu:
+            lines.append(f"![{page.shows}](images/{page.figure('cpu').name})")
+        if part in cpu:
+            lines += shown_by.tables(cpu[part].measurement)
+        if part in gpu:
+            lines.append("\n".join([f"### The larger size, on a GPU\n\n{claim.larger}\n", *outcome(claim, gpu)]))
+            lines.append(f"![{page.shows}](images/{page.figure('cuda').name})")
+            lines += shown_by.tables(gpu[part].measurement)
     return before + "\n\n".join([BEGIN, *(line.strip() for line in lines), END]) + after
 
 
-def draw(name: str, record: ClaimRecord, path: Path) -> None:
+def draw(name: str, records: Mapping[str, ClaimRecord], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    PAGES[name].draw(record.measurement, figure)
-    save_figure(figure, path, source=checksum(record), dpi=DPI)
+    figure = Figure(figsize=(10 if len(PAGES[name].parts) == 1 else 13, 4.2), layout="constrained")
+    PAGES[name].draw({part: record.measurement for part, record in records.items()}, figure)
+    save_figure(figure, path, source=checksum(records), dpi=DPI)
 
 
 if __name__ == "__main__":
     for name, page in PAGES.items():
-        records = load_records(RESULTS)
         page.path.write_text(render(name))
-        if name in records:
-            draw(name, records[name], page.figure)
+        for device in DEVICES:
+            records = page.records(device)
+            if name in records:
+                draw(name, records, page.figure(device))

@@ -27,8 +27,12 @@ def test_the_page_is_generated() -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_result_is_of_the_declared_claim(name: str) -> None:
     """Expectation, setting and rule cannot change behind a result, and its verdict is that of the rule."""
-    claim, record = find_claim(name), RECORDS[name]
-    assert record.declaration == claim.declaration(), f"run fastweights reproduce {name} --output {claims.RESULTS.name}"
+    record = RECORDS[name]
+    claim, device = find_claim(record.claim), record.machine["device"]
+    assert name == claim.result_name(device)
+    assert record.declaration == claim.declaration(device), (
+        f"run fastweights reproduce {name} --output {claims.RESULTS.name}"
+    )
     if record.numbers:
         assert claim.decide is not None
         verdict = claim.decide(record.measurement)

@@ -114,10 +114,12 @@ class Claim:
     """One claim of a paper, or a question of our own.
 
     Attributes:
-        name: C1 to C35, or S1 to S6 for claims about speed; own-1 to own-3 for results of our own.
+        name: C1 to C35, or S1 to S6 for claims about speed; own-1 to own-3 for results of our own, own-2b for a part of
+            own-2 with an expectation, a rule and a measurement of its own.
         paper: a key of `SOURCES`. source: the place in it, or what led to the question.
         says: the claim. printed: the paper's numbers.
         setting: what is computed here, with sizes.
+        larger: what a GPU computes in another way where its size is larger. Results of the two sizes have a file each.
         expected: the status that was expected before anything was run. forecast: the numbers expected then, and why.
         rule: what decides, in words; `decide` computes it.
         measure: computes or reads the numbers. None where something is missing that `needs` names.
@@ -143,6 +145,7 @@ class Claim:
     device: Literal["cpu", "cuda", "files"] = "cpu"
     cost: str = "seconds"
     needs: str | None = None
+    larger: str = ""
     declared: tuple[str, ...] = field(
         default=("paper", "source", "says", "printed", "setting", "expected", "forecast", "rule"),
         init=False,
@@ -154,9 +157,16 @@ class Claim:
         """The expected status with the numbers, or that none was forecast."""
         return "no forecast" if self.forecast == "none" else f"{self.expected}: {self.forecast}"
 
-    def declaration(self) -> dict[str, Any]:
-        """What was written before the run, as a result repeats it."""
-        return {name: getattr(self, name) for name in self.declared}
+    def result_name(self, device: str) -> str:
+        """The name of the file of a result that a device has measured, without its ending."""
+        return f"{self.name}-cuda" if self._is_larger(device) else self.name
+
+    def declaration(self, device: str = "cpu") -> dict[str, Any]:
+        """What was written before the run on a device, as a result repeats it."""
+        return {name: getattr(self, name) for name in (*self.declared, *("larger",) * self._is_larger(device))}
+
+    def _is_larger(self, device: str) -> bool:
+        return bool(self.larger) and device.partition(":")[0] == "cuda"
 
 
 def standard_error(values: Sequence[float]) -> float:

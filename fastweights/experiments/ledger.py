@@ -24,10 +24,10 @@ def _ledger() -> dict[str, Claim]:
     return {name: found[name] for name in sorted(found, key=_order)}
 
 
-def _order(name: str) -> tuple[str, int]:
-    """C2 comes before C10, results of our own last."""
-    kind, number = re.fullmatch(r"(C|S|own-)(\d+)", name).groups()  # type: ignore[union-attr]
-    return kind, int(number)
+def _order(name: str) -> tuple[str, int, str]:
+    """C2 comes before C10, results of our own last, each with its later parts."""
+    kind, number, part = re.fullmatch(r"(C|S|own-)(\d+)([b-z]?)", name).groups()  # type: ignore[union-attr]
+    return kind, int(number), part
 
 
 def claim_names() -> tuple[str, ...]:

@@ -59,11 +59,12 @@ def layer_variances(model: Any, ids_BT: Tensor) -> Tensor:
 
 
 @contextmanager
-def lookup_in_place_of_memory(model: Any, routed_BT: Tensor, sharpness: float) -> Iterator[None]:
+def lookup_in_place_of_memory(model: Any, routed_BT: Tensor, sharpness: float | Tensor) -> Iterator[None]:
     """Within the block the memory of every layer is replaced at the routed tokens by softmax attention over the layer's own keys
-    and values of the tokens before, with logits sharpness q.k. The layers' other weights stay as they are."""
+    and values of the tokens before, with logits sharpness q.k. The layers' other weights stay as they are. Gradients flow through
+    the attention."""
     layers = _layers(model)
-    with probe(model, "q", "k", "v") as seen:
+    with probe(model, "q", "k", "v", detach=False) as seen:
         for index, layer in enumerate(layers):
             layer.__dict__["read_out"] = _read_out(layer, index, seen, routed_BT, sharpness)
         try:
@@ -73,7 +74,7 @@ def lookup_in_place_of_memory(model: Any, routed_BT: Tensor, sharpness: float) -
                 del layer.__dict__["read_out"]
 
 
-def _read_out(layer: Any, index: int, seen: Any, routed_BT: Tensor, sharpness: float) -> Callable[..., Tensor]:
+def _read_out(layer: Any, index: int, seen: Any, routed_BT: Tensor, sharpness: float | Tensor) -> Callable[..., Tensor]:
     plain = layer.read_out
 
     def read_out(o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def _read_out(layer: Any, index: int, seen: Any, routed_BT: Tensor, sharpness: f
     return read_out
 
 
-def _lookup(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, sharpness: float) -> Tensor:
+def _lookup(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, sharpness: float | Tensor) -> Tensor:
     """The values of the tokens before, by the softmax of sharpness q.k; 0 at the first token."""
     scores = sharpness * torch.einsum("bthk,bshk->bhts", q_BTHK, k_BTHK)
     before = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(-1)

@@ -10,9 +10,9 @@ from typing import Any
 from ..files import write_json
 from ..results.recall import ResultsError, read_object
 from .claim import STATUSES, Measurement, Status
-from .ledger import claim_names
+from .ledger import claim_names, find_claim
 
-__all__ = ["ClaimRecord", "committed_records", "load_record", "load_records", "record_path", "save_record"]
+__all__ = ["ClaimRecord", "committed_records", "load_record", "load_records", "save_record"]
 
 PACKAGED = Path(__file__).parent / "records"  # in a wheel (pyproject.toml), which has no benchmarks/
 COMMITTED = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "benchmarks" / "results" / "claims"
@@ -52,14 +52,10 @@ class ClaimRecord:
         return Measurement(values, self.origin, tuple(self.undertrained))
 
 
-def record_path(folder: Path, claim: str) -> Path:
-    return folder / f"{claim}.json"
-
-
 def save_record(folder: Path, record: ClaimRecord) -> Path:
     """Write the record to its file in `folder`, which is made if it does not exist, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = record_path(folder, record.claim)
+    path = folder / f"{find_claim(record.claim).result_name(record.machine['device'])}.json"
     write_json(path, dataclasses.asdict(record))
     return path
 
@@ -79,11 +75,13 @@ def load_record(path: Path) -> ClaimRecord:
 
 
 def load_records(folder: Path) -> dict[str, ClaimRecord]:
-    """The records in a folder, by claim; none where there is no folder."""
-    paths = {name: record_path(folder, name) for name in claim_names()}
-    return {name: load_record(path) for name, path in paths.items() if path.exists()}
+    """The records in a folder by name: that of the claim, with "-cuda" where a GPU has measured a larger size of it. None where
+    there is no folder."""
+    names = dict.fromkeys(find_claim(name).result_name(device) for name in claim_names() for device in ("cpu", "cuda"))
+    return {name: load_record(folder / f"{name}.json") for name in names if (folder / f"{name}.json").exists()}
 
 
 def committed_records() -> dict[str, ClaimRecord]:
-    """The records that the library comes with, by claim: in a checkout those of benchmarks/results, else those of the wheel."""
+    """The records that the library comes with, as of `load_records`: in a checkout those of benchmarks/results, else those of the
+    wheel."""
     return load_records(COMMITTED)

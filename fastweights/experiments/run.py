@@ -23,7 +23,7 @@ def run_claim(claim: Claim, conditions: Conditions) -> ClaimRecord:
         options += f" --seeds {','.join(map(str, seeds))}"
     return ClaimRecord(
         claim=claim.name,
-        declaration=claim.declaration(),
+        declaration=claim.declaration(conditions.device),
         status=verdict.status,
         reason=verdict.reason,
         numbers={name: [x if math.isfinite(x) else None for x in row] for name, row in found.values.items()},

@@ -23,8 +23,9 @@ def claims_table(claims: Sequence[Claim], records: Mapping[str, ClaimRecord]) ->
         text=("claim", "paper", "runs on", "expected", "found", "what it says"),
     )
     for claim in claims:
-        record = records.get(claim.name)
-        found = record.status if record else "-"
+        found: str = records[claim.name].status if claim.name in records else "-"
+        if claim.larger and f"{claim.name}-cuda" in records:
+            found += f", on a GPU {records[f'{claim.name}-cuda'].status}"
         runs_on = claim.device if claim.measure is not None else "-"
         add_row(table, claim.name, claim.paper, runs_on, claim.expected, found, claim.says)
     return table

@@ -17,13 +17,13 @@ from ..models import FastWeightsForCausalLM
 from ..results import LanguageResult, RecallResult
 from ..results.experiment import best_results
 from ..results.language import load_result
-from ..training import RecallExperiment, run_recall_parts
+from ..training import RecallExperiment, RecallRun, run_recall_parts
 from ..training.folder import ExperimentFolder
 from ..training.optimization import still_learning
 from ..training.output_folder import as_stored
 from ..training.rate_search import search_rates
 from ..training.workers import usual_workers
-from .claim import Conditions, Measurement, Unmeasured, Verdict
+from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
 
 __all__ = [
     "BETTER_OUTCOME",
@@ -41,6 +41,7 @@ __all__ = [
     "small_model",
     "train_best_rates",
     "train_parts",
+    "train_size",
     "trained_model",
     "with_second_reading",
 ]
@@ -117,10 +118,11 @@ def train_parts(
 def trained_model(
     claim: str, part: str, settings: Mapping[str, Any], result: RecallResult, conditions: Conditions
 ) -> Any:
-    """The model of a result of `train_parts`, whose settings have `save_models`."""
+    """The model of a result of `train_parts` or `train_best_rates`, whose settings have `save_models`."""
     run = next(run for run in experiment(settings, conditions).runs() if as_stored(run.record()) == result.run)
-    folder = ExperimentFolder(part_folder(claim, part, conditions)).model(run)
-    model = FastWeightsForCausalLM.from_pretrained(folder)
+    searched = rate_folder(claim, part, run, conditions) / f"seed{run.seed}"
+    folders = (ExperimentFolder(folder).model(run) for folder in (part_folder(claim, part, conditions), searched))
+    model = FastWeightsForCausalLM.from_pretrained(next(folder for folder in folders if folder.exists()))
     return model.to(conditions.device).eval()  # type: ignore[arg-type]  # transformers' wrapper hides self
 
 
@@ -130,6 +132,11 @@ def experiment(settings: Mapping[str, Any], conditions: Conditions) -> RecallExp
 
 def part_folder(claim: str, part: str, conditions: Conditions) -> Path:
     return conditions.folder / claim / (part.replace(" ", "-") or "all")
+
+
+def rate_folder(claim: str, part: str, run: RecallRun, conditions: Conditions) -> Path:
+    """Where `train_best_rates` has the trainings of one mixer and number of pairs."""
+    return part_folder(claim, part, conditions) / file_name(run.choice.label) / f"pairs{run.pairs}"
 
 
 def train_best_rates(
@@ -143,7 +150,7 @@ def train_best_rates(
         for run in replace(whole, learning_rates=whole.learning_rates[:1], seeds=whole.seeds[:1]).runs():
             name = "/".join([*filter(None, [part]), run.choice.label, f"{run.pairs} pairs"])
             experiments[name] = replace(whole, mixers=(run.mixer,), pairs=(run.pairs,))
-            outputs[name] = part_folder(claim, part, conditions) / file_name(run.choice.label) / f"pairs{run.pairs}"
+            outputs[name] = rate_folder(claim, part, run, conditions)
             parts_of[name] = part
     workers = conditions.workers or usual_workers(conditions.device)
     searches, failure = search_rates(experiments, outputs, workers=workers)
@@ -153,6 +160,14 @@ def train_best_rates(
     for name, search in searches.items():
         results[parts_of[name]].extend(search.chosen)
     return results
+
+
+def train_size(
+    claim: Claim, parts: Mapping[str, Mapping[str, Any]], conditions: Conditions
+) -> dict[str, list[RecallResult]]:
+    """`train_parts`, or `train_best_rates` for the larger size of a claim, with folders of the result's name."""
+    name = claim.result_name(conditions.device)
+    return (train_parts if name == claim.name else train_best_rates)(name, parts, conditions)
 
 
 def recall_experiment(

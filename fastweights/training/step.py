@@ -42,7 +42,12 @@ class TrainingStep:
         betas, weight_decay: of AdamW.
         max_gradient_norm: gradients are scaled down to it.
         uses_graphs: False for the same work without them.
+
+    Attributes:
+        gradient_norm: of the last step, before the gradients were scaled down.
     """
+
+    gradient_norm: Tensor
 
     def __init__(
         self, model: torch.nn.Module, *, betas: tuple[float, float], weight_decay: float, max_gradient_norm: float,
@@ -87,7 +92,7 @@ class TrainingStep:
 
     def _take(self, objective: Objective, inputs: Sequence[Tensor]) -> Tensor:
         loss = self._gradients(objective, inputs)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_gradient_norm)
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_gradient_norm)
         self.optimizer.step()
         return loss.detach()
 

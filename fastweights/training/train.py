@@ -107,15 +107,22 @@ class _History:
 
 
 class Training:
-    """The state of a run: model, optimizer step and history. uses_graphs: see `TrainingStep`."""
+    """The state of a run: model, optimizer step and history.
 
-    def __init__(self, run: RecallRun, uses_graphs: bool = True) -> None:
+    Args:
+        uses_graphs: see `TrainingStep`.
+        change: called with the new model, before the optimizer takes its parameters.
+    """
+
+    def __init__(self, run: RecallRun, uses_graphs: bool = True, change: Callable[[Any], None] | None = None) -> None:
         self.run = run
         self.task = run.make_task()
         torch.manual_seed(run.seed)
         self.ends = list(itertools.accumulate(stage.steps for stage, _ in run.stages()))
         self.objectives = [objective_of(task) for _, task in run.stages()]
         self.model = self.objectives[-1].build(run.model_config()).train()
+        if change is not None:
+            change(self.model)
         self.model.to(run.device)
         self.take = TrainingStep(
             self.model, betas=(run.beta1, run.beta2), weight_decay=run.weight_decay,

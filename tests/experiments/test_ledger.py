@@ -7,7 +7,7 @@ import pytest
 from fastweights.experiments import OWN, PAPERS, SOURCES, STATUSES, claim_names, claims, claims_of, find_claim, own
 
 PAPERS_CLAIMS = (*(f"C{number}" for number in range(1, 36)), *(f"S{number}" for number in range(1, 7)))
-OWN_RESULTS = ("own-1", "own-2", "own-3")
+OWN_RESULTS = ("own-1", "own-2", "own-2b", "own-2c", "own-3", "own-3b")
 NAMES = (*PAPERS_CLAIMS, *OWN_RESULTS)
 
 
@@ -18,7 +18,8 @@ def test_the_ledger_has_every_claim_in_order():
 def test_one_file_per_claim_named_after_it():
     files = sorted(path.name.split("_")[0] for path in Path(claims.__path__[0]).glob("[cs]*.py"))
     assert files == sorted([f"c{number:02}" for number in range(1, 36)] + [f"s{number}" for number in range(1, 7)])
-    assert sorted(path.name.split("_")[0] for path in Path(own.__path__[0]).glob("o*.py")) == ["o1", "o2", "o3"]
+    ours = sorted(path.name.split("_")[0] for path in Path(own.__path__[0]).glob("o*.py"))
+    assert ours == [name.replace("own-", "o") for name in OWN_RESULTS]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,6 +16,7 @@ from fastweights.experiments import (
     run_claim,
     save_record,
 )
+from fastweights.experiments.tables import claims_table
 from fastweights.results import ResultsError
 
 
@@ -26,6 +27,21 @@ def test_a_record_survives_its_file(tmp_path):
     assert record.command == "fastweights reproduce C2" and record.declaration["rule"] == find_claim("C2").rule
     assert record.versions["torch"] and record.machine["cpu"] and record.seconds > 0
     assert load_records(tmp_path / "missing") == {}
+
+
+def test_the_larger_size_of_a_gpu_has_a_file_of_its_own(tmp_path):
+    """Claims of one size keep one file, wherever they are measured."""
+    small = dataclasses.replace(run_claim(find_claim("C2"), Conditions(seeds=(0,))), claim="own-1")
+    large = dataclasses.replace(small, machine={**small.machine, "device": "cuda:0"}, status="does not hold")
+    saved = [save_record(tmp_path, record).name for record in (small, large, dataclasses.replace(large, claim="own-3"))]
+    assert saved == ["own-1.json", "own-1-cuda.json", "own-3.json"]
+    records = load_records(tmp_path)
+    assert records["own-1"] == small and records["own-1-cuda"] == large
+    claim = find_claim("own-1")
+    assert set(claim.declaration("cuda")) - set(claim.declaration("cpu")) == {"larger"}
+    assert find_claim("own-3").declaration("cuda") == find_claim("own-3").declaration("cpu")
+    table = claims_table([claim], records)
+    assert list(map(str, table.columns[4].cells)) == ["holds, on a GPU does not hold"]
 
 
 def test_numbers_that_are_not_finite_are_kept_as_such(tmp_path):

@@ -6,9 +6,11 @@ import time
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 from fastweights.experiments import Conditions, claims_of, find_claim, trained
 from fastweights.experiments.claim import Unmeasured
+from fastweights.experiments.own import o1_least_squares_as_layers as squares
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment, rate_search
 from fastweights.training.language import together
@@ -46,6 +48,39 @@ def test_settings_are_experiments_and_rules_find_their_numbers(name, monkeypatch
     assert found.undertrained and verdict.reason
     assert verdict.status == ("not resolved" if name in ("C28", "C29", "C30") else "does not hold")  # ties
     assert claim.decide(found) == verdict
+
+
+def test_the_larger_size_searches_its_rates_with_the_first_seed(monkeypatch, tmp_path):
+    """84 trainings in own-1, in folders beside those of the smaller size."""
+    runs, folders = [], set()
+
+    def made(experiments, outputs, workers):
+        runs.extend(run for one in experiments.values() for run in one.runs())
+        folders.update(path.relative_to(tmp_path).parts[0] for path in outputs.values())
+        return {part: [result(run.record(), 0.5) for run in one.runs()] for part, one in experiments.items()}
+
+    for module in (trained, rate_search):
+        monkeypatch.setattr(module, "run_recall_parts", made)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    claim = find_claim("own-1")
+    for device, count in (("cpu", 84), ("cuda", 84)):
+        runs.clear()
+        trained.train_size(
+            claim, squares.parts(device), Conditions(seeds=(0, 1, 2), device=device, folder=tmp_path, workers=1)
+        )
+        assert len(runs) == count and {run.device for run in runs} == {device}
+    assert folders == {"own-1", "own-1-cuda"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [trained.train_parts, trained.train_best_rates])
+def test_models_of_trainings_are_found(train, tmp_path):
+    settings = {"width": 16, "heads": 2, "layers": 1, "steps": 2, "batch_size": 2, "learning_rates": (1e-3, 1e-2),
+                "vocab_size": 32, "pairs": (4,), "mixers": ("deltanet",), "save_models": True, "evaluations": 1}  # fmt: skip
+    conditions = Conditions(seeds=(0, 1), folder=tmp_path, workers=1)
+    for found in train("own-9", {"": settings}, conditions)[""]:
+        model = trained.trained_model("own-9", "", settings, found, conditions)
+        assert sum(p.numel() for p in model.parameters()) == found.parameters
 
 
 def pretend_training(monkeypatch, loss=lambda run: 2.0, norms=lambda run: [1.0] * 1000):
