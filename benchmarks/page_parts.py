@@ -127,7 +127,7 @@ def trainings(results: Path) -> str:
                 f"gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {eager:.0f} ms. Compiled and "
                 f"replayed, it takes {', '.join([first, *others])} and {last}.",
                 f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {ddp} of the tokens per second of one GPU "
-                f"alone, with FSDP2 {fsdp}.",
+                f"alone, with FSDP2 {fsdp} ([in separate runs](docs/train.md#on-several-gpus)).",
                 f"With an output gate, compiled by blocks and replayed, `gdn` takes {step(gated, gated):.0f} ms, where "
                 f"flash-linear-attention's model of that size takes {theirs:.0f} compiled and replayed in the same way.",
                 f"A training step of Palimpsa's 760M model takes {ratio('palimpsa-d-760m')} times as long as that of the same "
