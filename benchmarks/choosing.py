@@ -40,14 +40,27 @@ def speed(name: str, batch: int, results: Path, context: int | None = None) -> s
 
 def step_ratio(name: str, results: Path) -> tuple[str, str] | None:
     """Time of a training step over that of the model beside it, run in the same way, and this model's name: of 24 layers
-    compiled by blocks and replayed where there are any, as `fastweights train` runs them."""
+    compiled by blocks and replayed where there are any, as `fastweights train` runs them.
+
+    Hybrids do not count: their ratio is that of one of their mixers, and says nothing about the other.
+    """
     found = [
         (way(step["model"]) == "compiled by blocks, replayed", way(step["model"]) == "replayed", *step["beside"])
         for step in evidence.training_steps(name, results)
-        if step["beside"] and way(step["model"]) == way(step["beside"][0])
+        if step["beside"]
+        and way(step["model"]) == way(step["beside"][0])
+        and evidence.mixers_of_model(step["model"]) == {name}
     ]
-    *_, base, ratio = max(found, key=lambda step: step[:2], default=(False, False, "", 0.0))
-    return (f"{ratio:.2f}", base.partition(", ")[0]) if found else None
+    if not found:
+        return None
+    *_, base, ratio = max(found, key=lambda step: step[:2])
+    return f"{ratio:.2f}", base.partition(", ")[0] + " (eager)" * (not way(base))
+
+
+def coded(model: str) -> str:
+    """The name of a model as code, what stands behind it in parentheses as text."""
+    name, space, rest = model.partition(" (")
+    return f"`{name}`{space}{rest}"
 
 
 def way(model: str) -> str:
@@ -70,7 +83,7 @@ def decisions(results: Path) -> str:
     def steps(name: str) -> str:
         found = step_ratio(name, results)
         return (
-            f"a training step takes {found[0]} times as long as that of `{found[1]}`"
+            f"a training step takes {found[0]} times as long as that of {coded(found[1])}"
             if found
             else "no training step measured"
         )
@@ -134,18 +147,20 @@ def all_memories(results: Path) -> str:
     for name in MIXERS:
         state = evidence.layer(name).state_size(2048)
         step = step_ratio(name, results)
-        measured = [speed(name, batch, results, 2048 if name == "softmax" else None) for batch in (1, 64)]
+        grows = state != evidence.layer(name).state_size(2047)
+        measured = [speed(name, batch, results, 2048 if grows else None) for batch in (1, 64)]
         rows.append(
             [
-                f"`{name}`", f"{state / 1e3:,.0f}", *measured, f"{step[0]} of `{step[1]}`" if step else "–",
+                f"`{name}`", f"{state / 1e3:,.0f}", *measured, f"{step[0]} of {coded(step[1])}" if step else "–",
                 recall(name, results), evidence.kernels(name),
             ]
         )  # fmt: skip
     head = ["memory", "state", "decode, 1", "decode, 64", "training step", "recall", "GPU kernels"]
     text = f"""- State: thousands of numbers per sequence and layer, {evidence.HEADS} heads of 128 channels, after 2,048 tokens.
-- Decode: tokens per second for 1 and for 64 sequences, 24 such layers on one H200. Softmax attention at 2,048 tokens of context
-  ([all contexts](performance.md)).
-- Training step: time relative to another model that was run in the same way.
+- Decode: tokens per second for 1 and for 64 sequences, 24 such layers on one H200. `softmax` and `vla-softmax` have 2,048
+  tokens of context ([all contexts](performance.md)).
+- Training step: time relative to another model that was run in the same way: compiled by blocks and replayed, or eager where
+  that is said. The ratio of `gdn` is that of layers with an output gate.
 - Recall: accuracy on 4 pairs after a short training with one seed on a CPU. Guessing has 0.25. Above 0.95 it says little about
   which memory is better, and [two baselines fail by what they compute](rules.md#built-to-fail).
 - A dash means not measured.

@@ -127,7 +127,7 @@ def trainings(results: Path) -> str:
                 f"gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {eager:.0f} ms. Compiled and "
                 f"replayed, it takes {', '.join([first, *others])} and {last}.",
                 f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {ddp} of the tokens per second of one GPU "
-                f"alone, with FSDP2 {fsdp}.",
+                f"alone, with FSDP2 {fsdp} ([in separate runs](docs/train.md#on-several-gpus)).",
                 f"With an output gate, compiled by blocks and replayed, `gdn` takes {step(gated, gated):.0f} ms, where "
                 f"flash-linear-attention's model of that size takes {theirs:.0f} compiled and replayed in the same way.",
                 f"A training step of Palimpsa's 760M model takes {ratio('palimpsa-d-760m')} times as long as that of the same "
@@ -142,17 +142,20 @@ def trainings(results: Path) -> str:
 
 
 def recall_at_equal_state(results: Path) -> str:
-    """The best of the leaderboard and some others, in the column that separates memories most."""
+    """The best mixer of one column of the leaderboard, and some others."""
     column = "shuffled, 32 pairs, heads of 16"
     board = result("leaderboard/mqar-full", results)
     rows = {row["mixer"]: row for row in board["rows"].values() if row["column"] == column}
-    steps, best = board["setting"]["shared"]["steps"], max(row["values"][0] for row in rows.values())
-    (first,) = (name for name, row in rows.items() if row["values"][0] == best)
-    shown = ", ".join(f"{rows[name]['values'][0]:.3f} with `{name}`" for name in RECALLED)
+    steps, seeds = board["setting"]["shared"]["steps"], max(len(row["values"]) for row in rows.values())
+    means = {name: statistics.mean(row["values"]) for name, row in rows.items()}
+    first = max(means, key=means.__getitem__)
+    others = sorted((name for name in RECALLED if name != first), key=means.__getitem__, reverse=True)
+    shown = ", ".join(f"{means[name]:.3f} with `{name}`" for name in others)
     guessing = rows["softmax"]["chance"]
     return item(
         f"Recall of 32 shuffled pairs, with states as large as that of linear attention with two heads of 16 channels, after "
-        f"{steps:,} steps and with one seed: {best:.3f} with `{first}`, the best of {len(rows)}, {shown}. Guessing "
+        f"{steps:,} steps and with {'one seed' if seeds == 1 else f'at most {seeds} seeds'}: {means[first]:.3f} with "
+        f"`{first}`, the best of {len(rows)}, {shown}. Guessing "
         f"has {guessing:.3f}. The [leaderboard](docs/leaderboard.md) has other tasks and sizes, and marks those that were still "
         "learning."
     )

@@ -6,8 +6,8 @@
 Each training runs in processes of its own, which torchrun starts. They use the trainer of `fastweights train`, in bfloat16,
 with blocks compiled, on documents of random tokens packed into rows; checkpoints are left out. The processes of all trainings
 import at the same time, then train one after another. The first twelve steps, which compile and in which DDP waits for the GPU,
-do not count. Writes benchmarks/results/scaling-<device>.json after each training. The file keeps the trainings that are not
-run again, and those that fail or exceed the limit.
+do not count. Writes benchmarks/results/scaling-<device>.json after each training. Earlier rows stay in the file where a training
+is not run again, fails or exceeds the limit.
 
 Ways to train on several GPUs:
     DDP                   parameters are copied to every GPU
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="rows per GPU and step")
     parser.add_argument("--length", type=int, default=2048, help="tokens per row")
     parser.add_argument("--steps", type=int, default=20, help=f"that count, after {WARM} that do not")
-    parser.add_argument("--limit", type=float, default=150, help="seconds of a training, from its imports to its end")
+    parser.add_argument("--limit", type=float, default=150, help="seconds of a training, from its turn to its end")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--worker", type=Path, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -224,7 +224,9 @@ def main() -> None:
                 failed.append(name)
                 continue
             alone = row if count == 1 else of_preset.get("1 GPU")
-            share = row["tokens/s"] / (count * alone["tokens/s"]) if alone else None
+            # A row of an earlier run may be of another batch.
+            same = alone is not None and count * alone["tokens per step"] == row["tokens per step"]
+            share = row["tokens/s"] / (count * alone["tokens/s"]) if same else None
             of_preset[name] = {**row, "settings": settings, "share of one GPU": share, "measured": describe()}
             print(
                 f"{name:27} {row['step, ms']:7.1f} ms  {row['tokens/s'] / 1e3:7.1f} k tokens/s  "

@@ -188,7 +188,7 @@ def main() -> None:
         path, device, models = kept_rows(arguments.results, f"transformers-models{'-and-fla' * with_fla}", "models")
         for name in chosen:
             sizes = (BESIDE_FLA if with_fla else BESIDE_PYTORCH)[name]
-            entry = models.setdefault(name, {"times": {}})
+            entry = models.get(name, {"times": {}})
             for title in PHASES:
                 label = f"{name:12} {title:14} beside {beside}"
                 try:
@@ -199,6 +199,7 @@ def main() -> None:
                     continue
                 entry |= {"layers": LAYERS, "training step [B, T]": sizes.train, "prompt [B, T]": sizes.prompt}
                 entry["times"][title] = {**row, "measured": describe()}
+                models[name] = entry
                 print(f"{label}: {shown(row)}", flush=True)
                 versions = {"transformers": transformers.__version__, "flash-linear-attention": with_fla}
                 write_json(path, {**describe(), "device": device, **versions, "models": models})

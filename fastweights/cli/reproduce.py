@@ -41,8 +41,15 @@ def reproduce(
     hold is a result: the exit code is 0.
     """
     with one_line_errors(CONTINUES), StopSignals():
-        from ..experiments import Conditions, claims_of, find_claim, run_claim
-        from ..experiments.record import committed_records, load_records, save_record
+        from ..experiments import (
+            Conditions,
+            claims_of,
+            committed_records,
+            find_claim,
+            load_records,
+            run_claim,
+            save_record,
+        )
         from ..experiments.tables import claim_page, claims_table
 
         named = [find_claim(name) for name in claims or ()]
@@ -52,10 +59,8 @@ def reproduce(
         if not chosen:
             raise ValueError("name at least one claim, or pass --paper NAME or --list, which shows the claims")
         if list_claims:
-            records = {
-                **committed_records(),
-                **load_records(output),
-            }  # a result of this machine replaces the committed one
+            # A result of this machine replaces the committed one.
+            records = {**committed_records(), **load_records(output)}
             tables = [chosen] if named or paper else [chosen, list(claims_of("own"))]
             for claims_shown in tables:
                 Console().print(claims_table(claims_shown, records))

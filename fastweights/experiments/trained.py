@@ -71,9 +71,8 @@ SECOND_READING = "Second reading, declared after the first was run: first weight
 BETTER_OUTCOME = "The better outcome of the two readings counts."
 OUTCOMES = ("holds", "holds weakly", "does not hold", "not resolved")  # the best first
 
-MeanAccuracy = Callable[
-    ..., float
-]  # of a mixer, a number of pairs and a part: the mean over seeds in one of the readings
+# Of a mixer, a number of pairs and a part: the mean over seeds in one of the readings.
+MeanAccuracy = Callable[..., float]
 
 
 def accuracy(mixer: str, pairs: int, part: str = "") -> str:

@@ -114,7 +114,8 @@ class SoftmaxAttention(ConfiguredMixer):
         """Answers [1, T, H, K] of whole sequences packed into one row."""
         packed = takes_packed(q_1THK, v_1THK)
         if packed or torch.compiler.is_compiling():
-            # Not by the place in the row: rounded cosines and sines of another place are others, if for the same distances.
+            # Positions are counted from the start of each document, not of the row: cosines and sines are rounded, so the bits
+            # of a document would depend on its place in the row.
             position = token_positions(q_1THK.shape[1], torch.zeros_like(cu_seqlens[1:]), cu_seqlens)
             q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, position)
             attend = packed_attention if packed else document_attention

@@ -94,6 +94,11 @@ def _answers(name: str, rule: RuleFunction) -> Callable[[Stream, Gates], Tensor]
     def answers(stream: Stream, gates: Gates) -> Tensor:
         inputs = RuleInputs(stream, gates)
         found = rule(inputs, gates)
+        if not isinstance(found, Tensor):
+            raise TypeError(
+                f"rule {name!r} must return the answers alone, as a tensor, got {describe_value(found)}; of what an op returns "
+                "they are the first"
+            )
         if found.shape != inputs.v.shape:
             wanted, got = list(inputs.v.shape), list(found.shape)
             raise ValueError(f"rule {name!r} must return answers of the shape of v, {wanted}, got {got}")

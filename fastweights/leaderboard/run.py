@@ -21,7 +21,7 @@ from .untrained import measure_untrained
 __all__ = ["RULES_SIZE", "find_rules", "part_rows", "resolution_of", "run_part", "table_of"]
 
 RULES_SIZE = "cpu"  # the rules without training have one size
-NOT_DECLARED = "has no rule that is declared there (fastweights.leaderboard.register_rule declares one)"
+NOT_DECLARED = "has no declared rule (fastweights.leaderboard.register_rule declares one)"
 
 
 def run_part(part: Part, request: Request) -> Path | None:

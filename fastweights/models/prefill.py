@@ -31,19 +31,19 @@ def prefill_block(model: Any, rows: int, length: int) -> int:
     return largest_block(
         length,
         room=SHARE * (free - kept),
-        token=rows * token_bytes(model, length, whole=True),
-        token_in_block=rows * token_bytes(model, length, whole=False),
+        bytes_whole=rows * token_bytes(model, length, whole=True),
+        bytes_in_block=rows * token_bytes(model, length, whole=False),
     )
 
 
-def largest_block(length: int, *, room: float, token: int, token_in_block: int) -> int:
+def largest_block(length: int, *, room: float, bytes_whole: int, bytes_in_block: int) -> int:
     """`length` where so many tokens fit into `room` bytes. Otherwise the largest SMALLEST * 2^n that fits, or SMALLEST.
 
-    token, token_in_block: bytes per token of a prompt that is read in one pass, and of a block of one.
+    bytes_whole, bytes_in_block: bytes per token of a prompt that is read in one pass, and of one that is read in blocks.
     """
-    if length * token <= room:
+    if length * bytes_whole <= room:
         return length
-    fitting = max(int(room) // token_in_block, SMALLEST)
+    fitting = max(int(room) // bytes_in_block, SMALLEST)
     return SMALLEST * 2 ** ((fitting // SMALLEST).bit_length() - 1)
 
 

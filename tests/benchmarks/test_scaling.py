@@ -55,7 +55,8 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
         def train(limit: float) -> dict[str, Any]:
             if processes > 1 and "fsdp" not in fields:
                 raise subprocess.TimeoutExpired("torchrun", limit)
-            return {"step, ms": 1.0, "tokens/s": 3.0 * processes, "memory, GiB": 1.0, "first step, s": 1.0}
+            row = {"step, ms": 1.0, "memory, GiB": 1.0, "first step, s": 1.0}
+            return {**row, "tokens per step": 16 * processes, "tokens/s": 3.0 * processes}
 
         yield train
 
@@ -70,6 +71,10 @@ def test_a_training_that_fails_or_exceeds_its_limit_costs_no_other(
     assert written["2 GPUs, DDP"] == {"tokens/s": 1.0}
     assert written["2 GPUs, FSDP2-kept"]["settings"] == {"fsdp": True, "reshard_after_forward": False}
     assert len(written) == 6 and all(row.get("share of one GPU", 1.0) == 1.0 for row in written.values())
+    rows["gdn-340m"]["1 GPU"]["tokens per step"] = 8  # an earlier run with another batch
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--gpus", "2", "--ways", "FSDP2"])
+    scaling.main()
+    assert json.loads(file.read_text())["trainings"]["gdn-340m"]["2 GPUs, FSDP2"]["share of one GPU"] is None
 
 
 @pytest.mark.parametrize("settings", scaling.WAYS.values(), ids=scaling.WAYS)

@@ -101,9 +101,17 @@ def test_trainings_among_the_limits() -> None:
     for part in ("language", "regression", "mqar"):
         rates = [row["learning rate"] for row in boards[part]]
         assert rates.count(max(rates)) > len(rates) / 2, part
+    assert "In its recall, regression and language parts the better learning rate was the larger one of the two" in text
     learnt = {row["column"]: row["values"][0] for row in boards["mqar"] if row["mixer"] == "softmax"}
     for column, accuracy in learnt.items():
         assert (accuracy > 0.99) is not column.startswith("shuffled, 32 pairs"), column
+    guessed = [row["values"][0] / row["chance"] for row in boards["regression"] if row["mixer"] == "softmax"]
+    assert guessed == pytest.approx([1, 1], rel=0.01)
+    assert (
+        "Softmax attention learns 8 shuffled pairs and 32 ordered ones there, and guesses with 32 shuffled pairs"
+        in text
+    )
+    assert "pairs and in regression" in text
     losses = result("claims/C34")["numbers"]["encode"]
     jumped = sum(loss > min(losses) + 1 for loss in losses)
     assert (

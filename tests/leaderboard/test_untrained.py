@@ -182,6 +182,13 @@ def test_a_rule_of_ones_own_joins_the_results_that_are_there(tmp_path, monkeypat
     with pytest.raises(ValueError, match=r"rule 'mine' must return answers of the shape of v, \[16, \d+, 1, 4\]"):
         measure_untrained(tmp_path, ["mine"])
 
+    @register_rule("mine", gates=(), state=lambda d: d)
+    def with_a_state(x, gates):
+        return x.v, None
+
+    with pytest.raises(TypeError, match="rule 'mine' must return the answers alone, as a tensor, got "):
+        measure_untrained(tmp_path, ["mine"])
+
 
 @pytest.mark.parametrize(
     ("name", "arguments", "error", "message"),

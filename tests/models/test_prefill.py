@@ -30,11 +30,11 @@ from .small import CLOSE, MIXED, PROMPTS, model, tokens
     ],
 )
 def test_one_pass_or_the_largest_block_that_fits(room, block):
-    assert largest_block(1000, room=room, token=10, token_in_block=20) == block
+    assert largest_block(1000, room=room, bytes_whole=10, bytes_in_block=20) == block
 
 
 def test_blocks_are_powers_of_two_times_the_chunk():
-    found = {largest_block(10**6, room=room, token=1, token_in_block=1) for room in range(1, 10**6, 61)}
+    found = {largest_block(10**6, room=room, bytes_whole=1, bytes_in_block=1) for room in range(1, 10**6, 61)}
     assert found == {64 * 2**n for n in range(14)}  # up to 2^19
 
 
