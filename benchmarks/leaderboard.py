@@ -25,6 +25,7 @@ from fastweights.leaderboard.tables import explanation
 from fastweights.leaderboard.terminal import cost_of
 from fastweights.leaderboard.untrained import EXPECTATIONS, SEEDS, Found
 from fastweights.leaderboard.untrained import SIZES as CHANNELS
+from fastweights.training import RecallExperiment
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -111,9 +112,12 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]]) -> str:
     if part.kind == "task":
         task = SIZES[size].tasks[part.name]
         one = task.shared
+        words = f"{one['vocab_size']} words, " if part.name == "mqar" else ""
+        first_weights = one.get("initializer_range", RecallExperiment.initializer_range)
         return (
-            f"{one['layers']} layers of width {one['width']}, {one['heads']} heads, {one['steps']:,} steps of "
-            f"{one['batch_size']} sequences, learning rates {numbers(task.rates)}, {seeds(most, task.seeds)}.\n"
+            f"{words}{one['layers']} layers of width {one['width']}, {one['heads']} heads, first weights of standard deviation "
+            f"{first_weights:g}, {one['steps']:,} steps of {one['batch_size']} sequences, learning rates {numbers(task.rates)}, "
+            f"{seeds(most, task.seeds)}.\n"
         )
     language = SIZES[size].language
     model, training = language.model, language.training
