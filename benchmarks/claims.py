@@ -28,6 +28,7 @@ Every claim has its place in the paper, a setting, the paper's numbers, the outc
 decides. These were written and committed before the first run; what was added later says so. *Holds weakly* means that a part of
 the claim fails, which the rule names. *Not resolved* means that nothing was measured yet that decides; *not testable here* that a
 machine or a file is missing. A claim holds or fails here: at these sizes, on these machines.
+Where a claim has two readings, the better outcome counts: *holds*, *holds weakly*, *does not hold*, *not resolved*, in this order.
 Where the trainings of a claim were interrupted, the time is that of the last call alone.
 """
 
@@ -48,14 +49,14 @@ def reason(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
 
 
 def caution(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
-    """What a reader must know before believing the number: few seeds, trainings that had not ended learning."""
+    """What a reader must know before believing the number: few seeds, trainings that had not ended learning, the claim's note."""
     record = records.get(claim.name)
     if record is None or not record.numbers:
         return ""
     fewer = f"{len(record.seeds)} of {len(claim.seeds)} seeds" if len(record.seeds) < len(claim.seeds) else ""
     one = "one seed" if claim.device == "cuda" and len(claim.seeds) == 1 else ""
     learning = "some trainings were still learning" if record.undertrained else ""
-    found = "; ".join(filter(None, (fewer, one, learning)))
+    found = "; ".join(filter(None, (fewer, one, learning, claim.note)))
     return f" (**{found}**)" if found else ""
 
 
@@ -107,7 +108,7 @@ def outcome(claim: Claim, records: Mapping[str, ClaimRecord]) -> list[str]:
     if record is None:
         return lines
     if record.undertrained:
-        lines.append(f"- Still learning at the end of training: {', '.join(record.undertrained)}")
+        lines.append(f"- Still learning at the end of training: {'; '.join(record.undertrained)}")
     place = record.machine.get("gpu") or record.machine["cpu"]
     where = record.origin or f"{place}, torch {record.versions['torch']}, fastweights {record.versions['fastweights']}"
     seeds = f"seed{'s' * (len(record.seeds) > 1)} {', '.join(map(str, record.seeds))}; " if len(claim.seeds) > 1 else ""

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop, as clusters send them before they take a machine back."""
+"""Signals that ask a process to stop, as clusters send them before they take a machine back; and the end of processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["SIGNALS", "StopSignals", "Stopped"]
+__all__ = ["SIGNALS", "StopSignals", "Stopped", "join_or_kill"]
 
 # Windows has only the first.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
@@ -95,3 +95,12 @@ class StopSignals:
 
 def _repeated_seconds() -> float:
     return REPEATED_BY_LAUNCHER_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else REPEATED_SECONDS
+
+
+def join_or_kill(processes: Iterable[Any], seconds: float) -> None:
+    """Wait until processes have ended, `seconds` for all together; kill those that have not."""
+    until = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(until - time.monotonic(), 0.0))
+        if process.is_alive():
+            process.kill()

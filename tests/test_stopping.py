@@ -1,5 +1,6 @@
 """Signals that ask a process to stop: raised at once, or noted while the body holds them; a second one ends the process."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from fastweights.stopping import SIGNALS, Stopped, StopSignals
+from fastweights.stopping import SIGNALS, Stopped, StopSignals, join_or_kill
 
 
 def send(number):
@@ -96,3 +97,18 @@ def test_a_second_signal_ends_the_process_at_once():
         time.sleep(0.3 * (word == "noted"))  # later than what counts as one request
         process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == -signal.SIGTERM
+
+
+def test_processes_that_do_not_end_cost_one_wait_and_not_one_each():
+    context, hanging, seconds = multiprocessing.get_context("spawn"), 6, 1.0
+    processes = [context.Process(target=time.sleep, args=(wait,)) for wait in (0.0, *[600.0] * hanging)]
+    for process in processes:
+        process.start()
+    processes[0].join()
+    begun = time.monotonic()
+    join_or_kill(processes, seconds)
+    waited = time.monotonic() - begun
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, *[-signal.SIGKILL] * hanging]
+    assert waited < hanging * seconds / 2

@@ -128,6 +128,7 @@ class Claim:
         device: where it fits: "cpu", "cuda", or "files" for what the benchmarks have measured.
         cost: time on that device, in words.
         needs: what is missing where it cannot be measured yet.
+        note: what a reader must know beside the outcome. It may be written after the run.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Claim:
     cost: str = "seconds"
     needs: str | None = None
     larger: str = ""
+    note: str = ""
     declared: tuple[str, ...] = field(
         default=("paper", "source", "says", "printed", "setting", "expected", "forecast", "rule"),
         init=False,

@@ -28,6 +28,7 @@ from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
 __all__ = [
     "BETTER_OUTCOME",
     "RATES",
+    "SECOND_NOTE",
     "SECOND_READING",
     "VLA_SETTINGS",
     "ZOOLOGY_SETTINGS",
@@ -69,7 +70,9 @@ VLA_SETTINGS: dict[str, Any] = {
 SECOND = "first weights 0.05"
 SECOND_READING = "Second reading, declared after the first was run: first weights of 0.05 in place of 0.02."
 BETTER_OUTCOME = "The better outcome of the two readings counts."
+SECOND_NOTE = "the second reading was chosen after vla had learned 8 pairs from its first weights"
 OUTCOMES = ("holds", "holds weakly", "does not hold", "not resolved")  # the best first
+FAR_APART = 0.2  # accuracies of seeds, whose mean says little
 
 # Of a mixer, a number of pairs and a part: the mean over seeds in one of the readings.
 MeanAccuracy = Callable[..., float]
@@ -91,11 +94,21 @@ def second(part: str) -> str:
 
 
 def decide_readings(decide: Callable[[MeanAccuracy], Verdict]) -> Callable[[Measurement], Verdict]:
-    """The better outcome of the two readings, with the reasons of both."""
+    """The better outcome of the two readings, with the reasons of both, and the seeds of a mean where they lie far apart."""
 
     def decide_both(found: Measurement) -> Verdict:
-        def read(name: Callable[[str], str]) -> Verdict:
-            return decide(lambda mixer, pairs, part="": found.mean(accuracy(mixer, pairs, name(part))))
+        def read(name_in_reading: Callable[[str], str]) -> Verdict:
+            apart = {}
+
+            def mean(mixer: str, pairs: int, part: str = "") -> float:
+                values = found.values[accuracy(mixer, pairs, name_in_reading(part))]
+                if max(values) - min(values) > FAR_APART:
+                    apart[accuracy(mixer, pairs, part)] = ", ".join(f"{x:.3f}" for x in values)
+                return statistics.fmean(values)
+
+            verdict = decide(mean)
+            seeds = "; ".join(f"{name}: {values}" for name, values in apart.items())
+            return Verdict(verdict.status, f"{verdict.reason}; by seed: {seeds}" if seeds else verdict.reason)
 
         verdicts = {"first weights 0.02": read(str), SECOND: read(second)}
         reason = "; ".join(f"{name}: {verdict.reason} ({verdict.status})" for name, verdict in verdicts.items())

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
@@ -24,13 +24,13 @@ from ..environment import usable_cores
 from ..files import WriteError
 from ..layers import import_mixers
 from ..results.recall import RecallResult, save_result
-from ..stopping import SIGNALS
+from ..stopping import SIGNALS, join_or_kill
 from .experiment import RecallRun
 from .folder import ExperimentFolder
 from .progress import Reporter
 from .train import train_run
 
-__all__ = ["Job", "WorkerError", "gpus_of_workers", "join_or_kill", "train_runs", "usual_workers"]
+__all__ = ["Job", "WorkerError", "gpus_of_workers", "train_runs", "usual_workers"]
 
 PER_GPU = 8  # small models that train on one GPU at the same time: one alone leaves most of it idle
 
@@ -212,15 +212,6 @@ def _end(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.connection.close()
     join_or_kill((worker.process for worker in workers if worker.process.pid is not None), _STOP_SECONDS)
-
-
-def join_or_kill(processes: Iterable[Any], seconds: float) -> None:
-    """Wait until processes have ended, `seconds` for all together; kill those that have not."""
-    until = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(until - time.monotonic(), 0.0))
-        if process.is_alive():
-            process.kill()
 
 
 @contextmanager

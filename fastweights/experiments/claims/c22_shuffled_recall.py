@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..claim import Claim, Measurement, Verdict
 from ..trained import (
     BETTER_OUTCOME,
+    SECOND_NOTE,
     SECOND_READING,
     VLA_SETTINGS,
     MeanAccuracy,
@@ -65,4 +66,5 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cuda",
     cost="10 minutes of one GPU",
+    note=SECOND_NOTE,
 )

@@ -6,6 +6,7 @@ from ...layers import MixerChoice
 from ..claim import Claim, Verdict, decided
 from ..trained import (
     BETTER_OUTCOME,
+    SECOND_NOTE,
     SECOND_READING,
     VLA_SETTINGS,
     MeanAccuracy,
@@ -57,4 +58,5 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cuda",
     cost="a minute of one GPU",
+    note=SECOND_NOTE,
 )

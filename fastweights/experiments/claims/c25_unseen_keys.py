@@ -7,6 +7,7 @@ from itertools import pairwise
 from ..claim import Claim, Verdict, decided
 from ..trained import (
     BETTER_OUTCOME,
+    SECOND_NOTE,
     SECOND_READING,
     VLA_SETTINGS,
     MeanAccuracy,
@@ -60,4 +61,5 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cuda",
     cost="3 minutes of one GPU",
+    note=SECOND_NOTE,
 )

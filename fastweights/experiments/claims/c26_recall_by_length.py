@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..claim import Claim, Verdict
 from ..trained import (
     BETTER_OUTCOME,
+    SECOND_NOTE,
     SECOND_READING,
     VLA_SETTINGS,
     MeanAccuracy,
@@ -60,4 +61,5 @@ CLAIM = Claim(
     seeds=(42,),
     device="cuda",
     cost="4 minutes of one GPU",
+    note=SECOND_NOTE,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..claim import Claim, Verdict, decided
 from ..trained import (
+    SECOND_NOTE,
     SECOND_READING,
     VLA_SETTINGS,
     MeanAccuracy,
@@ -38,4 +39,5 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cpu",
     cost="5 minutes",
+    note=SECOND_NOTE,
 )

@@ -35,6 +35,7 @@ class ForwardPrefetch(TrainerCallback):
         from torch.distributed.fsdp import FSDPModule
 
         sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        assert sharded, "FSDP2 has sharded no module"
         for number, module in enumerate(sharded, 1):
             module.set_modules_to_forward_prefetch(sharded[number : number + self._ahead])
 

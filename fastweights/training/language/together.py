@@ -15,8 +15,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ...layers import import_mixers
-from ...stopping import Stopped, StopSignals
-from ..workers import WorkerError, join_or_kill
+from ...stopping import Stopped, StopSignals, join_or_kill
+from ..workers import WorkerError
 from .folder import LanguageFolder
 from .run import LanguageRun
 from .train import NonFiniteLoss, train_language
