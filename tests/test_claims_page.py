@@ -48,12 +48,12 @@ def test_the_page_of_other_results(tmp_path: Path) -> None:
     assert "## Holds: 1\n" in page and f"## Not resolved: {len(claims_of()) - 1}" in page
 
 
-def test_fewer_seeds_and_trainings_that_still_learnt_are_said_beside_the_number() -> None:
+def test_fewer_seeds_trainings_that_still_learnt_and_notes_are_said_beside_the_number() -> None:
     claim, record = find_claim("C27"), RECORDS["C27"]
     for seeds, undertrained, said in (
-        ([42], [], " (**1 of 3 seeds**)"),
-        ([42], ["vla"], " (**1 of 3 seeds; some trainings were still learning**)"),
-        ([42, 123, 999], [], ""),
+        ([42], [], f" (**1 of 3 seeds; {claim.note}**)"),
+        ([42], ["vla"], f" (**1 of 3 seeds; some trainings were still learning; {claim.note}**)"),
+        ([42, 123, 999], [], f" (**{claim.note}**)"),
     ):
         changed = {"C27": dataclasses.replace(record, seeds=seeds, undertrained=undertrained)}
         assert claims.caution(claim, changed) == said

@@ -23,18 +23,13 @@ from ..training.optimization import still_learning
 from ..training.output_folder import as_stored
 from ..training.rate_search import search_rates
 from ..training.workers import usual_workers
-from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
+from .claim import Claim, Conditions, Measurement, Unmeasured
 
 __all__ = [
-    "BETTER_OUTCOME",
     "RATES",
-    "SECOND_NOTE",
-    "SECOND_READING",
     "VLA_SETTINGS",
     "ZOOLOGY_SETTINGS",
-    "MeanAccuracy",
     "accuracy",
-    "decide_readings",
     "gradient_spike",
     "language_models",
     "passes_over_text",
@@ -44,7 +39,6 @@ __all__ = [
     "train_parts",
     "train_size",
     "trained_model",
-    "with_second_reading",
 ]
 
 Trains = Callable[[str, Mapping[str, Mapping[str, Any]], Conditions], dict[str, list[RecallResult]]]
@@ -65,56 +59,11 @@ VLA_SETTINGS: dict[str, Any] = {
     "final_fraction": 0.0, "weight_decay": 0.01, "test_examples": 960,
     "mixers": ("vla", "vla-softmax", "vla-linear", "vla-deltanet"),
 }  # fmt: skip
-# Claims about its recall have a second reading: benchmarks/vla_first_weights.py found 8 pairs recalled from first weights of
-# 0.05, and guessed from 0.02, which the first reading took.
-SECOND = "first weights 0.05"
-SECOND_READING = "Second reading, declared after the first was run: first weights of 0.05 in place of 0.02."
-BETTER_OUTCOME = "The better outcome of the two readings counts."
-SECOND_NOTE = "the second reading was chosen after vla had learned 8 pairs from its first weights"
-OUTCOMES = ("holds", "holds weakly", "does not hold", "not resolved")  # the best first
-FAR_APART = 0.2  # accuracies of seeds, whose mean says little
-
-# Of a mixer, a number of pairs and a part: the mean over seeds in one of the readings.
-MeanAccuracy = Callable[..., float]
 
 
 def accuracy(mixer: str, pairs: int, part: str = "") -> str:
     """The name of a number of `recall_experiment`."""
     return f"{mixer}, {pairs} pairs" + (f", {part}" if part else "")
-
-
-def with_second_reading(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The parts of an experiment, and each of them once more with larger first weights."""
-    return {**parts, **{second(part): {**settings, "initializer_range": 0.05} for part, settings in parts.items()}}
-
-
-def second(part: str) -> str:
-    """The name of a part in the second reading."""
-    return ", ".join(filter(None, [part, SECOND]))
-
-
-def decide_readings(decide: Callable[[MeanAccuracy], Verdict]) -> Callable[[Measurement], Verdict]:
-    """The better outcome of the two readings, with the reasons of both, and the seeds of a mean where they lie far apart."""
-
-    def decide_both(found: Measurement) -> Verdict:
-        def read(name_in_reading: Callable[[str], str]) -> Verdict:
-            apart = {}
-
-            def mean(mixer: str, pairs: int, part: str = "") -> float:
-                values = found.values[accuracy(mixer, pairs, name_in_reading(part))]
-                if max(values) - min(values) > FAR_APART:
-                    apart[accuracy(mixer, pairs, part)] = ", ".join(f"{x:.3f}" for x in values)
-                return statistics.fmean(values)
-
-            verdict = decide(mean)
-            seeds = "; ".join(f"{name}: {values}" for name, values in apart.items())
-            return Verdict(verdict.status, f"{verdict.reason}; by seed: {seeds}" if seeds else verdict.reason)
-
-        verdicts = {"first weights 0.02": read(str), SECOND: read(second)}
-        reason = "; ".join(f"{name}: {verdict.reason} ({verdict.status})" for name, verdict in verdicts.items())
-        return Verdict(min((verdict.status for verdict in verdicts.values()), key=OUTCOMES.index), reason)
-
-    return decide_both
 
 
 def train_parts(

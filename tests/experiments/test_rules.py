@@ -7,7 +7,8 @@ import pytest
 from fastweights.experiments import Measurement, find_claim
 from fastweights.experiments.claim import clear_sign, paired
 from fastweights.experiments.claims.c28_gka_in_small_models import CELLS, OTHERS, part
-from fastweights.experiments.trained import SECOND, accuracy, gradient_spike
+from fastweights.experiments.readings import SECOND
+from fastweights.experiments.trained import accuracy, gradient_spike
 
 
 def status(claim, values):
@@ -40,6 +41,12 @@ def test_the_better_reading_counts(first, later, expected):
     for reading, numbers in (("", first), (SECOND, later)):
         values |= {accuracy(name, 16, reading): [x] for name, x in zip(("vla", "A fixed"), numbers)}
     assert status("C23", values) == expected
+
+
+def test_seeds_that_lie_far_apart_are_shown():
+    values = {accuracy("vla", 16): [0.06, 1.0], accuracy("A fixed", 16): [0.98, 1.0]}
+    reason = find_claim("C23").decide(Measurement(in_both_readings(values))).reason
+    assert reason.count("by seed: vla, 16 pairs: 0.060, 1.000") == 2 and "A fixed, 16 pairs" not in reason
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from ..claim import Claim, Measurement, Verdict
-from ..trained import (
-    BETTER_OUTCOME,
-    SECOND_NOTE,
-    SECOND_READING,
-    VLA_SETTINGS,
-    MeanAccuracy,
-    accuracy,
-    decide_readings,
-    recall_experiment,
-    with_second_reading,
-)
+from ..readings import BETTER_OUTCOME, SECOND_NOTE, SECOND_READING, MeanAccuracy, decide_readings, with_second_reading
+from ..trained import VLA_SETTINGS, accuracy, recall_experiment
 
 FAIR = ("vla-conv", "softmax", "linear", "deltanet")
 OTHERS = ("vla-softmax", "vla-linear", "vla-deltanet")

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from ...layers import MixerChoice
 from ..claim import Claim, Verdict, decided
-from ..trained import (
-    BETTER_OUTCOME,
-    SECOND_NOTE,
-    SECOND_READING,
-    VLA_SETTINGS,
-    MeanAccuracy,
-    decide_readings,
-    recall_experiment,
-    with_second_reading,
-)
+from ..readings import BETTER_OUTCOME, SECOND_NOTE, SECOND_READING, MeanAccuracy, decide_readings, with_second_reading
+from ..trained import VLA_SETTINGS, recall_experiment
 
 
 def decide(mean: MeanAccuracy) -> Verdict:

@@ -5,16 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ..claim import Claim, Verdict, decided
-from ..trained import (
-    BETTER_OUTCOME,
-    SECOND_NOTE,
-    SECOND_READING,
-    VLA_SETTINGS,
-    MeanAccuracy,
-    decide_readings,
-    recall_experiment,
-    with_second_reading,
-)
+from ..readings import BETTER_OUTCOME, SECOND_NOTE, SECOND_READING, MeanAccuracy, decide_readings, with_second_reading
+from ..trained import VLA_SETTINGS, recall_experiment
 
 PRINTED = {8: 5.5, 16: 21.8, 24: 31.2}
 LEARNT = 0.5  # accuracy on seen keys below which a loss of points says nothing

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from ..claim import Claim, Verdict
-from ..trained import (
-    BETTER_OUTCOME,
-    SECOND_NOTE,
-    SECOND_READING,
-    VLA_SETTINGS,
-    MeanAccuracy,
-    decide_readings,
-    recall_experiment,
-    with_second_reading,
-)
+from ..readings import BETTER_OUTCOME, SECOND_NOTE, SECOND_READING, MeanAccuracy, decide_readings, with_second_reading
+from ..trained import VLA_SETTINGS, recall_experiment
 
 LENGTHS = (64, 128, 256, 512)
 
