@@ -114,10 +114,11 @@ class SoftmaxAttention(ConfiguredMixer):
         """Answers [1, T, H, K] of whole sequences packed into one row."""
         packed = takes_packed(q_1THK, v_1THK)
         if packed or torch.compiler.is_compiling():
-            # Positions are counted from the start of each document, not of the row: cosines and sines are rounded, so the bits
-            # of a document would depend on its place in the row.
-            position = token_positions(q_1THK.shape[1], torch.zeros_like(cu_seqlens[1:]), cu_seqlens)
-            q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, position)
+            if self.rope_theta is not None:
+                # Positions are counted from the start of each document, not of the row: cosines and sines are rounded, so the
+                # bits of a document would depend on its place in the row.
+                position = token_positions(q_1THK.shape[1], torch.zeros_like(cu_seqlens[1:]), cu_seqlens)
+                q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, position)
             attend = packed_attention if packed else document_attention
             return attend(q_1THK, k_1THK, v_1THK, cu_seqlens, self.window)
         o_1THK = torch.zeros_like(q_1THK)
