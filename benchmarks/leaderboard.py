@@ -50,7 +50,8 @@ commands, also for a mixer of your own. [untrained.md](untrained.md) compares th
 
 """
 
-FAIRNESS = """- **Equal state and equal parameters.** Linear attention with square heads is the reference for both. Every other mixer
+FAIRNESS = """\
+- **Equal state and equal parameters.** Linear attention with square heads is the reference for both. Every other mixer
   has the largest head size whose state is not above the reference's. The width of its MLP then brings the parameters of the
   whole model nearest to the reference's. So a memory that also keeps a Gram matrix has smaller heads and a wider MLP. States
   are numbers per sequence over all layers, without the last inputs of short convolutions.
@@ -68,7 +69,8 @@ RUNNING = """## Run it yourself
 NUMBER mixers, and were not measured; `--mixers` takes some of them, and an interrupted command continues.
 """
 
-OWN_MIXER = """A mixer of your own joins every part by its name, and the rows that are there stay. Speed and memory are read from what the
+OWN_MIXER = """\
+A mixer of your own joins every part by its name, and the rows that are there stay. Speed and memory are read from what the
 benchmarks have measured on a GPU; for a mixer that they lack, the second command prints those that measure it. The rules without
 training take a rule that `register_rule` declares ([own_rule.md](own_rule.md#compare-it)).
 
@@ -126,8 +128,8 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]]) -> str:
         initial_weights = one.get("initializer_range", RecallExperiment.initializer_range)
         return (
             f"{words}{one['layers']} layers of width {one['width']}, {one['heads']} heads, initial weights of standard deviation "
-            f"{initial_weights:g}, {one['steps']:,} steps of {one['batch_size']} sequences, learning rates {numbers(task.rates)}, "
-            f"{seeds(most, task.seeds)}.\n"
+            f"{initial_weights:g}, {one['steps']:,} steps of {one['batch_size']} sequences, learning rates "
+            f"{numbers(task.rates)}, {seeds(most, task.seeds)}.\n"
         )
     language = SIZES[size].language
     model, training = language.model, language.training
@@ -135,8 +137,8 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]]) -> str:
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, "
         f"{language.vocabulary:,} tokens in the vocabulary, {training['max_steps']:,} steps of {training['batch_size']} rows "
         f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {numbers(language.rates)}, "
-        f"{seeds(most, language.seeds)}. A mixer takes more seeds only if another one is within {language.close} nats of it after "
-        "the first.\n"
+        f"{seeds(most, language.seeds)}. A mixer takes more seeds only if another one is within {language.close} nats of it "
+        "after the first.\n"
     )
 
 

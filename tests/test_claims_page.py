@@ -49,7 +49,7 @@ def test_the_page_of_other_results(tmp_path: Path) -> None:
 
 
 def test_fewer_seeds_and_trainings_that_still_learnt_are_said_beside_the_number() -> None:
-    claim, record = find_claim("C27"), RECORDS["C27"]
+    claim, record = dataclasses.replace(find_claim("C27"), note=""), RECORDS["C27"]
     for seeds, undertrained, said in (
         ([42], [], " (**1 of 3 seeds**)"),
         ([42], ["vla"], " (**1 of 3 seeds; some trainings were still learning**)"),
@@ -58,7 +58,7 @@ def test_fewer_seeds_and_trainings_that_still_learnt_are_said_beside_the_number(
         changed = {"C27": dataclasses.replace(record, seeds=seeds, undertrained=undertrained)}
         assert claims.caution(claim, changed) == said
         line = next(line for line in claims.overview(changed).splitlines() if line.startswith("| [C27]"))
-        assert line.endswith(f"{said} |")
+        assert line.endswith(f"{said[:-3]}; †**) |" if said else " (**†**) |")  # the claim has a note, below the table
         assert f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; " in claims.section(claim, changed)
 
 
@@ -66,3 +66,15 @@ def test_what_does_not_hold_comes_first() -> None:
     page = claims.render()
     titles = [page.index(f"\n## {title}: ") for title in ("Does not hold", "Holds weakly", "Holds", "Not resolved")]
     assert titles == sorted(titles)
+
+
+def test_long_reasons_are_shown_in_parts_and_learning_rates_beside_their_numbers() -> None:
+    claim, record = find_claim("C22"), RECORDS["C22"]
+    text = claims.section(claim, RECORDS)
+    parts = claims.statements(record.reason)
+    assert "; ".join(parts) == record.reason and len(parts) == 3 and all(f"\n    - {part}\n" in text for part in parts)
+    assert claims.statements("one (a; b); two") == ["one (a; b); two"]
+    assert claims.statements(f"{'one ' * claims.LONG}(a; b); two")[1:] == ["two"]
+    assert "\n| learning rate of" not in text and "| mean | smallest | largest | learning rate |" in text
+    assert all(f"| {claims.numbers_text(record, name)[0]} |" in text for name in record.numbers)
+    assert "| number | value |\n" in claims.section(find_claim("S3"), RECORDS)
