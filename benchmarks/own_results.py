@@ -33,11 +33,13 @@ DPI = 80  # figures stay below 100 kB
 END = "<!-- end of what is measured -->"
 DEVICES = ("cpu", "cuda")
 Tables = Callable[[Measurement], list[str]]
-OUTSIDE_NUMBERS = (
+OUTSIDE_OUTCOMES = (
     "accuracy",
     "share of diverged trainings",
     "share of troubled trainings",
     "largest spike of gradients",
+)
+OUTSIDE_STEPS = (
     "largest step before training",
     "largest step after training",
     "share of steps beyond 2 after training",
@@ -81,12 +83,12 @@ class Page:
 
 
 def mean(found: Measurement, name: str) -> str:
-    """The mean with the range over the seeds."""
+    """The mean with the range over the seeds, where their numbers differ in what is shown."""
     values = found.values[name]
     if any(map(math.isnan, values)):
         return "–"
-    if len(values) == 1:
-        return shown(values[0])
+    if shown(found.smallest(name)) == shown(found.largest(name)):
+        return shown(found.mean(name))
     return f"{shown(found.mean(name))} ({shown(found.smallest(name))} to {shown(found.largest(name))})"
 
 
@@ -173,7 +175,9 @@ def confidence_tables(found: Measurement) -> list[str]:
         for mixer in confidence.MIXERS
         for order in ("variance", "chance")
     ]
-    loads = [[name, mean(found, name)] for name in found.values if ": accuracy at " in name]
+    loads = [
+        [name.replace(": accuracy at", ","), mean(found, name)] for name in found.values if ": accuracy at " in name
+    ]
     return [
         "Streams from the model that the variances assume, without training:\n\n"
         + table(["posterior", "pairs", "squared error / variance", "AUROC of new keys"], streams),
@@ -191,7 +195,7 @@ def confidence_tables(found: Measurement) -> list[str]:
         ),
         "Accuracy where queries are routed to softmax attention over the layer's own keys and values:\n\n"
         + table(["memory", "routed by", *(f"{share:.0%}" for share in confidence.ROUTED)], routed),
-        table(["accuracy by load", ""], loads),
+        "Accuracy by load:\n\n" + table(["memory and pairs", "accuracy"], loads),
     ]
 
 
@@ -338,13 +342,18 @@ def products_tables(found: Measurement) -> list[str]:
 
 
 def outside_tables(found: Measurement) -> list[str]:
-    rows = [[name, *(mean(found, f"{name}: {column}") for column in OUTSIDE_NUMBERS)] for name in outside.SETTINGS]
     rates = [f"accuracy at rate {rate:g}" for rate in outside.RATES]
-    by_rate = [[name, *(mean(found, f"{name}: {rate}") for rate in rates)] for name in outside.SETTINGS]
+    outcomes, steps = (
+        table(
+            ["trained", *names],
+            [[kind, *(mean(found, f"{kind}: {name}") for name in names)] for kind in outside.SETTINGS],
+        )
+        for names in ((*OUTSIDE_OUTCOMES, *rates), OUTSIDE_STEPS)
+    )
     return [
-        "A step is $c\\, k^\\top D k$; logarithms are natural. Steps and products are those at the better rate, `–` where a "
-        "training at it diverged:\n\n" + table(["trained", *OUTSIDE_NUMBERS], rows),
-        table(["trained", *rates], by_rate),
+        f"How trainings ended, the accuracy at the better rate and at each:\n\n{outcomes}",
+        "Steps $c\\, k^\\top D k$, and natural logarithms of the norms of their products, at the better rate; `–` where a "
+        f"training at it diverged:\n\n{steps}",
     ]
 
 
@@ -459,7 +468,9 @@ def render(name: str, folder: Path = RESULTS) -> str:
     before, _, rest = page.path.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     cpu, gpu = (page.records(device, folder) for device in DEVICES)
-    lines = []
+    lines = [
+        "Numbers in tables are means over the seeds, with the smallest and the largest in parentheses where they differ."
+    ]
     for place, (part, shown_by) in enumerate(page.parts.items()):
         claim = find_claim(part)
         if shown_by.title:

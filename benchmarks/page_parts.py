@@ -151,10 +151,10 @@ def recall_at_equal_state(results: Path) -> str:
     first = max(means, key=means.__getitem__)
     others = sorted((name for name in RECALLED if name != first), key=means.__getitem__, reverse=True)
     shown = ", ".join(f"{means[name]:.3f} with `{name}`" for name in others)
-    guessing = rows["softmax"]["chance"]
+    guessing, gpu = rows["softmax"]["chance"], rows[first]["measured"]["machine"].split()[1]
     return item(
         f"Recall of 32 shuffled pairs, with states of the size that linear attention has with two heads of 16 channels, after "
-        f"{steps:,} steps and with {'one seed' if seeds == 1 else f'at most {seeds} seeds'}: {means[first]:.3f} with "
+        f"{steps:,} steps on an {gpu} and with {'one seed' if seeds == 1 else f'at most {seeds} seeds'}: {means[first]:.3f} with "
         f"`{first}`, the best of {len(rows)}, {shown}. Guessing "
         f"has {guessing:.3f}. The [leaderboard](docs/leaderboard.md) has other tasks and sizes, and marks those that were still "
         "learning."

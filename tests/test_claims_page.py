@@ -48,17 +48,17 @@ def test_the_page_of_other_results(tmp_path: Path) -> None:
     assert "## Holds: 1\n" in page and f"## Not resolved: {len(claims_of()) - 1}" in page
 
 
-def test_fewer_seeds_trainings_that_still_learnt_and_notes_are_said_beside_the_number() -> None:
-    claim, record = find_claim("C27"), RECORDS["C27"]
+def test_fewer_seeds_and_trainings_that_still_learnt_are_said_beside_the_number() -> None:
+    claim, record = dataclasses.replace(find_claim("C27"), note=""), RECORDS["C27"]
     for seeds, undertrained, said in (
-        ([42], [], f" (**1 of 3 seeds; {claim.note}**)"),
-        ([42], ["vla"], f" (**1 of 3 seeds; some trainings were still learning; {claim.note}**)"),
-        ([42, 123, 999], [], f" (**{claim.note}**)"),
+        ([42], [], " (**1 of 3 seeds**)"),
+        ([42], ["vla"], " (**1 of 3 seeds; some trainings were still learning**)"),
+        ([42, 123, 999], [], ""),
     ):
         changed = {"C27": dataclasses.replace(record, seeds=seeds, undertrained=undertrained)}
         assert claims.caution(claim, changed) == said
         line = next(line for line in claims.overview(changed).splitlines() if line.startswith("| [C27]"))
-        assert line.endswith(f"{said} |")
+        assert line.endswith(f"{said[:-3]}; †**) |" if said else " (**†**) |")  # the claim has a note, below the table
         assert f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; " in claims.section(claim, changed)
 
 
@@ -66,3 +66,15 @@ def test_what_does_not_hold_comes_first() -> None:
     page = claims.render()
     titles = [page.index(f"\n## {title}: ") for title in ("Does not hold", "Holds weakly", "Holds", "Not resolved")]
     assert titles == sorted(titles)
+
+
+def test_long_reasons_are_shown_in_parts_and_learning_rates_beside_their_numbers() -> None:
+    claim, record = find_claim("C22"), RECORDS["C22"]
+    text = claims.section(claim, RECORDS)
+    parts = claims.statements(record.reason)
+    assert "; ".join(parts) == record.reason and len(parts) == 3 and all(f"\n    - {part}\n" in text for part in parts)
+    assert claims.statements("one (a; b); two") == ["one (a; b); two"]
+    assert claims.statements(f"{'one ' * claims.LONG}(a; b); two")[1:] == ["two"]
+    assert "\n| learning rate of" not in text and "| mean | smallest | largest | learning rate |" in text
+    assert all(f"| {claims.numbers_text(record, name)[0]} |" in text for name in record.numbers)
+    assert "| number | value |\n" in claims.section(find_claim("S3"), RECORDS)

@@ -11,16 +11,18 @@ from .measured import mixer_of
 from .parts import Part
 from .standing import Standing, places
 
-__all__ = ["CEILING", "NOT_RUN", "columns_of", "explanation", "part_table"]
+__all__ = ["KEEPS_ALL", "MARKS", "NOT_RUN", "READ", "columns_of", "explanation", "part_table"]
 
 NOT_RUN = "not run"
 FEWEST_TESTED = 512  # sequences
-CEILING = "softmax"
+KEEPS_ALL = "softmax"
 MARKS = (
-    "Numbers are means over seeds, with half the spread after ±; those without ± are of one seed. In parentheses stands the "
-    "place: 1 and the number of mixers that are better and not tied; = marks a tie: ranges of seeds that overlap, or lie no "
-    "further apart than the smaller one is wide. * marks a run whose loss was still falling, or too short to tell; ! a mixer of "
-    "which some runs diverged; ° a mixer that guesses: it has not begun to learn the task, and nothing follows about its memory."
+    "Numbers are means over seeds, with half the spread after ±; those without ± are of one seed.",
+    "The place in parentheses is 1 and the number of mixers that are better and not tied. = marks a tie: ranges of seeds that "
+    "overlap, or lie no further apart than the smaller one is wide.",
+    "* marks a run whose loss was still falling at the end, or that is too short to tell.",
+    "! marks a mixer of which some runs diverged.",
+    "° marks a mixer that is no better than guessing: it has not begun to learn the task, and nothing follows about its memory.",
 )
 READ = (
     "Medians over repeated steps, of one run on one machine, with 8 heads of 128 for every mixer: states are not equal."
@@ -49,7 +51,7 @@ def part_table(
     rows_of = {name: [row for row in rows if row["mixer"] == name] for name in measured}
     lines = [
         [
-            name + (_ceiling(part, rows_of[name]) if name == CEILING else ""),
+            name + " (keeps every token)" * (name == KEEPS_ALL),
             *(_sizes(rows_of[name]) if trained else ()),
             *(_cell(part, standings[column].get(name)) for column in columns),
         ]
@@ -66,7 +68,7 @@ def part_table(
 def explanation(part: Part) -> str:
     """How a table is read, in a line or two."""
     how = {"read": READ, "rules": "Means over seeds, with half the spread after ±, and the place."}.get(
-        part.kind, MARKS
+        part.kind, " ".join(MARKS)
     )
     return f"{part.measure[0].upper()}{part.measure[1:]}, {part.better} is better. {how}"
 
@@ -115,10 +117,6 @@ def guesses(part: Part, row: Mapping[str, Any]) -> bool:
     if part.better == "lower":
         return mean >= 0.98 * chance
     return mean <= chance + 3 * math.sqrt(chance * (1 - chance) / FEWEST_TESTED)
-
-
-def _ceiling(part: Part, rows: Sequence[Mapping[str, Any]]) -> str:
-    return " (keeps every token)" if all(guesses(part, row) for row in rows) else " (ceiling: keeps every token)"
 
 
 def _number(x: float, like: float | None = None) -> str:

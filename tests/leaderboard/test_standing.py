@@ -59,7 +59,7 @@ def test_the_table_marks_ties_undertrained_and_diverged_runs_and_what_was_not_ru
     assert head == ["mixer", "state", "parameters", "one", "two"]
     assert {line[0]: line[3:] for line in lines} == {
         "gdn": ["0.920 ±0.020 (1=)*", "0.500 ±0.000 (1)"],
-        "softmax (ceiling: keeps every token)": ["0.920 ±0.010 (1=)", NOT_RUN],
+        "softmax (keeps every token)": ["0.920 ±0.010 (1=)", NOT_RUN],
         "kda": ["0.100 ±0.000 (3)!", NOT_RUN],
         "vla": [NOT_RUN, NOT_RUN],
     }
