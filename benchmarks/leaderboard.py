@@ -59,7 +59,7 @@ FAIRNESS = """\
   convolution and learns late, so in these short trainings other mixers can be better.
 - **Learning rates** come from one grid for all mixers. The first seed takes every rate; the other seeds take its best one. The
   rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
-- **The best number of the first column stands first.** A mixer that was not run is named under the table; this says nothing
+- **The best mean over all columns stands first.** A mixer that was not run is named under the table; this says nothing
   about its memory.
 """
 

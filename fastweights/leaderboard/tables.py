@@ -32,7 +32,8 @@ READ = (
 def part_table(
     part: Part, rows: Iterable[Mapping[str, Any]], mixers: Sequence[str], resolution: float | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Head and lines: one line per mixer, the best of the first column first, then those of `mixers` that were not run.
+    """Head and lines: one line per mixer, the best mean over all columns first, then those that lack columns, then those of
+    `mixers` that were not run.
 
     resolution: the spread that a single seed counts as.
     """
@@ -45,7 +46,13 @@ def part_table(
         }
         for column in columns
     }
-    measured = list(dict.fromkeys(name for column in columns for name in standings[column]))
+    sign = -1.0 if part.better == "higher" else 1.0
+
+    def order(name: str) -> tuple[int, float]:
+        means = [standings[column][name].mean for column in columns if name in standings[column]]
+        return len(columns) - len(means), sign * statistics.fmean(means)
+
+    measured = sorted(dict.fromkeys(name for column in columns for name in standings[column]), key=order)
     missing = [name for name in mixers if name not in set(map(mixer_of, measured))]
     trained = any("parameters" in row for row in rows)
     rows_of = {name: [row for row in rows if row["mixer"] == name] for name in measured}

@@ -71,3 +71,14 @@ def test_the_table_has_the_exact_regression_and_perplexities():
     assert lines[0] == ["*exact ridge regression*", "", "", "0.250"]
     _, lines = part_table(PARTS["language"], [row("gdn", [2.0])], [], 0.02)
     assert lines[0][-1] == "7.389 (1)"
+
+
+def test_the_best_mean_of_all_columns_stands_first_and_lacking_columns_last():
+    found = [
+        row(mixer, [value], column)
+        for column, values in {"one": {"a": 0.9, "b": 0.8, "c": 1.0}, "two": {"a": 0.1, "b": 0.3}}.items()
+        for mixer, value in values.items()
+    ]
+    for part, order in (("mqar", "bac"), ("regression", "abc")):
+        _, lines = part_table(PARTS[part], found, [])
+        assert "".join(line[0] for line in lines) == order
