@@ -5,8 +5,10 @@
 
 Writes benchmarks/results/gpu_tests.json. A run may be split by files: as long as the Python files of the ops stay the same, the
 files of tests that are not run again keep their counts. With -k or a single test nothing is written. An interrupted run (Ctrl-C,
-or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and names the files of these tests. A later
-run of such a file that ends takes it off the list. Files of which no test ran are not named.
+or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and names the tests that did not run.
+`--rest` runs these, and adds them to the counts:
+
+    python benchmarks/gpu_tests.py --rest -n 8
 """
 
 from __future__ import annotations
@@ -18,29 +20,31 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from chosen_tests import FILE
 from environment import describe, write_json
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 COUNTED = ("passed", "failed", "skipped")
+NOT_RUN = "not run"
 WORST = "worst relative errors against float64"
 
 
-def run(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
-    """The exit code, and whether the run was interrupted. pytest gets one interrupt, which lets it write its report."""
+def run(command: list[str], environment: dict[str, str]) -> int:
+    """The exit code. pytest gets one interrupt, which lets it write its report."""
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
-        return process.wait(), False
+        return process.wait()
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
-        return process.wait(), True
+        return process.wait()
 
 
 def outcome(case: ElementTree.Element) -> str:
@@ -48,35 +52,49 @@ def outcome(case: ElementTree.Element) -> str:
     return "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
 
 
-def read_report(suite: ElementTree.Element, before: Mapping[str, Any], interrupted: bool = False) -> dict[str, Any]:
-    """Counts per file of tests, and the worst errors by op, backend, and dtype with what was compared. before: the result of an
-    earlier run. The counts of its files that did not run again stay, and so do its worst errors. Of an interrupted run all files
-    are named: which of them had ended is not known."""
-    files: dict[str, dict[str, int]] = {}
+def named_in_report(test: str) -> str:
+    """A test by the names that the report has: "tests/gpu/test_a.py::x" is "tests.gpu.test_a::x"."""
+    place, *parameters = test.partition("[")
+    file, *inside, name = place.split("::")
+    return ".".join([file.removesuffix(".py").replace("/", "."), *inside]) + "::" + name + "".join(parameters)
+
+
+def read_report(
+    suite: ElementTree.Element, before: Mapping[str, Any], chosen: Iterable[str] = (), rest: bool = False
+) -> dict[str, Any]:
+    """Counts per file of tests, and the worst errors by op, backend, and dtype with what was compared.
+
+    Args:
+        before: the result of an earlier run. The counts of its files that did not run again stay, and so do its worst errors.
+        chosen: the tests that were to run, as pytest names them.
+        rest: whether they are those that an earlier run left, which are added to the counts of their files.
+    """
+    files: dict[str, dict[str, int]] = deepcopy(before.get("files", {})) if rest else {}
     worst: dict[str, dict[str, dict[str, float]]] = deepcopy(before.get(WORST, {}))
     failed: list[str] = []
+    ran = set()
     for case in suite.iter("testcase"):
         if "classname" not in case.attrib:  # of a test that an interrupt has ended
             continue
         counts = files.setdefault(case.attrib["classname"], dict.fromkeys(COUNTED, 0))
-        how = outcome(case)
+        how, name = outcome(case), f"{case.attrib['classname']}::{case.attrib['name']}"
         counts[how] += 1
+        ran.add(name)
         if how == "failed":
-            failed.append(f"{case.attrib['classname']}::{case.attrib['name']}")
+            failed.append(name)
         recorded = {entry.attrib["name"]: entry.attrib["value"] for entry in case.iter("property")}
         if "op" in recorded:
             errors = worst.setdefault(recorded.pop("op"), {}).setdefault(recorded.pop("backend"), {})
             for what, error in recorded.items():
                 errors[what] = max(errors.get(what, 0.0), float(error))
-    failed += [name for name in before.get("failed tests", ()) if name.partition("::")[0] not in files]
-    unfinished = set(before.get("interrupted", ())) - set(files)
-    if interrupted:
-        unfinished |= set(files)
+    failed += [name for name in before.get("failed tests", ()) if rest or name.partition("::")[0] not in files]
     files = {**before.get("files", {}), **files}
     totals = {what: sum(counts[what] for counts in files.values()) for what in COUNTED}
+    left = sorted(test for test in {*before.get(NOT_RUN, ()), *chosen} if named_in_report(test) not in ran)
     return {
         **totals,
-        "interrupted": sorted(unfinished),
+        "interrupted": sorted({named_in_report(test).partition("::")[0] for test in left}),
+        NOT_RUN: left,
         "failed tests": sorted(failed),
         "files": dict(sorted(files.items())),
         WORST: worst,
@@ -86,21 +104,30 @@ def read_report(suite: ElementTree.Element, before: Mapping[str, Any], interrupt
 def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("these tests need an NVIDIA GPU, and torch sees none")
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-m", "gpu or kernels", f"--junitxml={report}", *sys.argv[1:]]
-        # The references run on the CPU, in as many processes as pytest is given.
-        code, interrupted = run(command, {"OMP_NUM_THREADS": "1", **os.environ})
-        suite = ElementTree.parse(report).getroot()
-    if any(argument == "-k" or "::" in argument for argument in sys.argv[1:]):
-        sys.exit(code)
-    where = describe()
+    where, arguments = describe(), [argument for argument in sys.argv[1:] if argument != "--rest"]
     before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     if before.get("source") != where["source"]:
         before = {}
+    rest = "--rest" in sys.argv
+    if rest and not before.get(NOT_RUN):
+        raise SystemExit(
+            f"--rest needs tests that an interrupted run of the same ops has left, and {RESULT} names none"
+        )
+    left = before[NOT_RUN] if rest else ()
+    with tempfile.TemporaryDirectory() as folder:
+        report, chosen = Path(folder, "report.xml"), Path(folder, "chosen.json")
+        command = [sys.executable, "-m", "pytest", "-m", "gpu or kernels", f"--junitxml={report}", *arguments, *left]
+        path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+        # The references run on the CPU, in as many processes as pytest is given.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, FILE: str(chosen)}
+        code = run([*command, "-p", "chosen_tests"], environment)
+        suite = ElementTree.parse(report).getroot()
+        wanted = json.loads(chosen.read_text()) if chosen.exists() else ()  # interrupted before
+    if any(argument == "-k" or "::" in argument for argument in arguments):
+        sys.exit(code)
     content = {
         **where, "device": torch.cuda.get_device_name(), "transformers": transformers.__version__,
-        **read_report(suite, before, interrupted),
+        **read_report(suite, before, wanted, rest),
     }  # fmt: skip
     write_json(RESULT, content)
     print(f"written to {RESULT}")

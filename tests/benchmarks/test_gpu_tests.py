@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
-from gpu_tests import WORST, read_report
+from gpu_tests import NOT_RUN, WORST, read_report
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.gpu.test_a" name="x"><properties>
@@ -28,8 +28,19 @@ def test_files_that_ran_again_are_counted_once() -> None:
     assert again[WORST] == {"mesa": {"triton": {"bfloat16 values": 0.002}}}
 
 
-def test_files_of_an_interrupted_run_are_named_until_they_end() -> None:
-    first = read_report(ElementTree.fromstring(REPORT.format(error=0.002, second="b")), {}, interrupted=True)
-    assert first["interrupted"] == ["tests.gpu.test_a", "tests.gpu.test_b"]
-    again = read_report(ElementTree.fromstring(REPORT.format(error=0.001, second="c")), first)
-    assert again["interrupted"] == ["tests.gpu.test_b"]
+def test_an_interrupted_run_names_what_it_left_and_the_rest_is_added() -> None:
+    chosen = [
+        "tests/gpu/test_a.py::x",
+        "tests/gpu/test_a.py::w[b-1::2]",
+        "tests/gpu/test_b.py::z",
+        "tests/gpu/test_c.py::v",
+    ]
+    first = read_report(ElementTree.fromstring(REPORT.format(error=0.002, second="b")), {}, chosen)
+    assert first[NOT_RUN] == ["tests/gpu/test_a.py::w[b-1::2]", "tests/gpu/test_c.py::v"]
+    assert first["interrupted"] == ["tests.gpu.test_a", "tests.gpu.test_c"]
+    rest = (
+        """<testsuites><testsuite><testcase classname="tests.gpu.test_a" name="w[b-1::2]"/></testsuite></testsuites>"""
+    )
+    again = read_report(ElementTree.fromstring(rest), first, first[NOT_RUN], rest=True)
+    assert again["files"]["tests.gpu.test_a"] == {"passed": 2, "failed": 1, "skipped": 0}
+    assert again[NOT_RUN] == ["tests/gpu/test_c.py::v"] and again["failed tests"] == ["tests.gpu.test_a::y"]
