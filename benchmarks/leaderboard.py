@@ -25,7 +25,6 @@ from fastweights.leaderboard.tables import MARKS, NOT_RUN, READ
 from fastweights.leaderboard.terminal import cost_of
 from fastweights.leaderboard.untrained import EXPECTATIONS, SEEDS, Found
 from fastweights.leaderboard.untrained import SIZES as CHANNELS
-from fastweights.training import RecallExperiment
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -125,10 +124,9 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]]) -> str:
         task = SIZES[size].tasks[part.name]
         one = task.shared
         words = f"{one['vocab_size']} words, " if part.name == "mqar" else ""
-        initial_weights = one.get("initializer_range", RecallExperiment.initializer_range)
         return (
             f"{words}{one['layers']} layers of width {one['width']}, {one['heads']} heads, initial weights of standard deviation "
-            f"{initial_weights:g}, {one['steps']:,} steps of {one['batch_size']} sequences, learning rates "
+            f"{one['initializer_range']:g}, {one['steps']:,} steps of {one['batch_size']} sequences, learning rates "
             f"{numbers(task.rates)}, {seeds(most, task.seeds)}.\n"
         )
     language = SIZES[size].language
