@@ -1,4 +1,4 @@
-"""The short convolution in PyTorch: the shifted inputs of all sequences in one sum, then the activation and the norm."""
+"""The short convolution in PyTorch: one grouped convolution over all sequences, then the activation and the norm."""
 
 from __future__ import annotations
 
@@ -54,11 +54,13 @@ def _convolve(
 
 
 def _filter(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Sums of shifted inputs, at least in float32. conv1d is slower on a CPU, and torch's compiler takes the length as fixed in
-    its backward."""
+    """conv1d, except for no tokens, which it refuses, and in a graph: torch's compiler takes the length as fixed in its backward.
+    There shifted inputs are added up, in float32 at least as conv1d does, which the compiler joins into one loop."""
+    length = x.shape[1] - weight.shape[1] + 1
+    if not torch.compiler.is_compiling() and length:
+        return F.conv1d(x.mT, weight[:, None], bias, groups=len(weight)).mT
     wide = torch.promote_types(x.dtype, torch.float32)
     rows, taps = x.to(wide), weight.to(wide)
-    length = x.shape[1] - weight.shape[1] + 1
     y = rows[:, :length] * taps[:, 0]
     for shift in range(1, weight.shape[1]):
         y = torch.addcmul(y, rows[:, shift : shift + length], taps[:, shift])
