@@ -24,8 +24,9 @@ def claims_table(claims: Sequence[Claim], records: Mapping[str, ClaimRecord]) ->
     )
     for claim in claims:
         found: str = records[claim.name].status if claim.name in records else "-"
-        if claim.larger and f"{claim.name}-cuda" in records:
-            found += f", on a GPU {records[f'{claim.name}-cuda'].status}"
+        larger = claim.result_name("cuda")
+        if larger != claim.name and larger in records:
+            found += f", on a GPU {records[larger].status}"
         runs_on = claim.device if claim.measure is not None else "-"
         add_row(table, claim.name, claim.paper, runs_on, claim.expected, found, claim.says)
     return table

@@ -114,11 +114,7 @@ class SoftmaxAttention(ConfiguredMixer):
         """Answers [1, T, H, K] of whole sequences packed into one row."""
         packed = takes_packed(q_1THK, v_1THK)
         if packed or torch.compiler.is_compiling():
-            if self.rope_theta is not None:
-                # Positions are counted from the start of each document, not of the row: cosines and sines are rounded, so the
-                # bits of a document would depend on its place in the row.
-                position = token_positions(q_1THK.shape[1], torch.zeros_like(cu_seqlens[1:]), cu_seqlens)
-                q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, position)
+            q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, cu_seqlens=cu_seqlens)
             attend = packed_attention if packed else document_attention
             return attend(q_1THK, k_1THK, v_1THK, cu_seqlens, self.window)
         o_1THK = torch.zeros_like(q_1THK)
@@ -134,10 +130,20 @@ class SoftmaxAttention(ConfiguredMixer):
         q, k, v = (rectangle.lay_out(y) for y in (q_1THK, k_1THK, v_1THK))
         return rectangle.pack(self._attend(q, k, v, rectangle.lengths, cache))
 
-    def _rotate(self, q_NTHK: Tensor, k_NTHK: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys rotated by their positions [N or 1, T]."""
+    def _rotate(
+        self, q_NTHK: Tensor, k_NTHK: Tensor, seen_N: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys rotated by their positions, which begin after the tokens seen, or with cu_seqlens at the start of each
+        sequence. Not at the start of the row: cosines and sines are rounded, so the bits of a sequence would depend on its
+        place."""
         if self.rope_theta is None:
             return q_NTHK, k_NTHK
+        time, before_N = q_NTHK.shape[1], seen_N if cu_seqlens is None else torch.zeros_like(cu_seqlens[1:])
+        position = (
+            torch.arange(time, device=q_NTHK.device)[None]
+            if before_N is None
+            else token_positions(time, before_N, cu_seqlens)
+        )
         cos, sin = rotation(position, self.head_dim, self.rope_theta, q_NTHK.dtype)
         return rotate(q_NTHK, cos, sin), rotate(k_NTHK, cos, sin)
 
@@ -149,8 +155,7 @@ class SoftmaxAttention(ConfiguredMixer):
         before = LayerCache() if cache is None else cache
         if cache is not None and "place" in cache.context:
             return self._attend_in_ring(q_NTHK, k_NTHK, v_NTHK, cache)
-        position, seen_N = torch.arange(q_NTHK.shape[1], device=q_NTHK.device)[None], before.context.get("seen")
-        q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, position if seen_N is None else seen_N[:, None] + position)
+        q_NTHK, k_NSHK = self._rotate(q_NTHK, k_NTHK, before.context.get("seen"))
         v_NSHK = v_NTHK
         check_memory(before.memory, ("keys", "values"))
         if before.memory:
@@ -195,7 +200,7 @@ class SoftmaxAttention(ConfiguredMixer):
             )
             cache.update(cache.memory, {**cache.context, "seen": seen_N, "place": place_N})
             return o_N1HK
-        q_N1HK, k_N1HK = self._rotate(q_N1HK, k_N1HK, seen_N[:, None])
+        q_N1HK, k_N1HK = self._rotate(q_N1HK, k_N1HK, seen_N)
         slot = place_N[:1] % k_NSHK.shape[1]
         k_NSHK.index_copy_(1, slot, k_N1HK.to(k_NSHK.dtype))
         v_NSHK.index_copy_(1, slot, v_N1HK.to(v_NSHK.dtype))

@@ -55,9 +55,9 @@ def test_logits_are_the_same_however_documents_are_packed(mixer: object) -> None
 def test_a_block_gives_a_document_the_same_bits_in_every_row(mixer: object) -> None:
     """Of convolutions, norms, memory and MLP together, whichever documents are beside it, and wherever it starts.
 
-    torch's code for a CPU gives that with as many heads as this. It computes what is left of a tensor of gates after groups of
-    16 or 32 numbers by other code, and so a matrix product of a single column or token. Softmax layers lay documents out in
-    rectangles as long as the longest one, so that other documents change the order of their sums.
+    32 heads, because torch's CPU code computes groups of 16 or 32 numbers at a time, and the rest of a tensor of gates in another
+    way. So it does with a matrix product of a single column or token. Softmax layers lay documents out in rectangles as long as
+    the longest document, so other documents change the order of their sums.
     """
     (block,) = model([mixer], hidden_size=128, num_heads=32).model.layers
     packs = PACKS[:3] if mixer in ("softmax", "vla-softmax") else PACKS

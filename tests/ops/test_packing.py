@@ -9,7 +9,8 @@ from tests.kernels.cases import DEVICE
 
 from .packed_documents import AROUND_MEMORIES, PACKS, around_memories, assert_same_bits, with_gradients
 
-LENGTHS, CHANNELS, HEAD = (33, 70, 1, 9, 39, 5), 64, 32  # a CPU computes what is left of a row of 16 by other code
+# Channels in whole groups of 16: a CPU computes these at a time, and the rest of a row in another way.
+LENGTHS, CHANNELS, HEAD = (33, 70, 1, 9, 39, 5), 64, 32
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.kernels)])

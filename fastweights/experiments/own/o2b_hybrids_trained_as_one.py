@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,6 +184,16 @@ def accuracies(found: Measurement, mixer: str, training: str, share: float, orde
     return found.values[f"{mixer}, {training}: accuracy with {share:.0%} routed by {order}"]
 
 
+def compared(hybrid: list[float], others: Mapping[str, list[float]]) -> tuple[dict[str, bool], list[str]]:
+    """Which of the others are clearly lower than the hybrid, seed by seed, and their means in words."""
+    clear = {name: clear_sign(*paired(hybrid, values)) > 0 for name, values in others.items()}
+    shown = [
+        f"{name} {statistics.fmean(values):.3f}" + " (not clearly lower)" * (not clear[name])
+        for name, values in others.items()
+    ]
+    return clear, shown
+
+
 def decide(found: Measurement) -> Verdict:
     rows, better, good = [], [], []
     for mixer in MIXERS:
@@ -193,16 +203,12 @@ def decide(found: Measurement) -> Verdict:
             "memory alone": accuracies(found, mixer, "memory alone", 0.0),
             "routing in the test alone": accuracies(found, mixer, "memory alone", SHARE),
         }
-        clear = {name: clear_sign(*paired(hybrid, values)) > 0 for name, values in others.items()}
+        clear, shown = compared(hybrid, others)
         memory = statistics.fmean(others["memory alone"])
         attention = statistics.fmean(accuracies(found, mixer, "attention alone", 1.0))
         half = statistics.fmean(hybrid) - memory >= (attention - memory) / 2
         better.append(clear["a random share"] and clear["memory alone"])
         good.append(all(clear.values()) and half)
-        shown = [
-            f"{name} {statistics.fmean(values):.3f}" + " (not clearly lower)" * (not clear[name])
-            for name, values in others.items()
-        ]
         rows.append(
             f"{mixer}: the hybrid {statistics.fmean(hybrid):.3f}, {', '.join(shown)}, attention alone {attention:.3f}"
         )

@@ -9,7 +9,7 @@ import torch
 
 from ...data.task import IGNORE_INDEX
 from ...evaluation.reading import evaluating
-from ..claim import OWN, Claim, Conditions, Measurement, Verdict, clear_sign, paired
+from ..claim import OWN, Claim, Conditions, Measurement, Verdict
 from ..confidence import auroc, fitted_probability
 from .o2_confidence_of_memories import LOADS, MIXERS, ROUTED
 from .o2b_hybrids_trained_as_one import (
@@ -17,6 +17,7 @@ from .o2b_hybrids_trained_as_one import (
     TRAINED,
     Queries,
     accuracies,
+    compared,
     highest,
     measure_kinds,
     sharpness_of,
@@ -76,13 +77,9 @@ def decide(found: Measurement) -> Verdict:
             "memory alone": accuracies(found, mixer, "memory alone", 0.0, ORDERS[0]),
             "routed in the test alone": accuracies(found, mixer, "memory alone", SHARE, ORDERS[0]),
         }
-        clear = {name: clear_sign(*paired(hybrid, values)) > 0 for name, values in others.items()}
+        clear, shown = compared(hybrid, others)
         better.append(clear["by chance"] and clear["memory alone"])
         good.append(all(clear.values()))
-        shown = [
-            f"{name} {statistics.fmean(values):.3f}" + " (not clearly lower)" * (not clear[name])
-            for name, values in others.items()
-        ]
         rows.append(f"{mixer}: the hybrid {statistics.fmean(hybrid):.3f}, {', '.join(shown)}")
     reason = "accuracy with 20% of the queries answered by attention; " + "; ".join(rows)
     if all(good):

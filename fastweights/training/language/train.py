@@ -173,12 +173,13 @@ def _train_one(
     signals: StopSignals,
 ) -> LanguageResult | None:
     folder = LanguageFolder(Path(run.output))
-    if from_main_process(folder.result.exists() and not overwrite):
-        with folder.opened(run, text, overwrite=False):
-            return _finished(run, folder, text, report) if is_main_process() else None
-    with compiler_loading(what_to_compile(run), PartialState().device):
-        model = build_model(run, config)
+    model = None
+    if not from_main_process(folder.result.exists() and not overwrite):  # a training that has finished needs none
+        with compiler_loading(what_to_compile(run), PartialState().device):
+            model = build_model(run, config)
     with folder.opened(run, text, overwrite=overwrite):
+        if model is None or from_main_process(folder.result.exists()):
+            return _finished(run, folder, text, report) if is_main_process() else None
         latest = on_main_process(lambda: latest_whole(folder.checkpoints, config, report))
         report(f"{mixer_name(config)}: {step_size(run)}")
         began = time.perf_counter()
