@@ -27,7 +27,7 @@ def draw_parts(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     figure = Figure(figsize=(2.9 * max(1, len(panels)) + 1.2, 0.24 * len(mixers) + 1.4), layout="constrained")
     axes_of = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
     for axes, (part, column) in zip(axes_of, panels):
-        own = {row["mixer"]: row for row in parts[part] if row["column"] == column}
+        own = {row["mixer"]: row for row in parts[part] if row["column"] == column and row["values"]}
         for place, mixer in enumerate(mixers):
             if mixer not in own:
                 continue

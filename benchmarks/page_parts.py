@@ -101,7 +101,12 @@ def decoding(results: Path) -> str:
 
 def trainings(results: Path) -> str:
     steps = result("training-steps-nvidia-h200", results)["comparisons"]
-    faster = result("transformers-models-nvidia-h200", results)["models"]["qwen3_next"]["times"]["training step"]
+    alone, beside = (
+        result(f"transformers-models-{where}", results)["models"]["qwen3_next"]["times"]["training step"][
+            "times faster"
+        ]
+        for where in ("nvidia-h200", "and-fla-nvidia-h100-80gb-hbm3")
+    )
     gpus = result("scaling-nvidia-h100-80gb-hbm3", results)["trainings"]["gdn-1b"]
     ddp, fsdp = (share(gpus[f"2 GPUs, {way}"]["share of one GPU"]) for way in ("DDP", "FSDP2"))
 
@@ -117,7 +122,8 @@ def trainings(results: Path) -> str:
     first, *others, last = (f"{ratio(one)} with {shown}" for one, shown in zip(compared, COMPARED.values()))
     first = first.replace(" with", " times as long with")
     gated = f"24 layers of gated gdn{REPLAYED}"
-    theirs = step(gated, "24 layers of flash-linear-attention's gdn, compiled, replayed")
+    peer = "24 layers of flash-linear-attention's gdn"
+    theirs, their_eager = step(gated, f"{peer}, compiled, replayed"), step("24 layers of gated gdn", peer)
     return "".join(
         map(
             item,
@@ -127,15 +133,18 @@ def trainings(results: Path) -> str:
                 f"gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {eager:.0f} ms. Compiled and "
                 f"replayed, it takes {', '.join([first, *others])} and {last}.",
                 f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {ddp} of the tokens per second of one GPU "
-                f"alone, with FSDP2 {fsdp} ([in separate runs](docs/train.md#on-several-gpus)).",
+                f"alone, with FSDP2 {fsdp} ([how](docs/train.md#on-several-gpus)).",
                 f"With an output gate, compiled by blocks and replayed, `gdn` takes {step(gated, gated):.0f} ms, where "
-                f"flash-linear-attention's model of that size takes {theirs:.0f} compiled and replayed in the same way.",
+                f"flash-linear-attention's model of that size takes {theirs:.0f} compiled and replayed in the same way. Called "
+                f"eagerly, in another run, it takes {step('24 layers of gated gdn', '24 layers of gated gdn'):.0f} ms and theirs "
+                f"{their_eager:.0f}.",
                 f"A training step of Palimpsa's 760M model takes {ratio('palimpsa-d-760m')} times as long as that of the same "
                 f"model with simple gated linear attention, and {ratio('palimpsa-d-170m')} times at 170M. A step of the 2.8B "
                 f"hybrid of softmax attention and Gated KalmaNet takes {ratio('gka-hybrid-2.8b')} times as long as that of the "
                 "same hybrid with `gdn`.",
-                f"Four layers of Qwen3-Next's widths train {faster['times faster']:.1f} times as fast after `accelerate()` as "
-                "with transformers without flash-linear-attention ([docs/transformers.md](docs/transformers.md)).",
+                f"Four layers of Qwen3-Next's widths train {alone:.1f} times as fast after `accelerate()` as with transformers "
+                f"alone, on an H200, and {beside:.1f} times as fast as with flash-linear-attention installed, on an H100 "
+                "([docs/transformers.md](docs/transformers.md)).",
             ],
         )
     )

@@ -8,7 +8,8 @@ prompt with a cache, and 16 tokens after it. Both sides take turns in one proces
 lengths, each time from a copy of one cache: attention of cuDNN plans anew at each length that it has not seen. What transformers
 runs without us is its PyTorch code, or flash-linear-attention: where that is installed, every row is measured beside each of the
 two. It refuses the backward of the gated delta rule on Hopper with Triton from 3.4 to 3.7.0, whose gradients are wrong there; it
-is timed with the refusal taken out.
+is timed with the refusal taken out. Its kernels are tuned at their first call: before the rows, parallel processes compile all
+variants (`judge/tuning.py`), and the first row that needs a kernel times them, alone.
 
 Every row is measured in a process of its own, with a limit of time, and written when it is known. Writes
 benchmarks/results/transformers-models-<device>.json, and transformers-models-and-fla-<device>.json beside
@@ -24,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -33,6 +35,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from environment import describe, kept_rows, write_json
+from judge import tuning
 from judge.peers import is_installed
 from torch import Tensor
 
@@ -42,6 +45,7 @@ RESULTS = Path(__file__).parent / "results"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED = {"num_hidden_layers": 4, "vocab_size": 32768, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 LAYERS = ["linear_attention"] * 3 + ["full_attention"]
+BESIDE = ("PyTorch", "flash-linear-attention")
 PHASES = ("training step", "prompt", "16 tokens")
 
 
@@ -150,13 +154,36 @@ def measure(sizes: Measured, title: str, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured_alone(sizes: Measured, title: str, rounds: int, *, with_fla: bool, limit: float) -> dict[str, Any]:
-    """`measure` in a process of its own. A SubprocessError where it fails or exceeds the limit, in seconds."""
+def measured_alone(
+    sizes: Measured, title: str, rounds: int, *, with_fla: bool, limit: float, share: int | None = None
+) -> dict[str, Any]:
+    """`measure` in a process of its own. A SubprocessError where it fails or exceeds the limit, in seconds.
+
+    share: if given, the process only compiles this share of the variants of flash-linear-attention's kernels.
+    """
     with tempfile.TemporaryDirectory() as folder:
         wanted, row = Path(folder, "wanted.json"), Path(folder, "row.json")
-        wanted.write_text(json.dumps({"sizes": sizes, "title": title, "rounds": rounds, "with_fla": with_fla}))
+        asked = {"sizes": sizes, "title": title, "rounds": rounds, "with_fla": with_fla, "share": share}
+        wanted.write_text(json.dumps(asked))
         subprocess.run([sys.executable, __file__, "--worker", wanted, row], timeout=limit, check=True)
         return json.loads(row.read_text())
+
+
+def compile_fla(chosen: Sequence[str], limit: float) -> None:
+    """Compile the variants of flash-linear-attention's kernels for these models, in parallel. A row compiles what failed here."""
+
+    def one(name: str, title: str, share: int) -> None:
+        # Small in all that kernels are not compiled for. A batch of 1 is a case of its own for Triton.
+        sizes = BESIDE_FLA[name]
+        small = sizes._replace(options={**sizes.options, "vocab_size": 1024}, train=(2, 1024), prompt=(1, 2048))
+        try:
+            measured_alone(small, title, 0, with_fla=True, limit=limit, share=share)
+        except subprocess.SubprocessError as error:
+            print(f"{name} {title}: variants not compiled: {error}", flush=True)
+
+    work = [(name, title, share) for name in chosen for title in PHASES[:2] for share in range(tuning.PARTS)]
+    with ThreadPoolExecutor(len(work)) as pool:
+        list(pool.map(lambda arguments: one(*arguments), work))
 
 
 def work(wanted: Path, row: Path) -> None:
@@ -164,14 +191,23 @@ def work(wanted: Path, row: Path) -> None:
     asked = json.loads(wanted.read_text())
     if not asked["with_fla"]:
         sys.modules["fla"] = None  # transformers then does not find it
-    elif not is_installed():
-        raise SystemExit("flash-linear-attention is not installed")
+    else:
+        tuning.keep_choices()
+        if not is_installed():
+            raise SystemExit("flash-linear-attention is not installed")
+        if asked["share"] is not None:
+            compiled = tuning.compile_only(asked["share"])
+            sizes = Measured(*asked["sizes"])
+            phases(build(sizes), sizes)[asked["title"]].call()
+            return write_json(row, {"compiled": compiled()})
+        tuning.time_shortly()
     write_json(row, measure(Measured(*asked["sizes"]), asked["title"], asked["rounds"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(BESIDE_FLA), help="models, separated by commas")
+    parser.add_argument("--beside", choices=BESIDE, action="append", help="only beside this one; may be repeated")
     parser.add_argument("--rounds", type=int, default=5, help="timed turns of each side")
     parser.add_argument("--limit", type=float, default=180, help="seconds of a row, from its imports on")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -182,10 +218,14 @@ def main() -> None:
     chosen = arguments.only.split(",")
     if unknown := set(chosen) - set(BESIDE_FLA):
         parser.error(f"--only must name models of {', '.join(BESIDE_FLA)}, got {', '.join(sorted(unknown))}")
+    if BESIDE[1] in (arguments.beside or ()) and not is_installed():
+        parser.error(f"--beside {BESIDE[1]}: it is not installed")
     failed = []
-    for with_fla in (False, True) if is_installed() else (False,):
-        beside = "flash-linear-attention" if with_fla else "PyTorch"
+    for beside in arguments.beside or (BESIDE if is_installed() else BESIDE[:1]):
+        with_fla = beside == BESIDE[1]
         path, device, models = kept_rows(arguments.results, f"transformers-models{'-and-fla' * with_fla}", "models")
+        if with_fla:
+            compile_fla(chosen, arguments.limit)
         for name in chosen:
             sizes = (BESIDE_FLA if with_fla else BESIDE_PYTORCH)[name]
             entry = models.get(name, {"times": {}})

@@ -55,33 +55,52 @@ def run_language(size: LanguageSize, request: Request) -> Board:
         runs |= later
         train_models(list(later.values()), request)
     finally:
-        for label, (_, rate) in _best(runs).items():
-            _add_rows(
-                board, mixers[label], rate, {key[1:]: run for key, run in runs.items() if key[0] == label}, request
-            )
+        best = _best(runs)
+        for label in _ended(runs):
+            rate = best[label][1] if label in best else None
+            own = {key[1:]: run for key, run in runs.items() if key[0] == label}
+            _add_rows(board, size, mixers[label], rate, own, request)
     return board
 
 
-def _best(runs: Mapping[tuple[str, float, int], Any]) -> dict[str, tuple[float, float]]:
-    """By label the lowest held-out loss and its rate, of those whose trainings with the first seed have all ended."""
+def _of_first_seed(runs: Mapping[tuple[str, float, int], Any]) -> dict[tuple[str, float], Any]:
     first = next(iter(runs))[2]
-    grid = {key: run for key, run in runs.items() if key[2] == first}
-    ended = {label for label, *_ in grid} - {label for (label, *_), run in grid.items() if not has_ended(run)}
-    results = {key: found for key, run in grid.items() if key[0] in ended and (found := _result(run)) is not None}
-    return {
-        label: min((found.held_out_loss, rate) for (one, rate, _), found in results.items() if one == label)
-        for label in dict.fromkeys(label for label, *_ in results)
-    }
+    return {(label, rate): run for (label, rate, seed), run in runs.items() if seed == first}
+
+
+def _ended(runs: Mapping[tuple[str, float, int], Any]) -> list[str]:
+    """The labels whose trainings with the first seed have all ended."""
+    grid = _of_first_seed(runs)
+    waiting = {label for (label, _), run in grid.items() if not has_ended(run)}
+    return [label for label in dict.fromkeys(label for label, _ in grid) if label not in waiting]
+
+
+def _best(runs: Mapping[tuple[str, float, int], Any]) -> dict[str, tuple[float, float]]:
+    """By label the lowest held-out loss and its rate, of those that have ended. One whose trainings all diverged has none."""
+    ended = _ended(runs)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for (label, rate), run in _of_first_seed(runs).items():
+        if label in ended and (result := _result(run)) is not None:
+            found.setdefault(label, []).append((result.held_out_loss, rate))
+    return {label: min(losses) for label, losses in found.items()}
 
 
 def _add_rows(
-    board: Board, mixer: Matched, rate: float, runs: Mapping[tuple[float, int], Any], request: Request
+    board: Board,
+    size: LanguageSize,
+    mixer: Matched,
+    rate: float | None,
+    runs: Mapping[tuple[float, int], Any],
+    request: Request,
 ) -> None:
-    """The rows of one mixer, of its seeds at this rate that have ended. runs: its trainings by rate and seed."""
+    """The rows of one mixer, of its seeds at this rate that have ended; without values where all its trainings diverged.
+
+    rate: None where they did. runs: its trainings by rate and seed.
+    """
     ended = {key: run for key, run in runs.items() if has_ended(run)}
     results = {key: found for key, run in ended.items() if (found := _result(run)) is not None}
     of_rate = {seed: found for (one, seed), found in results.items() if one == rate}
-    for column, losses in _losses(list(of_rate.values())).items():
+    for column, losses in _losses(size, list(of_rate.values())).items():
         board.add(
             f"{column}, {mixer.choice.label}",
             {
@@ -106,7 +125,7 @@ def run_needle(size: LanguageSize, request: Request) -> Board:
     board = Board.opened(request.output, "needle", request.size, setting)
     for choice in request.mixers:
         row = next((row for row in trained.rows.values() if row["mixer"] == choice.label), None)
-        if row is None:
+        if row is None or not row["seeds"]:  # all its trainings diverged
             continue
         models = [
             load_language_model(
@@ -174,7 +193,8 @@ def _result(run: Any) -> LanguageResult | None:
 
 def _first_losses(board: Board) -> dict[str, float]:
     """Of the mixers that the board has, the loss of the first seed."""
-    return {row["mixer"]: row["values"][0] for row in board.rows.values() if row["column"] == "held out"}
+    held_out = [row for row in board.rows.values() if row["column"] == "held out"]
+    return {row["mixer"]: row["values"][0] for row in held_out if row["values"]}
 
 
 def close_mixers(losses: Mapping[str, float], close: float) -> set[str]:
@@ -188,18 +208,20 @@ def close_mixers(losses: Mapping[str, float], close: float) -> set[str]:
     }
 
 
-def _losses(runs: Sequence[LanguageResult]) -> dict[str, list[float]]:
+def _losses(size: LanguageSize, runs: Sequence[LanguageResult]) -> dict[str, list[float]]:
     """By column, nats per token of each run."""
     columns = {"held out": [run.held_out_loss for run in runs]}
-    for place, entry in enumerate(runs[0].perplexities):
-        columns[f"context {entry['length']}"] = [run.perplexities[place]["loss"] for run in runs]
+    for place, length in enumerate(size.training["context_lengths"]):
+        columns[f"context {length}"] = [run.perplexities[place]["loss"] for run in runs]
     return columns
 
 
 def _row(mixer: Matched, runs: Sequence[LanguageResult], device: str) -> dict[str, Any]:
+    run = runs[0] if runs else None
     return {
-        "mixer": mixer.choice.label, "options": dict(mixer.choice.options), "parameters": runs[0].parameters,
-        "state": runs[0].state_size, "grows": mixer.grows, "intermediate size": mixer.intermediate_size,
-        "tokens": runs[0].tokens, "undertrained": any(map(still_learning, runs)), "chance": None, "exact": None,
+        "mixer": mixer.choice.label, "options": dict(mixer.choice.options),
+        "parameters": run.parameters if run else mixer.parameters, "state": run.state_size if run else mixer.state,
+        "grows": mixer.grows, "intermediate size": mixer.intermediate_size, "tokens": run.tokens if run else None,
+        "undertrained": any(map(still_learning, runs)), "chance": None, "exact": None,
         "seconds": round(sum(run.seconds for run in runs), 1), "measured": measured_here(device),
     }  # fmt: skip

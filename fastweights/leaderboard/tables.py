@@ -13,7 +13,7 @@ from .standing import Standing, places
 
 __all__ = ["KEEPS_ALL", "MARKS", "NOT_RUN", "READ", "columns_of", "explanation", "part_table"]
 
-NOT_RUN = "not run"
+NOT_RUN, DIVERGED = "not run", "diverged"
 FEWEST_TESTED = 512  # sequences
 KEEPS_ALL = "softmax"
 MARKS = (
@@ -32,8 +32,8 @@ READ = (
 def part_table(
     part: Part, rows: Iterable[Mapping[str, Any]], mixers: Sequence[str], resolution: float | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Head and lines: one line per mixer, the best mean over all columns first, then those that lack columns, then those of
-    `mixers` that were not run.
+    """Head and lines: one line per mixer, the best mean over all columns first, then those that lack columns, then those whose
+    trainings all diverged (rows without values), then those of `mixers` that were not run.
 
     resolution: the spread that a single seed counts as.
     """
@@ -42,7 +42,9 @@ def part_table(
     standings = {
         column: {
             one.row["mixer"]: one
-            for one in places([row for row in rows if row["column"] == column], part.better, resolution)
+            for one in places(
+                [row for row in rows if row["column"] == column and row["values"]], part.better, resolution
+            )
         }
         for column in columns
     }
@@ -53,6 +55,7 @@ def part_table(
         return len(columns) - len(means), sign * statistics.fmean(means)
 
     measured = sorted(dict.fromkeys(name for column in columns for name in standings[column]), key=order)
+    measured += dict.fromkeys(row["mixer"] for row in rows if row["mixer"] not in measured)  # these have diverged
     missing = [name for name in mixers if name not in set(map(mixer_of, measured))]
     trained = any("parameters" in row for row in rows)
     rows_of = {name: [row for row in rows if row["mixer"] == name] for name in measured}
@@ -60,7 +63,7 @@ def part_table(
         [
             name + " (keeps every token)" * (name == KEEPS_ALL),
             *(_sizes(rows_of[name]) if trained else ()),
-            *(_cell(part, standings[column].get(name)) for column in columns),
+            *(_cell(part, rows_of[name], column, standings[column].get(name)) for column in columns),
         ]
         for name in measured
     ]
@@ -99,9 +102,10 @@ def _reference(rows: Sequence[Mapping[str, Any]], column: str) -> str:
     return "" if exact is None else _number(exact)
 
 
-def _cell(part: Part, standing: Standing | None) -> str:
+def _cell(part: Part, rows: Sequence[Mapping[str, Any]], column: str, standing: Standing | None) -> str:
+    """rows: of the mixer."""
     if standing is None:
-        return NOT_RUN
+        return DIVERGED if any(row["column"] == column for row in rows) else NOT_RUN
     perplexity = part.kind == "language"
     mean = math.exp(standing.mean) if perplexity else standing.mean
     spread = standing.spread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -69,7 +70,14 @@ def test_a_row_that_fails_costs_no_other(
 ) -> None:
     """The others are written; one of an earlier run stays. With flash-linear-attention there are rows beside it too."""
 
-    def measured_alone(sizes: Measured, title: str, rounds: int, *, with_fla: bool, limit: float) -> dict[str, Any]:
+    compiled = []
+
+    def measured_alone(
+        sizes: Measured, title: str, rounds: int, *, with_fla: bool, limit: float, share: int | None = None
+    ) -> dict[str, Any]:
+        if share is not None:
+            compiled.append((sizes.config, title, share))
+            raise subprocess.CalledProcessError(1, "python")
         if title == "prompt" and not with_fla:
             raise subprocess.TimeoutExpired("python", limit)
         sides = {"transformers": 2.0, "fastweights": 1.0}
@@ -89,6 +97,8 @@ def test_a_row_that_fails_costs_no_other(
     assert kimi["times"]["prompt"] == "earlier" and kimi["times"]["training step"]["tokens"] == 2048
     beside_fla = tmp_path / "transformers-models-and-fla.json"
     assert beside_fla.exists() == fla
+    wanted = itertools.product([sizes.config for sizes in BESIDE_FLA.values()], PHASES[:2], range(4))
+    assert sorted(compiled) == (sorted(wanted) if fla else [])
     if fla:
         written = json.loads(beside_fla.read_text())
         assert written["flash-linear-attention"] and set(written["models"]) == set(BESIDE_FLA)

@@ -215,6 +215,31 @@ def test_a_training_that_diverges_is_counted(tmp_path, monkeypatch):
     run_part(PARTS["language"], request(tmp_path, "linear", seeds=(0,)))
 
 
+def test_a_mixer_whose_trainings_all_diverge_is_named(tmp_path, monkeypatch):
+    """In every column and in the table; it takes no other seed, and is not asked for needles."""
+    pytest.importorskip("accelerate")
+    from fastweights.training.language import together
+
+    train = together.train_language
+
+    def diverging(run, **options):
+        if "softmax" in str(run.model["mixer"]):
+            raise together.NonFiniteLoss("the loss is nan at step 1")
+        return train(run, **options)
+
+    monkeypatch.setattr(together, "train_language", diverging)
+    run_part(PARTS["needle"], request(tmp_path))
+    found = rows("language", tmp_path)
+    assert {mixer for _, mixer in rows("needle", tmp_path)} == {"linear"}
+    for column in ("held out", "context 16", "context 32"):
+        row = found[column, "softmax"]
+        assert (row["values"], row["seeds"], row["learning rate"], row["diverged"], row["runs"]) == ([], [], None, 2, 2)
+    assert len(found["held out", "linear"]["values"]) == 1  # none is close to it
+    _, lines = table_of(PARTS["language"], "small", list(found.values()), [*MIXERS, "vla"])
+    assert [line[0] for line in lines] == ["linear", "softmax (keeps every token)", "vla"]
+    assert lines[1][3:] == ["diverged"] * 3 and lines[1][1:3] != ["", ""] and lines[2][3:] == ["not run"] * 3
+
+
 def test_stopped_trainings_leave_the_rows_of_mixers_that_have_ended(tmp_path, monkeypatch):
     from fastweights.training.language import together
 
