@@ -40,7 +40,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return source, folder / run(sys.executable, "-c", BUILD, "wheel", folder, cwd=unpacked, path=path).split()[-1]
 
 
-@pytest.mark.slow
 def test_the_distributions_are_complete(built: tuple[Path, Path]) -> None:
     source, wheel = built
     with tarfile.open(source) as archive:
@@ -56,7 +55,6 @@ def test_the_distributions_are_complete(built: tuple[Path, Path]) -> None:
     assert {f"fastweights/experiments/records/{name}" for name in records} <= packed
 
 
-@pytest.mark.slow
 def test_a_fresh_installation_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
     """Packages of other projects are those of this environment, found by a .pth file; nothing comes from the network."""
     _, wheel = built

@@ -43,13 +43,14 @@ class StateTracking(RecallTask):
 
     items: ClassVar[int]
     unit: ClassVar[str] = "tokens"
-    guess: ClassVar[str] = "guessing a state"
+    guess: ClassVar[str] = "answering every token with itself"
     by_token: ClassVar[bool] = True
 
     @property
     def chance(self) -> float:
-        """One of all permutations."""
-        return 1 / len(_group(self.items))
+        """Answering every token with itself, which needs no memory: the first label is right, others are one of all permutations."""
+        length = self.test_length or self.pairs
+        return (1 + (length - 1) / len(_group(self.items))) / length
 
     def _shortest_length(self) -> int:
         return self.pairs

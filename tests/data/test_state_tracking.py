@@ -71,8 +71,15 @@ def test_a_test_may_be_longer_than_the_training() -> None:
         assert is_test(np.array([[range(30), tokens]]))[0]
 
 
-def test_chance() -> None:
-    assert [kind(pairs=12, vocab_size=120).chance for kind in TASKS] == [1 / 2, 1 / 6, 1 / 120]
+@pytest.mark.parametrize("options", [{}, {"test_length": 30}], ids=str)
+@pytest.mark.parametrize("kind", TASKS)
+def test_chance(kind: type[StateTracking], options: dict[str, int]) -> None:
+    """Right are the first token of a sequence, and one answer in the size of the group."""
+    task = kind(pairs=12, vocab_size=120, **options)
+    test = task.batch("test", seed=0, index=0, batch_size=4000)
+    right = (test.labels == test.input_ids).float()
+    assert right[:, 0].min() == 1
+    assert right.mean().item() == pytest.approx(task.chance, abs=0.01)
 
 
 @pytest.mark.parametrize(

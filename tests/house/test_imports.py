@@ -6,11 +6,16 @@ Every import statement counts, those inside functions and under TYPE_CHECKING to
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from fastweights.training.toml_file import read_toml
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,3 +163,22 @@ def test_import_statements_are_read(text: str, expected: list[str]) -> None:
     assert list(imported_names(ast.parse(text), "fastweights.layers.gates", is_package=False)) == expected
     package = list(imported_names(ast.parse(text), "fastweights.layers", is_package=True))
     assert package == expected
+
+
+# What users install themselves: the code says how where it is missing. triton comes with torch for CUDA.
+OF_USERS = {"datasets", "flash-linear-attention", "triton"}
+OTHER_NAMES = {"fla": "flash-linear-attention"}  # distributions that are not called as what they hold
+
+
+def test_other_projects_are_dependencies() -> None:
+    """Of pyproject.toml, or of one of its extras. What happens to be installed because another project needs it does not count."""
+    project = read_toml(ROOT / "pyproject.toml")["project"]
+    wanted = sum(project["optional-dependencies"].values(), project["dependencies"])
+    declared = {canonicalize_name(Requirement(one).name) for one in wanted}
+    names = {
+        name.partition(".")[0]
+        for path in (ROOT / "fastweights").rglob("*.py")
+        for name in imported_names(ast.parse(path.read_text("utf-8")), module_name(path), path.name == "__init__.py")
+    }
+    others = names - sys.stdlib_module_names - {"fastweights"}
+    assert {canonicalize_name(OTHER_NAMES.get(name, name)) for name in others} <= declared | OF_USERS
