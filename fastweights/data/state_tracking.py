@@ -48,7 +48,7 @@ class StateTracking(RecallTask):
 
     @property
     def chance(self) -> float:
-        """Answering every token with itself, which needs no memory: the first label is right, others are one of all permutations."""
+        """Answering every token with itself, which needs no memory: the first label is that, others are any permutation."""
         length = self.test_length or self.pairs
         return (1 + (length - 1) / len(_group(self.items))) / length
 

@@ -171,7 +171,7 @@ OTHER_NAMES = {"fla": "flash-linear-attention"}  # distributions that are not ca
 
 
 def test_other_projects_are_dependencies() -> None:
-    """Of pyproject.toml, or of one of its extras. What happens to be installed because another project needs it does not count."""
+    """Of pyproject.toml, or of one of its extras. What is installed only because another project needs it does not count."""
     project = read_toml(ROOT / "pyproject.toml")["project"]
     wanted = sum(project["optional-dependencies"].values(), project["dependencies"])
     declared = {canonicalize_name(Requirement(one).name) for one in wanted}
