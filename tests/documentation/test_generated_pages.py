@@ -15,6 +15,7 @@ import pytest
 from performance_text import anchor
 
 from fastweights.layers import MIXERS
+from fastweights.layers.description import described_options
 
 from .site import pages
 
@@ -40,17 +41,56 @@ def test_a_page_has_what_is_declared(name: str) -> None:
         for key, x in memory.items():
             assert f"| memory | `{key}` | {list(x.shape[1:])} |" in text
         op = evidence.rules_of(name)[-1]
-        assert anchor(mixer_pages.section_of(op, mixer_pages.RULES_PAGE.read_text())[0]) in text
+        assert anchor(mixer_pages.heading_of(op, mixer_pages.RULES_PAGE.read_text())) in text
 
 
-def test_departures_stand_on_the_page() -> None:
-    assert "the iteration starts from `omega_0 = 2`" in page("gka")
-    assert page("vla").count("\n- ") >= 6 and "Proposition 2 (Jacobian of norm 1) is false" in page("vla")
-    assert "`gamma` holds the factor 2" in page("lattice")
-    assert "its decay is Mamba-2's" in page("mesa")
-    assert "The description of the rule lists none" in page("linear")
+def test_every_mixer_declares_its_departures() -> None:
+    """Each of the library's mixers has a list, or one item that says that there are none; nothing else is listed."""
+    declared = mixer_pages.departures(mixer_pages.RULES_PAGE.read_text())
+    own = [name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights.")]
+    assert sorted(declared) == sorted(own)
+    for name, items in declared.items():
+        assert len(items) == 1 or not any(item.startswith("None") for item in items), name
+        assert len(set(items)) == len(items) and all(f"\n- {item}\n" in page(name) for item in items), name
+        assert page(name).partition("## Departures from the paper\n")[2].count("\n- ") == len(items), name
+
+
+def test_departures_are_those_of_the_layers() -> None:
+    """What the items say of default options, of the layers themselves."""
+    defaults = {name: {option.name: option.default for option in described_options(MIXERS[name])} for name in MIXERS}
+    for name, item, option, default in (
+        ("retnet", "rotation of q and k is left out", "decay", "fixed"),
+        ("linear", "There is no feature map ELU + 1", "feature_map", "identity"),
+        ("linear", "no divisor z.q", "normalizer", "false"),
+        ("gla", "pass a short convolution and SiLU, and q and k have unit length", "normalize_qk", "true"),
+        ("mamba2", "The skip D starts at 0", "skip_init", "0.0"),
+        ("palimpsa-m", "The skip D starts at 0", "skip_init", "0.0"),
+        ("palimpsa-m", "Every head has q and k of its own", "num_groups", "none"),
+        ("palimpsa-d", "dt is drawn at random", "long_memory", "none"),
+        ("palimpsa-d", "start uniform", "conv_init", "uniform"),
+        ("comba", "There is no output gate", "output_gate", "none"),
+        ("comba", "q and k have unit length before", "normalize_qk", "true"),
+        ("comba", "d starts at 0.02", "output_correction", "0.02"),
+        ("gdn", "There is no output gate", "output_gate", "none"),
+        ("pdn", "starts at -0.2", "center", "-0.2"),
+        ("pmamba2", "A ridge is added to A", "ridge", "0.1"),
+        ("pmamba2", "A has a decay and a gain of its own", "tie_preconditioner", "false"),
+        ("vla-deltanet", "It is equation 4", "normalize_qk", "false"),
+    ):
+        assert item in page(name) and defaults[name][option] == default, (name, option, defaults[name][option])
+    assert "The centre c is free in sign" not in page("pmamba2") and "rotation" not in page("gla")
+    assert "None. It was compared with table 2" in page("efla") and "lists none" not in page("linear")
+
+
+def test_departures_have_one_form() -> None:
+    head = f"# Rules\n\n## {mixer_pages.DEPARTURES}\nWords.\n\n"
+    text = f"{head}- `a`, `b-c`: One\n  thing.\n- `a`: Another.\n\n## Other\n- not `b-c`: this.\n"
+    assert mixer_pages.departures(text) == {"a": ["One thing.", "Another."], "b-c": ["One thing."]}
+    for item in ("Another.", "a: Another.", "`a` another.", "`a`, b: Another.", "`a`:"):
+        with pytest.raises(ValueError, match="must be '- `mixer`, `mixer`: text'"):
+            mixer_pages.departures(f"{head}- {item}\n")
     with pytest.raises(ValueError, match="needs a section"):
-        mixer_pages.section_of("no_such_op", "\n## Rules: `an_op`\n")
+        mixer_pages.heading_of("no_such_op", "\n## Rules: `an_op`\n")
 
 
 def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
