@@ -143,16 +143,16 @@ def first_recall(name: str, results: Path = RESULTS) -> float | None:
 
 @cache
 def board(part: str, results: Path = RESULTS) -> dict[str, dict[str, str]]:
-    """What the leaderboard says of a part at full size, by column and mixer, the best number first: mean, place and marks."""
+    """What the leaderboard says of a part at full size, by column and mixer, the best number first: mean, place and marks. Of
+    a mixer that is measured at several contexts it is the best number."""
     rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
-    found = {}
+    found: dict[str, dict[str, str]] = {}
     for column in columns_of(rows):
         _, lines = table_of(PARTS[part], "full", [row for row in rows if row["column"] == column], ())
-        found[column] = {
-            line[0].partition(" ")[0]: line[-1].replace("*", "\\*")
-            for line in lines
-            if not line[0].startswith("*")  # the exact regression, which is no mixer
-        }
+        found[column] = {}
+        for name, *_, cell in lines:
+            if not name.startswith("*"):  # the exact regression, which is no mixer
+                found[column].setdefault(name.partition(" ")[0], cell.replace("*", "\\*"))
     return found
 
 

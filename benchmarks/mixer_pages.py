@@ -15,7 +15,8 @@ from fastweights.layers.registry import mixer_spec
 from fastweights.leaderboard import PARTS
 
 RULES_PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
-DEPARTURES = re.compile(r"^(?:- )?(?:Departures of|Departures from|How the text is read)\b", re.MULTILINE)
+DEPARTURES = "Departures from the papers"  # heading in docs/rules.md of a list of "- `mixer`, `mixer`: text"
+DEPARTURE = re.compile(r"((?:`[\w.-]+`, )*`[\w.-]+`): (.+)")
 
 
 def names() -> list[str]:
@@ -26,25 +27,26 @@ def escaped(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def section_of(op: str, text: str) -> tuple[str, str]:
-    """Heading and text of the section of docs/rules.md that has the op in its heading."""
-    for section in text.split("\n## ")[1:]:
-        heading, _, body = section.partition("\n")
+def heading_of(op: str, text: str) -> str:
+    """The heading in docs/rules.md that names the op."""
+    for heading in re.findall(r"^## (.+)$", text, re.MULTILINE):
         if f"`{op}`" in heading:
-            return heading, body
+            return str(heading)
     raise ValueError(f"docs/rules.md needs a section with `{op}` in its heading")
 
 
-def departures(section: str) -> list[str]:
-    """The items of a section that say where the op departs from its paper: a point by itself, or the list under a line."""
-    found = []
-    for start in DEPARTURES.finditer(section):
-        rest = section[start.start() :]
-        if rest.startswith("- "):
-            found.append(re.split(r"\n(?! )", rest, maxsplit=1)[0])
-        else:
-            items = re.match(r"[^\n]*\n\n((?:(?:- |  ).*\n?)+)", rest)
-            found.append(items[1].rstrip() if items else "")
+def departures(text: str) -> dict[str, list[str]]:
+    """Where each mixer departs from its paper, from docs/rules.md. That of a mixer without departures begins with "None."."""
+    section = next(part for part in text.split("\n## ") if part.startswith(f"{DEPARTURES}\n"))
+    found: dict[str, list[str]] = {}
+    for item in re.split(r"\n- ", section)[1:]:
+        declared = DEPARTURE.fullmatch(" ".join(item.split()))
+        if declared is None:
+            raise ValueError(
+                f"an item of {DEPARTURES!r} in docs/rules.md must be '- `mixer`, `mixer`: text', got {item!r}"
+            )
+        for name in re.findall(r"`(.+?)`", declared[1]):
+            found.setdefault(name, []).append(declared[2])
     return found
 
 
@@ -92,17 +94,16 @@ def options(name: str) -> str:
 
 
 def rule(name: str) -> str:
-    """Links to the sections about the ops, and the departures from the paper that these list."""
-    text, parts, found = RULES_PAGE.read_text(), [], []
-    for op in evidence.rules_of(name):
-        heading, body = section_of(op, text)
-        parts.append(f"[{heading.partition(':')[0]}](../rules.md#{anchor(heading)})")
-        found += [item for item in departures(body) if item not in found]
-    if not parts:
-        return ""
-    said = "\n".join(found) if found else "The description of the rule lists none."
-    described = f"The rule, its cost and its limits: {', '.join(dict.fromkeys(parts))}."
-    return f"## Departures from the paper\n\n{described}\n\n{said}\n"
+    """Departures from the paper, and links to the sections about the ops."""
+    text = RULES_PAGE.read_text()
+    headings = [heading_of(op, text) for op in evidence.rules_of(name)]
+    links = [f"[{heading.partition(':')[0]}](../rules.md#{anchor(heading)})" for heading in dict.fromkeys(headings)]
+    found = [f"- {item}\n" for item in departures(text).get(name, ["Not stated."])]
+    described = f" The rule, its cost and its limits: {', '.join(links)}." if links else ""
+    return (
+        f"## Departures from the paper\n\n{''.join(found)}\n[The list for all memories](../rules.md#{anchor(DEPARTURES)}) begins "
+        f"with what was compared.{described}\n"
+    )
 
 
 def decoding(name: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import shutil
+import statistics
 from pathlib import Path
 
 import choosing
@@ -15,6 +17,8 @@ import pytest
 from performance_text import anchor
 
 from fastweights.layers import MIXERS
+from fastweights.layers.description import described_options
+from fastweights.leaderboard import PARTS, SIZES, part_rows
 
 from .site import pages
 
@@ -34,23 +38,63 @@ def test_a_page_has_what_is_declared(name: str) -> None:
     text, spec = page(name), MIXERS[name]
     for part in (spec.equation, spec.source, spec.state, spec.layer.__name__, spec.cost or "not stated"):
         assert part.replace("|", "\\|") in text or part in text, part
-    assert [title for title in ("## Shapes", "## Evidence", "## Options") if title in text] and f"# {name}\n" in text
+    for heading in (f"# {name}", "## Shapes", "## Evidence", "## Departures from the paper", "## Options"):
+        assert f"{heading}\n" in text, heading
     if "softmax" not in name:
         memory = evidence.layer(name).state_spec().memory
         for key, x in memory.items():
             assert f"| memory | `{key}` | {list(x.shape[1:])} |" in text
         op = evidence.rules_of(name)[-1]
-        assert anchor(mixer_pages.section_of(op, mixer_pages.RULES_PAGE.read_text())[0]) in text
+        assert anchor(mixer_pages.heading_of(op, mixer_pages.RULES_PAGE.read_text())) in text
 
 
-def test_departures_stand_on_the_page() -> None:
-    assert "the iteration starts from `omega_0 = 2`" in page("gka")
-    assert page("vla").count("\n- ") >= 6 and "Proposition 2 (Jacobian of norm 1) is false" in page("vla")
-    assert "`gamma` holds the factor 2" in page("lattice")
-    assert "its decay is Mamba-2's" in page("mesa")
-    assert "The description of the rule lists none" in page("linear")
+def test_every_mixer_declares_its_departures() -> None:
+    """Each of the library's mixers has a list, or one item that says that there are none; nothing else is listed."""
+    declared = mixer_pages.departures(mixer_pages.RULES_PAGE.read_text())
+    own = [name for name, spec in MIXERS.items() if spec.layer.__module__.startswith("fastweights.")]
+    assert sorted(declared) == sorted(own)
+    for name, items in declared.items():
+        assert len(items) == 1 or not any(item.startswith("None") for item in items), name
+        assert len(set(items)) == len(items) and all(f"\n- {item}\n" in page(name) for item in items), name
+        assert page(name).partition("## Departures from the paper\n")[2].count("\n- ") == len(items), name
+
+
+def test_departures_are_those_of_the_layers() -> None:
+    """What the items say of default options, of the layers themselves."""
+    defaults = {name: {option.name: option.default for option in described_options(MIXERS[name])} for name in MIXERS}
+    for name, item, option, default in (
+        ("retnet", "rotation of q and k is left out", "decay", "fixed"),
+        ("linear", "There is no feature map ELU + 1", "feature_map", "identity"),
+        ("linear", "no divisor z.q", "normalizer", "false"),
+        ("gla", "pass a short convolution and SiLU, and q and k have unit length", "normalize_qk", "true"),
+        ("mamba2", "The skip D starts at 0", "skip_init", "0.0"),
+        ("palimpsa-m", "The skip D starts at 0", "skip_init", "0.0"),
+        ("palimpsa-m", "Every head has q and k of its own", "num_groups", "none"),
+        ("palimpsa-d", "dt is drawn at random", "long_memory", "none"),
+        ("palimpsa-d", "start uniform", "conv_init", "uniform"),
+        ("comba", "There is no output gate", "output_gate", "none"),
+        ("comba", "q and k have unit length before", "normalize_qk", "true"),
+        ("comba", "d starts at 0.02", "output_correction", "0.02"),
+        ("gdn", "There is no output gate", "output_gate", "none"),
+        ("pdn", "starts at -0.2", "center", "-0.2"),
+        ("pmamba2", "A ridge is added to A", "ridge", "0.1"),
+        ("pmamba2", "A has a decay and a gain of its own", "tie_preconditioner", "false"),
+        ("vla-deltanet", "It is equation 4", "normalize_qk", "false"),
+    ):
+        assert item in page(name) and defaults[name][option] == default, (name, option, defaults[name][option])
+    assert "The centre c is free in sign" not in page("pmamba2") and "rotation" not in page("gla")
+    assert "None. It was compared with table 2" in page("efla") and "lists none" not in page("linear")
+
+
+def test_departures_have_one_form() -> None:
+    head = f"# Rules\n\n## {mixer_pages.DEPARTURES}\nWords.\n\n"
+    text = f"{head}- `a`, `b-c`: One\n  thing.\n- `a`: Another.\n\n## Other\n- not `b-c`: this.\n"
+    assert mixer_pages.departures(text) == {"a": ["One thing.", "Another."], "b-c": ["One thing."]}
+    for item in ("Another.", "a: Another.", "`a` another.", "`a`, b: Another.", "`a`:"):
+        with pytest.raises(ValueError, match="must be '- `mixer`, `mixer`: text'"):
+            mixer_pages.departures(f"{head}- {item}\n")
     with pytest.raises(ValueError, match="needs a section"):
-        mixer_pages.section_of("no_such_op", "\n## Rules: `an_op`\n")
+        mixer_pages.heading_of("no_such_op", "\n## Rules: `an_op`\n")
 
 
 def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
@@ -58,7 +102,7 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     for path in tmp_path.glob("decode-table-*.json"):
         content = json.loads(path.read_text())
         row = content["rows"]["gdn, batch 64"]
-        row["tokens/s"] = 12345.0
+        row["tokens/s"] = 98765.0
         del content["rows"]["kda, batch 64"]
         path.write_text(json.dumps(content))
     for claim in (tmp_path / "claims").glob("C5.json"):
@@ -71,16 +115,113 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     board = json.loads((tmp_path / "leaderboard" / "tracking-small.json").read_text())
     (tmp_path / "leaderboard" / "tracking-full.json").write_text(json.dumps({**board, "size": "full"}))
     text = choosing.render(tmp_path)
-    assert (
-        "| `rls` | AUROC 0.12, by" in text
-        and "mqar, regression, tracking (66 of 99 numbers), language, needle." in text
+    assert "| `palimpsa-d` 0.65; by the probability of its answer 0.76 | `rls` 0.12 |" in text
+    assert "mqar, regression, tracking (66 of 99 numbers), language, needle." in text
+    assert "| fast decoding of many sequences | decoding-speed: 64 sequences | `gdn` 98,765 | `linear` 47,452" in text
+    assert "| state tracking | tracking: s3, 32 tokens | not measured yet |" in text
+    (gdn, kda) = (
+        line.split(" | ") for line in text.splitlines() if re.search(r"one decay per (head|key) ?.* \| `", line)
     )
-    assert "12,345 tokens per second for 64 sequences" in text
-    assert "| `kda` | – tokens per second" in text or "– tokens per second" in text
+    assert gdn[-2] == "98,765" and kda[-2] == "–"
     assert "[C5](claims.md#c5)" in text.partition("## What the papers claim")[2].partition("\n## ")[0]
     assert (
-        evidence.speed("gdn", 64, results=tmp_path) == 12345.0 and evidence.speed("kda", 64, results=tmp_path) is None
+        evidence.speed("gdn", 64, results=tmp_path) == 98765.0 and evidence.speed("kda", 64, results=tmp_path) is None
     )
+
+
+def rows_of(text: str, heading: str) -> list[list[str]]:
+    """The lines of the table of a section, as cells."""
+    section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
+
+
+def shown(cell: str) -> list[tuple[str, str]]:
+    """The mixers of a cell and what stands behind each: its own number, or the one of all."""
+    names, each = (
+        re.findall(r"`([\w-]+)`( [^,;`]\S*(?: \(\d+=?\))?\S*?)?(?=, |;|:|$)", cell),
+        re.search(r": (\S+) each", cell),
+    )
+    return [(name, each[1] if each else number.strip()) for name, number in names]
+
+
+def measured(part: str, column: str) -> dict[str, float]:
+    """The means of the mixers in a column, of the result files."""
+    rows = part_rows(PARTS[part], "full", evidence.RESULTS / "leaderboard", evidence.RESULTS)
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row["column"] == column and row["values"]:
+            found.setdefault(row["mixer"].partition(" ")[0], []).append(statistics.fmean(row["values"]))
+    return {name: (max if PARTS[part].better == "higher" else min)(means) for name, means in found.items()}
+
+
+@pytest.mark.parametrize("need", choosing.NEEDS)
+def test_the_best_for_a_need_is_that_of_the_results(need: str) -> None:
+    part, column = choosing.NEEDS[need]
+    (row,) = (row for row in rows_of(choosing.PAGE.read_text(), "By what you need") if row[0] == need)
+    means = measured(part, column)
+    ordered = sorted(means, key=lambda name: means[name], reverse=PARTS[part].better == "higher")
+    best, after = shown(row[2]), shown(row[3])
+    assert {name for name, _ in best} == set(ordered[: len(best)]) and len(after) == 2
+    assert {means[name] for name, _ in after} == {means[name] for name in ordered[len(best) : len(best) + 2]}
+    for name, number in best + after:
+        assert number == evidence.board(part)[column][name]
+        mean = math.exp(means[name]) if part == "language" else means[name]
+        assert float(choosing.number_in(number).replace(",", "")) == pytest.approx(mean, rel=1e-3)
+    within = [name for name in ordered if abs(means[name] - means[ordered[0]]) <= SIZES["full"].language.close]
+    if part == "language":
+        assert [name for name, _ in best] == within
+    assert row[1] == f"{part}: {column}" and row[5].startswith(
+        f"{len(evidence.board(part)[column])} of {len(MIXERS)}, "
+    )
+    others = {other: board for other, board in choosing.COLUMNS.items() if other != part}
+    assert row[4] == ", ".join(
+        f"{choosing.SHORT[other]} {evidence.board(other)[board][ordered[0]]}" for other, board in others.items()
+    )
+
+
+def test_no_memory_leads_everywhere() -> None:
+    rows = rows_of(choosing.PAGE.read_text(), "By what you need")
+    assert not set.intersection(*({name for name, _ in shown(row[2])} for row in rows))
+    for part in ("mqar", "tracking"):
+        assert len({next(iter(found)) for found in evidence.board(part).values()}) > 1
+
+
+def test_a_mechanism_has_the_numbers_of_its_memory_where_they_are_poor_too() -> None:
+    rows = {row[1].strip("`"): row for row in rows_of(choosing.PAGE.read_text(), "By mechanism")}
+    assert list(rows) == list(choosing.MECHANISMS.values())
+    for name, row in rows.items():
+        assert row[2:6] == [evidence.board(part)[column][name] for part, column in choosing.COLUMNS.items()]
+        recalls = {column: found[name] for column, found in evidence.board("mqar").items()}
+        lowest, _, column = row[6].partition(" (")
+        assert lowest == recalls[column[:-1]]
+        assert all(choosing.number_in(lowest) <= choosing.number_in(cell) for cell in recalls.values())
+    assert "°" in rows["gdn"][6] and "°" in rows["softmax"][2]
+
+
+def test_leaders_are_the_first_place_or_the_best_number() -> None:
+    assert choosing.leaders({"a": "8.1 (1=)", "b": "8.2 (1=)\\*", "c": "8.3 (3)", "d": "8.3 (11=)"}) == ["a", "b"]
+    assert choosing.leaders({"a": "0.998", "b": "0.998\\*", "c": "0.997"}) == ["a", "b"]
+    assert choosing.named(["a", "b"], {"a": "1.0", "b": "1.0"}) == "`a`, `b`: 1.0 each"
+    assert choosing.named(["a", "b"], {"a": "1.0", "b": "1.0!"}) == "`a` 1.0, `b` 1.0!"
+
+
+def test_a_memory_that_guesses_is_not_the_best(tmp_path: Path) -> None:
+    (tmp_path / "leaderboard").mkdir()
+    column = choosing.COLUMNS["tracking"]
+    rows = {
+        name: {"column": column, "mixer": name, "values": [value], "chance": 0.25, "diverged": 0}
+        for name, value in (("gdn", 0.25), ("kda", 0.24))
+    }
+    board = {"format": 1, "part": "tracking", "size": "full", "setting": {}, "rows": rows}
+    (tmp_path / "leaderboard" / "tracking-full.json").write_text(json.dumps(board))
+    assert [
+        "state tracking",
+        f"tracking: {column}",
+        "none is better than guessing",
+        "",
+        "",
+        "2 of 33, one seed",
+    ] in rows_of(choosing.needs(tmp_path), "By what you need")
 
 
 def test_numbers_of_a_page_are_those_of_the_results() -> None:
