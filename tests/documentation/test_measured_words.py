@@ -125,6 +125,17 @@ def test_trainings_among_the_limits() -> None:
     assert "At a standard deviation of 0.05 `vla` learned 8 pairs in a setting in which it guesses at 0.02" in text
 
 
+def test_norms_of_memories_among_the_rules() -> None:
+    text, numbers = words("docs/rules.md"), result("claims/C19")["numbers"]
+    norms = {name: sum(row) / len(row) for name, row in numbers.items()}
+    unit, scaled, delta = (
+        f"{norms['linear attention'] / norms[name]:.0f} times"
+        for name in ("VLA, |u| = 1", "VLA, |u| = d^-1/2", "delta rule")
+    )
+    assert f"its norm is {unit} below that of linear attention with `|u| = 1` and {scaled} with `|u| = d^-1/2`" in text
+    assert f"That of the delta rule is {delta} below" in text
+
+
 def test_gpu_tests_among_the_limits() -> None:
     ran = result("gpu_tests")
     failed, whole = NUMBERS[ran["failed"]], ran["passed"] + ran["failed"]
