@@ -85,15 +85,18 @@ def _decide_reading(decide: Callable[[MeanAccuracy], Verdict], found: Measuremen
         for name, number in read.items()
         if diverged_trainings(number) in found.values
     ]
-    details = {"by seed": apart, "diverged trainings": diverged}
+    (seeds,) = set(map(len, values.values()))
+    alone = [decide(of_reading(itemgetter(seed))).status for seed in range(seeds)]
+    details = {
+        "by seed": apart,
+        "seeds by themselves": [", ".join(alone)] * bool(apart),
+        "diverged trainings": diverged,
+    }
     reason = "; ".join(
         [verdict.reason, *(f"{what}: {'; '.join(rows)}" for what, rows in details.items() if rows)]
-        + ["one seed"] * (max(map(len, values.values())) == 1)
+        + ["one seed"] * (seeds == 1)
     )
-    statuses = [decide(of_reading(itemgetter(seed))).status for seed in range(min(map(len, values.values())))]
-    if apart and len(set(statuses)) > 1:
-        return SPLIT, f"{reason}; seeds by themselves: {', '.join(statuses)}"
-    return verdict.status, reason
+    return (SPLIT if apart and len(set(alone)) > 1 else verdict.status), reason
 
 
 def far_apart(values: Sequence[float]) -> bool:

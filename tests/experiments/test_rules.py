@@ -51,9 +51,9 @@ def test_the_better_reading_counts(first, later, expected):
 @pytest.mark.parametrize(
     ("vla", "expected", "said"),
     [
-        ((0.04, 1.0, 1.0), "not resolved", "seeds by themselves: does not hold, holds, holds (seeds do not agree)"),
+        ((0.04, 1.0, 1.0), "not resolved", "does not hold, holds, holds (seeds do not agree)"),
         ((0.97, 1.0, 1.0), "holds", None),  # on both sides of 0.98, but not far apart
-        ((0.04, 0.9, 0.5), "does not hold", None),  # far apart, all below
+        ((0.04, 0.9, 0.5), "does not hold", "does not hold, does not hold, does not hold (does not hold)"),
         ((1.0, 1.0, 1.0), "holds", None),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_mean_does_not_decide_over_seeds_that_do_not_agree(vla, expected, said
     values[accuracy("vla", 24, f"paper, {SECOND}")] = list(vla)
     verdict = find_claim("C22").decide(Measurement(values))
     assert verdict.status == expected and ("seeds by themselves" in verdict.reason) == bool(said)
-    assert said is None or said in verdict.reason
+    assert said is None or f"; seeds by themselves: {said}" in verdict.reason
 
 
 def test_one_seed_and_diverged_trainings_are_said():
