@@ -44,7 +44,9 @@ def test_the_page_of_other_results(tmp_path: Path) -> None:
     assert "0 of 41 claims have a measured status" in page and "fastweights reproduce C22 --device cuda" in page
     save_record(tmp_path, run_claim(find_claim("C2"), Conditions(seeds=(0,))))
     page = claims.render(tmp_path)
-    assert "1 of 41 claims have a measured status; 1 of these came out as expected" in page
+    assert (
+        "1 of 41 claims have a measured status; 1 of the 1 with an expectation from before came out as expected" in page
+    )
     assert "## Holds: 1\n" in page and f"## Not resolved: {len(claims_of()) - 1}" in page
 
 
@@ -60,6 +62,22 @@ def test_fewer_seeds_and_trainings_that_still_learnt_are_said_beside_the_number(
         line = next(line for line in claims.overview(changed).splitlines() if line.startswith("| [C27]"))
         assert line.endswith(f"{said[:-3]}; †**) |" if said else " (**†**) |")  # the claim has a note, below the table
         assert f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}; " in claims.section(claim, changed)
+
+
+def test_numbers_that_were_seen_before_count_as_no_forecast(tmp_path: Path) -> None:
+    seen = [claim for claim in claims_of() if claim.seen]
+    assert [claim.name for claim in seen] == [
+        "C12",
+        "S1",
+        "S5",
+    ] and "Numbers of C12, S1 and S5 had been" in claims.render()
+    save_record(tmp_path, RECORDS["S1"])
+    assert "1 of 41 claims have a measured status; 0 of the 0 with an expectation from before" in claims.render(
+        tmp_path
+    )
+    for claim in seen:
+        section = claims.section(claim, RECORDS)
+        assert f"(no forecast of this outcome: {claim.seen})" in section and f"(**{claim.seen}" in section
 
 
 def test_what_does_not_hold_comes_first() -> None:

@@ -129,6 +129,8 @@ class Claim:
         cost: time on that device, in words.
         needs: what is missing where it cannot be measured yet.
         note: what a reader must know beside the outcome. It may be written after the run.
+        seen: what was seen of the numbers before the claim and its rule were as they are, so that `expected` is no forecast of
+            the outcome. Empty where it is one.
     """
 
     name: str
@@ -148,6 +150,7 @@ class Claim:
     needs: str | None = None
     larger: str = ""
     note: str = ""
+    seen: str = ""
     declared: tuple[str, ...] = field(
         default=("paper", "source", "says", "printed", "setting", "expected", "forecast", "rule"),
         init=False,
@@ -157,7 +160,11 @@ class Claim:
     @property
     def expectation(self) -> str:
         """The expected status with the numbers, or that none was forecast."""
-        return "no forecast" if self.forecast == "none" else f"{self.expected}: {self.forecast}"
+        if self.forecast == "none":
+            return "no forecast"
+        return f"{self.expected}: {self.forecast}" + (
+            f" (no forecast of this outcome: {self.seen})" if self.seen else ""
+        )
 
     def result_name(self, device: str) -> str:
         """The name of the file of a result that a device has measured, without its ending."""

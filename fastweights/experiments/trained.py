@@ -30,6 +30,7 @@ __all__ = [
     "VLA_SETTINGS",
     "ZOOLOGY_SETTINGS",
     "accuracy",
+    "diverged_trainings",
     "gradient_spike",
     "language_models",
     "passes_over_text",
@@ -64,6 +65,11 @@ VLA_SETTINGS: dict[str, Any] = {
 def accuracy(mixer: str, pairs: int, part: str = "") -> str:
     """The name of a number of `recall_experiment`."""
     return f"{mixer}, {pairs} pairs" + (f", {part}" if part else "")
+
+
+def diverged_trainings(name: str) -> str:
+    """The name of how many trainings of a number of `recall_experiment` diverged. They count with an accuracy of 0."""
+    return f"diverged trainings of {name}"
 
 
 def train_parts(
@@ -150,6 +156,8 @@ def recall_experiment(
                 values[f"learning rate of {name}"] = [best[0].run["learning_rate"]]
                 for stage, _ in enumerate(best[0].run.get("curriculum", ())):
                     values[f"{name}, stage {stage + 1}"] = [run.stage_values[stage] for run in best]
+                if any(run.diverged for run in best):
+                    values[diverged_trainings(name)] = [sum(run.diverged for run in best)]
                 if any(run.undertrained for run in best):
                     undertrained.append(name)
         return Measurement(values, undertrained=tuple(undertrained))

@@ -125,6 +125,38 @@ def test_trainings_among_the_limits() -> None:
     assert "At a standard deviation of 0.05 `vla` learned 8 pairs in a setting in which it guesses at 0.02" in text
 
 
+def test_norms_of_memories_among_the_rules() -> None:
+    text, numbers = words("docs/rules.md"), result("claims/C19")["numbers"]
+    norms = {name: sum(row) / len(row) for name, row in numbers.items()}
+    unit, scaled, delta = (
+        f"{norms['linear attention'] / norms[name]:.0f} times"
+        for name in ("VLA, |u| = 1", "VLA, |u| = d^-1/2", "delta rule")
+    )
+    assert f"its norm is {unit} below that of linear attention with `|u| = 1` and {scaled} with `|u| = d^-1/2`" in text
+    assert f"That of the delta rule is {delta} below" in text
+
+
+def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
+    text, numbers = words("docs/own-least-squares.md"), result("claims/own-1")["numbers"]
+    equal, unequal = (
+        {mixer: numbers[f"share of the gap closed by {mixer}, {setting} variances"] for mixer in ("pdn", "gka", "rls")}
+        for setting in ("equal", "unequal")
+    )
+
+    def mean(shares: list[float]) -> str:
+        return f"{sum(shares) / len(shares):.0%}"
+
+    assert f"`rls` {mean(equal['rls'])} with equal variances and {mean(unequal['rls'])} with unequal ones" in text
+    assert f"`pdn` {mean(equal['pdn'])} and {mean(unequal['pdn'])}." in text
+    *ahead, lost = (100 * (ours - exact) for ours, exact in zip(equal["gka"], equal["rls"]))
+    assert (
+        lost < -100 and f"Two of three seeds of `gka` close more of the gap than `rls`, by {ahead[0]:.0f} and" in text
+    )
+    assert f" and {ahead[1]:.0f} points. One did not learn" in text
+    assert all(ours > exact for ours, exact in zip(unequal["gka"], unequal["rls"]))
+    assert f"{mean(unequal['gka'])} and {mean(unequal['rls'])}, with every seed." in text
+
+
 def test_gpu_tests_among_the_limits() -> None:
     ran = result("gpu_tests")
     failed, whole = NUMBERS[ran["failed"]], ran["passed"] + ran["failed"]

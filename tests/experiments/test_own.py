@@ -67,6 +67,10 @@ def test_half_of_a_share_that_differs_between_seeds_is_a_tie():
     """Without the one training of gka that did not learn, the committed shares hold."""
     record, claim = load_record(RESULTS / "own-1.json"), find_claim("own-1")
     assert record.status == claim.decide(record.measurement).status == "holds weakly"
+    assert record.reason.count("not resolved") == 1 and "(+27%, +14%, -466% by seed), not resolved" in record.reason
+    name = "share of the gap closed by pdn, unequal variances"
+    neither = {**record.measurement.values, name: [0.3, 0.3, 0.3]}
+    assert claim.decide(Measurement(neither)).status == "not resolved"
     steady = {**record.measurement.values, "share of the gap closed by gka, equal variances": [0.66, 0.56, 0.6]}
     assert claim.decide(Measurement(steady)).status == "holds"
     apart = {"share of the gap closed by rls, unequal variances": [-0.12, 0.37, 0.36]}

@@ -4,15 +4,20 @@ import math
 
 import pytest
 
-from fastweights.experiments import Measurement, find_claim
+from fastweights.experiments import Measurement, committed_records, find_claim
 from fastweights.experiments.claim import clear_sign, paired
 from fastweights.experiments.claims.c28_gka_in_small_models import CELLS, OTHERS, part
+from fastweights.experiments.claims.c34_lattice_by_context import OBJECTIVES
 from fastweights.experiments.readings import SECOND
-from fastweights.experiments.trained import accuracy, gradient_spike
+from fastweights.experiments.trained import accuracy, diverged_trainings, gradient_spike
 
 
 def status(claim, values):
     return find_claim(claim).decide(Measurement(values)).status
+
+
+def reason(claim, values):
+    return find_claim(claim).decide(Measurement(values)).reason
 
 
 def in_both_readings(values):
@@ -41,6 +46,35 @@ def test_the_better_reading_counts(first, later, expected):
     for reading, numbers in (("", first), (SECOND, later)):
         values |= {accuracy(name, 16, reading): [x] for name, x in zip(("vla", "A fixed"), numbers)}
     assert status("C23", values) == expected
+
+
+@pytest.mark.parametrize(
+    ("vla", "expected", "said"),
+    [
+        ((0.04, 1.0, 1.0), "not resolved", "does not hold, holds, holds (seeds do not agree)"),
+        ((0.97, 1.0, 1.0), "holds", None),  # on both sides of 0.98, but not far apart
+        ((0.04, 0.9, 0.5), "does not hold", "does not hold, does not hold, does not hold (does not hold)"),
+        ((1.0, 1.0, 1.0), "holds", None),
+    ],
+)
+def test_a_mean_does_not_decide_over_seeds_that_do_not_agree(vla, expected, said):
+    """The other reading does not hold."""
+    values = {accuracy(name, 24, "convolutions"): [0.5] * 3 for name in ("vla-conv", "softmax", "linear", "deltanet")}
+    for name in ("vla", "vla-softmax", "vla-linear", "vla-deltanet"):
+        values |= {accuracy(name, 24, f"paper{reading}"): [0.04] * 3 for reading in ("", f", {SECOND}")}
+    values[accuracy("vla", 24, f"paper, {SECOND}")] = list(vla)
+    verdict = find_claim("C22").decide(Measurement(values))
+    assert verdict.status == expected and ("seeds by themselves" in verdict.reason) == bool(said)
+    assert said is None or f"; seeds by themselves: {said}" in verdict.reason
+
+
+def test_one_seed_and_diverged_trainings_are_said():
+    record = committed_records()["C26"]
+    assert record.seeds == [42] and record.reason.count("; one seed") == 2
+    values = dict(record.measurement.values)
+    values[diverged_trainings(accuracy("vla-deltanet", 8, f"length 64, {SECOND}"))] = [1]
+    reason = find_claim("C26").decide(Measurement(values)).reason
+    assert reason.count("diverged trainings: 1 of vla-deltanet, 8 pairs, length 64;") == 1
 
 
 def test_seeds_that_lie_far_apart_are_shown():
@@ -77,6 +111,15 @@ def test_the_spread_of_a_third_mixer_decides_nothing():
     assert status("C28", {name: row[:1] for name, row in cells(0.9, 0.5).items()}) == "not resolved"  # one seed
 
 
+def test_cells_that_show_little_are_marked():
+    values = cells(0.999, 0.995, spread=0.0)
+    assert reason("C28", values).count("both at the ceiling") == len(CELLS) and "guess" not in reason("C28", values)
+    values[accuracy("gla", 32, part(64, 128))] = [0.001, 0.002, 0.03]
+    learning = (accuracy("gdn", 32, part(64, 128)),)
+    row = find_claim("C28").decide(Measurement(values, undertrained=learning)).reason.split("; ")[0]
+    assert row.endswith("both at the ceiling, gla guesses") and "gdn 0.995 (still learning)" in row
+
+
 def chain(names, losses, seeds=3):
     return {name: [loss + 0.001 * seed for seed in range(seeds)] for name, loss in zip(names, losses)}
 
@@ -99,6 +142,51 @@ def test_parts_of_lattice(losses, expected):
     assert status("C33", chain(LATTICE, losses)) == expected
 
 
+def test_a_part_of_lattice_has_an_outcome_of_its_own():
+    shown = reason("C33", chain(LATTICE, (3.0, 3.1, 3.07, 3.07, 3.0)))
+    assert [row.rsplit("(")[-1] for row in shown.split("), ")] == ["higher loss", "lower loss", "a tie", "lower loss)"]
+
+
+@pytest.mark.parametrize(("last", "said"), [(3.02, "within 0.03 as forecast"), (3.045, "not within 0.03 as forecast")])
+def test_a_misprint_is_what_is_near(last, said):
+    names = ("PGDN", "tied", "GDN", "unstable", "P-Mamba-2", "GDN[-1,1]")
+    shown = reason("C32", chain(names, (3.0, 3.0, 3.0, 3.0, 3.1, last)))
+    assert shown.endswith(f", {said}") and "1 of 4 are clear" in shown
+
+
+@pytest.mark.parametrize(("norms", "limited"), [((1386, 1319, 1457), True), ((1500, 1490, 1510), False)])
+def test_a_number_at_its_limit_is_marked(norms, limited):
+    lines = ("|S| after 1000 tokens", "slope of log |S| over log T")
+    values = {
+        f"{line}, values of mean {mean}": list(norms) if line[0] == "|" else [0.5] for line in lines for mean in (0, 1)
+    }
+    assert ("at the limit of 1385.5" in reason("C18", values)) == limited and status("C18", values) == "holds weakly"
+
+
+@pytest.mark.parametrize(
+    ("last", "said"), [(0.5, "half of the claim holds here"), (1.2, "half of the claim does not hold")]
+)
+def test_both_halves_of_a_jacobian_of_norm_1(last, said):
+    values = {"largest norm": [1.0], "largest |dL/dS_t| / |dL/dS_T|": [1.3], "|dL/dS_0| / |dL/dS_T|": [last]}
+    assert (
+        status("C16", values) == "holds" and said in reason("C16", values) and "reaches 1.30" in reason("C16", values)
+    )
+
+
+@pytest.mark.parametrize(
+    ("neutral", "share", "expected"),
+    [(1e-7, 0.05, "holds"), (1e-7, 0.2, "holds weakly"), (1e-3, 0.05, "does not hold")],
+)
+def test_a_first_value_is_held_against_what_the_memory_adds(neutral, share, expected):
+    values = {
+        "at b_scale -inf": [neutral],
+        "at b_scale 0.1": [0.01],
+        "at b_scale 0.1, of the memory's part": [0.01, share],
+    }
+    values["at b_scale -4.0, of the memory's part"] = [0.001]
+    assert status("C12", values) == expected
+
+
 @pytest.mark.parametrize(
     ("gains", "encode", "expected"),
     [
@@ -116,9 +204,11 @@ def test_gain_of_lattice_by_context(gains, encode, expected):
     for length, gain in zip((256, 1024, 4096), gains):
         values |= {
             f"gdn, context {length}": [3.0, 3.1, 3.2],
-            f"decode, context {length}": [3.0 - gain, 3.1 - gain, 3.2 - gain],
+            **{f"{name}, context {length}": [3.0 - gain, 3.1 - gain, 3.2 - gain] for name in OBJECTIVES},
         }
     assert status("C34", values) == expected
+    values["similarity, context 4096"] = values["similarity, context 1024"]  # one objective that does not gain more
+    assert status("C34", values) != "holds" and "gain over GDN of similarity" in reason("C34", values)
 
 
 @pytest.mark.parametrize(

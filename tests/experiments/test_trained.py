@@ -11,6 +11,7 @@ import torch
 from fastweights.experiments import Conditions, claims_of, find_claim, trained
 from fastweights.experiments.claim import Unmeasured
 from fastweights.experiments.own import o1_least_squares_as_layers as squares
+from fastweights.experiments.readings import SECOND
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment, rate_search
 from fastweights.training.language import together
@@ -48,6 +49,27 @@ def test_settings_are_experiments_and_rules_find_their_numbers(name, monkeypatch
     assert found.undertrained and verdict.reason
     assert verdict.status == ("not resolved" if name in ("C28", "C29", "C30") else "does not hold")  # ties
     assert claim.decide(found) == verdict
+
+
+def test_trainings_that_diverged_are_counted_and_said(monkeypatch, tmp_path):
+    """Their accuracy counts as 0."""
+
+    def made(experiments, outputs, workers):
+        return {
+            part: [ended(part, result(run.record(), 0.5)) for run in one.runs()] for part, one in experiments.items()
+        }
+
+    def ended(part, finished):
+        lost = part == SECOND and finished.mixer == "vla-deltanet" and finished.run["seed"] == 42
+        return dataclasses.replace(finished, status="diverged", accuracy=None) if lost else finished
+
+    monkeypatch.setattr(trained, "run_recall_parts", made)
+    claim = find_claim("C27")
+    found = claim.measure(Conditions(seeds=claim.seeds, folder=tmp_path))
+    name = trained.accuracy("vla-deltanet", 32, SECOND)
+    assert found.values[name] == [0.0, 0.5, 0.5] and found.values[trained.diverged_trainings(name)] == [1]
+    assert sum(other.startswith("diverged") for other in found.values) == 1
+    assert claim.decide(found).reason.count("; diverged trainings: 1 of vla-deltanet, 32 pairs") == 1
 
 
 def test_the_larger_size_searches_its_rates_with_the_first_seed(monkeypatch, tmp_path):

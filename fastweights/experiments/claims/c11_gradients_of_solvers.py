@@ -39,7 +39,7 @@ def decide(found: Measurement) -> Verdict:
     cg, chebyshev = found.smallest("CG, layers: 5"), found.largest("Chebyshev, layers: 5")
     return decided(
         cg > 0.1 and chebyshev < 1e-4,
-        f"relative difference through 5 layers {cg:.1e} (CG), {chebyshev:.1e} (Chebyshev)",
+        f"relative difference through 5 layers at least {cg:.1e} with CG, at most {chebyshev:.1e} with Chebyshev",
     )
 
 

@@ -13,6 +13,7 @@ from ..draws import Draws
 
 CHANNELS, PRINTED = 32, 1630.0
 LENGTHS = (100, 1000)
+NEAR = 0.15  # relative difference from the printed number
 
 
 def measure(seed: int, device: str) -> dict[str, float]:
@@ -37,9 +38,14 @@ def decide(found: Measurement) -> Verdict:
         found.mean(f"{name}, values of mean 0") for name in ("|S| after 1000 tokens", "slope of log |S| over log T")
     )
     other = found.mean("slope of log |S| over log T, values of mean 1")
-    number, growth = abs(norm / PRINTED - 1) <= 0.15, slope >= 0.7
+    smallest, largest = (of("|S| after 1000 tokens, values of mean 0") for of in (found.smallest, found.largest))
+    number, growth = abs(norm / PRINTED - 1) <= NEAR, slope >= 0.7
+    seeds = ", ".join(f"{x:.0f}" for x in found.values["|S| after 1000 tokens, values of mean 0"])
+    limit = min((PRINTED * (1 - NEAR), PRINTED * (1 + NEAR)), key=lambda x: abs(norm - x))
+    at_limit = f", at the limit of {limit:.1f} and inside the spread of the seeds" * (smallest <= limit <= largest)
     reason = (
-        f"|S_1000| = {norm:.0f}; |S| grows as T^{slope:.2f} for values of mean 0, T^{other:.2f} for values of mean 1"
+        f"|S_1000| = {norm:.0f} ({seeds} by seed{at_limit}); "
+        f"|S| grows as T^{slope:.2f} for values of mean 0, T^{other:.2f} for values of mean 1"
     )
     if number and growth:
         return Verdict("holds", reason)

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from ..claim import Claim, Measurement, Verdict
-from ..readings import BETTER_OUTCOME, SECOND_NOTE, SECOND_READING, MeanAccuracy, decide_readings, with_second_reading
+from ..readings import (
+    BETTER_OUTCOME,
+    SECOND_NOTE,
+    SECOND_READING,
+    ZERO_NOTE,
+    MeanAccuracy,
+    by_seed,
+    decide_readings,
+    far_apart,
+    with_second_reading,
+)
 from ..trained import VLA_SETTINGS, accuracy, recall_experiment
 
 FAIR = ("vla-conv", "softmax", "linear", "deltanet")
@@ -21,7 +31,10 @@ def decide(found: Measurement) -> Verdict:
         return Verdict("holds weakly" if max(fair[name] for name in FAIR[1:]) >= 0.9 else "holds", reason)
 
     found_both = decide_readings(decide_reading)(found)
-    with_convolutions = ", ".join(f"{name} {x:.3f}" for name, x in fair.items())
+    values = {name: found.values[accuracy(name, 24, "convolutions")] for name in FAIR}
+    with_convolutions = ", ".join(
+        f"{name} {x:.3f}" + f" ({by_seed(values[name])} by seed)" * far_apart(values[name]) for name, x in fair.items()
+    )
     return Verdict(found_both.status, f"{found_both.reason}; with convolutions: {with_convolutions}")
 
 
@@ -43,8 +56,9 @@ CLAIM = Claim(
         "reading, after the first and 8 pairs of C26 were seen: vla between 0.5 and 1, the others guess"
     ),
     rule=(
-        "holds if VLA has 0.98 or more and all others at most 0.2; weakly if with convolutions softmax, "
-        f"linear or deltanet has 0.9 or more. {BETTER_OUTCOME}"
+        "holds if VLA has 0.98 or more and all others at most 0.2; weakly if that is so and with convolutions softmax, "
+        'linear or deltanet has 0.9 or more ("that is so and" was added after the runs; the code had it before). '
+        f"{BETTER_OUTCOME}"
     ),
     measure=recall_experiment(
         "C22",
@@ -57,5 +71,5 @@ CLAIM = Claim(
     seeds=(42, 123, 999),
     device="cuda",
     cost="10 minutes of one GPU",
-    note=SECOND_NOTE,
+    note=f"{SECOND_NOTE}; {ZERO_NOTE}",
 )

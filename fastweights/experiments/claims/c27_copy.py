@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..claim import Claim, Verdict, decided
-from ..readings import SECOND_NOTE, SECOND_READING, MeanAccuracy, decide_readings, with_second_reading
+from ..readings import APART, SECOND_NOTE, SECOND_READING, MeanAccuracy, decide_readings, with_second_reading
 from ..trained import VLA_SETTINGS, recall_experiment
 
 
@@ -23,7 +23,7 @@ CLAIM = Claim(
     ),
     expected="not resolved",
     forecast="none: a cosine over 1500 steps would be at its peak where ours ends",
-    rule="holds if all four have 0.99 or more after 150 steps, in one of the readings.",
+    rule=f"holds if all four have 0.99 or more after 150 steps, in one of the readings. {APART}",
     measure=recall_experiment(
         "C27",
         with_second_reading({"": {**VLA_SETTINGS, "task": "copy", "pairs": (32,), "batch_size": 32, "steps": 150}}),

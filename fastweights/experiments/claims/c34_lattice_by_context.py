@@ -4,32 +4,54 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from ..claim import Claim, Measurement, Verdict, clear_sign, lost_trainings, not_finite, paired
 from ..trained import language_models, small_model
 
 CONTEXTS = (256, 1024, 4096)
+OBJECTIVES = ("decode", "encode", "similarity")
 MIXERS = {
     "gdn": {"name": "gdn", "output_gate": "gelu"},
-    **{objective: {"name": "lattice", "objective": objective} for objective in ("decode", "encode", "similarity")},
+    **{objective: {"name": "lattice", "objective": objective} for objective in OBJECTIVES},
 }
+
+
+def gain_over_gdn(found: Measurement, objective: str, context: int) -> list[float]:
+    """In nats, one value per seed."""
+    losses = (found.values[f"{name}, context {context}"] for name in ("gdn", objective))
+    return [base - ours for base, ours in zip(*losses)]
+
+
+def spread_of_objectives(found: Measurement, over_seeds: Callable[[Sequence[float]], float]) -> float:
+    """How far the worst perplexity is above the best."""
+    losses = [over_seeds(found.values[objective]) for objective in OBJECTIVES]
+    return math.expm1(max(losses) - min(losses))
 
 
 def decide(found: Measurement) -> Verdict:
     lost = lost_trainings(found, MIXERS)
     if lost:
         return not_finite(lost)
-    objectives = [found.mean(name) for name in ("decode", "encode", "similarity")]
-    spread = math.expm1(max(objectives) - min(objectives))
-    gains = [
-        [x - y for x, y in zip(found.values[f"gdn, context {n}"], found.values[f"decode, context {n}"])]
-        for n in CONTEXTS
-    ]
-    signs = [clear_sign(*paired(longer, shorter), errors=1) for shorter, longer in pairwise(gains)]
-    equal, rising = spread <= 0.005, min(signs) > 0 and statistics.fmean(gains[-1]) > 0
-    shown = ", ".join(f"{math.expm1(statistics.fmean(gain)):.1%} at {n}" for gain, n in zip(gains, CONTEXTS))
-    reason = f"objectives within {spread:.2%} in perplexity; gain over GDN {shown}"
+    signs, ends, rows = [], [], []
+    for objective in OBJECTIVES:
+        gains = [gain_over_gdn(found, objective, n) for n in CONTEXTS]
+        signs += [clear_sign(*paired(longer, shorter), errors=1) for shorter, longer in pairwise(gains)]
+        ends.append(statistics.fmean(gains[-1]))
+        shown = ", ".join(f"{math.expm1(statistics.fmean(gain)):+.1%} at {n}" for gain, n in zip(gains, CONTEXTS))
+        rows.append(f"gain over GDN of {objective} {shown}")
+    spread, middle = (spread_of_objectives(found, over_seeds) for over_seeds in (statistics.fmean, statistics.median))
+    equal, rising = spread <= 0.005, min(signs) > 0 and min(ends) > 0
+    seeds = ", ".join(
+        f"{objective} {' / '.join(f'{loss:.2f}' for loss in found.values[objective])}" for objective in OBJECTIVES
+    )
+    reason = "; ".join(
+        [
+            f"objectives within {spread:.1%} in perplexity, with the median seed of each {middle:.1%} (nats {seeds})",
+            *rows,
+        ]
+    )
     if equal and rising:
         return Verdict("holds", reason)
     if rising or (equal and min(signs) != 0):
@@ -50,14 +72,16 @@ CLAIM = Claim(
     expected="not resolved",
     forecast="none",
     rule=(
-        "holds if the objectives are within .5% and the gain over GDN rises from context to context by more than "
-        "a standard error of the difference and ends above zero; weakly if only one of the two is so; not resolved if the "
-        "objectives are equal and the gain neither rises nor falls so far. (The end above zero was added after the run, in which "
-        "GDN is better at every context.)"
+        "holds if the objectives are within .5% and the gain over GDN of every objective rises from context to context by "
+        "more than a standard error of the difference and ends above zero; weakly if only one of the two is so; not resolved if "
+        "the objectives are equal and a gain neither rises nor falls so far. (Added after the run: the end above zero, because "
+        "decode is worse than GDN at every context; and that every objective must gain. Before, the code took the gain of decode "
+        "alone and the rule named no objective.)"
     ),
     measure=language_models("C34", MIXERS, **small_model(layers=4, width=256, length=4096, context_lengths=CONTEXTS)),
     decide=decide,
     seeds=(1, 2, 3),
     device="cuda",
     cost="5 minutes of one GPU",
+    note="one training with encode ended at 3.87 nats, the others at 2.54 and 2.55; it makes most of the 82% between objectives",
 )

@@ -44,4 +44,5 @@ CLAIM = Claim(
     measure=measure,
     decide=decide,
     device="files",
+    seen="the numbers were measured before the claim was declared",
 )

@@ -58,4 +58,5 @@ CLAIM = Claim(
     measure=measure,
     decide=decide,
     device="files",
+    seen="the decoding that decides was measured before the claim was declared",
 )
