@@ -72,7 +72,7 @@ def test_other_results_are_other_words(tmp_path: Path) -> None:
     )  # fmt: skip
     text = " ".join(page_parts.measured(tmp_path).split())
     for said in (
-        "with at most 2 seeds: 1.000 with `", "the best of 32, 1.000 with `", "0.550 with `gdn`, 0.463 with `gka`",
+        "with at most 2 seeds: 1.000 with `", "the best of 33, 1.000 with `", "0.550 with `gdn`, 0.463 with `gka`",
         "`gdn` generates 120 tokens per second for one sequence", "and 54,300 at 16,384",
         "and 1,200 at 131,072. `gdn` reads a prompt at 1,000,000 tokens", "9.87 with `vla`", "`gdn` takes 333 ms, where",
         "Called eagerly it takes 444 ms", "7.65 times at 170M", "each GPU processes .12 of", "train 1.2 times as fast",

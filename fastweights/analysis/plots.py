@@ -132,7 +132,8 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
                 )
         chance = next(result.chance_level for result in results if result.run["pairs"] == count)
         is_error = results[0].measure == "error"
-        if is_error or chance < 1:
+        # Where the chance depends on the position, its mean does not give the loss of guessing.
+        if is_error or (chance < 1 and not task_of(results).by_token):
             axes.axhline(chance if is_error else -math.log(chance), **_GUESS)
         axes.set_title(f"{count} {short_unit(results)}", fontsize=10)
         axes.set_xlabel("optimizer step")

@@ -138,15 +138,21 @@ def test_plots_are_png_files_of_a_readable_size(tmp_path, pairs):
 
 
 def test_the_units_and_the_chance_level_are_those_of_the_task():
-    results = [made_up(mixer, 40, accuracy=0.5, chance=1 / 6) for mixer in ("linear", "gdn")]
+    results = [made_up(mixer, 40, accuracy=0.5, chance=0.19) for mixer in ("linear", "gdn")]
     for result in results:
         result.run["task"] = "s3"
     text = " ".join(printed(recall_table(results)).split())
-    assert "tokens" in text and "pairs" not in text and "Chance: guessing a state" in text and "0.167" in text
+    assert "tokens" in text and "pairs" not in text and "Chance: answering every token with itself" in text
     (axes,) = measure_by_pairs(results).axes
-    assert "tokens in a sequence" in axes.get_xlabel() and list(axes.get_lines()[-1].get_ydata()) == [1 / 6]
+    assert "tokens in a sequence" in axes.get_xlabel() and list(axes.get_lines()[-1].get_ydata()) == [0.19]
+    assert "0.190" in text
     (axes,) = loss_curves(results).axes
-    assert axes.get_title() == "40 tokens" and list(axes.get_lines()[-1].get_ydata()) == [math.log(6)] * 2
+    assert axes.get_title() == "40 tokens" and len(axes.get_lines()) == 2  # no loss of guessing
+
+
+def test_the_loss_of_guessing():
+    (axes,) = loss_curves([made_up("gdn", 4, chance=1 / 4)]).axes
+    assert list(axes.get_lines()[-1].get_ydata()) == [math.log(4)] * 2
 
 
 def made_up_error(mixer: str, error: float | None, **changes):

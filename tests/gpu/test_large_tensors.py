@@ -232,6 +232,62 @@ def test_convolution_step() -> None:
     same_bits([step(x, states, weight, None, True), states], [alone, ends])
 
 
+@pytest.mark.parametrize("gigabytes", [30])
+@pytest.mark.parametrize("pooled", [False, True], ids=["windows", "pools"])
+def test_convolution_of_single_tokens(pooled: bool, gigabytes: int) -> None:
+    from fastweights.kernels.pointwise import TokenConvolution
+    from fastweights.kernels.pointwise.token_convolution import convolve_token
+
+    channels, kept = 8192, 3
+    rows = 2**31 // (channels * kept) + 1
+    x, windows = many_rows(drawn(1, channels), rows), many_rows(drawn(kept, channels, seed=1), rows)
+    weight = torch.randn(channels, kept + 1, device="cuda").bfloat16()
+
+    def run(x: Tensor, windows: Tensor, indices: Tensor | None = None) -> list[Tensor]:
+        outputs, ends = convolve_token([TokenConvolution(x, weight, None, windows, VALUE)], True, 1e-6, True, indices)
+        return outputs + ends
+
+    alone = run(last_rows(x), last_rows(windows))
+    indices = torch.arange(rows, rows + ALONE, device="cuda") if pooled else None
+    same_bits(run(last_rows(x) if pooled else x, windows, indices), alone)
+
+
+@pytest.mark.parametrize("gigabytes", [20])
+def test_unit_vectors(gigabytes: int) -> None:
+    from fastweights.kernels.pointwise.l2_normalize import l2_normalize
+
+    x = many_rows(drawn(TIME, HEADS, VALUE), ROWS)
+    same_bits([l2_normalize(x, 1e-6)], [l2_normalize(last_rows(x), 1e-6)])
+
+
+@pytest.mark.parametrize("gigabytes", [20])
+def test_steps_in_a_joint_projection(gigabytes: int) -> None:
+    from fastweights.kernels.pointwise.step_decay import step_decay
+
+    width, heads = 4112, 16
+    joint, per_head = many_rows(drawn(1, width), 2**31 // width + 1), torch.randn(heads, device="cuda")
+
+    def run(joint: Tensor) -> list[Tensor]:
+        return list(step_decay(joint[:, :, width - heads :], per_head, per_head, 1e-3, 0.1))
+
+    same_bits(run(joint), run(last_rows(joint)))
+
+
+@pytest.mark.parametrize("gigabytes", [20])
+def test_cross_entropy(gigabytes: int) -> None:
+    from fastweights.kernels.pointwise.cross_entropy import backward, forward
+
+    vocabulary = 32_000
+    z = many_rows(drawn(vocabulary), 2**31 // vocabulary + 1)
+    target = torch.arange(len(z), device="cuda") % vocabulary
+
+    def run(z: Tensor, target: Tensor) -> list[Tensor]:
+        log_sums, losses = forward(z, target, -100)
+        return [log_sums, losses, backward(z, target, log_sums, torch.ones((), device="cuda"), -100)]
+
+    same_bits(run(z, target), run(last_rows(z), last_rows(target)))
+
+
 POINTWISE: dict[str, Callable[..., Iterable[Tensor]]] = {
     "gated norm": lambda x, z, s, weight: [gated_rms_norm(x, weight, z, backend="triton")],
     "gated writes": lambda x, z, s, weight: gated_writes(x, s, z, s, backend="triton"),

@@ -97,11 +97,16 @@ X = torch.randn(2, 30, 24, generator=torch.Generator().manual_seed(0))
 RULE = *X[..., :12].unflatten(2, (3, 1, 4)).unbind(2), -X[..., :1].abs(), X[..., :1].sigmoid()  # q, k, v, g, beta
 
 
-def test_layers_that_exist_and_layers_built_later(module: ModuleType) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_layers_that_exist_and_layers_built_later(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, named: bool
+) -> None:
+    """Whether accelerate is given the model or finds it."""
+    monkeypatch.setattr(patching, "_has", lambda family: True)  # it has no file
     layer = Layer()
     before = {name: getattr(layer, name) for name in COPIED}
     wanted = layer(X)
-    assert accelerate(layer) == ("earlier",)
+    assert accelerate(layer if named else None) == ("earlier",)
     for current in (layer, Layer()):
         assert all(hasattr(getattr(current, name), "replaces") for name in COPIED)
         torch.testing.assert_close(current(X), wanted, atol=1e-5, rtol=1e-4)

@@ -207,7 +207,8 @@ def test_a_model_replaces_its_family_only() -> None:
     assert not set(originals("qwen3_next").values()) & set(before["qwen3_next"].values())
 
 
-def test_before_and_after_from_pretrained(tmp_path, calls: dict[str, int]) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_before_and_after_from_pretrained(tmp_path, calls: dict[str, int], named: bool) -> None:
     model = tiny("qwen3_next")
     wanted = results_of(model, TOKENS)
     model.save_pretrained(tmp_path)
@@ -218,7 +219,7 @@ def test_before_and_after_from_pretrained(tmp_path, calls: dict[str, int]) -> No
     loaded, before = load(), dict(calls)
     torch.testing.assert_close(results_of(loaded, TOKENS), wanted)
     assert calls == before
-    accelerate(loaded)
+    accelerate(loaded if named else None)
     torch.testing.assert_close(results_of(loaded, TOKENS), wanted, atol=1e-4, rtol=1e-4)
     assert calls == {name: 2 * n for name, n in before.items()}
 

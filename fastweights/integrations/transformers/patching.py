@@ -1,13 +1,14 @@
 """Puts this library's functions in the place of those that the modules of transformers call, and takes them out again.
 
 A layer of transformers 5.15 or later finds its functions by name in its module when it is called. One of an earlier version
-copies them from there into itself when it is built, which is why layers that exist already need `accelerate(model)`. It may be
-copied itself, or outlive `restore`: so what takes a function's place asks at every call whether it still should.
+copies them from there into itself when it is built, so layers that exist already are found and replaced one by one. A layer may be
+copied, or outlive `restore`: so what takes a function's place asks at every call whether it still should.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -79,9 +80,9 @@ def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
     A second call does no harm.
 
     Args:
-        model: a model, or any module around one; only its families are replaced. With transformers up to 5.14 a model that
-            exists already must be given, as its layers keep the functions that they were built with. None stands for
-            every family that the installed transformers has, whose modules are then imported.
+        model: a model, or any module around one; only its families are replaced, and with transformers up to 5.14 only its layers
+            and those built later. None stands for every family that the installed transformers has, whose modules are then
+            imported, and for every model.
 
     Returns:
         The families that now run on our ops, as in `FAMILIES`.
@@ -100,8 +101,9 @@ def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
         )
     for name in found:
         _replace_in_module(import_module(_module(name)))
-    for layer in () if model is None else model.modules():
-        if type(layer).__module__ in map(_module, found):
+    modules = set(map(_module, found))
+    for layer in _existing() if model is None else model.modules():
+        if type(layer).__module__ in modules and isinstance(layer, nn.Module):
             _replace_in_layer(layer)
     return found
 
@@ -114,6 +116,11 @@ def restore() -> None:
             setattr(owner, name, original)
     _originals.clear()
     _active.clear()
+
+
+def _existing() -> Iterable[Any]:
+    """Where every layer is found that was built with copies of functions, among other objects."""
+    return gc.get_objects() if Version(transformers.__version__) < COPYING_ENDS else ()
 
 
 def _function(module: str, name: str) -> Any:
