@@ -79,6 +79,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             if all(x is None for x in others) and past_key_values.steps.serves(input_ids, past_key_values.columns):
                 assert input_ids is not None
                 return CausalLMOutputWithPast(logits=past_key_values.step(input_ids), past_key_values=past_key_values)
+            past_key_values.end_steps()
         if output_attentions:
             raise ValueError("output_attentions must be False: the layers have no attention weights to return")
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)

@@ -39,21 +39,19 @@ class DecodeSteps:
 
     Args:
         model: a FastWeightsForCausalLM.
-        prompt: columns of the prompt, of which a block may be as short as a token and still be padding.
-        length: columns of the batch at the end.
+        length: columns of the batch at the end, those included that the cache has read.
         replayed: False for the same work without a graph.
     """
 
-    def __init__(self, model: Any, prompt: int, length: int, replayed: bool = True) -> None:
-        self.model, self.prompt, self.length, self.replayed = model, prompt, length, replayed
+    def __init__(self, model: Any, length: int, replayed: bool = True) -> None:
+        self.model, self.length, self.replayed = model, length, replayed
         self.graph: torch.cuda.CUDAGraph | None = None
         self.logits: Tensor | None = None
 
     def serves(self, ids: Tensor | None, columns: int) -> bool:
         """Whether a call with these token ids is one of the steps."""
-        if ids is None or ids.shape[1] != 1 or not 0 < self.prompt <= columns:
-            return False
-        return self.logits is not None or self.length - columns >= FEWEST
+        fewest = FEWEST if self.logits is None else 1
+        return ids is not None and ids.shape[1] == 1 and self.length - columns >= fewest
 
     def __call__(self, ids: Tensor, layers: list[LayerCache], columns: int) -> Tensor:
         """Logits [N, 1, vocab_size] after one token more; `layers` are brought up to date, and made fixed by the first call."""

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from transformers.generation import MaxLengthCriteria
 
 from fastweights.models import decoding, generation
 
@@ -93,6 +94,51 @@ def test_a_cache_that_was_given_goes_on(by_steps, new):
     assert all(map(torch.equal, held, (x for layer in cache.layers for x in layer.memory.values())))
     more = [lm(ids[:, :7], past_key_values=one.past_key_values).logits for one in (calls, steps)]
     torch.testing.assert_close(*more, **CLOSE)
+
+
+def other_forms(lm, ids, mask):
+    """The prompt in the forms that generate() takes besides its ids: embeddings, and a cache of its beginning with the rest."""
+    cache = lm(ids[:, :12], attention_mask=mask[:, :12]).past_key_values
+    embeddings = lm.get_input_embeddings()(ids)
+    return [
+        ([], {"inputs_embeds": embeddings}),
+        ([ids], {"inputs_embeds": embeddings}),
+        ([ids[:, 12:]], {"cache": cache}),
+    ]
+
+
+@pytest.mark.parametrize("form", [0, 1, 2], ids=["embeddings", "embeddings and ids", "cache and new ids"])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("mode", [{}, {"do_sample": True}, {"num_beams": 2}], ids=str)
+def test_slots_are_reserved_for_all_of_a_prompt_whatever_its_form(by_steps, form, padded, mode):
+    lm, ids = model(MIXED, initializer_range=0.5), tokens(2, 30)
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, :7] = 0
+    given, options = other_forms(lm, ids, mask)[form]
+    if "num_beams" in mode and "cache" in options:
+        options["cache"].batch_repeat_interleave(mode["num_beams"])
+    calls, steps = by_steps(
+        lm, *given, attention_mask=mask, max_new_tokens=50, **options, **{"do_sample": False, **mode}
+    )
+    assert torch.equal(calls.sequences, steps.sequences)
+    if "num_beams" not in mode:
+        assert_same(calls, steps)
+
+
+@pytest.mark.parametrize("form", ["ids", "inputs_embeds"])
+def test_a_prompt_longer_than_what_comes_is_read_by_steps_too(by_steps, form):
+    lm, ids = model(MIXED, initializer_range=0.5), tokens(2, 30)
+    given = [ids] if form == "ids" else []
+    options = {} if form == "ids" else {form: lm.get_input_embeddings()(ids)}
+    assert_same(*by_steps(lm, *given, max_new_tokens=10, do_sample=False, **options))
+    assert_same(*by_steps(lm, *given, max_length=40, steps=9, do_sample=False, **options))
+
+
+def test_what_goes_on_beyond_its_length_is_called(by_steps):
+    """A criterion of the caller's own takes the place of the one that stops there."""
+    longer = {"max_new_tokens": 10, "stopping_criteria": [MaxLengthCriteria(40)]}
+    assert_same(*by_steps(model(MIXED, initializer_range=0.5), tokens(2, 9), steps=10, do_sample=False, **longer))
 
 
 @pytest.mark.parametrize("new, steps", [(7, 0), (8, 7)])
