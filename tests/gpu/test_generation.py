@@ -31,9 +31,10 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     graphs: list[object] = []
     start = decoding.DecodeSteps._start
 
-    def noted(self: decoding.DecodeSteps, *given: object) -> None:
-        start(self, *given)
+    def noted(self: decoding.DecodeSteps, *given: object) -> bool:
+        started = start(self, *given)
         graphs.append(self.graph)
+        return started
 
     monkeypatch.setattr(decoding.DecodeSteps, "_start", noted)
     return graphs

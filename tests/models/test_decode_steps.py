@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
 import pytest
 import torch
 from transformers.generation import MaxLengthCriteria
 
+from fastweights.layers.softmax_attention import SoftmaxAttention
 from fastweights.models import decoding, generation
 
+from .live_bytes import LiveBytes
 from .mixers import every_mixer
 from .small import CLOSE, HYBRID, MIXED, PROMPTS, model, tokens
 
@@ -139,6 +142,49 @@ def test_what_goes_on_beyond_its_length_is_called(by_steps):
     """A criterion of the caller's own takes the place of the one that stops there."""
     longer = {"max_new_tokens": 10, "stopping_criteria": [MaxLengthCriteria(40)]}
     assert_same(*by_steps(model(MIXED, initializer_range=0.5), tokens(2, 9), steps=10, do_sample=False, **longer))
+
+
+@pytest.mark.parametrize("work", ["fixed_cache", "free_cache"])
+def test_caches_are_replaced_a_layer_at_a_time(monkeypatch, by_steps, work):
+    """No more than the keys of one layer are in memory twice."""
+    lm, before, alive = model(["softmax"] * 4), [], []
+    replace = getattr(SoftmaxAttention, work)
+
+    def noted(self, cache, *given):
+        before.append(weakref.ref(cache.memory["keys"]))
+        alive.append(sum(keys() is not None for keys in before))
+        return replace(self, cache, *given)
+
+    monkeypatch.setattr(SoftmaxAttention, work, noted)
+    by_steps(lm, tokens(2, 9), max_new_tokens=4, do_sample=False)
+    assert alive == [1] * 4
+
+
+def test_fixed_keys_are_made_once():
+    lm = model("softmax")
+    cache, layer = lm(tokens(2, 9)).past_key_values.layers[0], lm.model.layers[0].mixer
+    with LiveBytes() as live:
+        fixed = layer.fixed_cache(cache, 6)
+    assert {x.shape[1] for x in fixed.memory.values()} == {15}
+    assert live.most == sum(x.nbytes for held in (fixed.memory, fixed.context) for x in held.values())
+
+
+@pytest.mark.parametrize("mixer", [MIXED, ["softmax"] * 4])
+@pytest.mark.parametrize("full", [0, 1, 3])
+def test_without_memory_for_the_slots_layers_are_called(monkeypatch, by_steps, mixer, full):
+    lm = model(mixer, initializer_range=0.5)
+    layer = lm.model.layers[full].mixer
+    fixed_cache = type(layer).fixed_cache
+
+    def fails(self, *given):
+        if self is layer:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return fixed_cache(self, *given)
+
+    monkeypatch.setattr(type(layer), "fixed_cache", fails)
+    with pytest.warns(UserWarning, match="without a CUDA graph, because memory does not hold the slots") as warned:
+        assert_same(*by_steps(lm, tokens(2, 9), max_new_tokens=30, steps=0, do_sample=False))
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("new, steps", [(7, 0), (8, 7)])
