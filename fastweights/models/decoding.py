@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..cuda_graphs import captured, refusing_waits
 from ..layers import LayerCache
+from ..layers.few_rows import is_unhooked
 from ..layers.mixer import Mixer
 from ..ops.framework.few_tokens import overwriting_states
 
@@ -20,14 +21,14 @@ FEWEST = 8  # tokens to come that pay for capturing
 
 
 def can_replay(model: Any) -> bool:
-    """Whether calls of the model may be captured: on a GPU, without autocast, whose copies of weights would be captured too,
-    without hooks of accelerate, which move weights, and without open probes."""
+    """Whether calls of the model may be captured: on a GPU, without autocast, whose copies of weights would be captured too, and
+    without what a replay would not run: open probes, hooks, and a forward that accelerate has wrapped."""
     return (
         model.device.type == "cuda"
         and not model.training
         and not torch.is_autocast_enabled("cuda")
-        and not any(
-            hasattr(module, "_hf_hook") or (isinstance(module, Mixer) and module._listener is not None)
+        and all(
+            is_unhooked(module) and not (isinstance(module, Mixer) and module._listener is not None)
             for module in model.modules()
         )
     )

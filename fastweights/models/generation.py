@@ -26,7 +26,7 @@ class CachedGenerationMixin(GenerationMixin):
     attention_mask. What takes tokens back (assisted, speculative, prompt-lookup decoding) is refused.
 
     On a GPU the step of one token is captured as a CUDA graph at the beginning of every call and replayed, unless
-    disable_compile is set, as transformers' generation settings have it.
+    disable_compile is set, as transformers' generation settings have it, or a module has hooks.
     """
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class

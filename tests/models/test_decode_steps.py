@@ -7,8 +7,10 @@ from functools import partial
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from transformers.generation import MaxLengthCriteria
 
+from fastweights.layers.probe import probe
 from fastweights.layers.softmax_attention import SoftmaxAttention
 from fastweights.models import decoding, generation
 
@@ -204,3 +206,34 @@ def test_what_is_asked_for_in_other_ways_is_no_step(monkeypatch, options):
 
 def test_a_model_on_the_cpu_is_not_captured():
     assert not decoding.can_replay(model())
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A model that has generated, and then says that it is on a GPU."""
+    lm = model(MIXED)
+    lm.generate(tokens(1, 4), max_new_tokens=2)
+    monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
+    assert decoding.can_replay(lm)
+    return lm
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("name", ["", "model", "model.layers.1", "model.layers.1.mixer.q_proj", "lm_head"])
+def test_a_model_with_hooks_is_not_captured(on_gpu, name, kind):
+    """A replay would not run them."""
+    hook = getattr(on_gpu.get_submodule(name), kind)(lambda *given: None)
+    assert not decoding.can_replay(on_gpu)
+    hook.remove()
+    assert decoding.can_replay(on_gpu)
+
+
+def test_a_model_that_accelerate_has_wrapped_is_not_captured(on_gpu):
+    add_hook_to_module(on_gpu.model.layers[0], ModelHook())
+    assert not decoding.can_replay(on_gpu)
+
+
+def test_a_model_with_an_open_probe_is_not_captured(on_gpu):
+    with probe(on_gpu, "q"):
+        assert not decoding.can_replay(on_gpu)
+    assert decoding.can_replay(on_gpu)
