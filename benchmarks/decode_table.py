@@ -60,7 +60,7 @@ def caches_of(model: FastWeightsForCausalLM, batch: int, context: int | None) ->
 
 
 def captured(model: FastWeightsForCausalLM, layers: list[LayerCache], batch: int) -> DecodeSteps:
-    steps = DecodeSteps(model, 1, 1 + REPLAYS)
+    steps = DecodeSteps(model, 1 + REPLAYS)
     steps.begin(torch.randint(model.config.vocab_size, (batch, 1), device="cuda"), layers)
     if steps.graph is None:
         raise SystemExit("the step cannot be captured; see the warning above")

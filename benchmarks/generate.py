@@ -55,10 +55,11 @@ def per_token(model: FastWeightsForCausalLM, ids: torch.Tensor, replayed: bool, 
 def step_alone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> float:
     """Seconds of a replay."""
     cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
-    steps = DecodeSteps(model, ids.shape[1], ids.shape[1] + NEW)
-    steps(ids[:, -1:], cache.layers, ids.shape[1])
-    graph = steps.graph
-    return float("nan") if graph is None else seconds(lambda: [graph.replay() for _ in range(50)]) / 50
+    steps = DecodeSteps(model, ids.shape[1] + NEW)
+    if not steps.serve(ids[:, -1:], cache.layers, ids.shape[1]) or steps.graph is None:
+        return float("nan")
+    steps.graph.replay()
+    return seconds(lambda: [steps.graph.replay() for _ in range(50)]) / 50
 
 
 @torch.no_grad()

@@ -91,7 +91,7 @@ def measure(model: Any, batch: int, state_dtype: torch.dtype | None, repeats: in
     token = torch.zeros(len(pooled.padded), dtype=torch.long, device=model.device)
     caches = model(ids_NT, use_cache=True).past_key_values.layers
     fixed = [block.mixer.fixed_cache(cache, repeats) for block, cache in zip(model.model.layers, caches, strict=True)]
-    own = DecodeSteps(model, 1, 1 + repeats)
+    own = DecodeSteps(model, 1 + repeats)
     own.begin(ids_NT[:, -1:], fixed)
     if own.graph is None:
         raise SystemExit("the step of generate() cannot be captured; see the warning above")

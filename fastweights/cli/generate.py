@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import Device, Imports, import_mixers, one_line_errors
+from ._options import Imports, import_mixers, one_line_errors
 
 
 def generate(
@@ -23,7 +23,9 @@ def generate(
         int | None,
         typer.Option(help="Tokens of the prompt read at a time; as many as fit into a GPU's memory if not given."),
     ] = None,
-    device: Device = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="Torch device, such as cpu or cuda; the GPU, where there is one, if not given.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
     imports: Imports = None,
 ) -> None:
@@ -34,11 +36,15 @@ def generate(
     """
     with one_line_errors():
         import_mixers(imports)
+        import torch
+
         from ..evaluation import continue_text
         from ..evaluation.continuation import TimedStreamer
         from ..evaluation.reading import within_memory
         from ..models.loading import load_language_model
 
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
         text = _standard_input() if prompt == "-" else prompt
         with within_memory("a smaller --block, or --dtype bfloat16,"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
@@ -211,10 +210,12 @@ class SoftmaxAttention(ConfiguredMixer):
     def fixed_cache(self, cache: LayerCache, tokens: int) -> LayerCache:
         """Slots for all tokens to come, or as many as a window has. `place` [N] counts the tokens that went into the slots,
         padding included; token number p is in slot p modulo their number."""
-        fixed = super().fixed_cache(cache, tokens)
-        held = fixed.memory["keys"].shape[1]
+        fixed = super().fixed_cache(LayerCache(context=cache.context), tokens)
+        held = cache.memory["keys"].shape[1]
         slots = held + tokens if self.window is None else min(held + tokens, self.window)
-        fixed.memory = {name: F.pad(x, (0, 0, 0, 0, 0, slots - held)) for name, x in fixed.memory.items()}
+        for name, x_NSHK in cache.memory.items():
+            fixed.memory[name] = x_NSHK.new_zeros(len(x_NSHK), slots, *x_NSHK.shape[2:])
+            fixed.memory[name][:, :held] = x_NSHK
         fixed.context["place"] = torch.full_like(fixed.context["seen"], held)
         return fixed
 

@@ -44,10 +44,15 @@ class FastWeightsCache(Cache):
         check_whole_number("num_layers", num_layers, high=LARGEST_DEPTH)
         return cls([LayerCache() for _ in range(num_layers)])
 
-    def step(self, ids: Tensor) -> Tensor:
-        """Logits [N, 1, vocab_size] after one token more per sequence, where `steps` serve it."""
-        assert self.steps is not None
-        logits = self.steps(ids, self.layers, self.columns)
+    def step(self, ids: Tensor | None) -> Tensor | None:
+        """Logits [N, 1, vocab_size] after one token more per sequence. None where no steps serve the call, which ends them."""
+        if self.steps is None:
+            return None
+        if not self.steps.serve(ids, self.layers, self.columns):
+            self.end_steps()
+            return None
+        assert ids is not None
+        logits = self.steps(ids)
         self.columns += 1
         if self.position is not None:
             self.position = self.position + 1

@@ -76,9 +76,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         """
         if isinstance(past_key_values, FastWeightsCache) and past_key_values.steps is not None:  # within generate()
             others = inputs_embeds, labels, cu_seqlens, output_hidden_states, position_ids, cu_seq_lens_q, cu_seq_lens_k
-            if all(x is None for x in others) and past_key_values.steps.serves(input_ids, past_key_values.columns):
-                assert input_ids is not None
-                return CausalLMOutputWithPast(logits=past_key_values.step(input_ids), past_key_values=past_key_values)
+            next_logits = past_key_values.step(input_ids if all(x is None for x in others) else None)
+            if next_logits is not None:
+                return CausalLMOutputWithPast(logits=next_logits, past_key_values=past_key_values)
         if output_attentions:
             raise ValueError("output_attentions must be False: the layers have no attention weights to return")
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)

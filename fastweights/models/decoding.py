@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..cuda_graphs import captured, refusing_waits
 from ..layers import LayerCache
+from ..layers.few_rows import is_unhooked
 from ..layers.mixer import Mixer
 from ..ops.framework.few_tokens import overwriting_states
 
@@ -20,14 +21,14 @@ FEWEST = 8  # tokens to come that pay for capturing
 
 
 def can_replay(model: Any) -> bool:
-    """Whether calls of the model may be captured: on a GPU, without autocast, whose copies of weights would be captured too,
-    without hooks of accelerate, which move weights, and without open probes."""
+    """Whether calls of the model may be captured: on a GPU, without autocast, whose copies of weights would be captured too, and
+    without what a replay would not run: open probes, hooks, and a forward that accelerate has wrapped."""
     return (
         model.device.type == "cuda"
         and not model.training
         and not torch.is_autocast_enabled("cuda")
-        and not any(
-            hasattr(module, "_hf_hook") or (isinstance(module, Mixer) and module._listener is not None)
+        and all(
+            is_unhooked(module) and not (isinstance(module, Mixer) and module._listener is not None)
             for module in model.modules()
         )
     )
@@ -39,26 +40,24 @@ class DecodeSteps:
 
     Args:
         model: a FastWeightsForCausalLM.
-        prompt: columns of the prompt, of which a block may be as short as a token and still be padding.
-        length: columns of the batch at the end.
+        length: columns of the batch at the end, those included that the cache has read.
         replayed: False for the same work without a graph.
     """
 
-    def __init__(self, model: Any, prompt: int, length: int, replayed: bool = True) -> None:
-        self.model, self.prompt, self.length, self.replayed = model, prompt, length, replayed
+    def __init__(self, model: Any, length: int, replayed: bool = True) -> None:
+        self.model, self.length, self.replayed = model, length, replayed
         self.graph: torch.cuda.CUDAGraph | None = None
         self.logits: Tensor | None = None
 
-    def serves(self, ids: Tensor | None, columns: int) -> bool:
-        """Whether a call with these token ids is one of the steps."""
-        if ids is None or ids.shape[1] != 1 or not 0 < self.prompt <= columns:
+    def serve(self, ids: Tensor | None, layers: list[LayerCache], columns: int) -> bool:
+        """Whether a call with these token ids is one of the steps. Before the first of them `layers` are made fixed."""
+        tokens = self.length - columns
+        if ids is None or ids.shape[1] != 1 or tokens < (FEWEST if self.logits is None else 1):
             return False
-        return self.logits is not None or self.length - columns >= FEWEST
+        return self.logits is not None or self._start(ids, layers, tokens)
 
-    def __call__(self, ids: Tensor, layers: list[LayerCache], columns: int) -> Tensor:
-        """Logits [N, 1, vocab_size] after one token more; `layers` are brought up to date, and made fixed by the first call."""
-        if self.logits is None:
-            self._start(ids, layers, self.length - columns)
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Logits [N, 1, vocab_size] after one token more, where the steps `serve` it; the fixed caches are brought up to date."""
         self.ids.copy_(ids)
         if self.graph is None:
             self._step()
@@ -68,31 +67,37 @@ class DecodeSteps:
         return self.logits.clone()
 
     def end(self, layers: list[LayerCache]) -> None:
-        """Make the caches ordinary ones again."""
-        if self.logits is not None:
-            layers[:] = [mixer.free_cache(layer) for mixer, layer in zip(self._mixers(), layers, strict=True)]
+        """Make the caches ordinary ones again, a layer at a time."""
         self.graph = self.logits = None
+        for index, mixer in enumerate(self._mixers()):
+            if layers[index].fixed:
+                layers[index] = mixer.free_cache(layers[index])
 
     def _mixers(self) -> list[Mixer]:
         return [block.mixer for block in self.model.model.layers]
 
-    def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> None:
-        layers[:] = [mixer.fixed_cache(layer, tokens) for mixer, layer in zip(self._mixers(), layers, strict=True)]
+    def _start(self, ids: Tensor, layers: list[LayerCache], tokens: int) -> bool:
+        """Make the caches fixed, a layer at a time, so that no more than one is there twice. False where they do not fit into
+        memory."""
+        try:
+            for index, mixer in enumerate(self._mixers()):
+                layers[index] = mixer.fixed_cache(layers[index], tokens)
+        except torch.OutOfMemoryError as error:
+            warn_of_calls("memory does not hold the slots of the tokens to come", error)
+            return False
         self.begin(ids, layers)
+        return True
 
     def begin(self, ids: Tensor, layers: list[LayerCache]) -> None:
         """Capture a step over fixed caches. It leaves them as they are; every call of `graph.replay` reads `self.ids`."""
         self.layers, self.ids = layers, ids.clone()
-        if not self.replayed:
-            self._step(keep=False)
-            return
-        try:
-            self._warm_up(ids.device)
-            self.graph, _ = captured(self._step, ids.device)
-        except RuntimeError as error:
-            warnings.warn(
-                f"generate() decodes without a CUDA graph, because a layer cannot be captured: {error}", stacklevel=2
-            )
+        if self.replayed:
+            try:
+                self._warm_up(ids.device)
+                self.graph, _ = captured(self._step, ids.device)
+            except RuntimeError as error:
+                warn_of_calls("a layer cannot be captured", error)
+        if self.graph is None:
             self._step(keep=False)
 
     def _warm_up(self, device: torch.device) -> None:
@@ -115,3 +120,7 @@ class DecodeSteps:
                 if keep:
                     fixed.keep(cache)
         self.logits = self.model.lm_head(body.norm(x_N1D))
+
+
+def warn_of_calls(reason: str, error: RuntimeError) -> None:
+    warnings.warn(f"generate() decodes without a CUDA graph, because {reason}: {error}", stacklevel=2)

@@ -26,7 +26,7 @@ class CachedGenerationMixin(GenerationMixin):
     attention_mask. What takes tokens back (assisted, speculative, prompt-lookup decoding) is refused.
 
     On a GPU the step of one token is captured as a CUDA graph at the beginning of every call and replayed, unless
-    disable_compile is set, as transformers' generation settings have it.
+    disable_compile is set, as transformers' generation settings have it, or a module has hooks.
     """
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class
@@ -67,7 +67,7 @@ class CachedGenerationMixin(GenerationMixin):
     ) -> Any:
         """transformers' hook that reads the prompt. Read in one pass are prompts whose hidden states are asked for or that are
         given as embeddings, which blocks would lose, and those with a cache of their beginning: before transformers 5.15 blocks
-        would begin with the tokens that the cache has read."""
+        would begin with the tokens that the cache has read. The tokens after it may be read by steps."""
         cache, settings = model_kwargs.get("past_key_values"), generation_config
         can_split = isinstance(cache, FastWeightsCache) and not cache.columns and not settings.output_hidden_states
         if can_split and settings.prefill_chunk_size is None and model_kwargs.get("inputs_embeds") is None:
@@ -75,7 +75,12 @@ class CachedGenerationMixin(GenerationMixin):
             block = prefill_block(self, rows, length)
             if block < length:
                 settings.prefill_chunk_size = block  # of this call's own settings
-        return super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+        outputs = super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+        shown = settings.output_hidden_states or settings.output_attentions
+        if isinstance(cache, FastWeightsCache) and not (shown or settings.disable_compile) and can_replay(self):
+            # max_length counts the ids alone: neither embeddings nor tokens that only the cache has read.
+            cache.steps = DecodeSteps(self, cache.columns + settings.max_length - input_ids.shape[1])
+        return outputs
 
     def _check_call(self, prompt: object, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
         """What transformers would hand on unseen: a wrong prompt, mask or size, or special tokens that the vocabulary lacks."""
@@ -130,8 +135,3 @@ class CachedGenerationMixin(GenerationMixin):
             model_kwargs["past_key_values"]._is_user_defined = True  # generate() asks whether the cache outlives it
         elif cache is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = FastWeightsCache.empty(self.config.num_hidden_layers)
-        cache = model_kwargs.get("past_key_values")
-        shown = generation_config.output_hidden_states or generation_config.output_attentions
-        if cache is not None and can_replay(self) and not (shown or generation_config.disable_compile):
-            mask = model_kwargs.get("attention_mask")
-            cache.steps = DecodeSteps(self, 1 if mask is None else mask.shape[1], generation_config.max_length)

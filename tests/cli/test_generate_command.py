@@ -24,7 +24,7 @@ def run(tmp_path_factory):
 
 
 def generate(run, *options):
-    return main(["generate", str(run), *options])
+    return main(["generate", str(run), "--device", "cpu", *options])
 
 
 @pytest.mark.parametrize("folder", ["", "model"])
@@ -33,6 +33,28 @@ def test_the_continuation_alone_is_printed_and_its_speed_beside(run, folder, cap
     printed = capsys.readouterr()
     assert printed.out == f"{WANTED}\n"
     assert re.fullmatch(r"12 tokens, [\d,]+\.\d per second after the first\n", printed.err)
+
+
+@pytest.mark.parametrize(
+    "has_gpu, options, wanted",
+    [
+        (True, [], "cuda"),
+        (False, [], "cpu"),
+        (True, ["--device", "cpu"], "cpu"),
+        (False, ["--device", "cuda:1"], "cuda:1"),
+    ],
+)
+def test_the_device_is_the_gpu_where_there_is_one(run, monkeypatch, has_gpu, options, wanted):
+    devices = []
+
+    def load(*given, device, **others):
+        devices.append(device)
+        return model(), tokenizer()
+
+    monkeypatch.setattr("fastweights.models.loading.load_language_model", load)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert main(["generate", str(run), "The import", "--max-new-tokens", "2", *options]) == 0
+    assert devices == [wanted]
 
 
 def test_a_single_token_has_no_speed(run, capsys):

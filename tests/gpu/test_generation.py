@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS
-from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM, decoding, prefill
+from fastweights.models import FastWeightsCache, FastWeightsConfig, FastWeightsForCausalLM, decoding, prefill
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,21 +31,25 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     graphs: list[object] = []
     start = decoding.DecodeSteps._start
 
-    def noted(self: decoding.DecodeSteps, *given: object) -> None:
-        start(self, *given)
+    def noted(self: decoding.DecodeSteps, *given: object) -> bool:
+        started = start(self, *given)
         graphs.append(self.graph)
+        return started
 
     monkeypatch.setattr(decoding.DecodeSteps, "_start", noted)
     return graphs
 
 
-def both(lm: FastWeightsForCausalLM, ids: torch.Tensor, **options: object) -> list[object]:
+def both(
+    lm: FastWeightsForCausalLM, ids: torch.Tensor | None, cache: FastWeightsCache | None = None, **options: object
+) -> list[object]:
     """Called layer by layer, and replayed."""
     results = []
     for disabled in (True, False):
         torch.manual_seed(0)
         options |= {"return_dict_in_generate": True, "output_logits": True, "disable_compile": disabled}
-        results.append(lm.generate(ids, max_new_tokens=24, **options))
+        given = {} if cache is None else {"past_key_values": cache.copy()}
+        results.append(lm.generate(ids, max_new_tokens=24, **given, **options))
     return results
 
 
@@ -76,6 +80,29 @@ def test_beams_samples_and_padding(captured: list[object], mode: dict[str, objec
         for ids_1T, real, row in zip(ids, mask.bool(), replayed.sequences, strict=True):
             alone = lm.generate(ids_1T[real][None], max_new_tokens=24, **mode)
             assert torch.equal(alone[0, -24:], row[-24:])
+
+
+@pytest.mark.parametrize("given", ["embeddings", "cache and new ids"])
+def test_prompts_in_other_forms(captured: list[object], given: str) -> None:
+    """They are longer than what comes: without slots for the prompt its keys would be lost."""
+    ids = torch.randint(64, (2, 40), device="cuda")
+    lm = language_model(["gdn", "softmax", WINDOW], torch.float32)
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": True}
+    if given == "embeddings":
+        called, replayed = both(lm, None, inputs_embeds=lm.get_input_embeddings()(ids), **options)
+    else:
+        with torch.no_grad():
+            cache = lm(ids[:, :30]).past_key_values
+        called, replayed = both(lm, ids[:, 30:], cache, **options)
+    assert len(captured) == 1 and captured[0] is not None
+    assert torch.equal(called.sequences, replayed.sequences)
+
+
+def test_hooks_run_for_every_token(captured: list[object]) -> None:
+    lm, seen = language_model("gdn", torch.float32), []
+    lm.model.layers[1].register_forward_hook(lambda *given: seen.append(given))
+    both(lm, torch.randint(64, (2, 40), device="cuda"), do_sample=True)
+    assert not captured and len(seen) == 2 * 24
 
 
 def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, captured: list[object]) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from transformers.generation import MaxLengthCriteria
 
+from fastweights.layers.probe import probe
+from fastweights.layers.softmax_attention import SoftmaxAttention
 from fastweights.models import decoding, generation
 
+from .live_bytes import LiveBytes
 from .mixers import every_mixer
 from .small import CLOSE, HYBRID, MIXED, PROMPTS, model, tokens
 
@@ -95,6 +101,94 @@ def test_a_cache_that_was_given_goes_on(by_steps, new):
     torch.testing.assert_close(*more, **CLOSE)
 
 
+def other_forms(lm, ids, mask):
+    """The prompt in the forms that generate() takes besides its ids: embeddings, and a cache of its beginning with the rest."""
+    cache = lm(ids[:, :12], attention_mask=mask[:, :12]).past_key_values
+    embeddings = lm.get_input_embeddings()(ids)
+    return [
+        ([], {"inputs_embeds": embeddings}),
+        ([ids], {"inputs_embeds": embeddings}),
+        ([ids[:, 12:]], {"cache": cache}),
+    ]
+
+
+@pytest.mark.parametrize("form", [0, 1, 2], ids=["embeddings", "embeddings and ids", "cache and new ids"])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("mode", [{}, {"do_sample": True}, {"num_beams": 2}], ids=str)
+def test_slots_are_reserved_for_all_of_a_prompt_whatever_its_form(by_steps, form, padded, mode):
+    lm, ids = model(MIXED, initializer_range=0.5), tokens(2, 30)
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, :7] = 0
+    given, options = other_forms(lm, ids, mask)[form]
+    if "num_beams" in mode and "cache" in options:
+        options["cache"].batch_repeat_interleave(mode["num_beams"])
+    calls, steps = by_steps(
+        lm, *given, attention_mask=mask, max_new_tokens=50, **options, **{"do_sample": False, **mode}
+    )
+    assert torch.equal(calls.sequences, steps.sequences)
+    if "num_beams" not in mode:
+        assert_same(calls, steps)
+
+
+@pytest.mark.parametrize("form", ["ids", "inputs_embeds"])
+def test_a_prompt_longer_than_what_comes_is_read_by_steps_too(by_steps, form):
+    lm, ids = model(MIXED, initializer_range=0.5), tokens(2, 30)
+    given = [ids] if form == "ids" else []
+    options = {} if form == "ids" else {form: lm.get_input_embeddings()(ids)}
+    assert_same(*by_steps(lm, *given, max_new_tokens=10, do_sample=False, **options))
+    assert_same(*by_steps(lm, *given, max_length=40, steps=9, do_sample=False, **options))
+
+
+def test_what_goes_on_beyond_its_length_is_called(by_steps):
+    """A criterion of the caller's own takes the place of the one that stops there."""
+    longer = {"max_new_tokens": 10, "stopping_criteria": [MaxLengthCriteria(40)]}
+    assert_same(*by_steps(model(MIXED, initializer_range=0.5), tokens(2, 9), steps=10, do_sample=False, **longer))
+
+
+@pytest.mark.parametrize("work", ["fixed_cache", "free_cache"])
+def test_caches_are_replaced_a_layer_at_a_time(monkeypatch, by_steps, work):
+    """No more than the keys of one layer are in memory twice."""
+    lm, before, alive = model(["softmax"] * 4), [], []
+    replace = getattr(SoftmaxAttention, work)
+
+    def noted(self, cache, *given):
+        before.append(weakref.ref(cache.memory["keys"]))
+        alive.append(sum(keys() is not None for keys in before))
+        return replace(self, cache, *given)
+
+    monkeypatch.setattr(SoftmaxAttention, work, noted)
+    by_steps(lm, tokens(2, 9), max_new_tokens=4, do_sample=False)
+    assert alive == [1] * 4
+
+
+def test_fixed_keys_are_made_once():
+    lm = model("softmax")
+    cache, layer = lm(tokens(2, 9)).past_key_values.layers[0], lm.model.layers[0].mixer
+    with LiveBytes() as live:
+        fixed = layer.fixed_cache(cache, 6)
+    assert {x.shape[1] for x in fixed.memory.values()} == {15}
+    assert live.most == sum(x.nbytes for held in (fixed.memory, fixed.context) for x in held.values())
+
+
+@pytest.mark.parametrize("mixer", [MIXED, ["softmax"] * 4])
+@pytest.mark.parametrize("full", [0, 1, 3])
+def test_without_memory_for_the_slots_layers_are_called(monkeypatch, by_steps, mixer, full):
+    lm = model(mixer, initializer_range=0.5)
+    layer = lm.model.layers[full].mixer
+    fixed_cache = type(layer).fixed_cache
+
+    def fails(self, *given):
+        if self is layer:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return fixed_cache(self, *given)
+
+    monkeypatch.setattr(type(layer), "fixed_cache", fails)
+    with pytest.warns(UserWarning, match="without a CUDA graph, because memory does not hold the slots") as warned:
+        assert_same(*by_steps(lm, tokens(2, 9), max_new_tokens=30, steps=0, do_sample=False))
+    assert len(warned) == 1
+
+
 @pytest.mark.parametrize("new, steps", [(7, 0), (8, 7)])
 def test_few_tokens_are_not_worth_a_capture(by_steps, monkeypatch, new, steps):
     monkeypatch.setattr(decoding, "FEWEST", 8)
@@ -112,3 +206,34 @@ def test_what_is_asked_for_in_other_ways_is_no_step(monkeypatch, options):
 
 def test_a_model_on_the_cpu_is_not_captured():
     assert not decoding.can_replay(model())
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A model that has generated, and then says that it is on a GPU."""
+    lm = model(MIXED)
+    lm.generate(tokens(1, 4), max_new_tokens=2)
+    monkeypatch.setattr(type(lm), "device", torch.device("cuda"))
+    assert decoding.can_replay(lm)
+    return lm
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("name", ["", "model", "model.layers.1", "model.layers.1.mixer.q_proj", "lm_head"])
+def test_a_model_with_hooks_is_not_captured(on_gpu, name, kind):
+    """A replay would not run them."""
+    hook = getattr(on_gpu.get_submodule(name), kind)(lambda *given: None)
+    assert not decoding.can_replay(on_gpu)
+    hook.remove()
+    assert decoding.can_replay(on_gpu)
+
+
+def test_a_model_that_accelerate_has_wrapped_is_not_captured(on_gpu):
+    add_hook_to_module(on_gpu.model.layers[0], ModelHook())
+    assert not decoding.can_replay(on_gpu)
+
+
+def test_a_model_with_an_open_probe_is_not_captured(on_gpu):
+    with probe(on_gpu, "q"):
+        assert not decoding.can_replay(on_gpu)
+    assert decoding.can_replay(on_gpu)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fastweights.models import prefill
 from fastweights.models.prefill import largest_block, prefill_block, token_bytes
 
+from .live_bytes import LiveBytes
 from .mixers import every_mixer
 from .small import CLOSE, MIXED, PROMPTS, model, tokens
 
@@ -86,31 +84,6 @@ def test_masks_of_softmax_layers_count(options, whole, in_blocks):
     widest = 12 * 256 * 4
     assert token_bytes(lm, 1000, whole=True) == widest + whole
     assert token_bytes(lm, 1000, whole=False) == widest + in_blocks
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that are alive."""
-
-    now = most = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in self.seen:
-                storage = x.untyped_storage()
-                self.seen.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self.freed, storage._cdata, storage.nbytes())
-        return result
-
-    def __enter__(self):
-        self.seen = set()
-        return super().__enter__()
-
-    def freed(self, key, size):
-        self.seen.discard(key)
-        self.now -= size
 
 
 @every_mixer()
