@@ -49,6 +49,25 @@ SPILLED = {
     "decode_systems": 64,
     "system_gradients": 960,
 }
+# On sm_80 at 128 channels, where more is allowed than above. The tiles are those of Hopper, and no such GPU has run them.
+SPILLED_AT_128_ON_80 = {
+    "carry_adjoint": 800,
+    "carry_inverse": 21784,
+    "chunk_adjoint": 632,
+    "chunk_state": 8,
+    "chunk_state_backward": 336,
+    "chunk_sums": 464,
+    "gram_sums_back": 88,
+    "pass_gradients": 120,
+    "pass_tokens_back": 688,
+    "posterior_gradients": 424,
+    "posterior_state": 80,
+    "prepare_turns_back": 232,
+    "slot_gradients": 536,
+    "system_gradients": 11288,
+    "token_products": 136,
+    "unit_key_gradients": 120,
+}
 
 
 def launch(
@@ -103,16 +122,14 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
         compiled = one.compile(capability)
         of_chunk = one.kernel.fn.__module__.startswith("fastweights.kernels.chunk.")
         in_float32 = of_chunk and not {"*bf16", "*fp16"} & set(one.signature.values())
-        allowed = 1200 if in_float32 else SPILLED.get(one.kernel.__name__, 0)  # see docs/kernels.md, Tools
+        name = one.kernel.__name__
+        allowed = 1200 if in_float32 else SPILLED.get(name, 0)  # see docs/kernels.md, Tools
+        if capability == 80 and 128 in (one.choices.get("K"), one.choices.get("V")):
+            allowed = max(allowed, SPILLED_AT_128_ON_80.get(name, 0))
         if compiled.shared > SHARED[capability] or compiled.stack > allowed:
-            wrong.append(
-                f"{one.kernel.__name__}: {compiled.shared} bytes of shared memory, {compiled.stack} spilled; {one.choices}"
-            )
-        wrong += [
-            f"{one.kernel.__name__}: {operand} overwritten; {one.choices}"
-            for operand in overwritten_operands(compiled.ttgir)
-        ]
-        wrong += [f"{one.kernel.__name__}: {each}; {one.choices}" for each in disordered_reductions(compiled.ttgir)]
+            wrong.append(f"{name}: {compiled.shared} bytes of shared memory, {compiled.stack} spilled; {one.choices}")
+        wrong += [f"{name}: {operand} overwritten; {one.choices}" for operand in overwritten_operands(compiled.ttgir)]
+        wrong += [f"{name}: {each}; {one.choices}" for each in disordered_reductions(compiled.ttgir)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -294,25 +311,26 @@ def test_around(launches: Callable[[], Iterable[Callable[[], object]]]) -> None:
 
 
 def for_every_gpu(*fast: tuple[str, int]) -> pytest.MarkDecorator:
-    """One form of each family and the kernels around the memories; all but `fast` in the slow set. `make test-triton` repeats
-    them with other versions of Triton."""
+    """One form of each family at 64 and at 128 channels, and the kernels around the memories; all but `fast` in the slow set.
+    `make test-triton` repeats them with other versions of Triton."""
 
     def marks(name: str, capability: int) -> list[pytest.MarkDecorator]:
         return [pytest.mark.slow] * ((name, capability) not in fast)
 
-    names = [*ONE_OF_EACH_FAMILY, *AROUND_MEMORIES]
+    names = [*(f"{name}-{width}" for name in ONE_OF_EACH_FAMILY for width in (64, 128)), *AROUND_MEMORIES]
     return pytest.mark.parametrize(
         ("name", "capability"), [pytest.param(n, c, marks=marks(n, c)) for n in names for c in SHARED]
     )
 
 
-@for_every_gpu(("linear_attention-none", 100), ("gated_norm", 100))
+@for_every_gpu(("linear_attention-none-64", 100), ("gated_norm", 100))
 def test_every_gpu(name: str, capability: int) -> None:
     """A kernel compiles, and a program finds its shared memory, whatever the version of Triton."""
     if name in AROUND_MEMORIES:
         calls = list(AROUND_MEMORIES[name]())
     else:
-        calls = [partial(launch, KERNEL_CASES[name], 64, time=4096, heads=2, with_states=True)]
+        family, _, width = name.rpartition("-")
+        calls = [partial(launch, KERNEL_CASES[family], int(width), time=4096, heads=2, with_states=True)]
     kernels = {one.key: one for call in calls for one in recorded(call)}
     assert kernels
     shared = {one.kernel.__name__: one.compile(capability).shared for one in kernels.values()}

@@ -1,8 +1,8 @@
 """Puts this library's functions in the place of those that the modules of transformers call, and takes them out again.
 
 A layer of transformers 5.15 or later finds its functions by name in its module when it is called. One of an earlier version
-copies them from there into itself when it is built, so layers that exist already are found and replaced one by one. A layer may be
-copied, or outlive `restore`: so what takes a function's place asks at every call whether it still should.
+copies them from there into itself when it is built, so layers that exist already are found and replaced one by one. A layer may
+be copied, or outlive `restore`: so what takes a function's place asks at every call whether it still should.
 """
 
 from __future__ import annotations
