@@ -129,9 +129,10 @@ def check_call(
     like = inputs[0]
     implementation = spec.backends[choose_backend(spec, backend, like, values, max(sizes.K, sizes.V))]
     recurs = (
-        spec.recurrent is not None  # last what a compiled graph must not depend on, in which it never serves
-        and spec.recurrent.serves(backend, dict(zip(spec.inputs, inputs)), values, sizes.K, initial_state is not None)
+        spec.recurrent is not None
+        and not torch.compiler.is_compiling()  # whose graphs must not depend on whether sequences are short
         and is_short(like, cu_seqlens)
+        and spec.recurrent.serves(backend, dict(zip(spec.inputs, inputs)), values, sizes.K, initial_state is not None)
     )
     checks.check_states(spec, initial_state, sizes, count, like)
     if initial_state is None and isinstance(implementation, kernels):  # these make a first state themselves

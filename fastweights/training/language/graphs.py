@@ -107,7 +107,7 @@ class GraphedGradients:
         why = f"a step cannot be captured as a CUDA graph: {error.__context__ or error}"  # first the error within the capture
         if self.required:
             raise ValueError(f"graphs must be False or None where {why}; leave it out to train without one") from error
-        warnings.warn(f"training goes on without CUDA graphs, because {why}", stacklevel=3)
+        warnings.warn(f"training continues without CUDA graphs, because {why}", stacklevel=3)
 
     def _of_fixed_shape(self, inputs: Inputs) -> dict[str, Tensor]:
         cu_seqlens = inputs.get("cu_seqlens")

@@ -69,7 +69,7 @@ class LanguageRun:
         graphs: replay forward and backward as a CUDA graph: launching their kernels takes the host longer than they run. The
             graph keeps the memory of a step. True ends the training with a ValueError where its fourth batch cannot be captured,
             as where a layer waits for the GPU to read the lengths of documents. None captures with one process, a GPU, no fp16
-            and no gradient_checkpointing; where that fails, a warning says why, and the training goes on without.
+            and no gradient_checkpointing; where that fails, a warning says why, and the training continues without.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
         reshard_after_forward: with fsdp, free the gathered parameters of a block after its forward, and gather them again for its
             backward. False keeps them: parameters are gathered once per pass, and the GPU holds all of them between the two.

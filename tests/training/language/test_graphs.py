@@ -136,13 +136,13 @@ def fail_half_way(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("fail", [refuse_waits, fail_half_way])
-def test_a_training_goes_on_where_no_graph_can_be_made(
+def test_a_training_continues_where_no_graph_can_be_made(
     captures: list[Replayed], monkeypatch: pytest.MonkeyPatch, fail: Callable[[Any], str], passes: int
 ) -> None:
     """After one warning, with the same losses and gradients; the failure is that of the second pass where there are two."""
     reason = fail(monkeypatch)
     graphed = GraphedGradients(WEIGHTS, work, passes=passes)
-    with pytest.warns(UserWarning, match=f"goes on without CUDA graphs, because .*{reason}") as seen:
+    with pytest.warns(UserWarning, match=f"continues without CUDA graphs, because .*{reason}") as seen:
         for number in range(WARM + 2):
             batches = [batch(number + i, 3) for i in range(passes)]
             assert gradients_of(graphed, batches) == gradients_of(work, batches)
@@ -166,7 +166,7 @@ def test_a_later_graph_that_cannot_be_made_does_not_end_the_training(
     graphed = GraphedGradients(WEIGHTS, work, required=True)
     gradients_of(graphed, [batch(0, 3)] * (WARM + 1))
     fail_half_way(monkeypatch)
-    with pytest.warns(UserWarning, match="goes on without CUDA graphs"):
+    with pytest.warns(UserWarning, match="continues without CUDA graphs"):
         for number in range(WARM + 2):
             assert gradients_of(graphed, [batch(number, 40)]) == gradients_of(work, [batch(number, 40)])
 
@@ -199,7 +199,7 @@ def test_a_run_that_asks_for_graphs_requires_them(
         with pytest.raises(ValueError, match="graphs must be False or None"):
             train_language(run)
     else:
-        with pytest.warns(UserWarning, match="goes on without CUDA graphs"):
+        with pytest.warns(UserWarning, match="continues without CUDA graphs"):
             assert train_language(run)
 
 
