@@ -17,14 +17,29 @@ Result = TypeVar("Result")
 
 def captured(work: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
     """The graph of some work on a GPU, which does not run by this, and what it returned: every replay overwrites these tensors.
-    Other threads may call the GPU in the meantime."""
+    Other threads may call the GPU in the meantime. A capture that fails leaves the current stream and the random numbers as they
+    were; torch alone does not."""
     graph = torch.cuda.CUDAGraph()
-    with (
-        torch.cuda.device(device),
-        torch.cuda.graph(graph, stream=_stream(torch.cuda.current_device()), capture_error_mode="thread_local"),
-    ):
-        result = work()
+    with torch.cuda.device(device):
+        index = torch.cuda.current_device()
+        random = torch.cuda.get_rng_state(index)
+        try:
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(index)),
+                torch.cuda.graph(graph, stream=_stream(index), capture_error_mode="thread_local"),
+            ):
+                result = work()
+        except BaseException:
+            _replace_generator(index, random)
+            raise
     return graph, result
+
+
+def _replace_generator(index: int, state: torch.Tensor) -> None:
+    """The random numbers of a GPU from this state on: a failed capture leaves a generator that takes itself to be captured."""
+    fresh = torch.Generator(f"cuda:{index}")
+    fresh.set_state(state)
+    torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 @cache
@@ -39,8 +54,8 @@ class Waits(RuntimeError):
 
 @contextmanager
 def refusing_waits() -> Iterator[None]:
-    """`Waits` in place of an operation by which the host would wait for the GPU. Tried before a capture: one that fails of it
-    leaves torch's random numbers in a state that no call can use."""
+    """`Waits` in place of an operation by which the host would wait for the GPU. Tried before a capture, which says less
+    about what it fails of."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it does not yet see every wait

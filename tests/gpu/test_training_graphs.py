@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastweights.cuda_graphs import captured
 from fastweights.data.text import TextCorpus, TextTokenizer
 from fastweights.training.language import graphs, train_language
 from fastweights.training.language.run import LanguageRun
@@ -99,3 +100,17 @@ def test_graphs_are_few(folder: Path, captures: list[int]) -> None:
     """Documents of every step are others; a graph has room for more than it was made for."""
     train(folder, "many", max_steps=60, evaluate_every=0, checkpoint_every=60)
     assert 1 <= len(captures) <= 3 and captures == sorted(captures)
+
+
+def test_a_capture_that_fails_leaves_stream_and_random_numbers_as_they_were() -> None:
+    def work() -> None:
+        torch.rand(4, device="cuda")
+        torch.cuda.synchronize()
+
+    stream, random = torch.cuda.current_stream(), torch.cuda.get_rng_state()
+    wanted = torch.rand(4, device="cuda")
+    torch.cuda.set_rng_state(random)
+    with pytest.raises(RuntimeError):
+        captured(work, torch.device("cuda", 0))
+    assert torch.cuda.current_stream() == stream
+    assert torch.equal(torch.rand(4, device="cuda"), wanted)

@@ -80,5 +80,5 @@ def test_segments_of_a_row(time: int, programs: int, segments: int) -> None:
     from fastweights.kernels.chunk.sizes import max_pieces, segment_length
     from fastweights.kernels.packing import CHUNK
 
-    length = segment_length(1, time, programs, 264)
-    assert (0 if length is None else max_pieces(1, time, CHUNK * length, packed=False, least=1)) == segments
+    length, cut = segment_length(1, time, programs, 264)
+    assert cut * max_pieces(1, time, CHUNK * length, packed=False, least=1) == segments

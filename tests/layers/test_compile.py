@@ -1,10 +1,13 @@
 """torch.compile of layers with states of their own kind: one graph, packed rows and decoding included."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fastweights.layers import MIXERS, LayerCache
+from fastweights.layers import MIXERS, LayerCache, build_mixer
+from fastweights.ops.framework.node import Node, NodeRule
 
 from .variants import HIDDEN, build
 
@@ -51,3 +54,52 @@ def test_one_graph_serves_all_sizes(mixer):
             x = torch.randn(batch, time, HIDDEN, dtype=torch.float64)
             torch.testing.assert_close(compiled(x), layer(x))
     assert graphs.frame_count <= 2
+
+
+class ShapesAlone(NamedTuple):
+    """A node's rule whose results have the right shapes, and numbers that mean nothing."""
+
+    rule: NodeRule
+
+    def fake(self, tensors, options):
+        return self.rule.fake(tensors, options)
+
+    def forward(self, tensors, options, save):
+        return self.fake(tensors, options)
+
+    def backward(self, tensors, options, saved, output_grads, needed):
+        return [torch.zeros_like(x) if need else None for x, need in zip(tensors, needed)]
+
+
+@pytest.fixture
+def shapes_alone(monkeypatch):
+    rule = property(lambda node: ShapesAlone(vars(node)["rule"]), lambda node, rule: vars(node).update(rule=rule))
+    monkeypatch.setattr(Node, "rule", rule, raising=False)
+
+
+# One for every family of kernels, and every way to be cut into segments.
+WITH_KERNELS = ("gdn", "linear", "pkda", "gka", "mesa", "ttt", "palimpsa-d", "lattice", "vla", "rls")
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+@pytest.mark.parametrize(
+    "mixer", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in WITH_KERNELS]
+)
+@pytest.mark.kernels
+def test_one_graph_of_kernels_serves_all_sizes(shapes_alone, mixer, packed):
+    """Few tokens, sequences that are not cut into segments, that are, and that are too many. Kernels run at none of them: sizes
+    alone are what a graph could depend on."""
+    torch._dynamo.reset()
+    layer, graphs = (
+        build_mixer(mixer, hidden_size=32, num_heads=2, backend="triton"),
+        CompileCounterWithBackend("aot_eager"),
+    )
+    compiled = torch.compile(layer, backend=graphs, fullgraph=True, dynamic=True)
+    counts = []
+    for batch, time in ((2, 20), (3, 9), (2, 1500), (60, 600), (26, 6400)):
+        x, edges = torch.zeros(batch, time, 32), None
+        if packed:
+            x, edges = x[:1], torch.linspace(0, time, batch + 1).int()
+        compiled(x, cu_seqlens=edges).sum().backward()
+        counts.append(graphs.frame_count)
+    assert len(set(counts)) == 1, counts

@@ -119,14 +119,14 @@ def pass_state_back(
         recorder.launch(
             chunk_state_backward, (-(-V // tile.BV) * sizes.P, HV),
             chunks.q, chunks.write_key, chunks.write_key_rest, chunks.W, x.k if sizes.finer else None, x.divisor, saved.T,
-            du, do, saved.G, chunks.last_gate, start, dh, end, saved.segment_table, sizes.T, scale, sizes.H, HV,
+            du, do, saved.G, chunks.last_gate, start, dh, end, sizes.segment_table(saved), sizes.T, scale, sizes.H, HV,
             PK=tile.BK, BV=tile.BV, **shared,
             DELTA=sizes.delta, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,
             num_warps=tile.num_warps,
         )  # fmt: skip
 
     if sizes.segment is not None:
-        ends = sizes.empty(*saved.starts.shape, dtype=float32)
+        ends = sizes.state(sizes.P)
         launch(None, ends, summary=True)
         join_segments(recorder, x, sizes, ends, saved.transitions, dS_end, back=True)
         dS_end = ends

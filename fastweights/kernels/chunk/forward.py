@@ -132,7 +132,8 @@ def pass_state(
     recorder.launch(
         chunk_state, (parts * sizes.P, HV), chunks.write_key, chunks.write_key_rest, chunks.W, chunks.u, saved.G,
         chunks.last_gate, start, h,
-        saved.starts if summary else end, saved.transitions, saved.segment_table, sizes.T, sizes.H, HV,
+        saved.starts if summary else end, saved.transitions if sizes.cut else None, sizes.segment_table(saved), sizes.T,
+        sizes.H, HV,
         K=K, PK=tile.BK, V=V, BV=tile.BV, HEADS_K=sizes.group(chunks.write_key), DELTA=sizes.delta and not reuse_saved,
         DECAY=sizes.decay, STARTED=start is not None, ENDED=end is not None, SUMMARY=summary, STAGES=tile.num_stages,
         PRECISION=sizes.precision, num_warps=tile.num_warps,

@@ -40,9 +40,9 @@ class KernelInputs(NamedTuple):
 
 
 class SavedForBackward(NamedTuple):
-    """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts [P, HV, K, V], the segments' transitions
-    [P, HV, K(, K)], the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], and the tables of
-    chunks and segments; None where there is none."""
+    """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts [P HV K V], the segments' transitions
+    [P HV K (K)], the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], and the tables of
+    chunks and segments; None where there is none, but for those of segments, whose number is the same for all sizes."""
 
     T: Any
     u: Any
@@ -63,21 +63,23 @@ def has_large_shared_memory(device: torch.device) -> bool:
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 200 * 1024
 
 
-def segment_length(batch: int, time: int, programs: int, wanted: int) -> int | None:
-    """Chunks per segment such that at most about `wanted` programs run, where `programs` serve one segment; None where the
-    sequences themselves are enough. It depends on sizes alone, never on the lengths of packed sequences."""
+def segment_length(batch: int, time: int, programs: int, wanted: int) -> tuple[int, int]:
+    """Chunks per segment such that at most about `wanted` programs run, where `programs` serve one segment; and 1 where
+    sequences are cut, 0 where they are enough by themselves. It depends on sizes alone, never on the lengths of packed sequences.
+
+    In formulas without a branch: under torch.compile(dynamic=True) a branch on batch or time would take a graph of its own."""
     longest = -(-time // CHUNK)
-    segments = wanted // max(1, programs * batch)  # per row
-    if segments < MIN_SEGMENTS:
-        return None
-    length = max(MIN_SEGMENT_CHUNKS, -(-longest // segments))
-    return length if length < longest else None
+    segments = wanted // torch.sym_max(1, programs * batch)  # per row
+    length = torch.sym_max(MIN_SEGMENT_CHUNKS, -(-longest // torch.sym_max(1, segments)))
+    enough = torch.sym_min(1, segments // MIN_SEGMENTS)
+    several = torch.sym_min(1, torch.sym_max(0, longest - 1) // length)
+    return length, enough * several
 
 
 def max_pieces(count: int, time: int, tokens: int, packed: bool, least: int = 0) -> int:
     """How many numbers pieces of so many tokens take, whatever the lengths; exact where nothing is packed. least: pieces of an
     empty row. count: sequences; time: tokens per row."""
-    return count + time // tokens if packed else count * max(least, -(-time // tokens))
+    return count + time // tokens if packed else count * torch.sym_max(least, -(-time // tokens))
 
 
 class CallSizes:
@@ -108,8 +110,8 @@ class CallSizes:
 
 
 class ChunkSizes(CallSizes):
-    """M chunks and P segments, or as many numbers as those of packed sequences may take. segment: chunks per segment, None where
-    no sequence is cut."""
+    """M chunks and P segments, or as many numbers as those of packed sequences may take. Each sequence is one segment where none
+    is cut."""
 
     def __init__(self, x: KernelInputs, device: torch.device) -> None:
         super().__init__(x)
@@ -121,13 +123,28 @@ class ChunkSizes(CallSizes):
         self.lasting = self.delta and x.write_key is not None and self.decay == 0
         self.tile = tiles(self.K, self.V, self.dtype, self.delta, has_large_shared_memory(device), self.finer)
         programs = self.HV * -(-self.V // self.tile["chunk_state"].BV)
-        self.segment = segment_length(self.B, self.T, programs, programs_at_once(self.delta))
-        # Tokens per segment; longer than the row where no sequence is cut, so that each has one segment.
-        self.segment_tokens = CHUNK * (self.segment or self.T // CHUNK + 1)
+        self.length, self.cut = segment_length(self.B, self.T, programs, programs_at_once(self.delta))
         self.M = max_pieces(self.N, self.T, CHUNK, self.packed)
-        self.P = max_pieces(self.N, self.T, self.segment_tokens, self.packed, least=1)
+        pieces = max_pieces(self.N, self.T, CHUNK * self.length, self.packed, least=1)
+        self.P = self.N + self.cut * (pieces - self.N)
         # What is written to narrow states has the largest error: T and u are not rounded on the way to it.
         self.u_dtype = torch.float32 if self.K < 64 or self.finer else self.dtype
+
+    # A launch chooses by these. `saved` must not: it is called with the symbols of torch.compile(dynamic=True) too.
+
+    @property
+    def segment(self) -> int | None:
+        """Chunks per segment, None where no sequence is cut."""
+        return self.length if self.cut else None
+
+    @property
+    def segment_tokens(self) -> int:
+        """Tokens per segment; longer than the row where no sequence is cut, so that each has one segment."""
+        return CHUNK * (self.segment or self.T // CHUNK + 1)
+
+    def segment_table(self, saved: Any) -> TensorSpec | None:
+        """Where segments lie, where that does not follow from their number."""
+        return saved.segment_table if self.packed or self.cut else None
 
     def final_states(self, final: bool) -> tuple[TensorSpec | None, TensorSpec | None]:
         """The final S and A, where they are wanted."""
@@ -137,28 +154,31 @@ class ChunkSizes(CallSizes):
 
     def saved(self) -> SavedForBackward:
         """Placeholders of what a backward needs; operands of products in the inputs' dtype."""
-        HV, K, P, float32 = self.HV, self.K, self.P, torch.float32
-        starts = transitions = None
-        if self.segment is not None:
-            starts = self.empty(P, HV, K, self.V, dtype=float32)
-            finer_joins = self.lasting or not self.delta
-            transitions = self.empty(P, HV, K, *([K] if self.delta else []), dtype=float32 if finer_joins else None)
+        HV, K, P, float32 = self.HV, self.K, self.cut * self.P, torch.float32
+        transition = K * K if self.delta else K
         return SavedForBackward(
             T=self.per_token(HV, CHUNK, dtype=torch.float32 if self.finer else None) if self.delta else None,
             u=self.per_token(HV, self.V, dtype=self.u_dtype) if self.delta else None,
             G=self.per_token(HV, dtype=float32) if self.decay == 1 else None,
-            starts=starts,
-            transitions=transitions,
+            starts=self.of_segments(P * HV * K * self.V, dtype=float32),
+            transitions=self.of_segments(
+                P * HV * transition, dtype=None if self.delta and not self.lasting else float32
+            ),
             key_energy=self.empty(self.M, HV, K, dtype=float32) if self.precond else None,
             write_keys=self.per_token(HV, K) if self.precond else None,
             chunk_table=self.empty(self.M, 2, dtype=torch.int32) if self.packed else None,
-            segment_table=self.empty(P, 5, dtype=torch.int32) if self.packed or self.segment is not None else None,
+            segment_table=self.of_segments(self.P if self.packed else P, 5, dtype=torch.int32),
         )
+
+    def of_segments(self, count: int, *shape: int, dtype: torch.dtype | None) -> TensorSpec:
+        """At least two, also where none are used: PyTorch takes another graph for sizes of 0 and 1."""
+        return self.empty(torch.sym_max(2, count), *shape, dtype=dtype)
 
     def record_tables(self, recorder: Recorder, x: KernelInputs, saved: SavedForBackward) -> None:
         """The tables that the place of chunks and segments is read from, where it does not follow from their number."""
-        if saved.segment_table is not None:
-            record_tables(recorder, x.cu_seqlens, saved.chunk_table, saved.segment_table, self.T, self.segment_tokens)
+        table = self.segment_table(saved)
+        if table is not None:
+            record_tables(recorder, x.cu_seqlens, saved.chunk_table, table, self.T, self.segment_tokens)
 
     def tile_options(self, name: str, *sizes: str) -> dict[str, int]:
         return tile_options(self.tile[name], *sizes)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..chunk.sizes import CallSizes
 from ..chunk.state import combine_segments
 from ..chunk.tiles import padded
 from ..packing import record_tables
@@ -38,7 +39,7 @@ def shapes(
     x: PosteriorInputs, device: torch.device, options: Options, final: bool
 ) -> tuple[tuple[TensorSpec | None, ...], tuple[()]]:
     """o, the variance where it is asked for, the final M and J (None unless `final`). A backward needs the inputs alone."""
-    sizes, (_, variance) = PosteriorSizes(x), options
+    sizes, (_, variance) = CallSizes(x), options
     outputs = [sizes.per_token(sizes.HV, sizes.V, dtype=x.v.dtype) for _ in range(2 if variance else 1)]
     states = [sizes.state(sizes.N) if final else None for _ in range(2)]
     return (*outputs, *states), ()

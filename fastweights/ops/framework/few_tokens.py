@@ -83,8 +83,8 @@ class recurrent:
     def serves(
         self, backend: str, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int, started: bool
     ) -> bool:  # fmt: skip
-        """Whether it runs for these few tokens where they need no gradient."""
-        if backend not in ("auto", "triton") or torch.compiler.is_compiling():
+        """Whether it runs for these few tokens, outside torch.compile, where they need no gradient."""
+        if backend not in ("auto", "triton"):
             return False
         if not (self.starts or started) or not self.takes(inputs, options, key):
             return False

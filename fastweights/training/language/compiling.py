@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,12 +56,19 @@ def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -
     if what is False:
         return
     if Path(os.environ.get(KEPT, TEMPORARY)).name.startswith(TEMPORARY):
-        os.environ[KEPT] = str(Path(cache).absolute() / "compiled")
+        os.environ[KEPT] = str(Path(cache).absolute() / f"compiled-{_version_of_ops()}")
     torch.compiler.reset()
     kinds = {repr(mixer) for mixer in model.config.mixers()}
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(kinds))
     for module in model.model.layers if what == "blocks" else [model]:
         module.compile(backend=BACKEND)
+
+
+def _version_of_ops() -> str:
+    """Of ops and kernels. torch looks kept code up by the graph, which does not hold the shapes that an op says it gives."""
+    library = Path(__file__).parents[2]
+    files = sorted(file for folder in ("kernels", "ops") for file in (library / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def with_any_number_of_documents(batch: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ them, up to a number that seldom changes.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...cuda_graphs import Waits, captured, refusing_waits
+from ...cuda_graphs import captured, refusing_waits
 from .folder import world_size
 from .run import LanguageRun
 
@@ -56,19 +57,25 @@ class Captured(NamedTuple):
 class GraphedGradients:
     """Adds the gradients of a batch to those of the parameters, by a graph from the fourth batch of its shape on.
 
-    One graph is kept, that of the most documents so far: a graph keeps the memory of a step. Where the host waits for the GPU
-    within the work, every batch is taken without a graph.
+    One graph is kept, that of the most documents so far: a graph keeps the memory of a step. Where the work cannot be captured,
+    as where the host waits for the GPU within it, a warning says why, and every batch from then on is taken without a graph.
 
     Args:
         parameters: those with gradients.
         work: forward and backward of a batch of tensors on the GPU; returns the loss.
         passes: batches per step. Gradients of the only one are left in the memory of the graph.
+        required: ValueError in place of the warning, if the first graph cannot be made.
     """
 
     def __init__(
-        self, parameters: list[torch.nn.Parameter], work: Callable[[Inputs], Tensor], *, passes: int = 1
+        self,
+        parameters: list[torch.nn.Parameter],
+        work: Callable[[Inputs], Tensor],
+        *,
+        passes: int = 1,
+        required: bool = False,
     ) -> None:
-        self.parameters, self.work, self.passes = parameters, work, passes
+        self.parameters, self.work, self.passes, self.required = parameters, work, passes, required
         self.edges = 0
         self.seen: Counter[Any] = Counter()
         self.graph: Captured | None = None
@@ -86,11 +93,21 @@ class GraphedGradients:
         self.seen[key] += 1
         if self.seen[key] > WARM:
             self.graph = None  # before the next one is made: both would not fit
-            self.graph = self._capture(inputs)
-            if self.graph is not None:
+            try:
+                self.graph = self._capture(inputs)
+            except RuntimeError as error:  # one of the work itself comes again below
+                self._give_up(error)
+            else:
+                self.required = False  # no error where a larger one does not fit in the middle of a training
                 return self._replayed(self.graph, inputs)
-            self.possible = False
         return self.work(inputs)
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self.possible = False
+        why = f"a step cannot be captured as a CUDA graph: {error.__context__ or error}"  # first the error within the capture
+        if self.required:
+            raise ValueError(f"graphs must be False or None where {why}; leave it out to train without one") from error
+        warnings.warn(f"training continues without CUDA graphs, because {why}", stacklevel=3)
 
     def _of_fixed_shape(self, inputs: Inputs) -> dict[str, Tensor]:
         cu_seqlens = inputs.get("cu_seqlens")
@@ -112,8 +129,8 @@ class GraphedGradients:
                 parameter.grad = gradient if self.passes == 1 else gradient.clone()
         return loss
 
-    def _capture(self, inputs: Inputs) -> Captured | None:
-        """The graph of forward and backward; None where the host waits for the GPU within them."""
+    def _capture(self, inputs: Inputs) -> Captured:
+        """The graph of forward and backward; `Waits` where the host waits for the GPU within them. Gradients stay as they are."""
         fixed = {name: x.clone() for name, x in inputs.items()}
         before = [parameter.grad for parameter in self.parameters]
         self._set([None] * len(before))
@@ -123,8 +140,6 @@ class GraphedGradients:
             self._set([None] * len(before))
             graph, loss = captured(partial(self.work, fixed), self.parameters[0].device)
             return Captured(graph, fixed, loss, [parameter.grad for parameter in self.parameters])
-        except Waits:
-            return None
         finally:
             self._set(before)
 

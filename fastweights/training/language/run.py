@@ -63,9 +63,13 @@ class LanguageRun:
         precision: "no" (float32), "bf16" or "fp16" (on a GPU) mixed precision.
         gradient_checkpointing: compute activations twice instead of keeping them.
         compile: what torch.compile compiles: "blocks" each block of layers, which starts sooner; True the whole model; False
-            nothing. None is "blocks" on a GPU and False without one. Losses differ by rounding.
+            nothing. None is "blocks" on a GPU and False without one. With fsdp it must not be True. Losses differ by rounding.
+            The held-out loss is computed without compiled code: its rows, fewer in their last batch, would be compiled for
+            themselves.
         graphs: replay forward and backward as a CUDA graph: launching their kernels takes the host longer than they run. The
-            graph keeps the memory of a step. None is True with one process, a GPU, no fp16 and no gradient_checkpointing.
+            graph keeps the memory of a step. True ends the training with a ValueError where its fourth batch cannot be captured,
+            as where a layer waits for the GPU to read the lengths of documents. None captures with one process, a GPU, no fp16
+            and no gradient_checkpointing; where that fails, a warning says why, and the training continues without.
         fsdp: shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP).
         reshard_after_forward: with fsdp, free the gathered parameters of a block after its forward, and gather them again for its
             backward. False keeps them: parameters are gathered once per pass, and the GPU holds all of them between the two.

@@ -74,7 +74,8 @@ def train_language(
         One result per model, in the main process; None if training has not ended (`stop_at`), or in another process.
 
     Raises:
-        ValueError: text, tokenizer, model or output folder that cannot be used. Nothing has been trained.
+        ValueError: text, tokenizer, model or output folder that cannot be used. Nothing has been trained. Or a run with
+            graphs = True, of whose steps no CUDA graph can be made.
         NonFiniteLoss: the loss became infinite or NaN. The last checkpoint is of a step before.
         SaveError: a checkpoint could not be written. The one before is whole.
         WriteError: another file could not be written.

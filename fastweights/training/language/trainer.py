@@ -78,7 +78,9 @@ class LanguageTrainer(Trainer):
         self._graphed: GraphedGradients | None = None
         if what_to_graph(run):
             parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            self._graphed = GraphedGradients(parameters, self._gradients, passes=run.accumulation)
+            self._graphed = GraphedGradients(
+                parameters, self._gradients, passes=run.accumulation, required=run.graphs is True
+            )
 
         # transformers forgets its own sum of losses at every checkpoint; a point of the curve would depend on where it is.
         self._losses = torch.zeros((), dtype=torch.float64, device=self.args.device)

@@ -112,20 +112,95 @@ def test_more_documents_than_before_take_a_graph_of_their_own(captures: list[Rep
     assert len(captures) == 2
 
 
-def test_work_that_waits_for_the_gpu_is_taken_without_a_graph(
-    captures: list[Replayed], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refuse_waits(monkeypatch: pytest.MonkeyPatch) -> str:
     class Refused:
         def __enter__(self) -> None:
-            raise Waits
+            raise Waits("called a synchronizing CUDA operation")
 
         def __exit__(self, *error: Any) -> None: ...
 
     monkeypatch.setattr(graphs, "refusing_waits", Refused)
-    graphed = GraphedGradients(WEIGHTS, work)
-    for number in range(WARM + 2):
-        assert gradients_of(graphed, [batch(number, 3)]) == gradients_of(work, [batch(number, 3)])
-    assert not captures
+    return "called a synchronizing CUDA operation"
+
+
+def fail_half_way(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The capture ends with an error when all gradients are there."""
+
+    def captured(work: Any, device: torch.device) -> Any:
+        work()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs, "captured", captured)
+    return "operation not permitted when stream is capturing"
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("fail", [refuse_waits, fail_half_way])
+def test_a_training_continues_where_no_graph_can_be_made(
+    captures: list[Replayed], monkeypatch: pytest.MonkeyPatch, fail: Callable[[Any], str], passes: int
+) -> None:
+    """After one warning, with the same losses and gradients; the failure is that of the second pass where there are two."""
+    reason = fail(monkeypatch)
+    graphed = GraphedGradients(WEIGHTS, work, passes=passes)
+    with pytest.warns(UserWarning, match=f"continues without CUDA graphs, because .*{reason}") as seen:
+        for number in range(WARM + 2):
+            batches = [batch(number + i, 3) for i in range(passes)]
+            assert gradients_of(graphed, batches) == gradients_of(work, batches)
+    assert len(seen) == 1 and graphed.graph is None and not captures
+
+
+@pytest.mark.parametrize("fail", [refuse_waits, fail_half_way])
+def test_graphs_that_are_asked_for_are_an_error_where_none_can_be_made(
+    captures: list[Replayed], monkeypatch: pytest.MonkeyPatch, fail: Callable[[Any], str]
+) -> None:
+    reason = fail(monkeypatch)
+    graphed = GraphedGradients(WEIGHTS, work, required=True)
+    gradients_of(graphed, [batch(0, 3)] * WARM)
+    with pytest.raises(ValueError, match=f"graphs must be False or None .*{reason}"):
+        graphed(batch(0, 3))
+
+
+def test_a_later_graph_that_cannot_be_made_does_not_end_the_training(
+    captures: list[Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphed = GraphedGradients(WEIGHTS, work, required=True)
+    gradients_of(graphed, [batch(0, 3)] * (WARM + 1))
+    fail_half_way(monkeypatch)
+    with pytest.warns(UserWarning, match="continues without CUDA graphs"):
+        for number in range(WARM + 2):
+            assert gradients_of(graphed, [batch(number, 40)]) == gradients_of(work, [batch(number, 40)])
+
+
+def test_an_error_of_the_work_itself_ends_the_training(captures: list[Replayed]) -> None:
+    def broken(inputs: Any) -> torch.Tensor:
+        if inputs["x"].sum() > 0:
+            raise RuntimeError("the loss of these tokens cannot be computed")
+        return work(inputs)
+
+    graphed = GraphedGradients(WEIGHTS, broken)
+    good, bad = batch(0, 3), batch(0, 3)
+    good["x"].zero_()
+    gradients_of(graphed, [good] * WARM)
+    with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="cannot be computed"):
+        graphed(bad)
+
+
+@pytest.mark.parametrize("asked", [True, None])
+def test_a_run_that_asks_for_graphs_requires_them(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch, asked: bool | None
+) -> None:
+    """The rest of the training is that of a machine without a GPU, where no step can be captured."""
+    monkeypatch.setattr("fastweights.training.language.train._check_device", lambda run: None)
+    monkeypatch.setattr("fastweights.training.language.trainer.what_to_graph", lambda run: True)
+    fail_half_way(monkeypatch)
+    monkeypatch.setattr(graphs, "refusing_waits", torch.enable_grad)
+    run = make_run(graphs=asked, max_steps=WARM + 2)
+    if asked:
+        with pytest.raises(ValueError, match="graphs must be False or None"):
+            train_language(run)
+    else:
+        with pytest.warns(UserWarning, match="continues without CUDA graphs"):
+            assert train_language(run)
 
 
 def test_a_gpu_decides_where_the_run_does_not(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
