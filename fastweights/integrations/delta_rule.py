@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..ops import delta_rule
 from ..ops.gated_norm import gated_rms_norm
+from ..ops.l2_normalize import l2_normalize
 
 __all__ = ["delta_rule_of_units"]
 
@@ -34,7 +35,10 @@ def delta_rule_of_units(
 
 
 def _unit(x: Tensor) -> Tensor:
-    """x / sqrt(|x|^2 + eps) by the norm, as |x|^2 + eps is K times the mean square plus eps / K; in float32 inside."""
+    """x / sqrt(|x|^2 + eps), in float32 inside. Of a single token by one launch; of more by the norm, which has gradients on a GPU,
+    as |x|^2 + eps is K times the mean square plus eps / K."""
+    if x.shape[1] == 1:
+        return l2_normalize(x, EPS)
     width = x.shape[-1]
     weight = x.new_full((width,), width**-0.5, dtype=torch.float32)
     return gated_rms_norm(x if x.is_cuda else x.float(), weight, eps=EPS / width).to(x.dtype)

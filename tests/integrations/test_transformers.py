@@ -247,8 +247,8 @@ def test_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = run()
     launched = []
     for module, name in (
-        (delta_rule, "delta_rule"), (delta_rule, "gated_rms_norm"), (around, "gated_rms_norm"), (around, "short_convolution"),
-        (around, "takes_step"),
+        (delta_rule, "delta_rule"), (delta_rule, "gated_rms_norm"), (delta_rule, "l2_normalize"), (around, "gated_rms_norm"),
+        (around, "short_convolution"), (around, "takes_step"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, partial(getattr(module, name), backend="triton"))
     step = around.short_convolution_step
