@@ -35,8 +35,8 @@ def delta_rule_of_units(
 
 
 def _unit(x: Tensor) -> Tensor:
-    """x / sqrt(|x|^2 + eps), in float32 inside. Of a single token by one launch; of more by the norm, which has gradients on a GPU,
-    as |x|^2 + eps is K times the mean square plus eps / K."""
+    """x / sqrt(|x|^2 + eps), in float32 inside. A single token takes one launch. Others take the norm, which has gradients on a
+    GPU: |x|^2 + eps is K times the mean square plus eps / K."""
     if x.shape[1] == 1:
         return l2_normalize(x, EPS)
     width = x.shape[-1]
