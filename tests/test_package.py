@@ -35,7 +35,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder, path = tmp_path_factory.mktemp("built"), os.environ.get("PYTHONPATH")
     source = folder / run(sys.executable, "-c", BUILD, "sdist", folder, cwd=ROOT, path=path).split()[-1]
     with tarfile.open(source) as archive:
-        archive.extractall(folder, filter="data")
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python before 3.11.4 has none
+        archive.extractall(folder, **safely)
     unpacked = folder / source.name.removesuffix(".tar.gz")
     return source, folder / run(sys.executable, "-c", BUILD, "wheel", folder, cwd=unpacked, path=path).split()[-1]
 

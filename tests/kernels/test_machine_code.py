@@ -23,9 +23,10 @@ from .reductions import disordered_reductions
 pytestmark = pytest.mark.compiler
 # Bytes that a program may have (CUDA programming guide, compute capabilities).
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-# Bytes per thread. A state and its gradient fill the registers; a warp holds slots, steps and products of a chunk; the
-# registers of Palimpsa's backward are limited, so that more programs run, as are those of matrices of 128 channels; conjugate
-# gradients hold four tiles of a chunk.
+# Bytes per thread, with the compiler of this version of Triton. A state and its gradient fill the registers; a warp holds slots,
+# steps and products of a chunk; the registers of Palimpsa's backward are limited, so that more programs run, as are those of
+# matrices of 128 channels; conjugate gradients hold four tiles of a chunk.
+RECORDED_WITH = "3.6."
 SPILLED = {
     "pass_tokens_back": 224,
     "decode_tokens": 304,  # on sm_80; on sm_90 40
@@ -115,9 +116,11 @@ def tiles_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> None:
+    import triton
+
     kernels = {one.key: one for call in launches for one in recorded(call)}
     assert kernels
-    wrong = []
+    wrong, spills_are_known = [], triton.__version__.startswith(RECORDED_WITH)
     for one in kernels.values():
         compiled = one.compile(capability)
         of_chunk = one.kernel.fn.__module__.startswith("fastweights.kernels.chunk.")
@@ -126,7 +129,7 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
         allowed = 1200 if in_float32 else SPILLED.get(name, 0)  # see docs/kernels.md, Tools
         if capability == 80 and 128 in (one.choices.get("K"), one.choices.get("V")):
             allowed = max(allowed, SPILLED_AT_128_ON_80.get(name, 0))
-        if compiled.shared > SHARED[capability] or compiled.stack > allowed:
+        if compiled.shared > SHARED[capability] or (spills_are_known and compiled.stack > allowed):
             wrong.append(f"{name}: {compiled.shared} bytes of shared memory, {compiled.stack} spilled; {one.choices}")
         wrong += [f"{name}: {operand} overwritten; {one.choices}" for operand in overwritten_operands(compiled.ttgir)]
         wrong += [f"{name}: {each}; {one.choices}" for each in disordered_reductions(compiled.ttgir)]
