@@ -147,7 +147,7 @@ def seeds(part: str, column: str, results: Path) -> str:
         return "one run"
     rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
     counts = sorted({len(row["values"]) for row in rows if row["column"] == column and row["values"]})
-    return "one seed" if counts == [1] else f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} seeds"
+    return "one seed" if counts == [1] else f"{' to '.join(map(str, sorted({*counts[:1], *counts[-1:]})))} seeds"
 
 
 def needs(results: Path) -> str:

@@ -111,10 +111,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("these tests need an NVIDIA GPU, and torch sees none")
     where, arguments = describe(), [argument for argument in sys.argv[1:] if argument != "--rest"]
-    before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    if before.get("source") != where["source"]:
-        before = {}
-    rest = "--rest" in sys.argv
+    before, rest = earlier(where["source"]), "--rest" in sys.argv
     if rest and not before.get(NOT_RUN):
         raise SystemExit(
             f"--rest needs tests that an interrupted run of the same ops has left, and {RESULT} names none"

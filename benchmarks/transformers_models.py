@@ -45,7 +45,7 @@ RESULTS = Path(__file__).parent / "results"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED = {"num_hidden_layers": 4, "vocab_size": 32768, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 LAYERS = ["linear_attention"] * 3 + ["full_attention"]
-BESIDE = ("PyTorch", "flash-linear-attention")
+BESIDE = PYTORCH, FLA = "PyTorch", "flash-linear-attention"
 PHASES = ("training step", "prompt", "16 tokens")
 
 
@@ -218,11 +218,11 @@ def main() -> None:
     chosen = arguments.only.split(",")
     if unknown := set(chosen) - set(BESIDE_FLA):
         parser.error(f"--only must name models of {', '.join(BESIDE_FLA)}, got {', '.join(sorted(unknown))}")
-    if BESIDE[1] in (arguments.beside or ()) and not is_installed():
-        parser.error(f"--beside {BESIDE[1]}: it is not installed")
+    if FLA in (arguments.beside or ()) and not is_installed():
+        parser.error(f"--beside {FLA}: it is not installed")
     failed = []
-    for beside in arguments.beside or (BESIDE if is_installed() else BESIDE[:1]):
-        with_fla = beside == BESIDE[1]
+    for beside in arguments.beside or (BESIDE if is_installed() else (PYTORCH,)):
+        with_fla = beside == FLA
         path, device, models = kept_rows(arguments.results, f"transformers-models{'-and-fla' * with_fla}", "models")
         if with_fla:
             compile_fla(chosen, arguments.limit)

@@ -54,8 +54,8 @@ class Waits(RuntimeError):
 
 @contextmanager
 def refusing_waits() -> Iterator[None]:
-    """`Waits` in place of an operation by which the host would wait for the GPU. Tried before a capture, which says less
-    about what it fails of."""
+    """`Waits` in place of an operation by which the host would wait for the GPU. Tried before a capture, whose errors say
+    less about the cause."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it does not yet see every wait

@@ -48,7 +48,7 @@ class StateTracking(RecallTask):
 
     @property
     def chance(self) -> float:
-        """Answering every token with itself, which needs no memory: the first label is that, others are any permutation."""
+        """Answering every token with itself, which needs no memory: the first label is the token, each later one any state."""
         length = self.test_length or self.pairs
         return (1 + (length - 1) / len(_group(self.items))) / length
 

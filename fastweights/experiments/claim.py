@@ -129,7 +129,7 @@ class Claim:
         cost: time on that device, in words.
         needs: what is missing where it cannot be measured yet.
         note: what a reader must know beside the outcome. It may be written after the run.
-        seen: what was seen of the numbers before the claim and its rule were as they are, so that `expected` is no forecast of
+        seen: which numbers had been seen before the claim or its rule had its present form, so that `expected` is no forecast of
             the outcome. Empty where it is one.
     """
 

@@ -118,9 +118,14 @@ def restore() -> None:
     _active.clear()
 
 
+def _layers_copy() -> bool:
+    """Whether layers of the installed transformers copy the functions of their module when they are built."""
+    return Version(transformers.__version__) < COPYING_ENDS
+
+
 def _existing() -> Iterable[Any]:
-    """Where every layer is found that was built with copies of functions, among other objects."""
-    return gc.get_objects() if Version(transformers.__version__) < COPYING_ENDS else ()
+    """All objects of this process, among which are the layers that hold copies of functions; none where layers hold no copies."""
+    return gc.get_objects() if _layers_copy() else ()
 
 
 def _function(module: str, name: str) -> Any:
@@ -149,7 +154,7 @@ def _replace_in_module(module: ModuleType) -> None:
             continue
         if kind.__name__.endswith("RMSNormGated"):
             _replace(kind, "forward", gated_norm)
-        if kind.__name__.endswith("DecoderLayer") and Version(transformers.__version__) < COPYING_ENDS:
+        if kind.__name__.endswith("DecoderLayer") and _layers_copy():
             _replace(kind, "forward", with_boundaries)
 
 

@@ -40,9 +40,11 @@ class KernelInputs(NamedTuple):
 
 
 class SavedForBackward(NamedTuple):
-    """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts [P HV K V], the segments' transitions
-    [P HV K (K)], the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], and the tables of
-    chunks and segments; None where there is none, but for those of segments, whose number is the same for all sizes."""
+    """T [BT, HV, 64], u [BT, HV, V], G [BT, HV], states at the segments' starts (P HV K V numbers), the segments' transitions
+    (P HV K or P HV K K numbers), the preconditioner's A at the chunks' starts [M, HV, K], its write keys [BT, HV, K], and the
+    tables of chunks and segments.
+
+    None where a call has none. The three tensors of segments are there in every call, so that all sizes have as many tensors."""
 
     T: Any
     u: Any
