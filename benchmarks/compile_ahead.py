@@ -124,11 +124,11 @@ def one_of_each(config: Any) -> Any:
 
 def compile_training(name: str) -> None:
     import torch
-    from training_steps import COMPARISONS, configuration
+    from training_steps import COMPARISONS, LAYERS_BATCH, configuration
 
     from fastweights.models import FastWeightsForCausalLM
 
-    batch = next(one.batch for one in COMPARISONS if name in (one.model, one.base))
+    batch = next((one.batch for one in COMPARISONS if name in (one.model, one.base)), LAYERS_BATCH)
     model = FastWeightsForCausalLM(one_of_each(configuration(name))).train()
     ids = torch.zeros(batch, 2048, dtype=torch.long)
     with without_products():
@@ -307,7 +307,7 @@ def place(folder: Path) -> int:
 
 def main() -> None:
     from judge.cases import CASES
-    from training_steps import COMPARISONS
+    from training_steps import COMPARISONS, LAYERS
 
     from fastweights.layers import MIXERS
     from fastweights.leaderboard.parts import PARTS
@@ -317,7 +317,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, help="folder for the kernels")
     parser.add_argument("--ops", default="", help="of kernels.py, comma-separated")
     parser.add_argument("--sizes", action="append", default=[], help="B,T,H,K,V of the ops; may be repeated")
-    parser.add_argument("--training", nargs="+", default=[], metavar="NAME", help="models of training_steps.py")
+    parser.add_argument("--training", nargs="+", default=[], metavar="NAME", help="models of training_steps.py, or '24 layers of' any mixer")
     parser.add_argument("--decoding", default="", help="mixers, comma-separated")
     parser.add_argument("--claims", default="", help="claims that train models, comma-separated")
     parser.add_argument("--leaderboard", default="", help="parts that train models, comma-separated; needs --mixers")
@@ -347,7 +347,10 @@ def main() -> None:
     for option, names, known in (
         ("--ops", given["op"], CASES), ("--decoding", given["decoding"], MIXERS),
         ("--leaderboard", given["part"], trained), ("--mixers", given["mixer"], MIXERS),
-        ("--training", asked.training, [name for one in COMPARISONS for name in (one.model, one.base)]),
+        (
+            "--training", asked.training,
+            [name for one in COMPARISONS for name in (one.model, one.base)] + [LAYERS + mixer for mixer in MIXERS],
+        ),
     ):  # fmt: skip
         unknown = sorted(set(names) - set(known))
         if unknown:

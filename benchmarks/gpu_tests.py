@@ -124,6 +124,8 @@ def main() -> None:
         # The references run on the CPU, in as many processes as pytest is given.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path, FILE: str(chosen)}
         code = run([*command, "-p", "chosen_tests"], environment)
+        if not report.exists():
+            raise SystemExit("pytest ended before it wrote a report; nothing was written")
         suite = ElementTree.parse(report).getroot()
         wanted = json.loads(chosen.read_text()) if chosen.exists() else ()  # interrupted before
     if any(argument == "-k" or "::" in argument for argument in arguments):

@@ -90,6 +90,7 @@ COMPARISONS = (
     Comparison("gka-hybrid-2.8b with 20 iterations", "gka-hybrid-2.8b with gdn", 2),
 )
 LAYERS = "24 layers of "
+LAYERS_BATCH = 8  # sequences per step, unless --batch says otherwise
 PEER = LAYERS + "flash-linear-attention's gdn"
 SAME_AS_PEER = LAYERS + "gated gdn"
 OTHER_NAMES: dict[str, tuple[str, dict[str, Any]]] = {  # mixers of `LAYERS` that are no registry names
@@ -225,7 +226,7 @@ def compare(comparison: Comparison, length: int, rounds: int) -> dict[str, Any]:
 def chosen(arguments: argparse.Namespace) -> list[Comparison]:
     if arguments.mixers:
         base = LAYERS + arguments.base
-        return [Comparison(LAYERS + mixer, base, arguments.batch or 8) for mixer in arguments.mixers.split(",")]
+        return [Comparison(LAYERS + mixer, base, arguments.batch or LAYERS_BATCH) for mixer in arguments.mixers.split(",")]
     known = {one.model: one for one in COMPARISONS}
     with_peer = [name for name, one in known.items() if one.base.startswith(PEER)]
     wanted = arguments.only or [name for name in known if name not in with_peer or is_installed()]
