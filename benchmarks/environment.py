@@ -78,13 +78,18 @@ def write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
+def rows_in(path: Path, rows: str) -> dict[str, Any]:
+    """What a result file holds under `rows` at this moment; other processes may write it too."""
+    return json.loads(path.read_text())[rows] if path.exists() else {}
+
+
 def kept_rows(folder: Path, name: str, rows: str) -> tuple[Path, str, dict[str, Any]]:
     """The result file `name` for this machine's GPU, the name of the GPU, and what the file holds under `rows` already."""
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
     device = torch.cuda.get_device_name()
     path = folder / f"{name}-{file_suffix(device)}.json"
-    return path, device, json.loads(path.read_text())[rows] if path.exists() else {}
+    return path, device, rows_in(path, rows)
 
 
 def parse_with_mixers(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -7,11 +7,17 @@
     python benchmarks/training_steps.py --mixers mine --import my_layers.py    a mixer of one's own
 
 A name with ", compiled" or ", compiled by blocks" is that model by torch.compile, as in "24 layers of gdn, compiled". With ",
-replayed" its forward and backward are a CUDA graph, as `fastweights train` takes them on one GPU.
+replayed" its forward and backward are a CUDA graph, as `fastweights train` takes them on one GPU; where they cannot
+be captured, the model is not measured.
+
 Presets, or with --mixers the default configuration (24 layers, width 1024, 8 heads of 128) with each mixer. Random tokens,
 bfloat16 autocast, fused AdamW, the loss in pieces: what `fastweights train` does in a step. All models of a comparison lie on the
-GPU at once and take their steps in turn, so that a change of clocks meets all. Writes
-benchmarks/results/training-steps-<device>.json, which keeps the comparisons that are not run again.
+GPU at once and take their steps in turn, so that a change of clocks meets all. The base stays for the next comparison where it is
+the same, and is timed again with each. A model that is its own base is measured alone.
+
+Writes benchmarks/results/training-steps-<device>.json after every comparison, and keeps those that are not run again, also those
+that another process has written meanwhile: two may share the work on two GPUs. A comparison that fails costs no other, and is
+named at the end.
 
 "24 layers of flash-linear-attention's gdn" is its GatedDeltaNetForCausalLM with values as wide as keys. It is left out where that
 package is not installed. Its first step times many variants of its kernels, which takes minutes.
@@ -21,13 +27,15 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from environment import describe, file_suffix, kept_rows, parse_with_mixers, write_json
+from environment import describe, file_suffix, kept_rows, parse_with_mixers, rows_in, write_json
 from judge import tuning
 from judge.peers import is_installed
 from judge.timing import Milliseconds
@@ -168,7 +176,7 @@ class Trained:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.tokens = torch.randint(vocabulary, (batch, length), device="cuda")
         self.times: list[float] = []
-        self.gradients = GraphedGradients(list(self.model.parameters()), self.forward_and_backward)
+        self.gradients = GraphedGradients(list(self.model.parameters()), self.forward_and_backward, required=True)
         self.gradients.possible = REPLAYED in name.split(", ")
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -205,13 +213,37 @@ class Trained:
         spread = Milliseconds.of(self.times)
         return {
             "parameters": self.parameters, "step, ms": list(spread), "tokens/s": self.tokens.numel() / spread.median * 1e3,
-            "activations, GiB": self.memory, "first step, s": self.first_step, "first loss": self.loss,
+            "activations, GiB": self.memory, "first step, s": self.first_step,
+            "first loss": self.loss if math.isfinite(self.loss) else None,  # JSON has no NaN
         }  # fmt: skip
 
 
-def compare(comparison: Comparison, length: int, rounds: int) -> dict[str, Any]:
+Kept = dict[tuple[str, int, int], Trained]  # at most one, by name, batch and length
+
+
+def free_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def base_of(comparison: Comparison, length: int, kept: Kept) -> Trained:
+    """The base of the comparison before, where this one has the same, without the times of its steps; else a new one."""
+    asked = (comparison.base, comparison.batch, length)
+    if asked not in kept:
+        kept.clear()
+        free_memory()  # before the next is built: both may not fit
+        kept[asked] = Trained(*asked)
+    kept[asked].times.clear()
+    return kept[asked]
+
+
+def compare(comparison: Comparison, length: int, rounds: int, kept: Kept) -> dict[str, Any]:
     names = (comparison.base, comparison.model)
-    trained = {name: Trained(name, comparison.batch, length) for name in names}
+    trained = {comparison.base: base_of(comparison, length, kept)}
+    if comparison.model not in trained:
+        trained[comparison.model] = Trained(comparison.model, comparison.batch, length)
+    for one in trained.values():
+        one.step()  # compiles a base again that is not replayed: compile_model() has forgotten it
     for _ in range(rounds):
         for one in trained.values():
             one.timed_step()
@@ -264,35 +296,37 @@ def main() -> None:
     arguments = parse_with_mixers(parser)
     tuning.keep_choices()
     comparisons = [both(one, arguments.compile, arguments.replay) for one in chosen(arguments)]
-    path, device, rows = kept_rows(arguments.results, "training-steps", "comparisons")
+    path, device, _ = kept_rows(arguments.results, "training-steps", "comparisons")
     with_peer = any(one.base.startswith(PEER) for one in comparisons)
     choices = f"peer-tuning-{file_suffix(device)}.json"
     if with_peer:
         tuning.load_choices(RESULTS / choices)
         tuning.time_shortly()
-    refused = []
+    measured: dict[str, Any] = {}
+    failed = []
+    kept: Kept = {}
     for comparison in comparisons:
         try:
-            row = {**compare(comparison, arguments.length, arguments.rounds), "measured": describe()}
-        except torch.OutOfMemoryError as error:  # the other comparisons are worth measuring
-            refused.append(f"{comparison.model}: {error}")
-            print(refused[-1], flush=True)
+            row = {**compare(comparison, arguments.length, arguments.rounds, kept), "measured": describe()}
+        except Exception as error:  # the other comparisons are worth measuring
+            failed.append(f"{comparison.model}: {type(error).__name__}: {error}")
+            traceback.print_exc()
+            kept.clear()  # the error may have come in the middle of a step of the base
         else:
-            rows[comparison.model] = row
+            measured[comparison.model] = row
             for name, model in row["models"].items():
                 print(
                     f"{name:38} {model['step, ms'][0]:8.1f} ms  {model['tokens/s'] / 1e3:6.1f} k tokens/s  "
                     f"{model['activations, GiB']:5.1f} GiB  first step {model['first step, s']:.1f} s"
                 )
             print(f"{comparison.model}: {row['step of the base']:.2f} of the step of {comparison.base}", flush=True)
+            rows = {**rows_in(path, "comparisons"), **measured}
             write_json(path, {**describe(), "device": device, "comparisons": rows})
-        # Out of the except clause, whose error keeps the tensors of the frames that it passed.
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory()  # out of the except clause, whose error keeps the tensors of the frames that it passed
         if with_peer:
             tuning.save_choices(arguments.results / choices)
-    if refused:
-        raise SystemExit("\n".join(["not measured:", *refused]))
+    if failed:
+        raise SystemExit("\n".join(["not measured:", *failed]))
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def test_what_was_not_measured_is_named_with_its_commands(capsys, tmp_path, monk
     monkeypatch.setattr(decode_table, "measure", lambda model, batch, context: step)
     monkeypatch.setattr(training_steps.tuning, "keep_choices", lambda: None)
     monkeypatch.setattr(
-        training_steps, "compare", lambda one, length, rounds: {
+        training_steps, "compare", lambda one, length, rounds, kept: {
             "batch": one.batch, "length": length, "models": {name: model for name in one[:2]}, "step of the base": 1.0,
         },
     )  # fmt: skip
