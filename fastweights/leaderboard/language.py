@@ -168,9 +168,9 @@ def _key(length: int, label: str) -> str:
 
 
 def _lengths_left(board: Board, size: LanguageSize, label: str, seeds: Sequence[int]) -> list[int]:
-    """The lengths at which a mixer's models of these seeds have not been asked. Without seeds, as where all diverged, none."""
+    """The lengths at which a mixer's models of these seeds have not been asked."""
     keys = {length: _key(length, label) for length in size.needles}
-    return [length for length, key in keys.items() if seeds and board.rows.get(key, {}).get("seeds") != seeds]
+    return [length for length, key in keys.items() if board.rows.get(key, {}).get("seeds") != seeds]
 
 
 def _train_again(
