@@ -72,6 +72,9 @@ NUMBER mixers, and were not measured; `--mixers` takes some of them, and an inte
 """
 
 OWN_MIXER = """\
+Needles are asked of the language models whose rate and seeds the language part has found; where their folders are gone, these
+models alone are trained again, and their time is not in the estimate.
+
 A mixer of your own joins every part by its name, and the rows that are there stay. Speed and memory are read from what the
 benchmarks have measured on a GPU; for a mixer that they lack, the second command prints those that measure it. The rules without
 training take a rule that `register_rule` declares ([own_rule.md](own_rule.md#compare-it)).

@@ -6,15 +6,19 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..checks import check_size, check_whole_number
 from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks, prompt_tokens, read
 
-__all__ = ["Answer", "Question", "Scores", "answer_prompt", "check_questions", "score_answers", "token_counter"]
+__all__ = ["Answer", "Question", "Scores", "answer_prompts", "check_questions", "score_answers", "token_counter"]
 
 _MORE_TOKENS = 16  # tokens generated beyond the answer's own number
 
@@ -61,49 +65,88 @@ class Answer:
         return sum(self.exact or text.casefold() in said for text in wanted) / len(wanted)
 
 
-def answer_prompt(model: Any, tokenizer: Any, prompt: str, value: str, block: int) -> Answer:
-    """The losses of the right answer's tokens, whether each is the most likely one, and what the model itself says."""
-    whole = prompt_tokens(tokenizer, f"{prompt} {value}")
-    start = len(os.path.commonprefix([whole, prompt_tokens(tokenizer, prompt)]))
-    ids = torch.tensor([whole], device=model.device)
+def answer_prompts(model: Any, tokenizer: Any, questions: Sequence[Question], block: int) -> list[Answer]:
+    """Ask questions together, in the rows of one batch; prompts of different lengths are padded on the left."""
+    prompts, answers = zip(*(_tokens(tokenizer, question) for question in questions))
+    ids, mask = _padded(prompts, model.device, left=True)
+    # What the answers are predicted from: the prompt's last token and, of each answer, all tokens but the last.
+    # Padding behind them changes nothing before it.
+    follows, _ = _padded([(p[-1], *a[:-1]) for p, a in zip(prompts, answers)], model.device)
     with evaluating(model):
-        cache = read(model, ids[:, : start - 1], block)
-        answered = hidden_blocks(model, ids[:, start - 1 : -1], block, cache.copy())
-        logits = torch.cat([model.lm_head(hidden[0]).float() for _, hidden in answered])
-        losses = F.cross_entropy(logits, ids[0, start:], reduction="none").tolist()
-        if not all(map(math.isfinite, losses)):
-            raise ValueError("model must give finite losses, got NaN or infinite ones; its weights are damaged")
-        if torch.equal(logits.argmax(-1), ids[0, start:]):
-            return Answer(losses, True, "")
+        cache = read(model, ids[:, :-1], block, mask[:, :-1])
+        answered = hidden_blocks(model, follows, block, cache.copy())
+        logits_BTV = torch.cat([model.lm_head(hidden).float() for _, hidden in answered], 1)
+        scores = [_score(logits_TV[: len(answer)], answer) for logits_TV, answer in zip(logits_BTV, answers)]
+        if all(exact for _, exact in scores):
+            return [Answer(losses, True, "") for losses, _ in scores]
         generated = model.generate(
-            ids[:, :start],
+            ids,
             past_key_values=cache,
-            max_new_tokens=len(losses) + _MORE_TOKENS,
+            attention_mask=mask,
+            max_new_tokens=max(map(len, answers)) + _MORE_TOKENS,
             do_sample=False,
             num_beams=1,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
         )
-    return Answer(losses, False, tokenizer.decode(generated[0, start:], skip_special_tokens=True))
+    found = []
+    for (losses, exact), new in zip(scores, generated[:, ids.shape[1] :].tolist()):
+        said = _until_end(new, len(losses) + _MORE_TOKENS, model.generation_config.eos_token_id)
+        found.append(Answer(losses, exact, "" if exact else tokenizer.decode(said, skip_special_tokens=True)))
+    return found
 
 
-def score_answers(model: Any, tokenizer: Any, questions: Iterable[Question], block: int) -> Scores:
-    """The scores of a model's answers to one question or more, which are asked as they come."""
+def _tokens(tokenizer: Any, question: Question) -> tuple[list[int], list[int]]:
+    """The tokens of prompt and answer. Where the answer changes how the prompt's end is cut, that end counts as the answer's."""
+    whole = prompt_tokens(tokenizer, f"{question.prompt} {question.answer}")
+    start = len(os.path.commonprefix([whole, prompt_tokens(tokenizer, question.prompt)]))
+    return whole[:start], whole[start:]
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Token ids [B, T], filled up with zeros, and a mask [B, T] that is 0 there."""
+    fill = partial(pad_sequence, batch_first=True, padding_side="left" if left else "right")
+    ids = [torch.tensor(row) for row in rows]
+    return fill(ids).to(device), fill([torch.ones_like(row) for row in ids]).to(device)
+
+
+def _score(logits_TV: Tensor, answer: Sequence[int]) -> tuple[list[float], bool]:
+    """-ln p of each token of the right answer, and whether each is the most likely one."""
+    ids = torch.tensor(answer, device=logits_TV.device)
+    losses = F.cross_entropy(logits_TV, ids, reduction="none").tolist()
+    if not all(map(math.isfinite, losses)):
+        raise ValueError("model must give finite losses, got NaN or infinite ones; its weights are damaged")
+    return losses, torch.equal(logits_TV.argmax(-1), ids)
+
+
+def _until_end(tokens: list[int], most: int, end: int | list[int] | None) -> list[int]:
+    """The first tokens, `most` of them, or up to one that ends the text: what stands behind it fills up the batch."""
+    ends = [end] if isinstance(end, int) else end or []
+    place = next((place for place, token in enumerate(tokens[:most], 1) if token in ends), most)
+    return tokens[:place]
+
+
+def score_answers(model: Any, tokenizer: Any, questions: Iterable[Question], block: int, batch: int = 1) -> Scores:
+    """The scores of a model's answers to one question or more, which are asked as they come, `batch` at a time."""
     examples = exact = tokens = 0
     found = loss = 0.0
-    for question in questions:
-        answer = answer_prompt(model, tokenizer, question.prompt, question.answer, block)
-        examples += 1
-        exact += answer.exact
-        found += answer.part_found(question.wanted)
-        tokens += len(answer.losses)
-        loss += sum(answer.losses)
+    waiting = iter(questions)
+    while together := list(islice(waiting, batch)):
+        for question, answer in zip(together, answer_prompts(model, tokenizer, together, block)):
+            examples += 1
+            exact += answer.exact
+            found += answer.part_found(question.wanted)
+            tokens += len(answer.losses)
+            loss += sum(answer.losses)
     return {"examples": examples, "found": found / examples, "exact": exact / examples, "answer_loss": loss / tokens}
 
 
-def check_questions(model: object, *, length: object, examples: object, seed: object, block: object) -> None:
+def check_questions(
+    model: object, *, length: object, examples: object, seed: object, block: object, batch: object
+) -> None:
     """Refuses arguments of a measure that asks questions about texts."""
     check_model(model)
     check_size("length", length)
     check_size("examples", examples, high=MOST_EXAMPLES)
     check_whole_number("seed", seed)
     check_size("block", block)
+    check_size("batch", batch, high=MOST_EXAMPLES)

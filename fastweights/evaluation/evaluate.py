@@ -27,7 +27,8 @@ class EvaluationSettings:
     Attributes:
         measures: names of `MEASURES`.
         lengths: tokens of context.
-        texts, stretch, batch_size: of `perplexity_by_length`.
+        texts, stretch: of `perplexity_by_length`.
+        batch_size: texts read at a time, for perplexity, needles and RULER tasks.
         pairs, symbols: of `word_recall`, the same at every length.
         recall_examples: sequences of a recall task at a length.
         needle_examples: texts with a needle at each length and depth.
@@ -140,6 +141,7 @@ def _measurements(
                     seed=settings.seed,
                     text=text,
                     block=settings.block,
+                    batch=settings.batch_size,
                 )
                 yield measure, [texts]
             else:
@@ -187,6 +189,7 @@ def _needles(
             seed=settings.seed,
             text=text,
             block=settings.block,
+            batch=settings.batch_size,
         )
         for depth in settings.depths
     ]

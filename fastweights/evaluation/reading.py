@@ -36,21 +36,23 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def hidden_blocks(
-    model: Any, ids_BT: Tensor, block: int, cache: FastWeightsCache | None = None
+    model: Any, ids_BT: Tensor, block: int, cache: FastWeightsCache | None = None, mask_BT: Tensor | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """The first position and the final hidden states [B, at most block, D] of each block of a sequence, in order.
 
-    cache: what came before the sequence; it is brought up to date.
+    cache: what came before the sequence; it is brought up to date. mask: 0 for padding, whose hidden states are zero.
     """
     cache = FastWeightsCache.empty(model.config.num_hidden_layers) if cache is None else cache
     for start in range(0, ids_BT.shape[1], block):
-        yield start, model.model(ids_BT[:, start : start + block], past_key_values=cache).last_hidden_state
+        part = slice(start, start + block)
+        mask = None if mask_BT is None else mask_BT[:, part]
+        yield start, model.model(ids_BT[:, part], attention_mask=mask, past_key_values=cache).last_hidden_state
 
 
-def read(model: Any, ids_BT: Tensor, block: int) -> FastWeightsCache:
-    """The cache of a model that has read a sequence."""
+def read(model: Any, ids_BT: Tensor, block: int, mask_BT: Tensor | None = None) -> FastWeightsCache:
+    """The cache of a model that has read a sequence. mask: 0 for padding."""
     cache = FastWeightsCache.empty(model.config.num_hidden_layers)
-    for _ in hidden_blocks(model, ids_BT, block, cache):
+    for _ in hidden_blocks(model, ids_BT, block, cache, mask_BT):
         pass
     return cache
 

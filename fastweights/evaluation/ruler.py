@@ -22,6 +22,7 @@ def ruler_recall(
     seed: int = 0,
     text: str | None = None,
     block: int = 512,
+    batch: int = 1,
 ) -> RulerRecall:
     """Ask a model `examples` questions about texts of `length` tokens.
 
@@ -45,12 +46,13 @@ def ruler_recall(
         length: tokens of prompt and answer together, at most; a text is filled up as far as it fits.
         text: what to hide needles in and take words from; Python's language reference when None.
         block: tokens to read at a time.
+        batch: prompts to read at a time. Memory grows with it; results are those of one at a time, but for rounding.
 
     Raises:
         ValueError: an argument out of its range, a text or length that does not hold the task, a model whose losses are not
             finite.
     """
-    check_questions(model, length=length, examples=examples, seed=seed, block=block)
+    check_questions(model, length=length, examples=examples, seed=seed, block=block, batch=batch)
     words, count_tokens = haystack_words(text), token_counter(tokenizer)
 
     def question(index: int) -> Question:
@@ -59,7 +61,7 @@ def ruler_recall(
         )
         return Question(prompt, draft.answer, draft.answers)
 
-    scores = score_answers(model, tokenizer, map(question, range(examples)), block)
+    scores = score_answers(model, tokenizer, map(question, range(examples)), block, batch)
     return RulerRecall(task=task, length=length, **scores)
 
 

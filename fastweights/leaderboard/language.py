@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 
 from ..data.text import TextTokenizer
 from ..files import file_name
+from ..layers import MixerChoice
 from ..models import FastWeightsForCausalLM
 from ..results import LanguageResult
 from ..results.language import load_result
 from ..training.optimization import still_learning
 from .matching import Matched, Matching
-from .processes import has_ended, train_models
+from .processes import call_each, has_ended, train_models
 from .record import Board, measured_here
 from .request import Request
 from .sizes import LanguageSize
@@ -33,8 +35,7 @@ def run_language(size: LanguageSize, request: Request) -> Board:
     """
     check_device(request.device)
     board = Board.opened(request.output, "language", request.size, size.setting())
-    model = {**size.model, "vocab_size": size.vocabulary}
-    matching = Matching(model, size.head_dim, FastWeightsForCausalLM)
+    matching = _matching(size)
     mixers = {choice.label: matching.of(choice) for choice in request.mixers}
     first, *others = request.seeds or size.seeds
     runs = {
@@ -111,10 +112,21 @@ def _add_rows(
 
 
 def run_needle(size: LanguageSize, request: Request) -> Board:
-    """Ask the models of `run_language`, which are trained where they are not there, for numbers hidden in repeated sentences."""
-    from ..evaluation import load_language_model, needle_recall
+    """Ask language models for numbers hidden in repeated sentences; the board has a mixer as soon as its models have answered.
 
-    trained = run_language(size, request)
+    Where the language board has a mixer, its models are those of that row's learning rate and seeds, whatever seeds the request
+    has, and only those that are not there are trained. The other mixers are trained by `run_language`. One that diverges where it
+    is trained again is not asked.
+
+    Raises:
+        WorkerError: trainings failed, or the models of a mixer could not be asked; the others have been.
+    """
+    check_device(request.device)
+    trained = Board.opened(request.output, "language", request.size, size.setting())
+    known = {row["mixer"] for row in trained.rows.values()}
+    new = tuple(choice for choice in request.mixers if choice.label not in known)
+    if new:
+        trained = run_language(size, replace(request, mixers=new))
     setting = {
         **size.setting(),
         "task": NEEDLE,
@@ -123,37 +135,94 @@ def run_needle(size: LanguageSize, request: Request) -> Board:
         "depths": size.depths,
     }
     board = Board.opened(request.output, "needle", request.size, setting)
-    for choice in request.mixers:
-        row = next((row for row in trained.rows.values() if row["mixer"] == choice.label), None)
-        if row is None or not row["seeds"]:  # all its trainings diverged
-            continue
-        models = [
-            load_language_model(
-                _folder(request, choice.label, row["learning rate"], seed) / "model", device=request.device
-            )
-            for seed in row["seeds"]
-        ]
-        for length in size.needles:
-            key = f"{length} tokens, {choice.label}"
-            if key in board.rows and board.rows[key]["seeds"] == row["seeds"]:
-                continue
-            answers = [
-                [
-                    needle_recall(model, tokenizer, NEEDLE, length=length, depth=depth, examples=size.examples)
-                    for depth in size.depths
-                ]
-                for model, tokenizer in models
-            ]
+    row_of = {row["mixer"]: row for row in trained.rows.values()}
+    asked = [
+        choice for choice in request.mixers if _lengths_left(board, size, choice.label, row_of[choice.label]["seeds"])
+    ]
+    runs = _train_again(size, request, asked, row_of)
+    rows = {label: {**row_of[label], "seeds": list(of_seed)} for label, of_seed in runs.items()}
+    jobs = {}
+    for label, of_seed in runs.items():
+        lengths = _lengths_left(board, size, label, rows[label]["seeds"])
+        if lengths:
+            jobs[label] = (size, [run.output for run in of_seed.values()], request.device, lengths)
+
+    def ended(label: str, answers: dict[int, list[tuple[float, float]]]) -> None:
+        for length, found in answers.items():
             board.add(
-                key,
+                _key(length, label),
                 {
-                    **row, "column": f"{length} tokens",
-                    "values": [statistics.fmean(one.answer_loss for one in found) for found in answers],
-                    "found": [statistics.fmean(one.found for one in found) for found in answers],
+                    **rows[label], "column": f"{length} tokens",
+                    "values": [loss for loss, _ in found], "found": [part for _, part in found],
                     "measured": measured_here(request.device),
                 },
             )  # fmt: skip
+        request.reporter.note(f"{label}: asked for needles")
+
+    call_each(_ask, jobs, request, ended)
     return board
+
+
+def _key(length: int, label: str) -> str:
+    return f"{length} tokens, {label}"
+
+
+def _lengths_left(board: Board, size: LanguageSize, label: str, seeds: Sequence[int]) -> list[int]:
+    """The lengths at which a mixer's models of these seeds have not been asked."""
+    keys = {length: _key(length, label) for length in size.needles}
+    return [length for length, key in keys.items() if board.rows.get(key, {}).get("seeds") != seeds]
+
+
+def _train_again(
+    size: LanguageSize, request: Request, choices: Sequence[MixerChoice], row_of: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[int, Any]]:
+    """By label and seed, the runs of these mixers' rows, trained where they are not there; without those that diverged."""
+    matching = _matching(size)
+    runs = {
+        (choice.label, seed): _run(size, request, mixer, row_of[choice.label]["learning rate"], seed)
+        for choice, mixer in zip(choices, map(matching.of, choices))
+        for seed in row_of[choice.label]["seeds"]
+    }
+    train_models(list(runs.values()), request)
+    there: dict[str, dict[int, Any]] = {}
+    for (label, seed), run in runs.items():
+        if _result(run) is None:
+            request.reporter.note(
+                f"{label}: seed {seed} diverged when it was trained again, and is not asked for needles"
+            )
+        else:
+            there.setdefault(label, {})[seed] = run
+    return there
+
+
+def _ask(
+    size: LanguageSize, folders: Sequence[str], device: str, lengths: Sequence[int]
+) -> dict[int, list[tuple[float, float]]]:
+    """By length, for the model in each folder, the mean loss of the answers and the part of them that is found."""
+    from ..evaluation import load_language_model, needle_recall
+    from ..evaluation.reading import within_memory
+
+    answers: dict[int, list[tuple[float, float]]] = {length: [] for length in lengths}
+    with within_memory("a smaller --workers"):
+        for folder in folders:
+            model, tokenizer = load_language_model(Path(folder) / "model", device=device)
+            for length, found in answers.items():
+                asked = [
+                    needle_recall(
+                        model,
+                        tokenizer,
+                        NEEDLE,
+                        length=length,
+                        depth=depth,
+                        examples=size.examples,
+                        batch=size.examples,
+                    )
+                    for depth in size.depths
+                ]
+                found.append(
+                    (statistics.fmean(one.answer_loss for one in asked), statistics.fmean(one.found for one in asked))
+                )
+    return answers
 
 
 def check_device(device: str) -> None:
@@ -164,6 +233,10 @@ def check_device(device: str) -> None:
             f"device must be {wanted} for language models on this machine, got {device!r}: their trainer takes the GPU where "
             "there is one"
         )
+
+
+def _matching(size: LanguageSize) -> Matching:
+    return Matching({**size.model, "vocab_size": size.vocabulary}, size.head_dim, FastWeightsForCausalLM)
 
 
 def _folder(request: Request, label: str, rate: float, seed: int) -> Path:

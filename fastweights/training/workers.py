@@ -30,7 +30,7 @@ from .folder import ExperimentFolder
 from .progress import Reporter
 from .train import train_run
 
-__all__ = ["Job", "WorkerError", "gpus_of_workers", "train_runs", "usual_workers"]
+__all__ = ["Job", "WorkerError", "gpus_of_workers", "signals_held_back", "train_runs", "usual_workers"]
 
 PER_GPU = 8  # small models that train on one GPU at the same time: one alone leaves most of it idle
 
@@ -183,7 +183,7 @@ class _Worker:
         """Train `job`. The first one starts the process."""
         self.job = job
         if self.process.pid is None:
-            with _signals_held_back():
+            with signals_held_back():
                 self.process.start()
             self._theirs.close()
         with suppress(OSError):  # the worker is gone: `receive` says so
@@ -215,7 +215,7 @@ def _end(workers: Sequence[_Worker]) -> None:
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
+def signals_held_back() -> Iterator[None]:
     """A process started here inherits that these signals are blocked, and so does a server with all its forks; for this process
     they are late by that time."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows has neither

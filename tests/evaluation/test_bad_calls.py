@@ -107,6 +107,8 @@ CALLS: dict[str, tuple[str, Callable[[], object]]] = {
     "an unknown needle task": ("the name of a needle task", lambda: needle(task="s-niah-9")),
     "a length without room": ("lengths", lambda: needle(length=3)),
     "a depth of 2": ("depth", lambda: needle(depth=2)),
+    "no needles at a time": ("batch", lambda: needle(batch=0)),
+    "half a RULER text at a time": ("batch", lambda: ruler(batch=0.5)),
     "10^10 needles": ("examples", lambda: needle(examples=10**10)),
     "text of spaces": ("text", lambda: needle(task="s-niah-2", text="  ")),
     "text by number": ("text", lambda: needle(task="s-niah-2", text=3)),

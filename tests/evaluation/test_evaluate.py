@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,15 @@ def test_the_numbers_are_those_of_the_functions(results):
     task = TaskInWords(make_task("copy", pairs=2, length=430, vocab_size=16), word_tokens(WORDS, 16), [])
     assert results["copy"][1].accuracy == recall_accuracy(lm, task, seed=0, examples=3)
     assert (results["copy"][1].chance, results["copy"][1].task) == (0.5, "copy")
+
+
+def test_prompts_are_read_batch_size_at_a_time(monkeypatch):
+    lm, rows = model(), []
+    generate = lm.generate
+    monkeypatch.setattr(lm, "generate", lambda ids, **options: rows.append(len(ids)) or generate(ids, **options))
+    settings = replace(SETTINGS, measures=("s-niah-1", "vt"), lengths=(400,), depths=(0.5,), batch_size=2)
+    assert [measure for measure, _ in evaluate(lm, WORDS, settings, text=TEXT)] == ["s-niah-1", "vt"]
+    assert rows == [2, 2]
 
 
 def test_what_does_not_fit_is_told_before_anything_is_measured():

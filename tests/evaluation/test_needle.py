@@ -93,9 +93,10 @@ class Reader(torch.nn.Module):
         super().__init__()
         self.say, self.lm_head, self.device = say, torch.nn.Identity(), torch.device("cpu")
         self.config = SimpleNamespace(num_hidden_layers=1)
+        self.generation_config = SimpleNamespace(eos_token_id=None)
         self.seen = torch.zeros(1, 0, dtype=torch.long)
 
-    def model(self, ids, past_key_values):
+    def model(self, ids, attention_mask, past_key_values):
         if past_key_values.columns == 0:
             self.seen = ids
         past_key_values.columns += ids.shape[1]

@@ -22,7 +22,7 @@ class Oracle(torch.nn.Module):
         self.config = SimpleNamespace(num_hidden_layers=0)
         self.seen, self.blocks = [], []
 
-    def model(self, input_ids, past_key_values):
+    def model(self, input_ids, attention_mask, past_key_values):
         if past_key_values.columns == 0:  # a new sequence; its first block holds the pairs
             past_key_values.pairs = input_ids[:, 0:6:2], input_ids[:, 1:6:2]
             self.seen.append((self.training, torch.is_grad_enabled(), input_ids))

@@ -159,8 +159,9 @@ class Speaker(torch.nn.Module):
         self.answers, self.say = iter(answers), say
         self.lm_head, self.device = torch.nn.Identity(), torch.device("cpu")
         self.config = SimpleNamespace(num_hidden_layers=1)
+        self.generation_config = SimpleNamespace(eos_token_id=None)
 
-    def model(self, ids, past_key_values):
+    def model(self, ids, attention_mask, past_key_values):
         past_key_values.columns += ids.shape[1]
         return SimpleNamespace(last_hidden_state=torch.zeros(1, ids.shape[1], 400))
 

@@ -1,7 +1,9 @@
 """Every part from end to end at toy size: its trainer, its board, resuming, new mixers, failures."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of
 from fastweights.training import WorkerError, rate_search, recall
+from fastweights.training.progress import Silent
 from fastweights.training.recall import run_recall_parts
 
 from .toy import TOY, task, train_here
@@ -184,7 +187,103 @@ def test_language_models_and_needles(tmp_path, monkeypatch):
     trained.clear()
     monkeypatch.setattr(evaluation, "needle_recall", None)
     run_part(PARTS["needle"], request(tmp_path))
+    shutil.rmtree(tmp_path / "trained")
+    run_part(PARTS["needle"], request(tmp_path))
     assert trained == []
+
+
+class Notes(Silent):
+    """Keeps what is reported."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, line):
+        self.lines.append(line)
+
+
+def watch_trainings(monkeypatch, diverging=()):
+    """The name of the folder of each training that begins; those of these names diverge."""
+    from fastweights.training.language import together
+
+    began, train = [], together.train_language
+
+    def watched(run, **options):
+        began.append("/".join(Path(run.output).parts[-2:]))
+        if began[-1] in diverging:
+            raise together.NonFiniteLoss("the loss is nan at step 1")
+        return train(run, **options)
+
+    monkeypatch.setattr(together, "train_language", watched)
+    return began
+
+
+def folders(row):
+    return {f"{row['mixer']}/lr{row['learning rate']!r}-seed{seed}" for seed in row["seeds"]}
+
+
+def test_needles_train_the_models_of_the_language_board_alone(tmp_path, monkeypatch):
+    """Only those that are asked, at their best rate. The rows of the language board stay; a mixer that it lacks is trained as
+    for it."""
+    pytest.importorskip("accelerate")
+    board = run_part(PARTS["language"], request(tmp_path))
+    before, found = json.loads(board.read_bytes())["rows"], rows("language", tmp_path)
+    wanted = {mixer: folders(found["held out", mixer]) for mixer in MIXERS}
+    shutil.rmtree(tmp_path / "trained")
+    began = watch_trainings(monkeypatch)
+    run_part(PARTS["needle"], request(tmp_path, "linear", seeds=(5,)))
+    assert set(began) == wanted["linear"] and len(began) == 2
+    asked = rows("needle", tmp_path)["400 tokens", "linear"]
+    assert asked["seeds"] == [0, 1] and asked["learning rate"] == found["held out", "linear"]["learning rate"]
+    began.clear()
+    shutil.rmtree(tmp_path / "trained")
+    run_part(PARTS["needle"], request(tmp_path, *MIXERS, "gdn", seeds=(0,)))
+    assert (
+        set(began) == wanted["softmax"] | {f"gdn/lr{rate!r}-seed0" for rate in TOY.language.rates} and len(began) == 4
+    )
+    after = json.loads(board.read_bytes())["rows"]
+    assert {key: row for key, row in after.items() if row["mixer"] != "gdn"} == before
+    assert {mixer for _, mixer in rows("needle", tmp_path)} == {*MIXERS, "gdn"}
+    assert rows("needle", tmp_path)["400 tokens", "linear"] == asked
+
+
+def test_a_model_that_diverges_when_it_is_trained_again_is_not_asked(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    board = run_part(PARTS["language"], request(tmp_path))
+    before, found = board.read_bytes(), rows("language", tmp_path)
+    shutil.rmtree(tmp_path / "trained")
+    rate = found["held out", "linear"]["learning rate"]
+    diverging = {f"linear/lr{rate!r}-seed0", *folders(found["held out", "softmax"])}
+    began, notes = watch_trainings(monkeypatch, diverging), Notes()
+    run_part(PARTS["needle"], request(tmp_path, reporter=notes))
+    asked = rows("needle", tmp_path)
+    assert list(asked) == [("400 tokens", "linear")]
+    row = asked["400 tokens", "linear"]
+    assert row["seeds"] == [1] and len(row["values"]) == len(row["found"]) == 1
+    what = "diverged when it was trained again, and is not asked for needles"
+    assert {f"linear: seed 0 {what}", f"softmax: seed 0 {what}", f"softmax: seed 1 {what}"} < set(notes.lines)
+    began.clear()
+    monkeypatch.setattr("fastweights.evaluation.needle_recall", None)
+    run_part(PARTS["needle"], request(tmp_path))
+    assert began == [] and board.read_bytes() == before
+
+
+def test_needles_in_two_processes_are_those_of_one(tmp_path, monkeypatch):
+    """A mixer whose models cannot be asked loses no other one."""
+    pytest.importorskip("accelerate")
+    language = replace(SIZES["small"].language, examples=3, depths=(0.0, 1.0))
+    monkeypatch.setitem(SIZES, "small", replace(TOY, language=language))
+    board = run_part(PARTS["needle"], request(tmp_path, seeds=(0,)))
+    alone = rows("needle", tmp_path)
+    board.unlink()
+    (best,) = folders(alone["400 tokens", "linear"])
+    (tmp_path / "trained/language-small" / best / "model/config.json").write_text("{")
+    with pytest.raises(WorkerError, match="1 of 2 failed: linear: ValueError"):
+        run_part(PARTS["needle"], request(tmp_path, seeds=(0,), workers=2))
+    (key,) = together = rows("needle", tmp_path)
+    assert key == ("400 tokens", "softmax")
+    for name in ("values", "found", "seeds", "learning rate"):
+        assert together[key][name] == pytest.approx(alone[key][name], abs=1e-4)
 
 
 def test_mixers_that_are_not_close_take_one_seed():
