@@ -9,6 +9,7 @@ import torch
 
 from fastweights.experiments import Conditions, Measurement, find_claim, load_record
 from fastweights.experiments.own import o1_least_squares_as_layers as squares
+from fastweights.experiments.own import o1b_the_ridge_of_the_exact_recursion as ridge
 from fastweights.experiments.own import o2_confidence_of_memories as confidence
 from fastweights.experiments.own import o3_products_of_transitions as products
 from fastweights.experiments.products import log_norms, penalties, penalty_bound, preconditioner_bound
@@ -61,6 +62,40 @@ def test_shares_of_the_gap(tmp_path, monkeypatch):
     assert claim.decide(claim.measure(Conditions(seeds=(0, 1), folder=tmp_path))).status == "holds weakly"
     errors["pdn"] = 0.41
     assert claim.decide(claim.measure(Conditions(seeds=(0, 1), folder=tmp_path))).status == "does not hold"
+
+
+def test_the_ridge_of_the_exact_recursion(tmp_path, monkeypatch):
+    """The better of the smaller ridges counts, by differences per seed; gka decides nothing."""
+    asked = []
+
+    def trained(claim, parts, conditions):
+        asked.extend(choice for settings in parts.values() for choice in settings["mixers"])
+        return {part: [] for part in parts}
+
+    monkeypatch.setattr(squares, "train_size", trained)
+    with pytest.raises(KeyError):  # no results
+        ridge.measure(Conditions(seeds=(0,), folder=tmp_path))
+    assert {choice.options["ridge"] for choice in asked if choice.name == "rls"} == {1.0, 0.1, 0.01}
+    assert {choice.label for choice in asked if choice.name != "rls"} == {"deltanet", "gka"}
+
+    def status(**by_mixer):
+        rows = {name.replace("_", " with ridge 0."): of_seed for name, of_seed in by_mixer.items()}
+        rows = {
+            "rls with ridge 1": (0.4, 0.5, 0.4),
+            "rls with ridge 0.01": (-1.0, -1.0, -1.0),
+            "gka": (0.9, 0.9, -9.0),
+            **rows,
+        }
+        return ridge.decide(
+            Measurement(
+                {f"share of the gap closed by {name}, {setting}": list(of_seed) for name, of_seed in rows.items()
+                 for setting in squares.CONTRASTS}
+            )
+        ).status  # fmt: skip
+
+    assert status(rls_1=(0.6, 0.7, 0.6)) == status(rls_1=(-1.0, -1.0, -1.0), rls_01=(0.6, 0.7, 0.6)) == "holds"
+    assert status(rls_1=(0.45, 0.55, 0.45)) == "holds weakly"
+    assert status(rls_1=(0.9, 0.5, 0.4)) == "does not hold"
 
 
 def test_half_of_a_share_that_differs_between_seeds_is_a_tie():

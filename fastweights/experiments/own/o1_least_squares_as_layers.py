@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ SIZES: Mapping[str, dict[str, Any]] = {
              "learning_rates": RATES, "channels": (48, 32)},
 }  # fmt: skip
 PLACES = 6  # of the curve of errors by example
+Choices = Callable[
+    [int, int], tuple[MixerChoice, ...]
+]  # from the key channels of memories with one matrix and with two
 
 
 def choices(one: int, two: int) -> tuple[MixerChoice, ...]:
@@ -40,7 +43,7 @@ def choices(one: int, two: int) -> tuple[MixerChoice, ...]:
     return tuple(MixerChoice(name, options[name], name) for name in MIXERS)
 
 
-def parts(device: str) -> dict[str, dict[str, Any]]:
+def parts(device: str, choose: Choices = choices) -> dict[str, dict[str, Any]]:
     """The experiments by setting, in the size of the device."""
     size = dict(SIZES[torch.device(device).type])
     inputs, pairs, channels = size.pop("inputs"), size.pop("pairs"), size.pop("channels")
@@ -49,7 +52,7 @@ def parts(device: str) -> dict[str, dict[str, Any]]:
             "task": "regression",
             "task_options": {"inputs": inputs, "noise": 0.2, "contrast": contrast},
             "pairs": (pairs,),
-            "mixers": choices(*channels),
+            "mixers": choose(*channels),
             "test_examples": 1024,
             "evaluations": 2,
             **size,
@@ -59,10 +62,16 @@ def parts(device: str) -> dict[str, dict[str, Any]]:
 
 
 def measure(conditions: Conditions) -> Measurement:
+    return measure_gaps(CLAIM, choices, conditions)
+
+
+def measure_gaps(claim: Claim, choose: Choices, conditions: Conditions) -> Measurement:
+    """The error of every mixer, and the share of the gap from `BASE`, which is one of them, to exact regression that it closes."""
     values: dict[str, list[float]] = {}
     undertrained = []
-    for setting, results in train_size(CLAIM, parts(conditions.device), conditions).items():
-        best = {mixer: best_results([run for run in results if run.mixer == mixer]) for mixer in MIXERS}
+    for setting, results in train_size(claim, parts(conditions.device, choose), conditions).items():
+        names = dict.fromkeys(run.mixer for run in results)
+        best = {mixer: best_results([run for run in results if run.mixer == mixer]) for mixer in names}
         exact = [float(run.best_error or 0.0) for run in best[BASE]]
         gap = [run.counted_value - lowest for run, lowest in zip(best[BASE], exact)]
         values[f"exact regression, {setting}"] = exact
