@@ -317,7 +317,13 @@ def main() -> None:
     parser.add_argument("--into", type=Path, help="folder for the kernels")
     parser.add_argument("--ops", default="", help="of kernels.py, comma-separated")
     parser.add_argument("--sizes", action="append", default=[], help="B,T,H,K,V of the ops; may be repeated")
-    parser.add_argument("--training", nargs="+", default=[], metavar="NAME", help="models of training_steps.py, or '24 layers of' any mixer")
+    parser.add_argument(
+        "--training",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="models of training_steps.py, or '24 layers of' any mixer",
+    )
     parser.add_argument("--decoding", default="", help="mixers, comma-separated")
     parser.add_argument("--claims", default="", help="claims that train models, comma-separated")
     parser.add_argument("--leaderboard", default="", help="parts that train models, comma-separated; needs --mixers")

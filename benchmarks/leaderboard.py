@@ -169,7 +169,22 @@ def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
     names = ", ".join(f"`{name}`" for name in left_out)
     missing = f"\nNot run: {names}.\n" if left_out else ""
     shown = cells([line for line in lines if line[0] not in left_out])
-    return f"{title}\n\n{about}\n{table(head, shown)}{missing}\n{where(rows)}"
+    said = needles_found(rows) if part.kind == "needle" else ""
+    return f"{title}\n\n{about}{said}\n{table(head, shown)}{missing}\n{where(rows)}"
+
+
+def needles_found(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many of the hidden numbers the models say, at the length at which a mixer says most."""
+    found: dict[str, float] = {}
+    for row in rows:
+        found[row["mixer"]] = max(found.get(row["mixer"], 0.0), statistics.fmean(row["found"]))
+    some = [f"`{mixer}` {part:.0%}" for mixer, part in sorted(found.items(), key=lambda one: -one[1]) if part]
+    if some:
+        return f"\nNumbers found, at the best length: {', '.join(some)}; none by the others.\n"
+    return (
+        "\n**No model found a number, at any length.** The losses say only how likely it thinks these digits, and nothing about "
+        "its memory.\n"
+    )
 
 
 def render(folder: Path = FOLDER, measurements: Path = RESULTS) -> str:

@@ -100,14 +100,20 @@ def shown(x: float) -> str:
 def squares_tables(found: Measurement) -> list[str]:
     parts = []
     for setting in squares.CONTRASTS:
+        size, ending = "numbers of state of ", f", {setting}"
+        mixers = [
+            name.removeprefix(size).removesuffix(ending)
+            for name in found.values
+            if name.startswith(size) and name.endswith(ending)
+        ]
         rows = [
             [
                 f"`{mixer}`",
-                number(found.mean(f"numbers of state of {mixer}, {setting}")),
+                number(found.mean(f"{size}{mixer}{ending}")),
                 mean(found, f"{mixer}, {setting}"),
                 mean(found, f"share of the gap closed by {mixer}, {setting}"),
             ]
-            for mixer in squares.MIXERS
+            for mixer in mixers
         ]
         rows.append(["exact regression", "", mean(found, f"exact regression, {setting}"), "1"])
         head = [
@@ -416,7 +422,7 @@ PAGES = {
         "own-least-squares.md",
         "Squared error by examples in context",
         draw_squares,
-        {"own-1": Part("", squares_tables)},
+        {"own-1": Part("", squares_tables), "own-1b": Part("The ridge of the exact recursion", squares_tables)},
     ),
     "own-2": Page(
         "own-confidence.md",

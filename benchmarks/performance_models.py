@@ -13,25 +13,33 @@ def measured(row: Mapping[str, Any]) -> str:
 
 
 def steps_page(content: Mapping[str, Any]) -> str:
-    """Every model beside the one that its step is compared with."""
-    rows = []
+    """Every model below the one that its step is compared with."""
+    rows: dict[tuple[str, int, int], list[list[str]]] = {}
     for row in content["comparisons"].values():
-        base, *_ = row["models"].values()
+        base, *_ = row["models"]
+        group = rows.setdefault((base, row["batch"], row["length"]), [])
         for name, model in row["models"].items():
-            ratio = "" if model is base else f"{model['step, ms'][0] / base['step, ms'][0]:.2f}"
-            rows.append(
+            if name == base and group:
+                continue
+            step, of_base = model["step, ms"][0], row["models"][base]["step, ms"][0]
+            beside = ["", ""] if name == base else [number(of_base), f"{step / of_base:.2f}"]
+            group.append(
                 [
-                    name, f"{row['batch']} x {row['length']:,}", number(model["step, ms"][0]), ratio,
+                    name, f"{row['batch']} x {row['length']:,}", number(step), *beside,
                     number(model["tokens/s"] / 1e3), number(model["activations, GiB"]), number(model["first step, s"]),
                     measured(row),
                 ]
             )  # fmt: skip
     text = (
         f"## Training steps, {content['device']}\n\nForward, backward and fused AdamW under bfloat16 autocast; "
-        "`training_steps.py`. The ratio is to the row above,\nboth models in one run.\n"
+        "`training_steps.py`. The base of a model is the row above\nwithout a ratio. It took its steps in turn with every "
+        "such model; its own row has its times of the first of these runs.\n"
     )
-    head = ["model", "tokens per step", "ms per step", "ratio", "thousand tokens/s", "GiB", "first step, s", "measured"]
-    return "\n".join([text, table(head, rows)])
+    head = [
+        "model", "tokens per step", "ms per step", "ms of the base", "ratio", "thousand tokens/s", "GiB", "first step, s",
+        "measured",
+    ]  # fmt: skip
+    return "\n".join([text, table(head, [row for group in rows.values() for row in group])])
 
 
 def generate_page(content: Mapping[str, Any]) -> str:

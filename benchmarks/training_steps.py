@@ -258,7 +258,9 @@ def compare(comparison: Comparison, length: int, rounds: int, kept: Kept) -> dic
 def chosen(arguments: argparse.Namespace) -> list[Comparison]:
     if arguments.mixers:
         base = LAYERS + arguments.base
-        return [Comparison(LAYERS + mixer, base, arguments.batch or LAYERS_BATCH) for mixer in arguments.mixers.split(",")]
+        return [
+            Comparison(LAYERS + mixer, base, arguments.batch or LAYERS_BATCH) for mixer in arguments.mixers.split(",")
+        ]
     known = {one.model: one for one in COMPARISONS}
     with_peer = [name for name, one in known.items() if one.base.startswith(PEER)]
     wanted = arguments.only or [name for name in known if name not in with_peer or is_installed()]

@@ -112,7 +112,9 @@ def test_whole_models_have_their_pages(tmp_path: Path) -> None:
     when = {"measured": {"time": "2026-01-02T00:00:00", "source": "abc"}}
     model = {"tokens/s": 5e4, "activations, GiB": 3.0, "first step, s": 7.0}
     models = {"base": {**model, "step, ms": [100.0] * 3}, "ours": {**model, "step, ms": [150.0] * 3}}
-    compared = {"ours": {"batch": 8, "length": 2048, "models": models, **when}}
+    again = {"base": {**models["base"], "step, ms": [110.0] * 3}, "other": {**model, "step, ms": [220.0] * 3}}
+    size = {"batch": 8, "length": 2048}
+    compared = {"ours": {**size, "models": models, **when}, "other": {**size, "models": again, **when}}
     step = {
         "ms per token": 1.5,
         "all, ms per token": 1.8,
@@ -124,7 +126,10 @@ def test_whole_models_have_their_pages(tmp_path: Path) -> None:
     (tmp_path / "training-steps-test.json").write_text(json.dumps({**ORIGIN, "comparisons": compared}))
     (tmp_path / "generate-test.json").write_text(json.dumps({**ORIGIN, "mixers": {"gdn": made}}))
     page = performance.render(tmp_path)
-    assert "| ours | 8 x 2,048 | 150 | 1.50 | 50.0 | 3.00 | 7.00 | 2026-01-02, files abc |" in page
+    assert "| base | 8 x 2,048 | 100 |  |  | 50.0 | 3.00 | 7.00 | 2026-01-02, files abc |" in page
+    assert "| ours | 8 x 2,048 | 150 | 100 | 1.50 | 50.0 | 3.00 | 7.00 | 2026-01-02, files abc |" in page
+    assert "| other | 8 x 2,048 | 220 | 110 | 2.00 | 50.0 | 3.00 | 7.00 | 2026-01-02, files abc |" in page
+    assert page.count("| base |") == 1
     assert "| gdn | 1 | 1.50 | 1.80 | 1.20 | 30.0 | 666 | 2026-01-02, files abc |" in page
     assert "gdn: prefill of 16384 tokens in 30.0 ms, 40% of the rate" in page
 

@@ -50,9 +50,11 @@ def _training(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _activations(folder: Path) -> Iterator[dict[str, Any]]:
+    growing = {row["mixer"] for _, row in _table(folder) if row["context"] is not None}
     for where, name, comparison, model in _steps(folder):
         column = f"activations of {comparison['batch']} sequences of {comparison['length']:,} tokens, MB"
-        yield _row(column, name, model["activations, GiB"] * 2**30 / 1e6, where)
+        label = _label({"mixer": name, "context": comparison["length"] if name in growing else None})
+        yield _row(column, label, model["activations, GiB"] * 2**30 / 1e6, where)
 
 
 def _steps(folder: Path) -> Iterator[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]]:

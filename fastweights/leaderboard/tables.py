@@ -22,7 +22,8 @@ MARKS = (
     "overlap, or lie no further apart than the smaller one is wide.",
     "* marks a run whose loss was still falling at the end, or that is too short to tell.",
     "! marks a mixer of which some runs diverged.",
-    "° marks a mixer that is no better than guessing: it has not begun to learn the task, and nothing follows about its memory.",
+    "° marks a mixer that is no better than guessing, or finds no needle: it has not begun to learn the task, and nothing "
+    "follows about its memory.",
 )
 READ = (
     "Medians over repeated steps, of one run on one machine, with 8 heads of 128 for every mixer: states are not equal."
@@ -120,7 +121,9 @@ def _cell(part: Part, rows: Sequence[Mapping[str, Any]], column: str, standing: 
 
 def guesses(part: Part, row: Mapping[str, Any]) -> bool:
     """Whether a trained model is no better than guessing: within three standard errors of it over the sequences of a test, or
-    within 2% of the error of predicting zero."""
+    within 2% of the error of predicting zero; or has found no needle."""
+    if "found" in row:
+        return not any(row["found"])
     chance = row.get("chance")
     if chance is None:
         return False

@@ -85,7 +85,7 @@ def test_speed_and_memory_are_read_from_what_was_measured(capsys, tmp_path, part
     code, printed, error = run(capsys, part, "--measurements", MEASURED, "--output", tmp_path / "new")
     assert code == 0 and error == "" and not (tmp_path / "new").exists()
     cells = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.split()}
-    steps = json.loads((MEASURED / "training-steps-nvidia-h200.json").read_bytes())["comparisons"]
+    steps = json.loads((MEASURED / "training-steps-nvidia-h100-80gb-hbm3.json").read_bytes())["comparisons"]
     table = json.loads((MEASURED / "decode-table-nvidia-h200.json").read_bytes())["rows"]
     compiled = "24 layers of palimpsa-d, compiled by blocks, replayed"
     step = steps[compiled]["models"][compiled]

@@ -66,7 +66,7 @@ def measure(conditions: Conditions) -> Measurement:
 
 
 def measure_gaps(claim: Claim, choose: Choices, conditions: Conditions) -> Measurement:
-    """The error of every mixer, and the share of the gap from `BASE`, which is one of them, to exact regression that it closes."""
+    """Of every mixer the error, and the share of the gap between `BASE`, one of them, and exact regression that it closes."""
     values: dict[str, list[float]] = {}
     undertrained = []
     for setting, results in train_size(claim, parts(conditions.device, choose), conditions).items():

@@ -59,9 +59,9 @@ CLAIM = Claim(
     ),
     printed="none; no paper compares them at equal state",
     setting=(
-        "As own-1: its tasks, sizes, rates and seeds, with the delta rule, gka, and rls with ridges of 1, 0.1 and 0.01. Keys have "
-        "unit length, so that a ridge of 1 weighs as much as a whole token. In the units of such keys the best predictor has "
-        "about 0.04, the variance of the noise. Declared after own-1 was measured in both sizes."
+        "As own-1: its tasks, sizes, rates and seeds, with the delta rule, gka, and rls with ridges of 1, 0.1 and 0.01. Keys "
+        "have unit length, so that a ridge of 1 weighs as much as a whole token. In the units of such keys the best predictor "
+        "has about 0.04, the variance of the noise. Declared after own-1 was measured in both sizes."
     ),
     expected="holds",
     forecast=(
