@@ -7,7 +7,7 @@ import pytest
 from fastweights.experiments import OWN, PAPERS, SOURCES, STATUSES, claim_names, claims, claims_of, find_claim, own
 
 PAPERS_CLAIMS = (*(f"C{number}" for number in range(1, 36)), *(f"S{number}" for number in range(1, 7)))
-OWN_RESULTS = ("own-1", "own-1b", "own-2", "own-2b", "own-2c", "own-3", "own-3b")
+OWN_RESULTS = ("own-1", "own-1b", "own-1c", "own-2", "own-2b", "own-2c", "own-3", "own-3b")
 NAMES = (*PAPERS_CLAIMS, *OWN_RESULTS)
 
 

@@ -10,9 +10,11 @@ import torch
 from fastweights.experiments import Conditions, Measurement, find_claim, load_record
 from fastweights.experiments.own import o1_least_squares_as_layers as squares
 from fastweights.experiments.own import o1b_the_ridge_of_the_exact_recursion as ridge
+from fastweights.experiments.own import o1c_the_ridge_in_recall as recalls
 from fastweights.experiments.own import o2_confidence_of_memories as confidence
 from fastweights.experiments.own import o3_products_of_transitions as products
 from fastweights.experiments.products import log_norms, penalties, penalty_bound, preconditioner_bound
+from fastweights.experiments.trained import accuracy
 from fastweights.training import RecallExperiment
 from fastweights.training.objectives import objective_of
 
@@ -96,6 +98,21 @@ def test_the_ridge_of_the_exact_recursion(tmp_path, monkeypatch):
     assert status(rls_1=(0.6, 0.7, 0.6)) == status(rls_1=(-1.0, -1.0, -1.0), rls_01=(0.6, 0.7, 0.6)) == "holds"
     assert status(rls_1=(0.45, 0.55, 0.45)) == "holds weakly"
     assert status(rls_1=(0.9, 0.5, 0.4)) == "does not hold"
+
+
+def test_a_ridge_that_learns_later():
+    def status(short, long):
+        rows = {(name, steps): row for steps, by_name in ((recalls.SHORT, short), (recalls.LONG, long))
+                for name, row in zip(ridge.NAMES, by_name)}  # fmt: skip
+        values = {accuracy(name, recalls.PAIRS, recalls.part(steps)): list(row) for (name, steps), row in rows.items()}
+        return find_claim("own-1c").decide(Measurement(values)).status
+
+    learned, nothing, half = (1.0, 1.0, 0.99), (0.1, 0.1, 0.11), (0.7, 0.7, 0.69)
+    assert status((learned, half, nothing), (learned, learned, learned)) == "holds"
+    assert status((learned, half, nothing), (learned, learned, half)) == "holds weakly"
+    assert status((learned, half, nothing), (half, half, half)) == "holds weakly"  # as good, but not learned
+    assert status((learned, half, nothing), (learned, learned, nothing)) == "does not hold"
+    assert status((half, half, half), (learned, learned, learned)) == "does not hold"
 
 
 def test_half_of_a_share_that_differs_between_seeds_is_a_tie():

@@ -7,7 +7,8 @@ from ..claim import OWN, Claim, Conditions, Measurement, Verdict, clear_sign, pa
 from .o1_least_squares_as_layers import BASE, CONTRASTS, EXACT, ITERATIVE, choices, measure_gaps, share
 
 RIDGES = (1.0, 0.1, 0.01)
-FIRST, *SMALLER = (f"{EXACT} with ridge {ridge:g}" for ridge in RIDGES)
+NAMES = tuple(f"{EXACT} with ridge {ridge:g}" for ridge in RIDGES)
+FIRST, *SMALLER = NAMES
 
 
 def ridges(one: int, two: int) -> tuple[MixerChoice, ...]:
@@ -15,10 +16,7 @@ def ridges(one: int, two: int) -> tuple[MixerChoice, ...]:
     others = tuple(choice for choice in choices(one, two) if choice.label in (BASE, ITERATIVE))
     return (
         *others,
-        *(
-            MixerChoice(EXACT, {"head_dim": two, "ridge": ridge}, name)
-            for name, ridge in zip((FIRST, *SMALLER), RIDGES)
-        ),
+        *(MixerChoice(EXACT, {"head_dim": two, "ridge": ridge}, name) for name, ridge in zip(NAMES, RIDGES)),
     )
 
 
@@ -40,7 +38,7 @@ def decide(found: Measurement) -> Verdict:
         most.append(share(found, best, setting) > 0.5)
         rows.append(
             f"{setting}: "
-            + ", ".join(f"{name} {share(found, name, setting):.0%}" for name in (FIRST, *SMALLER, ITERATIVE))
+            + ", ".join(f"{name} {share(found, name, setting):.0%}" for name in (*NAMES, ITERATIVE))
             + f"; {best} - {FIRST} {gain:+.0%} +- {error:.0%}, {ITERATIVE} - {best} {ahead:+.0%} +- {ahead_error:.0%}"
         )
     reason = "share of the gap between the delta rule and the best predictor; " + "; ".join(rows)
