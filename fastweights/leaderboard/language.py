@@ -31,56 +31,66 @@ NEEDLE = "s-niah-1"
 def run_language(size: LanguageSize, request: Request) -> Board:
     """Train every mixer of the request: the first seed at all learning rates, and where it is close the others at its best.
 
-    Where the trainings are stopped, the board has the mixers whose whole grid has ended.
+    A mixer that the board has with the first seed trains only seeds that are missing. Where the trainings are stopped, the board
+    has the mixers whose whole grid has ended.
     """
     check_device(request.device)
     board = Board.opened(request.output, "language", request.size, size.setting())
     matching = _matching(size)
     mixers = {choice.label: matching.of(choice) for choice in request.mixers}
     first, *others = request.seeds or size.seeds
-    runs = {
+    known = {label: row for label in mixers if (row := board.rows.get(f"held out, {label}")) and _has_grid(row, first)}
+    grid = {
         (label, rate, first): _run(size, request, mixer, rate, first)
         for label, mixer in mixers.items()
+        if label not in known
         for rate in size.rates
     }
+    later: dict[tuple[str, float, int], Any] = {}
     try:
-        train_models(list(runs.values()), request)
-        best = _best(runs)
+        train_models(list(grid.values()), request)
+        best = {label: (row["values"][0], row["learning rate"]) for label, row in known.items() if row["values"]}
+        best |= _best(grid)
         close = close_mixers({**_first_losses(board), **{label: loss for label, (loss, _) in best.items()}}, size.close)
-        later = {
+        later |= {
             (label, rate, seed): _run(size, request, mixers[label], rate, seed)
             for label, (_, rate) in best.items()
             if label in close
             for seed in others
+            if label not in known or seed not in _seeds_of(known[label])
         }
-        runs |= later
         train_models(list(later.values()), request)
     finally:
-        best = _best(runs)
-        for label in _ended(runs):
-            rate = best[label][1] if label in best else None
-            own = {key[1:]: run for key, run in runs.items() if key[0] == label}
-            _add_rows(board, size, mixers[label], rate, own, request)
+        best = _best(grid)
+        rates = {label: best[label][1] if label in best else None for label in _ended(grid)}
+        rates |= {label: row["learning rate"] for label, row in known.items()}
+        for label, rate in rates.items():
+            own = {key[1:]: run for key, run in {**grid, **later}.items() if key[0] == label}
+            _add_rows(board, size, mixers[label], rate, own, request, joined=label in known)
     return board
 
 
-def _of_first_seed(runs: Mapping[tuple[str, float, int], Any]) -> dict[tuple[str, float], Any]:
-    first = next(iter(runs))[2]
-    return {(label, rate): run for (label, rate, seed), run in runs.items() if seed == first}
+def _has_grid(row: Mapping[str, Any], first: int) -> bool:
+    """Whether a row has been measured with the first seed, or all its trainings have diverged."""
+    return not row["values"] or bool(row["seeds"][0] == first)
 
 
-def _ended(runs: Mapping[tuple[str, float, int], Any]) -> list[str]:
+def _seeds_of(row: Mapping[str, Any]) -> list[int]:
+    """The seeds that were trained at a row's rate. Rows of earlier versions do not name those that diverged."""
+    return [*row["seeds"], *row.get("diverged seeds", ())]
+
+
+def _ended(grid: Mapping[tuple[str, float, int], Any]) -> list[str]:
     """The labels whose trainings with the first seed have all ended."""
-    grid = _of_first_seed(runs)
-    waiting = {label for (label, _), run in grid.items() if not has_ended(run)}
-    return [label for label in dict.fromkeys(label for label, _ in grid) if label not in waiting]
+    waiting = {label for (label, *_), run in grid.items() if not has_ended(run)}
+    return [label for label in dict.fromkeys(label for label, *_ in grid) if label not in waiting]
 
 
-def _best(runs: Mapping[tuple[str, float, int], Any]) -> dict[str, tuple[float, float]]:
+def _best(grid: Mapping[tuple[str, float, int], Any]) -> dict[str, tuple[float, float]]:
     """By label the lowest held-out loss and its rate, of those that have ended. One whose trainings all diverged has none."""
-    ended = _ended(runs)
+    ended = _ended(grid)
     found: dict[str, list[tuple[float, float]]] = {}
-    for (label, rate), run in _of_first_seed(runs).items():
+    for (label, rate, _), run in grid.items():
         if label in ended and (result := _result(run)) is not None:
             found.setdefault(label, []).append((result.held_out_loss, rate))
     return {label: min(losses) for label, losses in found.items()}
@@ -93,22 +103,35 @@ def _add_rows(
     rate: float | None,
     runs: Mapping[tuple[float, int], Any],
     request: Request,
+    joined: bool,
 ) -> None:
     """The rows of one mixer, of its seeds at this rate that have ended; without values where all its trainings diverged.
 
-    rate: None where they did. runs: its trainings by rate and seed.
+    rate: None where they did. runs: its trainings by rate and seed. joined: whether the seeds that the board has stay.
     """
     ended = {key: run for key, run in runs.items() if has_ended(run)}
+    if not ended:
+        return
     results = {key: found for key, run in ended.items() if (found := _result(run)) is not None}
     of_rate = {seed: found for (one, seed), found in results.items() if one == rate}
+    lost = [seed for one, seed in ended if one == rate and seed not in of_rate]
     for column, losses in _losses(size, list(of_rate.values())).items():
-        board.add(
-            f"{column}, {mixer.choice.label}",
-            {
-                **_row(mixer, list(of_rate.values()), request.device), "column": column, "seeds": list(of_rate),
-                "values": losses, "learning rate": rate, "diverged": len(ended) - len(results), "runs": len(ended),
-            },
-        )  # fmt: skip
+        key = f"{column}, {mixer.choice.label}"
+        row = {
+            **_row(mixer, list(of_rate.values()), request.device), "column": column, "seeds": list(of_rate),
+            "values": losses, "learning rate": rate, "diverged": len(ended) - len(results), "runs": len(ended),
+            **({"diverged seeds": lost} if lost else {}),
+        }  # fmt: skip
+        board.add(key, _with_seeds(board.rows[key], row) if joined else row)
+
+
+def _with_seeds(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the seeds of another one of the same mixer behind its own."""
+    added = ("seeds", "values", "diverged", "diverged seeds", "runs", "seconds")
+    return {
+        **row, **{name: row.get(name, []) + more[name] for name in added if name in more}, "measured": more["measured"],
+        "undertrained": row["undertrained"] or more["undertrained"],
+    }  # fmt: skip
 
 
 def run_needle(size: LanguageSize, request: Request) -> Board:

@@ -247,6 +247,29 @@ def test_needles_train_the_models_of_the_language_board_alone(tmp_path, monkeypa
     assert rows("needle", tmp_path)["400 tokens", "linear"] == asked
 
 
+def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
+    """Where the board has the first seed, others are trained at its rate and stand behind it; one that diverges counts."""
+    pytest.importorskip("accelerate")
+    run_part(PARTS["language"], request(tmp_path, seeds=(0,)))
+    before = rows("language", tmp_path)
+    shutil.rmtree(tmp_path / "trained")
+    row = before["held out", "softmax"]
+    began = watch_trainings(monkeypatch, [f"softmax/lr{row['learning rate']!r}-seed1"])
+    run_part(PARTS["language"], request(tmp_path, seeds=(0, 1, 2)))
+    after = rows("language", tmp_path)
+    assert set(began) == {
+        f"{mixer}/lr{before['held out', mixer]['learning rate']!r}-seed{seed}" for mixer in MIXERS for seed in (1, 2)
+    }
+    for key, row in after.items():
+        kept = [0, 1, 2] if row["mixer"] == "linear" else [0, 2]
+        assert row["seeds"] == kept and row["values"][:1] == before[key]["values"] and len(row["values"]) == len(kept)
+        assert row["values"][-1] != row["values"][0] and row["learning rate"] == before[key]["learning rate"]
+        assert (row["runs"], row["diverged"]) == (4, 3 - len(kept))
+    began.clear()
+    run_part(PARTS["language"], request(tmp_path, seeds=(0, 1, 2)))
+    assert began == [] and rows("language", tmp_path) == after
+
+
 def test_a_model_that_diverges_when_it_is_trained_again_is_not_asked(tmp_path, monkeypatch):
     pytest.importorskip("accelerate")
     board = run_part(PARTS["language"], request(tmp_path))
