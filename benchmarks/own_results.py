@@ -21,11 +21,14 @@ from performance_text import number, table
 from fastweights.analysis.plot_style import mixer_styles, plain_axes, save_figure
 from fastweights.experiments import ClaimRecord, Measurement, find_claim, load_records
 from fastweights.experiments.own import o1_least_squares_as_layers as squares
+from fastweights.experiments.own import o1b_the_ridge_of_the_exact_recursion as ridge
+from fastweights.experiments.own import o1c_the_ridge_in_recall as recalls
 from fastweights.experiments.own import o2_confidence_of_memories as confidence
 from fastweights.experiments.own import o2b_hybrids_trained_as_one as hybrids
 from fastweights.experiments.own import o2c_hybrids_with_a_fitted_router as fitted
 from fastweights.experiments.own import o3_products_of_transitions as products
 from fastweights.experiments.own import o3b_training_outside_the_bound as outside
+from fastweights.experiments.trained import accuracy
 
 DOCS = CLAIMS_PAGE.parent
 BEGIN = "<!-- measured: written by `python benchmarks/own_results.py` -->"
@@ -58,12 +61,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Page:
-    """One result: its page, what the figure shows, and its claims by name."""
+    """One result: its page, what the figure shows, its claims by name, and the figure's width in inches."""
 
     file: str
     shows: str
     draw: Callable[[Mapping[str, Measurement], Any], None]
     parts: Mapping[str, Part]
+    width: float = 13
 
     @property
     def path(self) -> Path:
@@ -126,15 +130,29 @@ def squares_tables(found: Measurement) -> list[str]:
     return parts
 
 
+def recall_tables(found: Measurement) -> list[str]:
+    steps = (recalls.SHORT, recalls.LONG)
+    rows = [
+        [f"`{name}`", *(mean(found, accuracy(name, recalls.PAIRS, recalls.part(one))) for one in steps)]
+        for name in ridge.NAMES
+    ]
+    return [table(["memory", *(f"accuracy after {one:,} steps" for one in steps)], rows)]
+
+
 def draw_squares(results: Mapping[str, Measurement], figure: Any) -> None:
     found = results["own-1"]
+    shown_mixers = [*squares.MIXERS]
+    if "own-1b" in results:
+        lowest = ridge.SMALLER[-1]
+        found = Measurement({**found.values, **{k: v for k, v in results["own-1b"].values.items() if lowest in k}})
+        shown_mixers.append(lowest)
     panels = figure.subplots(1, len(squares.CONTRASTS), sharey=True)
-    styles = mixer_styles(squares.MIXERS)
+    styles = mixer_styles(shown_mixers)
     for axes, setting in zip(panels, squares.CONTRASTS):
         places = [
             int(name.rsplit(" ", 1)[1]) for name in found.values if name.startswith(f"exact regression, {setting}, ex")
         ]
-        for mixer in (*squares.MIXERS, "exact regression"):
+        for mixer in (*shown_mixers, "exact regression"):
             errors = [found.mean(f"{mixer}, {setting}, example {place}") for place in places]
             look = {"color": "black", "linestyle": ":", "label": mixer}
             if mixer in styles:
@@ -422,7 +440,12 @@ PAGES = {
         "own-least-squares.md",
         "Squared error by examples in context",
         draw_squares,
-        {"own-1": Part("", squares_tables), "own-1b": Part("The ridge of the exact recursion", squares_tables)},
+        {
+            "own-1": Part("", squares_tables),
+            "own-1b": Part("The ridge of the exact recursion", squares_tables),
+            "own-1c": Part("The ridge in recall", recall_tables),
+        },
+        width=10,
     ),
     "own-2": Page(
         "own-confidence.md",
@@ -488,7 +511,8 @@ def render(name: str, folder: Path = RESULTS) -> str:
             lines += shown_by.tables(cpu[part].measurement)
         if part in gpu:
             lines.append("\n".join([f"### The larger size, on a GPU\n\n{claim.larger}\n", *outcome(claim, gpu)]))
-            lines.append(f"![{page.shows}](images/{page.figure('cuda').name})")
+            if not place:
+                lines.append(f"![{page.shows}](images/{page.figure('cuda').name})")
             lines += shown_by.tables(gpu[part].measurement)
     return before + "\n\n".join([BEGIN, *(line.strip() for line in lines), END]) + after
 
@@ -496,7 +520,7 @@ def render(name: str, folder: Path = RESULTS) -> str:
 def draw(name: str, records: Mapping[str, ClaimRecord], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10 if len(PAGES[name].parts) == 1 else 13, 4.2), layout="constrained")
+    figure = Figure(figsize=(PAGES[name].width, 4.2), layout="constrained")
     PAGES[name].draw({part: record.measurement for part, record in records.items()}, figure)
     save_figure(figure, path, source=checksum(records), dpi=DPI)
 

@@ -158,8 +158,8 @@ def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
     (equal, unequal), large = shares("own-1"), shares("own-1-cuda")
     for one in (*large, unequal):
         assert all(ours > exact for ours, exact in zip(one["gka"], one["rls"]))
-    assert "at the larger size, with every seed" in text
-    assert f"`gka` {mean(large[0]['gka'])} and `rls` {mean(large[0]['rls'])} with equal variances" in text
+    assert f"at the larger size with every seed, `gka` {mean(large[0]['gka'])} and" in text
+    assert f" and `rls` {mean(large[0]['rls'])} with equal variances" in text
     assert f"equal variances, {mean(large[1]['gka'])} and {mean(large[1]['rls'])} with unequal ones" in text
     assert f"with unequal variances ({mean(unequal['gka'])} and {mean(unequal['rls'])})" in text
     *ahead, lost = (100 * (ours - exact) for ours, exact in zip(equal["gka"], equal["rls"]))
@@ -177,6 +177,33 @@ def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
     for one in (equal, unequal, *large):
         assert all(sum(one[mixer]) < 0 for mixer in ("palimpsa-d", "vla-conv"))
     assert "`palimpsa-d` and `vla-conv` are worse than the delta rule** in both sizes" in text
+
+
+def test_ridges_on_the_page_of_least_squares() -> None:
+    text, numbers = words("docs/own-least-squares.md"), result("claims/own-1b")["numbers"]
+
+    def share(mixer: str, setting: str) -> str:
+        found = numbers[f"share of the gap closed by {mixer}, {setting} variances"]
+        return f"{sum(found) / len(found):.0%}"
+
+    of_ridge = {
+        ridge: [share(f"rls with ridge {ridge}", setting) for setting in ("equal", "unequal")]
+        for ridge in ("1", "0.1", "0.01")
+    }
+    small, least = of_ridge["0.01"]
+    assert f"closes {small} of the gap with equal variances and {least} with unequal ones (own-1b)" in text
+    assert f"(own-1b), `gka` {share('gka', 'unequal')} with unequal ones" in text
+    assert f"leaves it at {' and '.join(of_ridge['1'])}. 0.1 closes {' and '.join(of_ridge['0.1'])}." in text
+    found = result("claims/own-1c")["numbers"]
+    after = {
+        (ridge, steps): sum(row) / len(row)
+        for ridge in of_ridge
+        for steps in (300, 1500)
+        if (row := found[f"rls with ridge {ridge}, 4 pairs, {steps} steps"])
+    }
+    assert f"with 0.01 has an accuracy of {after['0.01', 300]:.3f} after 300 steps, with 1 and 0.1" in text
+    assert f"0.1 {after['1', 300]:.3f} and {after['0.1', 300]:.3f}. After 1,500 steps all three have 1.000" in text
+    assert all(f"{accuracy:.3f}" == "1.000" for (_, steps), accuracy in after.items() if steps == 1500)
 
 
 def test_gpu_tests_among_the_limits() -> None:
