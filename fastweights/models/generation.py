@@ -139,7 +139,7 @@ class CachedGenerationMixin(GenerationMixin):
 def _check_reading(
     cache: FastWeightsCache, prompt: Tensor | None, embeddings: Tensor | None, mask: Tensor | None
 ) -> None:
-    """That tokens of the prompt stand behind what the cache has read, which transformers skips: in embeddings whatever the mask."""
+    """That the prompt is longer than what the cache has read, which transformers skips: in embeddings whatever the mask."""
     whole = "pass the whole prompt, with the tokens that the cache has read first and at least one token more"
     given = prompt if embeddings is None else embeddings
     if not isinstance(given, Tensor) or given.ndim < 2:
