@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import RLock
 from typing import TypeVar
 
 import torch
@@ -13,14 +14,15 @@ import torch
 __all__ = ["Waits", "captured", "refusing_waits"]
 
 Result = TypeVar("Result")
+_alone = RLock()  # of the thread that tries or captures: both change what all threads share
 
 
 def captured(work: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
     """The graph of some work on a GPU, which does not run by this, and what it returned: every replay overwrites these tensors.
-    Other threads may call the GPU in the meantime. A capture that fails leaves the current stream and the random numbers as they
-    were; torch alone does not."""
+    Other threads may call the GPU in the meantime, but not draw random numbers there. A capture that fails leaves the current
+    stream and the random numbers as they were; torch alone does not."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device):
+    with _alone, torch.cuda.device(device):
         index = torch.cuda.current_device()
         random = torch.cuda.get_rng_state(index)
         try:
@@ -55,16 +57,17 @@ class Waits(RuntimeError):
 @contextmanager
 def refusing_waits() -> Iterator[None]:
     """`Waits` in place of an operation by which the host would wait for the GPU. Tried before a capture, whose errors say
-    less about the cause."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it does not yet see every wait
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    except RuntimeError as error:
-        if "synchronizing CUDA operation" not in str(error):
-            raise
-        raise Waits(str(error)) from error
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+    less about the cause. torch has one setting for all threads: another one that waits in the meantime gets torch's error."""
+    with _alone:
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it does not yet see every wait
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        except RuntimeError as error:
+            if "synchronizing CUDA operation" not in str(error):
+                raise
+            raise Waits(str(error)) from error
+        finally:
+            torch.cuda.set_sync_debug_mode(before)

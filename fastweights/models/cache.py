@@ -65,8 +65,10 @@ class FastWeightsCache(Cache):
         self.steps = None
 
     def copy(self) -> FastWeightsCache:
-        """An independent cache at the same point. It costs nothing: layers never write into a tensor that a cache holds."""
-        copied = FastWeightsCache([LayerCache({**layer.memory}, {**layer.context}) for layer in self.layers])
+        """An independent cache at the same point. It costs nothing: layers never write into a tensor that a cache holds, except
+        in the steps of a running `generate()`, where its tensors are copied."""
+        layers = self.layers if self.steps is None else self.steps.copies(self.layers)
+        copied = FastWeightsCache([LayerCache({**layer.memory}, {**layer.context}) for layer in layers])
         copied.columns, copied.position = self.columns, self.position
         return copied
 

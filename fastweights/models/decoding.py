@@ -73,6 +73,16 @@ class DecodeSteps:
             if layers[index].fixed:
                 layers[index] = mixer.free_cache(layers[index])
 
+    def copies(self, layers: list[LayerCache]) -> list[LayerCache]:
+        """The caches as ordinary ones, in whose tensors no step writes."""
+        copied = []
+        for mixer, layer in zip(self._mixers(), layers, strict=True):
+            if layer.fixed:
+                layer = mixer.free_cache(layer)
+                layer.apply(Tensor.clone)
+            copied.append(layer)
+        return copied
+
     def _mixers(self) -> list[Mixer]:
         return [block.mixer for block in self.model.model.layers]
 

@@ -31,21 +31,18 @@ class CachedGenerationMixin(GenerationMixin):
 
     config: Any  # a FastWeightsConfig; transformers declares its own base class
 
-    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    def generate(
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """As in transformers. With a cache in past_key_values, the prompt holds the tokens that the cache has read and at least
-        one more; or only the new ones, with an attention_mask of both."""
+        one more; or, as ids, only the new ones, with an attention_mask of both."""
         prompt, cache, mask = (kwargs.get(name) for name in ("input_ids", "past_key_values", "attention_mask"))
         prompt = inputs if prompt is None else prompt
-        self._check_call(prompt, mask, kwargs)
-        if isinstance(cache, FastWeightsCache) and prompt is not None:
-            length = (prompt if mask is None else mask).shape[1]
-            if cache.columns >= length:
-                raise ValueError(
-                    f"past_key_values has read {cache.columns} tokens and the prompt has {length}: pass the whole prompt, with "
-                    "the tokens that the cache has read first and at least one token more"
-                )
+        self._check_call(prompt, mask, generation_config or self.generation_config, kwargs)
+        if isinstance(cache, FastWeightsCache):
+            _check_reading(cache, prompt, kwargs.get("inputs_embeds"), mask)
         try:
-            result = super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+            result = super().generate(inputs, generation_config, *args, **kwargs)  # type: ignore[misc]
         finally:
             if isinstance(cache, FastWeightsCache):
                 cache.end_steps()
@@ -82,22 +79,24 @@ class CachedGenerationMixin(GenerationMixin):
             cache.steps = DecodeSteps(self, cache.columns + settings.max_length - input_ids.shape[1])
         return outputs
 
-    def _check_call(self, prompt: object, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    def _check_call(
+        self, prompt: object, mask: Tensor | None, settings: GenerationConfig, kwargs: dict[str, Any]
+    ) -> None:
         """What transformers would hand on unseen: a wrong prompt, mask or size, or special tokens that the vocabulary lacks."""
         if prompt is not None:
             embedding: Any = self.get_input_embeddings()  # type: ignore[attr-defined]
             batch, time = check_ids(prompt, embedding).shape
             if mask is not None:  # with a cache it may be longer, and cover the tokens that the cache has read
                 check_mask(mask, batch, min(time, mask.shape[-1]) if isinstance(mask, Tensor) else time)
-        settings = kwargs.get("generation_config") or self.generation_config
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             token = kwargs.get(name, getattr(settings, name))
             check_token(
                 name, token.tolist() if isinstance(token, Tensor) else token, self.config.vocab_size, several=True
             )
         for name in ("max_new_tokens", "prefill_chunk_size", "num_beams", "num_return_sequences"):
-            if kwargs.get(name) is not None:
-                check_size(name, kwargs[name])
+            size = kwargs.get(name, getattr(settings, name))
+            if size is not None:
+                check_size(name, size)
         cache = kwargs.get("past_key_values")
         if cache is not None and not isinstance(cache, FastWeightsCache):
             raise TypeError(
@@ -135,3 +134,20 @@ class CachedGenerationMixin(GenerationMixin):
             model_kwargs["past_key_values"]._is_user_defined = True  # generate() asks whether the cache outlives it
         elif cache is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = FastWeightsCache.empty(self.config.num_hidden_layers)
+
+
+def _check_reading(
+    cache: FastWeightsCache, prompt: Tensor | None, embeddings: Tensor | None, mask: Tensor | None
+) -> None:
+    """That the prompt is longer than what the cache has read, which transformers skips: in embeddings whatever the mask."""
+    whole = "pass the whole prompt, with the tokens that the cache has read first and at least one token more"
+    given = prompt if embeddings is None else embeddings
+    if not isinstance(given, Tensor) or given.ndim < 2:
+        return  # refused elsewhere
+    length = (given if mask is None else mask).shape[1]
+    if cache.columns >= length:
+        raise ValueError(f"past_key_values has read {cache.columns} tokens and the prompt has {length}: {whole}")
+    if embeddings is not None and cache.columns and embeddings.shape[1] != length:
+        raise ValueError(
+            f"inputs_embeds must be as long as attention_mask with past_key_values, {length}, got {embeddings.shape[1]}: {whole}"
+        )

@@ -13,7 +13,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
-from ..checks import check_flag, check_whole_number, describe_value
+from ..checks import check_flag, check_whole_number, describe_value, shape_of
 from ..layers import LayerCache, Mixer
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import RMSNorm
@@ -113,7 +113,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
         Args:
             input_ids: int64 [B, T], or inputs_embeds [B, T, D] in their place.
-            attention_mask: [B, T] (or longer, cached tokens first), 0 for padding, which may be on any side.
+            attention_mask: [B, T] (with a cache also longer, cached tokens first), 0 for padding, which may be on any side.
                 torch.compile breaks the graph where it looks for padding; packed rows stay one graph.
             past_key_values: cache of an earlier call, updated in place; the input continues the sequences that it has read.
             use_cache: whether to create a cache where none is given. When None: config.use_cache in evaluation mode, False in
@@ -133,6 +133,8 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         batch, time = self._check_inputs(input_ids, inputs_embeds)
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
         check_cu_seqlens(cu_seqlens, batch, time)
+        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and attention_mask.shape[1] > time:
+            _check_longer_mask(attention_mask, past_key_values, batch, time)
         rows = Rows(batch, time, attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=cu_seqlens)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -194,3 +196,12 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         """How many numbers the memories of all layers hold per sequence after `length` tokens."""
         check_whole_number("length", length)
         return sum(module.state_size(length) for module in self.modules() if isinstance(module, Mixer))
+
+
+def _check_longer_mask(attention_mask: Tensor, cache: object, batch: int, time: int) -> None:
+    """Columns of a mask before the input stand for what a cache has read, which may be padding alone."""
+    if not (isinstance(cache, FastWeightsCache) and (cache.is_initialized or cache.columns)):
+        raise ValueError(
+            f"attention_mask must be [{batch}, {time}] without the cache of earlier columns, got shape "
+            f"{shape_of(attention_mask)}; leave out what the input does not hold"
+        )

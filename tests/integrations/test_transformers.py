@@ -288,6 +288,39 @@ def test_wide_heads_run_the_original(calls: dict[str, int]) -> None:
     assert calls == {"short_convolution": 2, "gated_rms_norm": 2}
 
 
+def test_what_the_convolution_and_the_norm_do_not_take() -> None:
+    """Several packed rows, another activation, a gate of another shape: the originals get all that the caller gave."""
+
+    def original(*arguments: Any, **options: Any) -> Any:
+        return arguments, options
+
+    x, weight = torch.randn(2, 6, 9), torch.randn(6, 4)
+    numbers = {"seq_idx": torch.zeros(2, 9, dtype=torch.int32)}
+    given = x, weight, None
+    assert around.convolution(original)(*given, activation="silu", **numbers) == (
+        given,
+        {"activation": "silu", **numbers},
+    )
+    assert around.convolution(original)(*given, activation="gelu") == (given, {"activation": "gelu"})
+    norm = nn.RMSNorm(9)
+    norm.variance_epsilon = 1e-6
+    for activation, gate in (("tanh", x), ("silu", x[:1]), ("silu", None)):
+        norm.activation = activation
+        assert around.gated_norm(original)(norm, x, gate) == ((norm, x, gate), {})
+
+
+def test_a_first_state_of_another_dtype() -> None:
+    """A cache may hold states in 16 bits."""
+    q, k, v = torch.randn(3, 2, 5, 2, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rest = {"normalize": True, "output_final_state": True}
+    state = torch.ones(2, 2, 8, 8, dtype=torch.bfloat16)
+    gates = torch.full((2, 5, 2), 0.5), torch.full((2, 5, 2), -0.1)
+    given, exact = (
+        delta_rule.delta_rule_of_units(q, k, v, *gates, initial_state=one, **rest) for one in (state, state.float())
+    )
+    assert all(map(torch.equal, given, exact)) and given[1].dtype == torch.float32
+
+
 def test_export_runs_the_originals(calls: dict[str, int]) -> None:
     norm = next(x for x in tiny("qwen3_next").modules() if type(x).__name__ == "Qwen3NextRMSNormGated")
     accelerate()

@@ -113,6 +113,7 @@ INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a list as mask": ("attention_mask", {"input_ids": tokens(), "attention_mask": [[1] * 19] * 2}),
     "a mask that is too short": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.ones(2, 18)}),
     "a mask of another batch": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.ones(3, 19)}),
+    "a mask that is too long": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.ones(2, 20)}),
     "a mask of rank 4": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.ones(2, 1, 19, 19)}),
     "a dictionary as cache": ("past_key_values", {"input_ids": tokens(), "past_key_values": {}}),
     "transformers' cache": ("past_key_values", {"input_ids": tokens(), "past_key_values": DynamicCache()}),

@@ -12,7 +12,7 @@ from transformers.generation import MaxLengthCriteria
 
 from fastweights.layers.probe import probe
 from fastweights.layers.softmax_attention import SoftmaxAttention
-from fastweights.models import decoding, generation
+from fastweights.models import FastWeightsCache, decoding, generation
 
 from .live_bytes import LiveBytes
 from .mixers import every_mixer
@@ -99,6 +99,28 @@ def test_a_cache_that_was_given_goes_on(by_steps, new):
     assert all(map(torch.equal, held, (x for layer in cache.layers for x in layer.memory.values())))
     more = [lm(ids[:, :7], past_key_values=one.past_key_values).logits for one in (calls, steps)]
     torch.testing.assert_close(*more, **CLOSE)
+
+
+@pytest.mark.parametrize("left_out", [0, 3])
+def test_a_copy_made_between_steps_keeps_its_point(by_steps, monkeypatch, left_out):
+    """Steps write into the tensors of the cache that they continue."""
+    lm, ids = model(MIXED, initializer_range=0.5), tokens(2, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :left_out] = 0
+    cache, copies = FastWeightsCache.empty(len(MIXED)), []
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+
+    def stop(ids, scores, **_):
+        if ids.shape[1] == 14:
+            copies.append(cache.copy())
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    monkeypatch.setattr(generation, "can_replay", lambda model: True)
+    wanted = lm.generate(ids, past_key_values=cache, stopping_criteria=[stop], **options)
+    (copied,) = copies
+    assert copied.columns == 13 and copied.steps is None
+    options |= {"attention_mask": torch.cat([mask, mask.new_ones(2, 5)], 1), "max_new_tokens": 7}
+    assert torch.equal(lm.generate(wanted[:, :14], past_key_values=copied, **options), wanted)
 
 
 def other_forms(lm, ids, mask):
@@ -208,6 +230,26 @@ def test_a_model_on_the_cpu_is_not_captured():
     assert not decoding.can_replay(model())
 
 
+def test_a_call_that_fails_leaves_an_ordinary_cache(by_steps, monkeypatch):
+    """From which another call continues."""
+    lm, ids = model(MIXED, initializer_range=0.5), tokens(2, 9)
+    wanted = lm.generate(ids, max_new_tokens=12, do_sample=False)
+    monkeypatch.setattr(generation, "can_replay", lambda model: True)
+    cache = FastWeightsCache.empty(len(MIXED))
+
+    def fail(ids, scores, **_):
+        if ids.shape[1] == 14:
+            raise ZeroDivisionError
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    with pytest.raises(ZeroDivisionError):
+        lm.generate(ids, past_key_values=cache, max_new_tokens=12, do_sample=False, stopping_criteria=[fail])
+    assert cache.columns == 13 and cache.steps is None and not any(layer.fixed for layer in cache.layers)
+    mask = torch.ones(2, 14, dtype=torch.long)
+    options = {"attention_mask": mask, "max_new_tokens": 7, "do_sample": False}
+    assert torch.equal(lm.generate(wanted[:, :14], past_key_values=cache, **options), wanted)
+
+
 @pytest.fixture
 def on_gpu(monkeypatch):
     """A model that has generated, and then says that it is on a GPU."""
@@ -230,6 +272,14 @@ def test_a_model_with_hooks_is_not_captured(on_gpu, name, kind):
 
 def test_a_model_that_accelerate_has_wrapped_is_not_captured(on_gpu):
     add_hook_to_module(on_gpu.model.layers[0], ModelHook())
+    assert not decoding.can_replay(on_gpu)
+
+
+def test_a_model_in_training_or_under_autocast_is_not_captured(on_gpu, monkeypatch):
+    on_gpu.train()
+    assert not decoding.can_replay(on_gpu)
+    on_gpu.eval()
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     assert not decoding.can_replay(on_gpu)
 
 

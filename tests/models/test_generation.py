@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, GenerationConfig
 
 from fastweights.models import FastWeightsCache
 
@@ -126,6 +126,36 @@ def test_embeddings_as_the_prompt():
     wanted = lm.generate(ids, max_new_tokens=5, do_sample=False)[:, 9:]
     embeds = lm.get_input_embeddings()(ids)
     assert torch.equal(lm.generate(inputs_embeds=embeds, max_new_tokens=5, do_sample=False), wanted)
+
+
+def test_embeddings_after_a_cache_are_the_whole_prompt():
+    """transformers cuts off as many embeddings as the cache has read, also where they are the new ones alone."""
+    lm, ids = model(MIXED), tokens(2, 20)
+    cache = lm(ids[:, :8]).past_key_values
+    embeds, mask = lm.get_input_embeddings()(ids), torch.ones_like(ids)
+    options = {"max_new_tokens": 5, "do_sample": False}
+    wanted = lm.generate(ids, **options)[:, 20:]
+    given = {"inputs_embeds": embeds, "past_key_values": cache.copy(), **options}
+    assert torch.equal(lm.generate(**given), wanted)
+    for first in (ids, None):
+        given = {"inputs": first, "inputs_embeds": embeds[:, 8:], "past_key_values": cache, **options}
+        with pytest.raises(
+            ValueError, match="inputs_embeds must be as long as attention_mask .* 20, got 12: pass the whole"
+        ):
+            lm.generate(attention_mask=mask, **given)
+    with pytest.raises(ValueError, match="has read 8 tokens and the prompt has 8: pass the whole prompt"):
+        lm.generate(inputs_embeds=embeds[:, :8], past_key_values=cache, **options)
+
+
+@pytest.mark.parametrize("place", ["keyword", "second argument"])
+def test_sizes_and_tokens_in_generation_settings_are_checked(place):
+    """Those of a call too, by position or name."""
+    lm, ids = model("gdn"), tokens(1, 4)
+    for wrong in ({"prefill_chunk_size": -3}, {"eos_token_id": 99}):
+        settings = GenerationConfig(max_new_tokens=2, **wrong)
+        given, options = ([ids], {"generation_config": settings}) if place == "keyword" else ([ids, settings], {})
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            lm.generate(*given, **options)
 
 
 def test_rows_of_a_cache_can_be_chosen_and_repeated():

@@ -22,6 +22,7 @@ __all__ = ["compile_model", "compiler_loading", "what_to_compile", "with_any_num
 BACKEND = "inductor"
 KEPT = "TORCHINDUCTOR_CACHE_DIR"  # torch's own variable for the folder of compiled code
 TEMPORARY = "torchinductor_"  # how the name of the folder begins that torch sets by default
+_set_here: set[str] = set()  # folders of earlier trainings of this process, which no user has named
 
 
 def what_to_compile(run: LanguageRun) -> bool | str:
@@ -55,8 +56,10 @@ def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -
     """
     if what is False:
         return
-    if Path(os.environ.get(KEPT, TEMPORARY)).name.startswith(TEMPORARY):
+    named = os.environ.get(KEPT, TEMPORARY)
+    if Path(named).name.startswith(TEMPORARY) or named in _set_here:
         os.environ[KEPT] = str(Path(cache).absolute() / f"compiled-{_version_of_ops()}")
+        _set_here.add(os.environ[KEPT])
     torch.compiler.reset()
     kinds = {repr(mixer) for mixer in model.config.mixers()}
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(kinds))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.training.language import compiling, train, train_language
 
 
@@ -95,6 +96,14 @@ def test_compiled_code_is_kept_beside_the_tokens(make_run, graphs, monkeypatch, 
     train_language(run)
     folder = Path(os.environ[compiling.KEPT])
     assert folder == tmp_path / "mine" if named else folder.parent == Path(run.cache).absolute()
+
+
+def test_a_second_training_keeps_compiled_code_in_its_own_folder(graphs, monkeypatch, tmp_path):
+    """torch's variable holds the folder of the first one then."""
+    monkeypatch.setenv(compiling.KEPT, compiling.TEMPORARY)
+    for name in ("first", "second"):
+        compiling.compile_model(FastWeightsForCausalLM(FastWeightsConfig(**SMALL)), "blocks", str(tmp_path / name))
+        assert Path(os.environ[compiling.KEPT]).parent == tmp_path / name
 
 
 @pytest.mark.parametrize("what", ["blocks", False])
