@@ -125,12 +125,12 @@ def _until_end(tokens: list[int], most: int, end: int | list[int] | None) -> lis
     return tokens[:place]
 
 
-def score_answers(model: Any, tokenizer: Any, questions: Iterable[Question], block: int, batch: int = 1) -> Scores:
-    """The scores of a model's answers to one question or more, which are asked as they come, `batch` at a time."""
+def score_answers(model: Any, tokenizer: Any, questions: Iterable[Question], block: int, batch_size: int = 1) -> Scores:
+    """The scores of a model's answers to one question or more, which are asked as they come, `batch_size` at a time."""
     examples = exact = tokens = 0
     found = loss = 0.0
     waiting = iter(questions)
-    while together := list(islice(waiting, batch)):
+    while together := list(islice(waiting, batch_size)):
         for question, answer in zip(together, answer_prompts(model, tokenizer, together, block)):
             examples += 1
             exact += answer.exact
@@ -141,7 +141,7 @@ def score_answers(model: Any, tokenizer: Any, questions: Iterable[Question], blo
 
 
 def check_questions(
-    model: object, *, length: object, examples: object, seed: object, block: object, batch: object
+    model: object, *, length: object, examples: object, seed: object, block: object, batch_size: object
 ) -> None:
     """Refuses arguments of a measure that asks questions about texts."""
     check_model(model)
@@ -149,4 +149,4 @@ def check_questions(
     check_size("examples", examples, high=MOST_EXAMPLES)
     check_whole_number("seed", seed)
     check_size("block", block)
-    check_size("batch", batch, high=MOST_EXAMPLES)
+    check_size("batch_size", batch_size, high=MOST_EXAMPLES)

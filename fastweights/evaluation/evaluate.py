@@ -141,7 +141,7 @@ def _measurements(
                     seed=settings.seed,
                     text=text,
                     block=settings.block,
-                    batch=settings.batch_size,
+                    batch_size=settings.batch_size,
                 )
                 yield measure, [texts]
             else:
@@ -189,7 +189,7 @@ def _needles(
             seed=settings.seed,
             text=text,
             block=settings.block,
-            batch=settings.batch_size,
+            batch_size=settings.batch_size,
         )
         for depth in settings.depths
     ]

@@ -25,7 +25,7 @@ def needle_recall(
     seed: int = 0,
     text: str | None = None,
     block: int = 512,
-    batch: int = 1,
+    batch_size: int = 1,
 ) -> NeedleRecall:
     """Ask a model for `examples` needles at `depth` of texts of `length` tokens.
 
@@ -42,13 +42,13 @@ def needle_recall(
         depth: part of the text that stands before the needle, 0 to 1.
         text: what to hide the needle in, in s-niah-2 and 3; Python's language reference when None.
         block: tokens to read at a time.
-        batch: prompts to read at a time. Memory grows with it; results are those of one at a time, but for rounding.
+        batch_size: prompts to read at a time. Memory grows with it; results are those of one at a time, but for rounding.
 
     Raises:
         ValueError: an argument out of its range, a text without a word, a length that does not hold the question, a model
             whose losses are not finite.
     """
-    check_questions(model, length=length, examples=examples, seed=seed, block=block, batch=batch)
+    check_questions(model, length=length, examples=examples, seed=seed, block=block, batch_size=batch_size)
     check_number("depth", depth, low=0, high=1)
     words, count_tokens = haystack_words(text), token_counter(tokenizer)
 
@@ -58,7 +58,7 @@ def needle_recall(
         )
         return Question(prompt, needle.value, [needle.value])
 
-    scores = score_answers(model, tokenizer, map(question, range(examples)), block, batch)
+    scores = score_answers(model, tokenizer, map(question, range(examples)), block, batch_size)
     return NeedleRecall(task=task, length=length, depth=depth, **scores)
 
 

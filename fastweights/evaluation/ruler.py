@@ -22,7 +22,7 @@ def ruler_recall(
     seed: int = 0,
     text: str | None = None,
     block: int = 512,
-    batch: int = 1,
+    batch_size: int = 1,
 ) -> RulerRecall:
     """Ask a model `examples` questions about texts of `length` tokens.
 
@@ -46,13 +46,13 @@ def ruler_recall(
         length: tokens of prompt and answer together, at most; a text is filled up as far as it fits.
         text: what to hide needles in and take words from; Python's language reference when None.
         block: tokens to read at a time.
-        batch: prompts to read at a time. Memory grows with it; results are those of one at a time, but for rounding.
+        batch_size: prompts to read at a time. Memory grows with it; results are those of one at a time, but for rounding.
 
     Raises:
         ValueError: an argument out of its range, a text or length that does not hold the task, a model whose losses are not
             finite.
     """
-    check_questions(model, length=length, examples=examples, seed=seed, block=block, batch=batch)
+    check_questions(model, length=length, examples=examples, seed=seed, block=block, batch_size=batch_size)
     words, count_tokens = haystack_words(text), token_counter(tokenizer)
 
     def question(index: int) -> Question:
@@ -61,7 +61,7 @@ def ruler_recall(
         )
         return Question(prompt, draft.answer, draft.answers)
 
-    scores = score_answers(model, tokenizer, map(question, range(examples)), block, batch)
+    scores = score_answers(model, tokenizer, map(question, range(examples)), block, batch_size)
     return RulerRecall(task=task, length=length, **scores)
 
 

@@ -238,7 +238,7 @@ def _ask(
                         length=length,
                         depth=depth,
                         examples=size.examples,
-                        batch=size.examples,
+                        batch_size=size.examples,
                     )
                     for depth in size.depths
                 ]

@@ -95,7 +95,7 @@ def test_exact_answers_are_not_generated(monkeypatch):
 
 @pytest.mark.parametrize("recall", [needle_recall, ruler_recall])
 def test_batches_of_a_measure(recall, monkeypatch):
-    """`batch` prompts are read together, the last ones in a smaller batch."""
+    """`batch_size` prompts are read together, the last ones in a smaller batch."""
     lm, rows = model(initializer_range=0.5), []
     generate = lm.generate
     monkeypatch.setattr(lm, "generate", lambda ids, **options: rows.append(len(ids)) or generate(ids, **options))
@@ -103,7 +103,7 @@ def test_batches_of_a_measure(recall, monkeypatch):
         {"task": "s-niah-1", "length": 220} if recall is needle_recall else {"task": "vt", "length": 400, "text": TEXT}
     )
     alone = recall(lm, WORDS, **task, examples=3)
-    together = recall(lm, WORDS, **task, examples=3, batch=2)
+    together = recall(lm, WORDS, **task, examples=3, batch_size=2)
     assert rows == [1, 1, 1, 2, 1]
     assert together.answer_loss == pytest.approx(alone.answer_loss, abs=1e-4)
     assert (together.found, together.exact) == (alone.found, alone.exact)
