@@ -142,7 +142,8 @@ def run_needle(size: LanguageSize, request: Request) -> Board:
     is trained again is not asked.
 
     Raises:
-        WorkerError: trainings failed, and no model has been asked; or models of some mixers could not be, and the others have been.
+        WorkerError: trainings failed, and no model has been asked; or the models of some mixers could not be asked, and the
+            others have been.
     """
     check_device(request.device)
     trained = Board.opened(request.output, "language", request.size, size.setting())

@@ -197,7 +197,9 @@ def test_ridges_on_the_page_of_least_squares() -> None:
     assert f"(own-1b), with 0.1 {' and '.join(of_ridge['0.1'])}. The default ridge of 1" in text
     assert f"whole token, closes {' and '.join(of_ridge['1'])}." in text
     *learned, lost = (f"{x:.0%}" for x in numbers["share of the gap closed by gka, equal variances"])
-    assert f"closes {share('gka', 'unequal')} with unequal variances, and {' and '.join(learned)} with equal ones" in text
+    assert (
+        f"closes {share('gka', 'unequal')} with unequal variances, and {' and '.join(learned)} with equal ones" in text
+    )
     assert lost.startswith("-")
     rates = {**result("claims/own-1")["numbers"], **numbers}
     for mixer in ("deltanet", "pdn", "rls with ridge 0.1", "rls with ridge 0.01"):
@@ -214,7 +216,9 @@ def test_ridges_on_the_page_of_least_squares() -> None:
     one, *others = (f"{x:.3f}" for x in found["rls with ridge 0.01, 4 pairs, 300 steps"])
     assert f"with 0.01 has an accuracy of {after['0.01', 300]:.3f} after 300 steps: {one} with one seed" in text
     assert f"with one seed, {' and '.join(others)} with the others." in text
-    assert f"With 1 and 0.1 it has {after['1', 300]:.3f} and {after['0.1', 300]:.3f}. After 1,500 steps all three" in text
+    assert (
+        f"With 1 and 0.1 it has {after['1', 300]:.3f} and {after['0.1', 300]:.3f}. After 1,500 steps all three" in text
+    )
     less, error = paired(*(found[f"rls with ridge {ridge}, 4 pairs, 300 steps"] for ridge in ("1", "0.01")))
     assert f"after 300 steps is {less / error:.2f} of its standard errors" in text and less > 2 * error
     assert all(f"{accuracy:.3f}" == "1.000" for (_, steps), accuracy in after.items() if steps == 1500)
