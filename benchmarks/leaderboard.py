@@ -58,8 +58,8 @@ FAIRNESS = """\
   convolution and learns late, so in these short trainings other mixers can be better.
 - **Learning rates** come from one grid for all mixers. The first seed takes every rate; the other seeds take its best one. The
   rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
-- **Options are the defaults of the layers**, which may not be the best: with a ridge of 0.1 or 0.01 in place of 1 `rls` predicts
-  much better in a longer [regression](own-least-squares.md).
+- **Options are the defaults of the layers**, which may not be the best. `rls` predicts much better with a ridge of 0.1 or 0.01
+  than with its default of 1 in [another regression](own-least-squares.md), a smaller one than that of the full size.
 - **Columns of language compare mixers, not contexts.** The column of a context is the mean over that many first tokens of the
   same texts. The first tokens of a source file, such as its licence, are easy to predict, so that perplexity rises from column to
   column for every mixer.
@@ -168,11 +168,25 @@ def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
         return f"{title}\n\n{about}\n**Not run.**\n"
     head, lines = table_of(part, size, rows, OWN)
     left_out = [line[0] for line in lines if set(line[1:]) <= {"", NOT_RUN}]
-    names = ", ".join(f"`{name}`" for name in left_out)
-    missing = f"\nNot run: {names}.\n" if left_out else ""
+    lost = without_model(size, folder, measurements) if part.kind == "needle" else set()
+    missing = "".join(
+        f"\n{why}: {', '.join(f'`{name}`' for name in names)}.\n"
+        for why, names in {
+            "Not run": [name for name in left_out if name not in lost],
+            "Not asked, because all trainings of its language model diverged": [
+                name for name in left_out if name in lost
+            ],
+        }.items()
+        if names
+    )
     shown = cells([line for line in lines if line[0] not in left_out])
     said = needles_found(rows) if part.kind == "needle" else ""
     return f"{title}\n\n{about}{said}\n{table(head, shown)}{missing}\n{where(rows)}"
+
+
+def without_model(size: str, folder: Path, measurements: Path) -> set[str]:
+    """The mixers whose language models have all diverged."""
+    return {row["mixer"] for row in part_rows(PARTS["language"], size, folder, measurements) if not row["values"]}
 
 
 def needles_found(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -182,7 +196,8 @@ def needles_found(rows: Sequence[Mapping[str, Any]]) -> str:
         found[row["mixer"]] = max(found.get(row["mixer"], 0.0), statistics.fmean(row["found"]))
     some = [f"`{mixer}` {part:.0%}" for mixer, part in sorted(found.items(), key=lambda one: -one[1]) if part]
     if some:
-        return f"\nNumbers found, at the best length: {', '.join(some)}; none by the others.\n"
+        others = "; none by the others" * (len(some) < len(found))
+        return f"\nNumbers found, at the best length: {', '.join(some)}{others}.\n"
     return (
         "\n**No model found a number, at any length.** The losses say only how likely it thinks these digits, and nothing about "
         "its memory.\n"

@@ -32,8 +32,8 @@ def steps_page(content: Mapping[str, Any]) -> str:
             )  # fmt: skip
     text = (
         f"## Training steps, {content['device']}\n\nForward, backward and fused AdamW under bfloat16 autocast; "
-        "`training_steps.py`. The base of a model is the row above\nwithout a ratio. It took its steps in turn with every "
-        "such model; its own row has its times of the first of these runs.\n"
+        "`training_steps.py`. The base of a model is the\nnearest row above it without a ratio. Both took their steps in turn. "
+        "The row of a base has its times of the first such run.\n"
     )
     head = [
         "model", "tokens per step", "ms per step", "ms of the base", "ratio", "thousand tokens/s", "GiB", "first step, s",

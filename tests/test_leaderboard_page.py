@@ -68,6 +68,30 @@ def test_a_board_becomes_a_table(tmp_path: Path) -> None:
     assert "`pgdn`" in missing and missing.count("`") == 2 * (len(leaderboard.OWN) - 1) and "not run |" not in page
 
 
+def test_needles_say_what_was_found_and_who_was_not_asked(tmp_path: Path) -> None:
+    row = {
+        "column": "held out", "mixer": "gdn", "values": [2.0], "state": 9, "parameters": 1234, "grows": False,
+        "undertrained": False, "diverged": 0, "measured": {"machine": "m", "torch": "2.0", "time": "2026-01-02"},
+    }  # fmt: skip
+    language = {"held out, gdn": row, "held out, vla": {**row, "mixer": "vla", "values": []}}
+    asked = {**row, "column": "1024 tokens", "found": [0.5]}
+
+    def page(**found: float) -> str:
+        needles = {name: {**asked, "mixer": name, "found": [part]} for name, part in found.items()}
+        for part, rows in {"language": language, "needle": needles}.items():
+            content = {"format": 1, "part": part, "size": "small", "setting": {}, "rows": rows}
+            (tmp_path / f"{part}-small.json").write_text(json.dumps(content))
+        return leaderboard.render(tmp_path, tmp_path)
+
+    text = page(gdn=0.5, kda=0.0)
+    assert "Numbers found, at the best length: `gdn` 50%; none by the others.\n" in text
+    assert "\nNot asked, because all trainings of its language model diverged: `vla`.\n" in text
+    (missing,) = (line for line in text.splitlines() if line.startswith("Not run: ") and "`kda`" not in line)
+    assert "`rls`" in missing and "`vla`" not in missing
+    assert "length: `gdn` 50%.\n" in page(gdn=0.5)
+    assert "**No model found a number, at any length.**" in page(gdn=0.0)
+
+
 def test_expectations_that_did_not_come_out_are_shown_first() -> None:
     page = leaderboard.PAGES["untrained"].read_text()
     lines = [line for line in page.splitlines() if line.endswith(("| yes |", "| **no** |"))]

@@ -115,6 +115,7 @@ def _add_rows(
     results = {key: found for key, run in ended.items() if (found := _result(run)) is not None}
     of_rate = {seed: found for (one, seed), found in results.items() if one == rate}
     lost = [seed for one, seed in ended if one == rate and seed not in of_rate]
+    rows = {}
     for column, losses in _losses(size, list(of_rate.values())).items():
         key = f"{column}, {mixer.choice.label}"
         row = {
@@ -122,7 +123,8 @@ def _add_rows(
             "values": losses, "learning rate": rate, "diverged": len(ended) - len(results), "runs": len(ended),
             **({"diverged seeds": lost} if lost else {}),
         }  # fmt: skip
-        board.add(key, _with_seeds(board.rows[key], row) if joined else row)
+        rows[key] = _with_seeds(board.rows[key], row) if joined else row
+    board.add_together(rows)  # or an interruption would leave columns with different seeds
 
 
 def _with_seeds(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +144,8 @@ def run_needle(size: LanguageSize, request: Request) -> Board:
     is trained again is not asked.
 
     Raises:
-        WorkerError: trainings failed, or the models of a mixer could not be asked; the others have been.
+        WorkerError: trainings failed, and no model has been asked; or the models of some mixers could not be asked, and the
+            others have been.
     """
     check_device(request.device)
     trained = Board.opened(request.output, "language", request.size, size.setting())

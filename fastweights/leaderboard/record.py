@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 class Board:
-    """The rows of a part at a size. A row that is added replaces the one of the same key, and the file on the disk has it.
+    """The rows of a part at a size. Rows that are added replace those of the same keys, and the file on the disk has them.
 
     Attributes:
         part, size: what was measured, and which of the declared sizes.
@@ -56,7 +56,11 @@ class Board:
 
     def add(self, key: str, row: Mapping[str, Any]) -> None:
         """Keep a row, on the disk too."""
-        self.rows[key] = dict(row)
+        self.add_together({key: row})
+
+    def add_together(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep rows by their keys. The file has all of them or, where writing is interrupted, none."""
+        self.rows |= {key: dict(row) for key, row in rows.items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = {"format": FORMAT, "part": self.part, "size": self.size, "setting": self.setting}
         lines = [f"{json.dumps(key)}: {json.dumps(row, allow_nan=False)}" for key, row in self.rows.items()]

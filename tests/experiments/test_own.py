@@ -80,7 +80,8 @@ def test_the_ridge_of_the_exact_recursion(tmp_path, monkeypatch):
     assert {choice.options["ridge"] for choice in asked if choice.name == "rls"} == {1.0, 0.1, 0.01}
     assert {choice.label for choice in asked if choice.name != "rls"} == {"deltanet", "gka"}
 
-    def status(**by_mixer):
+    def status(unequal=None, **by_mixer):
+        """unequal: shares of ridge 0.1 with unequal variances, where they are others than with equal ones."""
         rows = {name.replace("_", " with ridge 0."): of_seed for name, of_seed in by_mixer.items()}
         rows = {
             "rls with ridge 1": (0.4, 0.5, 0.4),
@@ -88,15 +89,16 @@ def test_the_ridge_of_the_exact_recursion(tmp_path, monkeypatch):
             "gka": (0.9, 0.9, -9.0),
             **rows,
         }
-        return ridge.decide(
-            Measurement(
-                {f"share of the gap closed by {name}, {setting}": list(of_seed) for name, of_seed in rows.items()
-                 for setting in squares.CONTRASTS}
-            )
-        ).status  # fmt: skip
+        shares = {f"share of the gap closed by {name}, {setting}": list(of_seed) for name, of_seed in rows.items()
+                  for setting in squares.CONTRASTS}  # fmt: skip
+        if unequal:
+            shares["share of the gap closed by rls with ridge 0.1, unequal variances"] = list(unequal)
+        return ridge.decide(Measurement(shares)).status
 
     assert status(rls_1=(0.6, 0.7, 0.6)) == status(rls_1=(-1.0, -1.0, -1.0), rls_01=(0.6, 0.7, 0.6)) == "holds"
-    assert status(rls_1=(0.45, 0.55, 0.45)) == "holds weakly"
+    half = (0.45, 0.55, 0.45)
+    assert status(rls_1=(0.6, 0.7, 0.6), unequal=half) == status(rls_1=half, unequal=(0.6, 0.7, 0.6)) == "holds weakly"
+    assert status(rls_1=half) == "does not hold"  # less than half in both
     assert status(rls_1=(0.9, 0.5, 0.4)) == "does not hold"
 
 
@@ -111,6 +113,7 @@ def test_a_ridge_that_learns_later():
     assert status((learned, half, nothing), (learned, learned, learned)) == "holds"
     assert status((learned, half, nothing), (learned, learned, half)) == "holds weakly"
     assert status((learned, half, nothing), (half, half, half)) == "holds weakly"  # as good, but not learned
+    assert status(((0.9,) * 3, half, (0.1,) * 3), ((0.9,) * 3, half, (0.5,) * 3)) == "holds weakly"  # exactly halved
     assert status((learned, half, nothing), (learned, learned, nothing)) == "does not hold"
     assert status((half, half, half), (learned, learned, learned)) == "does not hold"
 

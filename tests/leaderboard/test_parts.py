@@ -381,6 +381,30 @@ def test_stopped_trainings_leave_the_rows_of_mixers_that_have_ended(tmp_path, mo
     assert {mixer for _, mixer in found} == {"linear"} and found["held out", "linear"]["runs"] == 2
 
 
+def test_all_columns_of_a_language_model_have_the_same_seeds_where_writing_is_stopped(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    from fastweights.leaderboard import record
+
+    writes, write = [], record.write_bytes
+
+    def stopping(path, content):
+        writes.append(path)
+        if len(writes) == 3:
+            raise OSError("the disk is full")
+        write(path, content)
+
+    monkeypatch.setattr(record, "write_bytes", stopping)
+    run_part(PARTS["language"], request(tmp_path, seeds=(0,)))
+    with pytest.raises(OSError, match="full"):
+        run_part(PARTS["language"], request(tmp_path, seeds=(0, 1)))
+    columns = {"held out", "context 16", "context 32"}
+    found = rows("language", tmp_path)
+    assert set(found) == {(column, mixer) for column in columns for mixer in MIXERS}
+    assert all(row["seeds"] == [0] for row in found.values())
+    run_part(PARTS["language"], request(tmp_path, seeds=(0, 1)))
+    assert all(row["seeds"] == [0, 1] for row in rows("language", tmp_path).values())
+
+
 def test_language_models_are_refused_on_a_device_that_their_trainer_does_not_take(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(ValueError, match="device must be cuda for language models"):

@@ -42,7 +42,7 @@ def decide(found: Measurement) -> Verdict:
             + f"; {best} - {FIRST} {gain:+.0%} +- {error:.0%}, {ITERATIVE} - {best} {ahead:+.0%} +- {ahead_error:.0%}"
         )
     reason = "share of the gap between the delta rule and the best predictor; " + "; ".join(rows)
-    if not all(better):
+    if not all(better) or not any(most):
         return Verdict("does not hold", reason)
     return Verdict("holds" if all(most) else "holds weakly", reason)
 

@@ -40,7 +40,7 @@ def decide(found: Measurement) -> Verdict:
         return Verdict("does not hold", reason)
     if later <= 0 and long[-1] >= LEARNED:
         return Verdict("holds", reason)
-    return Verdict("holds weakly" if long[0] - long[-1] < (short[0] - short[-1]) / 2 else "does not hold", reason)
+    return Verdict("holds weakly" if long[0] - long[-1] <= (short[0] - short[-1]) / 2 else "does not hold", reason)
 
 
 CLAIM = Claim(
