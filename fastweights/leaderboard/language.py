@@ -31,15 +31,16 @@ NEEDLE = "s-niah-1"
 def run_language(size: LanguageSize, request: Request) -> Board:
     """Train every mixer of the request: the first seed at all learning rates, and where it is close the others at its best.
 
-    A mixer that the board has with the first seed trains only seeds that are missing. Where the trainings are stopped, the board
-    has the mixers whose whole grid has ended.
+    A mixer that the board has trains only seeds that are missing, at its rate. Where the trainings are stopped, the board has the
+    mixers whose whole grid has ended.
     """
     check_device(request.device)
     board = Board.opened(request.output, "language", request.size, size.setting())
     matching = _matching(size)
     mixers = {choice.label: matching.of(choice) for choice in request.mixers}
-    first, *others = request.seeds or size.seeds
-    known = {label: row for label in mixers if (row := board.rows.get(f"held out, {label}")) and _has_grid(row, first)}
+    seeds = request.seeds or size.seeds
+    first = seeds[0]
+    known = {label: row for label in mixers if (row := board.rows.get(f"held out, {label}"))}
     grid = {
         (label, rate, first): _run(size, request, mixer, rate, first)
         for label, mixer in mixers.items()
@@ -56,8 +57,8 @@ def run_language(size: LanguageSize, request: Request) -> Board:
             (label, rate, seed): _run(size, request, mixers[label], rate, seed)
             for label, (_, rate) in best.items()
             if label in close
-            for seed in others
-            if label not in known or seed not in _seeds_of(known[label])
+            for seed in seeds
+            if seed not in (_seeds_of(known[label]) if label in known else (first,))
         }
         train_models(list(later.values()), request)
     finally:
@@ -68,11 +69,6 @@ def run_language(size: LanguageSize, request: Request) -> Board:
             own = {key[1:]: run for key, run in {**grid, **later}.items() if key[0] == label}
             _add_rows(board, size, mixers[label], rate, own, request, joined=label in known)
     return board
-
-
-def _has_grid(row: Mapping[str, Any], first: int) -> bool:
-    """Whether a row has been measured with the first seed, or all its trainings have diverged."""
-    return not row["values"] or bool(row["seeds"][0] == first)
 
 
 def _seeds_of(row: Mapping[str, Any]) -> list[int]:

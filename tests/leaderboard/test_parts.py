@@ -268,6 +268,9 @@ def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
     began.clear()
     run_part(PARTS["language"], request(tmp_path, seeds=(0, 1, 2)))
     assert began == [] and rows("language", tmp_path) == after
+    run_part(PARTS["language"], request(tmp_path, "linear", seeds=(3, 0)))  # another first seed is one more
+    assert began == [f"linear/lr{before['held out', 'linear']['learning rate']!r}-seed3"]
+    assert rows("language", tmp_path)["held out", "linear"]["seeds"] == [0, 1, 2, 3]
 
 
 def test_a_model_that_diverges_when_it_is_trained_again_is_not_asked(tmp_path, monkeypatch):
