@@ -199,8 +199,8 @@ def needles_found(rows: Sequence[Mapping[str, Any]]) -> str:
         others = "; none by the others" * (len(some) < len(found))
         return f"\nNumbers found, at the best length: {', '.join(some)}{others}.\n"
     return (
-        "\n**No model found a number, at any length.** The losses say only how likely it thinks these digits, and nothing about "
-        "its memory.\n"
+        "\n**No model found a number, at any length.** The losses only say how likely the models think these "
+        "digits, and nothing about their memories.\n"
     )
 
 

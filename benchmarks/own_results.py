@@ -101,33 +101,32 @@ def shown(x: float) -> str:
     return f"{x:.1e}" if 0 < abs(x) < 1e-9 else number(x)
 
 
-def squares_tables(found: Measurement) -> list[str]:
-    parts = []
-    for setting in squares.CONTRASTS:
-        size, ending = "numbers of state of ", f", {setting}"
-        mixers = [
-            name.removeprefix(size).removesuffix(ending)
-            for name in found.values
-            if name.startswith(size) and name.endswith(ending)
-        ]
-        rows = [
-            [
-                f"`{mixer}`",
-                number(found.mean(f"{size}{mixer}{ending}")),
-                mean(found, f"{mixer}, {setting}"),
-                mean(found, f"share of the gap closed by {mixer}, {setting}"),
+def squares_tables(mixers: Iterable[str]) -> Tables:
+    """Of the errors of these mixers, one table per setting."""
+
+    def tables(found: Measurement) -> list[str]:
+        parts = []
+        for setting in squares.CONTRASTS:
+            rows = [
+                [
+                    f"`{mixer}`",
+                    number(found.mean(f"numbers of state of {mixer}, {setting}")),
+                    mean(found, f"{mixer}, {setting}"),
+                    mean(found, squares.share_closed(mixer, setting)),
+                ]
+                for mixer in mixers
             ]
-            for mixer in mixers
-        ]
-        rows.append(["exact regression", "", mean(found, f"exact regression, {setting}"), "1"])
-        head = [
-            "memory",
-            "numbers of state",
-            "squared error",
-            "share of the gap from the delta rule to the exact regression",
-        ]
-        parts.append(f"{setting.capitalize()} of the inputs:\n\n" + table(head, rows))
-    return parts
+            rows.append(["exact regression", "", mean(found, f"exact regression, {setting}"), "1"])
+            head = [
+                "memory",
+                "numbers of state",
+                "squared error",
+                "share of the gap from the delta rule to the exact regression",
+            ]
+            parts.append(f"{setting.capitalize()} of the inputs:\n\n" + table(head, rows))
+        return parts
+
+    return tables
 
 
 def recall_tables(found: Measurement) -> list[str]:
@@ -441,8 +440,11 @@ PAGES = {
         "Squared error by examples in context",
         draw_squares,
         {
-            "own-1": Part("", squares_tables),
-            "own-1b": Part("The ridge of the exact recursion", squares_tables),
+            "own-1": Part("", squares_tables(squares.MIXERS)),
+            "own-1b": Part(
+                "The ridge of the exact recursion",
+                squares_tables((squares.BASE, squares.ITERATIVE, *ridge.NAMES)),
+            ),
             "own-1c": Part("The ridge in recall", recall_tables),
         },
         width=10,

@@ -14,7 +14,7 @@ import torch
 __all__ = ["Waits", "captured", "refusing_waits"]
 
 Result = TypeVar("Result")
-_alone = RLock()  # of the thread that tries or captures: both change what all threads share
+_alone = RLock()  # held by the thread that tries or captures: both change settings of all threads
 
 
 def captured(work: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:

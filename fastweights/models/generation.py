@@ -139,7 +139,8 @@ class CachedGenerationMixin(GenerationMixin):
 def _check_reading(
     cache: FastWeightsCache, prompt: Tensor | None, embeddings: Tensor | None, mask: Tensor | None
 ) -> None:
-    """That the prompt is longer than what the cache has read, which transformers skips: in embeddings whatever the mask."""
+    """ValueError unless the prompt holds more than the cache has read. transformers skips as many columns of the prompt, of
+    embeddings even where the mask shows that all of them are new."""
     whole = "pass the whole prompt, with the tokens that the cache has read first and at least one token more"
     given = prompt if embeddings is None else embeddings
     if not isinstance(given, Tensor) or given.ndim < 2:

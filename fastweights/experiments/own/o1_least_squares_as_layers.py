@@ -25,9 +25,8 @@ SIZES: Mapping[str, dict[str, Any]] = {
              "learning_rates": RATES, "channels": (48, 32)},
 }  # fmt: skip
 PLACES = 6  # of the curve of errors by example
-Choices = Callable[
-    [int, int], tuple[MixerChoice, ...]
-]  # from the key channels of memories with one matrix and with two
+# The mixers, from the key channels of memories with one matrix and of those with two.
+Choices = Callable[[int, int], tuple[MixerChoice, ...]]
 
 
 def choices(one: int, two: int) -> tuple[MixerChoice, ...]:
@@ -78,7 +77,7 @@ def measure_gaps(claim: Claim, choose: Choices, conditions: Conditions) -> Measu
         for mixer, runs in best.items():
             name = f"{mixer}, {setting}"
             values[name] = [run.counted_value for run in runs]
-            values[f"share of the gap closed by {name}"] = [
+            values[share_closed(mixer, setting)] = [
                 (base.counted_value - run.counted_value) / room for base, run, room in zip(best[BASE], runs, gap)
             ]
             values[f"learning rate of {name}"] = [runs[0].run["learning_rate"]]
@@ -102,14 +101,19 @@ def at(runs: Any, column: str, example: int) -> list[float]:
     return [statistics.fmean(run.by_token.get(column, [float("nan")] * example)[example - 2 : example]) for run in runs]
 
 
+def share_closed(mixer: str, setting: str) -> str:
+    """The name of a number of `measure_gaps`."""
+    return f"share of the gap closed by {mixer}, {setting}"
+
+
 def share(found: Measurement, mixer: str, setting: str) -> float:
-    return found.mean(f"share of the gap closed by {mixer}, {setting}")
+    return found.mean(share_closed(mixer, setting))
 
 
 def as_good(found: Measurement, setting: str) -> tuple[Status, str]:
     """Whether the iterations do as well as the exact recursion, by differences per seed. A tie that reaches down to the delta
     rule shows nothing."""
-    shares = {mixer: found.values[f"share of the gap closed by {mixer}, {setting}"] for mixer in (ITERATIVE, EXACT)}
+    shares = {mixer: found.values[share_closed(mixer, setting)] for mixer in (ITERATIVE, EXACT)}
     difference, error = paired(shares[ITERATIVE], shares[EXACT])
     sign = clear_sign(difference, error)
     by_seed = ", ".join(f"{ours - exact:+.0%}" for ours, exact in zip(*shares.values()))
@@ -121,15 +125,15 @@ def as_good(found: Measurement, setting: str) -> tuple[Status, str]:
 
 def below_half(found: Measurement, mixer: str, setting: str) -> bool:
     """Whether a mixer closes less than half of what the exact recursion closes with every pair of seeds."""
-    half = found.smallest(f"share of the gap closed by {EXACT}, {setting}") / 2
-    return found.largest(f"share of the gap closed by {mixer}, {setting}") < half
+    half = found.smallest(share_closed(EXACT, setting)) / 2
+    return found.largest(share_closed(mixer, setting)) < half
 
 
 def decide(found: Measurement) -> Verdict:
     rows, iterative, cheap = [], [], []
     for setting in CONTRASTS:
         shares = {mixer: share(found, mixer, setting) for mixer in (*CHEAP, ITERATIVE, "vla-conv", EXACT)}
-        error = found.error(f"share of the gap closed by {EXACT}, {setting}")
+        error = found.error(share_closed(EXACT, setting))
         outcome, difference = as_good(found, setting)
         iterative.append(outcome)
         cheap.append(shares[EXACT] > 0 and all(below_half(found, mixer, setting) for mixer in CHEAP))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...layers import MixerChoice
 from ..claim import OWN, Claim, Conditions, Measurement, Verdict, clear_sign, paired
-from .o1_least_squares_as_layers import BASE, CONTRASTS, EXACT, ITERATIVE, choices, measure_gaps, share
+from .o1_least_squares_as_layers import BASE, CONTRASTS, EXACT, ITERATIVE, choices, measure_gaps, share, share_closed
 
 RIDGES = (1.0, 0.1, 0.01)
 NAMES = tuple(f"{EXACT} with ridge {ridge:g}" for ridge in RIDGES)
@@ -24,16 +24,13 @@ def measure(conditions: Conditions) -> Measurement:
     return measure_gaps(CLAIM, ridges, conditions)
 
 
-def shares(found: Measurement, mixer: str, setting: str) -> list[float]:
-    return list(found.values[f"share of the gap closed by {mixer}, {setting}"])
-
-
 def decide(found: Measurement) -> Verdict:
     rows, better, most = [], [], []
     for setting in CONTRASTS:
         best = max(SMALLER, key=lambda name: share(found, name, setting))
-        gain, error = paired(shares(found, best, setting), shares(found, FIRST, setting))
-        ahead, ahead_error = paired(shares(found, ITERATIVE, setting), shares(found, best, setting))
+        first, smaller, iterative = (found.values[share_closed(name, setting)] for name in (FIRST, best, ITERATIVE))
+        gain, error = paired(smaller, first)
+        ahead, ahead_error = paired(iterative, smaller)
         better.append(clear_sign(gain, error) > 0)
         most.append(share(found, best, setting) > 0.5)
         rows.append(
