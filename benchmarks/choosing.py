@@ -225,18 +225,25 @@ def decoding(name: str, results: Path) -> str:
 def unknown_keys(results: Path) -> list[str]:
     """The row of variances that rank keys which were never written, of the result that measured them."""
     need, by = "a variance that ranks keys which were never written", "AUROC ([a small task](own-confidence.md))"
-    record = evidence.records_of(results).get("own-2")
-    if record is None:
+    records = evidence.records_of(results)
+    if "own-2" not in records:
         return [need, by, "not measured yet", "", "", ""]
-    found = {
-        name: f"{record.measurement.mean(f'{name}: AUROC of new keys by variance'):.2f}"
-        for name in ("rls", "palimpsa-d")
-    }
+    sizes = {"own-2": "", "own-2-cuda": ", at the larger size "}
+
+    def ranked(name: str, by: str) -> str:
+        means = {
+            size: f"{before}{records[size].measurement.mean(f'{name}: AUROC of new keys by {by}'):.3f}"
+            for size, before in sizes.items()
+            if size in records
+        }
+        return "".join(means.values())
+
+    found = {name: ranked(name, "variance") for name in ("rls", "palimpsa-d")}
     best, other = sorted(found, key=lambda name: found[name], reverse=True)
-    probability = record.measurement.mean(f"{best}: AUROC of new keys by probability")
+    probability = ranked(best, "probability")
     return [
-        need, by, f"{named([best], found)}; by the probability of its answer {probability:.2f}", named([other], found),
-        in_tasks(best, results), f"2 of {len(MIXERS)}, {len(record.seeds)} seeds",
+        need, by, f"{named([best], found)}; by the probability of its answer {probability}", named([other], found),
+        in_tasks(best, results), f"2 of {len(MIXERS)}, {len(records['own-2'].seeds)} seeds",
     ]  # fmt: skip
 
 

@@ -142,9 +142,9 @@ def draw_squares(results: Mapping[str, Measurement], figure: Any) -> None:
     found = results["own-1"]
     shown_mixers = [*squares.MIXERS]
     if "own-1b" in results:
-        lowest = ridge.SMALLER[-1]
-        found = Measurement({**found.values, **{k: v for k, v in results["own-1b"].values.items() if lowest in k}})
-        shown_mixers.append(lowest)
+        best = ridge.best_of_smaller(results["own-1b"])
+        found = Measurement({**found.values, **{k: v for k, v in results["own-1b"].values.items() if best in k}})
+        shown_mixers.append(best)
     panels = figure.subplots(1, len(squares.CONTRASTS), sharey=True)
     styles = mixer_styles(shown_mixers)
     for axes, setting in zip(panels, squares.CONTRASTS):
@@ -512,7 +512,8 @@ def render(name: str, folder: Path = RESULTS) -> str:
         if part in cpu:
             lines += shown_by.tables(cpu[part].measurement)
         if part in gpu:
-            lines.append("\n".join([f"### The larger size, on a GPU\n\n{claim.larger}\n", *outcome(claim, gpu)]))
+            title = f"{shown_by.title}: the larger size" if shown_by.title else "The larger size"
+            lines.append("\n".join([f"### {title}, on a GPU\n\n{claim.larger}\n", *outcome(claim, gpu)]))
             if not place:
                 lines.append(f"![{page.shows}](images/{page.figure('cuda').name})")
             lines += shown_by.tables(gpu[part].measurement)

@@ -19,7 +19,6 @@ __all__ = [
     "SECOND",
     "SECOND_NOTE",
     "SECOND_READING",
-    "ZERO_NOTE",
     "MeanAccuracy",
     "by_seed",
     "decide_readings",
@@ -34,7 +33,6 @@ APART = (
     "itself; this counts before 'does not hold' of the other reading."
 )
 BETTER_OUTCOME = f"The better outcome of the two readings counts. {APART}"
-ZERO_NOTE = "vla-deltanet at 0.000 is how a training that diverged counts, and the result does not say which did"
 SECOND_NOTE = "the second reading was chosen after vla had learned 8 pairs from its first weights"
 SPLIT: Final = "seeds do not agree"
 Outcome = Status | Literal["seeds do not agree"]

@@ -71,10 +71,42 @@ def test_a_mean_does_not_decide_over_seeds_that_do_not_agree(vla, expected, said
 def test_one_seed_and_diverged_trainings_are_said():
     record = committed_records()["C26"]
     assert record.seeds == [42] and record.reason.count("; one seed") == 2
-    values = dict(record.measurement.values)
+    values = {name: row for name, row in record.measurement.values.items() if not name.startswith("diverged")}
     values[diverged_trainings(accuracy("vla-deltanet", 8, f"length 64, {SECOND}"))] = [1]
     reason = find_claim("C26").decide(Measurement(values)).reason
     assert reason.count("diverged trainings: 1 of vla-deltanet, 8 pairs, length 64;") == 1
+    assert record.reason.count("1 of vla-deltanet, 8 pairs, length 64;") == 2
+
+
+def test_what_the_rules_of_c30_and_c31_leave_open_is_said():
+    records = committed_records()
+    values = records["C31"].measurement.values
+    note = find_claim("C31").note
+
+    def means(name):
+        return [sum(row) / len(row) for ramp in ("paper", "release") if (row := values[f"{ramp}: {name}"])]
+
+    early, last = means("largest ratio in the first 200 steps"), means("last ratio")
+    assert f"the ratio reaches {early[0]:.1f} and {early[1]:.1f}, not 2" in note
+    assert f"it ends at {last[0]:.0f} and {last[1]:.0f}, not 40" in note
+    paper, release = (f"{round(x, -2):,.0f}" for x in means("window when the loss falls over the length"))
+    assert f"and {paper} and {release} times the length when it falls" in note
+    values, note = records["C30"].measurement.values, find_claim("C30").note
+    first = {
+        (mixer, ramp): sum(values[accuracy(mixer, 128, ramp) + ", stage 1"]) / 3
+        for mixer in ("D", "D without")
+        for ramp in ("paper", "release")
+    }
+    assert max(first["D", "paper"], first["D", "release"]) < 0.01 and "with 0.01 and less" in note
+    assert f"metaplasticity has {first['D without', 'paper']:.2f} and {first['D without', 'release']:.2f}" in note
+
+
+def test_a_seed_without_wrong_answers_leaves_their_ranking_open():
+    values = dict(committed_records()["own-2-cuda"].measurement.values)
+    assert find_claim("own-2").decide(Measurement(values)).reason.count("AUROC of wrong answers unknown") == 1
+    known = {**values, "rls: AUROC of wrong answers by variance": [0.6, 0.6, 0.6]}
+    verdict = find_claim("own-2").decide(Measurement(known))
+    assert verdict.status == "does not hold" and "unknown" not in verdict.reason
 
 
 def test_seeds_that_lie_far_apart_are_shown():

@@ -105,6 +105,11 @@ CLAIM = Claim(
         "holds if for one of the ramps the last ratio is 20 to 80 and log N_t ranks with the step above 0.9 before the loss "
         "falls; weakly if one of the two is so; not resolved if the loss falls in no training."
     ),
+    note=(
+        "the rule asks for less than the paper says: in the first 200 steps the ratio reaches 6.3 and 6.7, not 2 at most; it "
+        "ends at 74 and 75, not 40; and the loss does not fall as windows reach the length: they are longer from the first "
+        "look, at step 50, on, and 1,100 and 1,200 times the length when it falls"
+    ),
     measure=measure,
     decide=decide,
     seeds=(1, 2, 3),

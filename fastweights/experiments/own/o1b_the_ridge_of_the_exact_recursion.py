@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable
+
 from ...layers import MixerChoice
 from ..claim import OWN, Claim, Conditions, Measurement, Verdict, clear_sign, paired
 from .o1_least_squares_as_layers import BASE, CONTRASTS, EXACT, ITERATIVE, choices, measure_gaps, share, share_closed
@@ -20,6 +23,11 @@ def ridges(one: int, two: int) -> tuple[MixerChoice, ...]:
     )
 
 
+def best_of_smaller(found: Measurement, settings: Iterable[str] = CONTRASTS) -> str:
+    """The recursion with the smaller ridge that closes more of the gap on average over the settings."""
+    return max(SMALLER, key=lambda name: statistics.fmean(share(found, name, setting) for setting in settings))
+
+
 def measure(conditions: Conditions) -> Measurement:
     return measure_gaps(CLAIM, ridges, conditions)
 
@@ -27,7 +35,7 @@ def measure(conditions: Conditions) -> Measurement:
 def decide(found: Measurement) -> Verdict:
     rows, better, most = [], [], []
     for setting in CONTRASTS:
-        best = max(SMALLER, key=lambda name: share(found, name, setting))
+        best = best_of_smaller(found, [setting])
         first, smaller, iterative = (found.values[share_closed(name, setting)] for name in (FIRST, best, ITERATIVE))
         gain, error = paired(smaller, first)
         ahead, ahead_error = paired(iterative, smaller)

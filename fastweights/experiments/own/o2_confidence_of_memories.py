@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -221,24 +222,30 @@ def routing(model: Any, loads: list[Queries], orders: Mapping[str, Tensor], held
 
 
 def decide(found: Measurement) -> Verdict:
-    rows, good = [], []
+    rows, good, known = [], [], []
     for mixer in MIXERS:
         wrong, new = (found.mean(f"{mixer}: AUROC of {what} by variance") for what in ("wrong answers", "new keys"))
+        probability = found.mean(f"{mixer}: AUROC of wrong answers by probability")
+        known.append(not math.isnan(wrong))
+        ranked = (
+            f"{wrong:.2f} (probability of the answer {probability:.2f})" if known[-1] else "unknown: a seed has none"
+        )
         plain, routed, chance = (
             found.mean(f"{mixer}: accuracy with {share} routed by {order}")
             for share, order in (("0%", "variance"), ("20%", "variance"), ("20%", "chance"))
         )
         good.append(wrong >= 0.7 and new >= 0.7 and routed - plain >= 1.5 * (chance - plain) > 0)
         rows.append(
-            f"{mixer}: AUROC of wrong answers {wrong:.2f} (probability of the answer "
-            f"{found.mean(f'{mixer}: AUROC of wrong answers by probability'):.2f}), of new keys {new:.2f} "
+            f"{mixer}: AUROC of wrong answers {ranked}, of new keys {new:.2f} "
             f"({found.mean(f'{mixer}: AUROC of new keys by probability'):.2f}); with 20% routed by variance accuracy "
             f"{plain:.3f} to {routed:.3f}, by chance {chance:.3f}"
         )
     reason = "; ".join(rows)
     if all(good):
         return Verdict("holds", reason)
-    return Verdict("holds weakly" if any(good) else "does not hold", reason)
+    if any(good):
+        return Verdict("holds weakly", reason)
+    return Verdict("does not hold" if all(known) else "not resolved", reason)
 
 
 CLAIM = Claim(
@@ -267,7 +274,9 @@ CLAIM = Claim(
     ),
     rule=(
         "holds if for both mixers the variance has an AUROC of at least 0.7 for wrong answers and for new keys, and routing "
-        "20% of the queries by it gains 1.5 times what routing random ones gains; weakly if for one mixer."
+        "20% of the queries by it gains 1.5 times what routing random ones gains; weakly if for one mixer. (Added after the run "
+        "of the larger size: not resolved where no mixer meets this and one has a seed without wrong answers, whose AUROC is "
+        "unknown.)"
     ),
     measure=measure,
     decide=decide,
