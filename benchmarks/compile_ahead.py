@@ -13,8 +13,7 @@ On the machine with the GPU, after the folder was copied there:
 
 Ops are those of kernels.py, with initial states and without. Training and decoding take the comparisons of training_steps.py and
 the batches of decode_table.py, with one layer of every kind of mixer but softmax attention. Claims are those that train models.
-The leaderboard is compiled for its full size, one process per mixer; one without kernels for whole sequences
-(longhorn-elementwise) computes on the CPU for many minutes, and is better left out. All run on the CPU as if their tensors were
+The leaderboard is compiled for its full size, one process per mixer. All run on the CPU as if their tensors were
 on a GPU: kernels are compiled and not run. Matrix products around the kernels of a model are skipped. Tests are those that need
 a GPU, as files or tests that pytest takes, one process per name; see tests_ahead.py.
 

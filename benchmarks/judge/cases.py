@@ -195,6 +195,7 @@ CASES: dict[str, Case] = {
     "rls": declared(ops.recursive_least_squares, "none"),
     "vla": declared(ops.variational_linear_attention, "refresh", refresh_every=20),
     "palimpsa": declared(ops.palimpsa, "", elementwise=9.0),
+    "longhorn-elementwise": declared(ops.elementwise_longhorn, "", elementwise=7.0),
     **{
         f"lattice-{objective}": declared(ops.lattice, f"{objective}-decay", elementwise=operations, objective=objective)
         for objective, operations in (("decode", 11.0), ("encode", 9.0), ("similarity", 9.0))

@@ -32,12 +32,13 @@ SOME = [
     "precondition_keys",
 ]
 ONE_OF_EACH_FAMILY = [
-    *SOME, "palimpsa", "lattice-decode", "lattice-encode-decay", "output_normalized_ttt", "gated_kalmanet-chebyshev", "mesa",
-    "recursive_least_squares-none", "variational_linear_attention-refresh",
+    *SOME, "elementwise_longhorn", "palimpsa", "lattice-decode", "lattice-encode-decay", "output_normalized_ttt",
+    "gated_kalmanet-chebyshev", "mesa", "recursive_least_squares-none", "variational_linear_attention-refresh",
 ]  # fmt: skip
-# Token after token, or iteration after iteration, so that the interpreter takes seconds: test_posterior.py, test_sphere.py,
-# test_output_normalized_ttt.py, test_inverse_gram.py and test_ridge.py have the fast tests of these.
+# Token after token, or iteration after iteration, so that the interpreter takes seconds: test_elementwise.py, test_posterior.py,
+# test_sphere.py, test_output_normalized_ttt.py, test_inverse_gram.py and test_ridge.py have the fast tests of these.
 STEP_BY_STEP = (
+    "elementwise_longhorn",
     "palimpsa",
     "lattice",
     "output_normalized_ttt",

@@ -41,7 +41,13 @@ GOLDEN = [
 ]
 
 
-TAKE_SECONDS = ("lattice", "output_normalized", "palimpsa", "variational_linear_attention-plain")
+TAKE_SECONDS = (
+    "elementwise_longhorn",
+    "lattice",
+    "output_normalized",
+    "palimpsa",
+    "variational_linear_attention-plain",
+)
 
 
 @pytest.mark.parametrize(

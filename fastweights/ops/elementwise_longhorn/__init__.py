@@ -8,12 +8,19 @@ from typing import Any
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
 
 __all__ = ["elementwise_longhorn"]
+
+
+def element_kernels() -> KernelFamily:
+    from ...kernels.elementwise.rule import ELEMENTWISE, ElementwiseInputs
+
+    return KernelFamily(ELEMENTWISE, ElementwiseInputs, {"scale": 1.0})
 
 
 def recurrent_kernel() -> Callable[..., Any]:
@@ -28,7 +35,7 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True)},
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked)},
+    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(element_kernels)},
     recurrent=recurrent(recurrent_kernel),
     cases={"": Case()},
     equation="e = beta / (1 + beta |k|^2); S = (1 - k^2 e^T) * S + k (e * v)^T; o = S^T q",
@@ -64,7 +71,8 @@ def elementwise_longhorn(
         initial_state: S before the first token, [N, HV, K, V]; zeros when None. N is B, or the number of packed sequences.
         output_final_state: whether to return S after the last token.
         cu_seqlens: int32 or int64 [N+1], cumulative lengths of sequences packed into one row (B = 1).
-        backend: "reference" (loop over tokens), "torch" (chunkwise, exact) or "auto".
+        backend: "reference" (loop over tokens), "torch" (chunkwise, exact), "triton" (kernels; not in float64) or "auto":
+            kernels on CUDA where triton is installed, else the chunkwise form.
 
     Returns:
         o [B, T, HV, V] in v's dtype, and S [N, HV, K, V] in float32 (float64 for float64 inputs) or None.

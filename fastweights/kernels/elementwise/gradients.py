@@ -1,0 +1,82 @@
+"""The gradients of a sequence's tokens, chunk by chunk from the last: see the derivation in __init__."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..math import float_or_nan, or_nan
+from ..packing import pieces_of_sequence, tokens_of_sequence
+from ..posterior.tile import at_token
+from .read import after, load_write, state_places, write_of
+
+
+@triton.jit
+def load_read(
+    q, do, token, head, channel, column, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr
+):  # fmt: skip
+    """The query of a token and the gradient of its output, as they lie in memory."""
+    query = tl.load(at_token(q, token, head, HV, HEADS_K, K) + channel, channel < K, 0.0)
+    return query, tl.load(at_token(do, token, head, HV, 1, V) + column, column < V, 0.0)
+
+
+@triton.jit(do_not_specialize=["T", "tokens"])
+def element_gradients(
+    q, k, v, beta, states, do, d_end, scratch, dq, dk, dv, dbeta, d_start, cu_seqlens, T, tokens, scale, HV,
+    K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr,
+):  # fmt: skip
+    """states [M, HV, K, V]: those at the chunks' starts. scratch [programs, 64, PK, BV]. dq, dk [tiles, tokens, HV, K]: what each
+    tile of columns adds; dv, dbeta [tokens, HV, V]. d_end, d_start [N, HV, K, V] or None."""
+    TILES: tl.constexpr = (V + BV - 1) // BV
+    tile, n, head = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
+    channel, column = tl.arange(0, PK), tile * BV + tl.arange(0, BV)
+    first, count = tokens_of_sequence(cu_seqlens, n, T)
+    chunk, pieces = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
+    own, inside = state_places(n.to(tl.int64) * HV + head, channel, column, K, V)
+    scratch += (tl.program_id(0).to(tl.int64) * HV + head) * (64 * PK * BV)
+    in_tile = tl.arange(0, PK)[:, None] * BV + tl.arange(0, BV)[None, :]
+    dq += tile.to(tl.int64) * tokens * HV * K
+    dk += tile.to(tl.int64) * tokens * HV * K
+    dS = tl.zeros((PK, BV), tl.float32) if d_end is None else float_or_nan(tl.load(d_end + own, inside, 0.0))
+    for c in range(pieces - 1, -1, -1):
+        begin, size = first + c * 64, tl.minimum(count - c * 64, 64)
+        at, held = state_places((chunk + c).to(tl.int64) * HV + head, channel, column, K, V)
+        S = tl.load(states + at, held, 0.0)
+        ahead = load_write(k, v, beta, begin, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
+        for i in range(0, size):
+            token, later = begin + i, begin + tl.minimum(i + 1, size - 1)
+            grad_o = tl.load(at_token(do, token, head, HV, 1, V) + column, column < V, 0.0).to(tl.float32) * scale
+            raw = ahead
+            ahead = load_write(k, v, beta, later, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
+            tl.store(scratch + i * (PK * BV) + in_tile, S)
+            key, length, value, gain, least, e, others = write_of(raw)
+            S = after(S, key, value, least, e, others)
+            of_query = or_nan(tl.sum(S * grad_o[None, :], 1))
+            tl.store(at_token(dq, token, head, HV, 1, K) + channel, of_query.to(dq.dtype.element_ty), channel < K)
+        tl.debug_barrier()
+        ahead_read = load_read(q, do, begin + size - 1, head, channel, column, HV, K, V, HEADS_K)
+        earlier = tl.load(scratch + (size - 1) * (PK * BV) + in_tile)
+        for i in range(size - 1, -1, -1):
+            token, next_one = begin + i, tl.maximum(i - 1, 0)
+            raw, read, before = ahead, ahead_read, earlier
+            ahead = load_write(k, v, beta, begin + next_one, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
+            ahead_read = load_read(q, do, begin + next_one, head, channel, column, HV, K, V, HEADS_K)
+            earlier = tl.load(scratch + next_one * (PK * BV) + in_tile)
+            query, grad_o = float_or_nan(read[0]), read[1].to(tl.float32) * scale
+            key, length, value, gain, least, e, others = write_of(raw)
+            dS += query[:, None] * grad_o[None, :]
+            da = dS * before
+            of_write, of_least = tl.sum(dS * key[:, None], 0), tl.sum(da, 0)
+            of_e = tl.sum(da * others[:, None], 0) + value * of_write
+            of_length = tl.sum(e * (of_least - e * of_e - least * of_least), 0)
+            of_key = tl.sum(dS * (e * value)[None, :] - (2 * key)[:, None] * (da * e[None, :]), 1)
+            of_key = or_nan(of_key + 2 * key * of_length)
+            of_value, of_beta = or_nan(e * of_write), or_nan(least * least * (of_e - length * of_least))
+            tl.store(at_token(dk, token, head, HV, 1, K) + channel, of_key.to(dk.dtype.element_ty), channel < K)
+            tl.store(at_token(dv, token, head, HV, 1, V) + column, of_value.to(dv.dtype.element_ty), column < V)
+            tl.store(at_token(dbeta, token, head, HV, 1, V) + column, of_beta.to(dbeta.dtype.element_ty), column < V)
+            dS = (least[None, :] + others[:, None] * e[None, :]) * dS
+        tl.debug_barrier()
+    if d_start is not None:
+        tl.store(d_start + own, or_nan(dS), inside)

@@ -1,0 +1,62 @@
+"""Elementwise Longhorn's kernels against the reference, in little time; the slow set has them in all other files too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastweights.ops import elementwise_longhorn
+from fastweights.testing.contract.compare import assert_close, values_and_gradients
+
+from .cases import KERNEL_CASES, draw_states, exact, small
+
+pytestmark = pytest.mark.kernels
+CASE = KERNEL_CASES["elementwise_longhorn"]
+CLOSE = 1e-6
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("value", [5, 18], ids=["one tile of columns", "two tiles"])
+def test_values_and_gradients(value: int, started: bool) -> None:
+    """Two value heads per key head, channels and columns that fill no tile."""
+    inputs = small(CASE, 7, heads=1, value_heads=2, key=20, value=value)
+    states = draw_states(CASE, inputs, 1) if started else None
+    got, wanted = values_and_gradients(CASE, inputs, states, backend="triton"), exact(CASE, inputs, states)
+    assert_close(got[0], wanted[0], CLOSE)
+    assert_close(got[1], wanted[1], CLOSE)
+
+
+def test_several_chunks_and_sequences() -> None:
+    """The states at the chunks' starts, from which the way back begins; an empty sequence gives its gradient through."""
+    edges = torch.tensor([0, 66, 66, 69, 69])
+    inputs = small(CASE, 69, key=4, value=4)
+    states = draw_states(CASE, inputs, 4)
+    got = values_and_gradients(CASE, inputs, states, backend="triton", cu_seqlens=edges)
+    wanted = exact(CASE, inputs, states, cu_seqlens=edges)
+    assert_close(got[0], wanted[0], CLOSE)
+    assert_close(got[1], wanted[1], CLOSE)
+
+
+def test_decays_near_zero() -> None:
+    """Keys with one channel and large gains leave elements a millionth of what they held: the states before are not divided out
+    of those after. float32 keeps the decay, which 1 - k^2 e would lose."""
+    inputs = small(CASE, 12, key=4, value=3)
+    with torch.no_grad():
+        inputs.tokens["k"].copy_(torch.eye(4).repeat(3, 1)[None, :, None])
+        inputs.tokens["beta"].fill_(1e6)
+    states = draw_states(CASE, inputs, 1)
+    got, wanted = values_and_gradients(CASE, inputs, states, backend="triton"), exact(CASE, inputs, states)
+    assert_close(got[0], wanted[0], CLOSE)
+    assert_close(got[1], wanted[1], CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_bad_number_spoils_what_reads_it() -> None:
+    """A value its own column, a key its head, from their token on."""
+    tokens = small(CASE, 9, key=4, value=3).tokens
+    with torch.no_grad():
+        tokens["v"][0, 2, 0, 1] = float("inf")
+        tokens["k"][0, 5, 0, 2] = float("nan")
+    o, _ = elementwise_longhorn(**tokens, backend="triton")
+    assert o[0, :2].isfinite().all() and o[0, 2:, 0, 1].isnan().all()
+    assert o[0, 2:5, 0, ::2].isfinite().all() and o[0, 5:].isnan().all()
