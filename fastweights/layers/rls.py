@@ -53,8 +53,8 @@ class RecursiveLeastSquares(MemoryLayer):
             decoding token by token drifts from the full forward.
         gain: "beta" (weight of a token, the sigmoid of a projection, one number per head) or None (beta 1).
         ridge: weight of the prior that the memory is zero, positive. Keys have unit length, so that 1 weighs as much as a whole
-            token. In a small regression a trained layer predicts much better with 0.1 or 0.01; with 0.01 it learns recall
-            later (docs/own-least-squares.md).
+            token. In a small regression a trained layer predicts much better with 0.1 or 0.01, in a larger one with 0.1
+            where all inputs have one variance; with 0.01 it learns recall later (docs/own-least-squares.md).
 
     The other options are those of `DecayOptions` (long_memory) and `MemoryOptions`.
     """
