@@ -58,9 +58,9 @@ FAIRNESS = """\
   convolution and learns late, so in these short trainings other mixers can be better.
 - **Learning rates** come from one grid for all mixers. The first seed takes every rate; the other seeds take its best one. The
   rate is chosen by the test sequences that are reported, which favours no mixer but flatters all.
-- **Options are the defaults of the layers**, which may not be the best. In [another regression](own-least-squares.md) `rls` predicts
-  better with a ridge of 0.1 than with its default of 1: clearly at a small size, at a larger one with equal variances of the
-  inputs alone. With unequal ones the difference there is inside the spread.
+- **Options are the defaults of the layers**, which may not be the best. In [another regression](own-least-squares.md) `rls`
+  predicts better with a ridge of 0.1 than with its default of 1: clearly at a small size, at a larger one with equal variances of
+  the inputs alone. With unequal ones the difference there is inside the spread.
 - **Columns of language compare mixers, not contexts.** The column of a context is the mean over that many first tokens of the
   same texts. The first tokens of a source file, such as its licence, are easy to predict, so that perplexity rises from column to
   column for every mixer.
