@@ -32,6 +32,8 @@ OPS = {
     "pkda": "`preconditioned_delta_rule`, one decay per key channel; peer `precond_kda`, which also normalizes q and k",
     "mesa": "`mesa`, 30 iterations; peer `mesa_net`",
     "gka": "`gated_kalmanet`, 30 Chebyshev iterations; without a peer",
+    "longhorn-elementwise": "`elementwise_longhorn`, without a peer; its floor is 7 float32 operations per element and token, 14 "
+    "backwards",
     "palimpsa": "`palimpsa`, without a peer; its floor is 9 float32 operations per element and token, 18 backwards",
     **{
         f"lattice-{objective}": f"`lattice`, objective {objective}, with a decay, without a peer. Its floor: float32 operations "

@@ -1,4 +1,5 @@
-"""Commands and run files on the pages: subcommands, options and their values exist. Long ones are parsed and not run."""
+"""Commands and run files on the pages: subcommands, options and their values exist. They are parsed here; test_first_commands.py
+runs those of the first pages."""
 
 from __future__ import annotations
 
