@@ -167,9 +167,10 @@ def needs(results: Path) -> str:
     leading = f"They have the best number in {' and '.join(led)}." if led else ""
     text = f"""First the best of a column of the [leaderboard](leaderboard.md) at full size and those tied with it, then the next
 two, then what the best one has in the other tasks. Tasks and language are at equal state. Speed and memory are of 24 layers
-with 8 heads of 128 channels, whose states differ. Language models within {close} nats tie. Where a task has one seed no ties
-are known, so the next two may be as good. Other columns of the leaderboard have other leaders. Marks: \\* still learning,
-! some runs diverged, ° no better than guessing.
+with 8 heads of 128 channels, whose states differ. Language models tie where the ranges of their seeds overlap or lie no further
+apart than the narrower one is wide; two with one seed each tie within {close} nats. Where a task has one seed no ties are
+known, so the next two may be as good. Other columns of the leaderboard have other leaders. Marks: \\* still learning (not
+marked for language models), ! some runs diverged, ° no better than guessing.
 
 Left out are {", ".join(f"`{name}`" for name in BASELINES)}, baselines of one paper, of which two
 [fail by what they compute](rules.md#built-to-fail).
@@ -224,7 +225,7 @@ def decoding(name: str, results: Path) -> str:
 
 def unknown_keys(results: Path) -> list[str]:
     """The row of variances that rank keys which were never written, of the result that measured them."""
-    need, by = "a variance that ranks keys which were never written", "AUROC ([a small task](own-confidence.md))"
+    need, by = "a variance that ranks keys which were never written", "AUROC ([two sizes of a task](own-confidence.md))"
     records = evidence.records_of(results)
     if "own-2" not in records:
         return [need, by, "not measured yet", "", "", ""]
@@ -241,8 +242,11 @@ def unknown_keys(results: Path) -> list[str]:
     found = {name: ranked(name, "variance") for name in ("rls", "palimpsa-d")}
     best, other = sorted(found, key=lambda name: found[name], reverse=True)
     probability = ranked(best, "probability")
+    last = records[[size for size in sizes if size in records][-1]].measurement
+    variance, answer = (last.mean(f"{best}: AUROC of new keys by {by}") for by in ("variance", "probability"))
+    better = "; there the probability ranks them better" * (answer > variance)
     return [
-        need, by, f"{named([best], found)}; by the probability of its answer {probability}", named([other], found),
+        need, by, f"{named([best], found)}; by the probability of its answer {probability}{better}", named([other], found),
         in_tasks(best, results), f"2 of {len(MIXERS)}, {len(records['own-2'].seeds)} seeds",
     ]  # fmt: skip
 
@@ -288,8 +292,9 @@ def boards(results: Path) -> str:
     exact = next((f"{row['exact']:.3f}" for row in regression if row["column"] == COLUMNS["regression"]), "–")
     text = f"""Equal state and equal parameters, the same data and grid of learning rates; most numbers are of one seed, so small
 differences mean nothing. Recall and state tracking: accuracy. Regression: squared error; exact ridge regression has {exact}.
-Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning, ! some runs diverged, ° no better
-than guessing. The [leaderboard](leaderboard.md) explains them, and has sizes and the other columns.
+Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning (not marked for language models),
+! some runs diverged, ° no better than guessing. The [leaderboard](leaderboard.md) explains them, and has sizes and the other
+columns.
 """
     heads = [f"{part}: {column}" for part, column in COLUMNS.items()]
     return f"## By the leaderboard\n\n{text}\n{table(['memory', *heads], lines)}"

@@ -19,9 +19,10 @@ from performance_text import table
 from fastweights.analysis.plot_style import save_figure
 from fastweights.layers import MIXERS
 from fastweights.leaderboard import PARTS, SIZES, Part, part_rows, places, table_of
+from fastweights.leaderboard.record import origins
 from fastweights.leaderboard.rules import GRID, LEFT_OUT, SAME_RULE
 from fastweights.leaderboard.streams import STREAMS
-from fastweights.leaderboard.tables import MARKS, NOT_RUN, READ
+from fastweights.leaderboard.tables import LEARNING, MARKS, NOT_RUN, READ, TIES, UNMARKED
 from fastweights.leaderboard.terminal import cost_of
 from fastweights.leaderboard.untrained import EXPECTATIONS, SEEDS, Found
 from fastweights.leaderboard.untrained import SIZES as CHANNELS
@@ -67,6 +68,15 @@ FAIRNESS = """\
 - **The best mean over all columns stands first.** A mixer that was not run is named under the table; this says nothing
   about its memory.
 """
+
+# What the page adds to a mark: what holds for language models, and for single seeds.
+ADDED = {
+    TIES: [
+        f"Two language models with one seed each tie within {SIZES['full'].language.close:g} nats. In other parts a column has "
+        "no places where a mixer has one seed."
+    ],
+    LEARNING: [UNMARKED],
+}
 
 RUNNING = """## Run it yourself
 
@@ -115,9 +125,10 @@ def where(rows: Sequence[Mapping[str, Any]]) -> str:
     """Machines, versions and dates of rows."""
     found = sorted(
         {
-            f"{row['measured']['machine']}, torch {row['measured']['torch']}, {row['measured']['time'][:10]}"
-            + (f" ({row['measured']['file']})" if "file" in row["measured"] else "")
+            f"{origin['machine']}, torch {origin['torch']}, {origin['time'][:10]}"
+            + (f" ({origin['file']})" if "file" in origin else "")
             for row in rows
+            for origin in origins(row)
         }
     )
     return f"Measured on {'; '.join(found)}.\n" if found else ""
@@ -126,8 +137,11 @@ def where(rows: Sequence[Mapping[str, Any]]) -> str:
 SOURCES = {"python": "the default corpus", "pytorch": "PyTorch's source text, each read once"}
 
 
-def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Sizes and training of a part, in a line. rows: those there are, of which some may lack seeds."""
+def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Sizes and training of a part, in a line.
+
+    rows: those there are, of which some may lack seeds. trained: of needles, the rows of the language models.
+    """
     most = max((len(row["values"]) for row in rows), default=None)
     if part.kind == "task":
         task = SIZES[size].tasks[part.name]
@@ -140,13 +154,29 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]]) -> str:
         )
     language = SIZES[size].language
     model, training = language.model, language.training
+    if part.kind == "needle" and rows:
+        seeded = f". {asked(rows, trained)}"
+    else:
+        seeded = (
+            f", {seeds(most, language.seeds)}. A mixer takes more seeds only if another one is within {language.close} nats of "
+            "it after the first"
+        )
     return (
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, "
         f"{language.vocabulary:,} tokens in the vocabulary, {training['max_steps']:,} steps of {training['batch_size']} rows "
-        f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {numbers(language.rates)}, "
-        f"{seeds(most, language.seeds)}. A mixer takes more seeds only if another one is within {language.close} nats of it "
-        "after the first.\n"
+        f"of {training['length']:,} tokens of {SOURCES[language.source]}, learning rates {numbers(language.rates)}"
+        f"{seeded}.\n"
     )
+
+
+def asked(rows: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]]) -> str:
+    """The seeds of the models that were asked for needles, and whether there are others."""
+    counts = sorted({len(row["values"]) for row in rows})
+    trained_of = {row["mixer"]: len(row["values"]) for row in trained}
+    others = any(trained_of.get(row["mixer"], 0) > len(row["values"]) for row in rows)
+    some = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    models = "the model of the first seed alone" if counts == [1] else f"the models of {some} seeds"
+    return f"Asked of {models}" + "; those of the other seeds were not asked" * others
 
 
 def seeds(most: int | None, wanted: Sequence[int]) -> str:
@@ -160,16 +190,17 @@ def numbers(values: Sequence[float]) -> str:
 
 def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
     rows = part_rows(part, size, folder, measurements)
+    trained = part_rows(PARTS["language"], size, folder, measurements) if part.kind == "needle" else []
     read = part.kind == "read"
     title = f"### {part.name}" + f", {size} size" * (not read)
     says = f"{part.says[0].upper()}{part.says[1:]}."
     better = "" if read else f" {part.measure[0].upper()}{part.measure[1:]}: {part.better} is better."
-    about = f"{says}{better}\n" if read else f"{says}{better}\n\nSetting: {setting(part, size, rows)}"
+    about = f"{says}{better}\n" if read else f"{says}{better}\n\nSetting: {setting(part, size, rows, trained)}"
     if not rows:
         return f"{title}\n\n{about}\n**Not run.**\n"
     head, lines = table_of(part, size, rows, OWN)
     left_out = [line[0] for line in lines if set(line[1:]) <= {"", NOT_RUN}]
-    lost = without_model(size, folder, measurements) if part.kind == "needle" else set()
+    lost = {row["mixer"] for row in trained if not row["values"]}  # all trainings of its language model diverged
     missing = "".join(
         f"\n{why}: {', '.join(f'`{name}`' for name in names)}.\n"
         for why, names in {
@@ -183,11 +214,6 @@ def section(part: Part, size: str, folder: Path, measurements: Path) -> str:
     shown = cells([line for line in lines if line[0] not in left_out])
     said = needles_found(rows) if part.kind == "needle" else ""
     return f"{title}\n\n{about}{said}\n{table(head, shown)}{missing}\n{where(rows)}"
-
-
-def without_model(size: str, folder: Path, measurements: Path) -> set[str]:
-    """The mixers whose language models have all diverged."""
-    return {row["mixer"] for row in part_rows(PARTS["language"], size, folder, measurements) if not row["values"]}
 
 
 def needles_found(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -208,7 +234,7 @@ def needles_found(rows: Sequence[Mapping[str, Any]]) -> str:
 def render(folder: Path = FOLDER, measurements: Path = RESULTS) -> str:
     """The page of the leaderboard."""
     trained = [part for part in PARTS.values() if part.kind in ("task", "language", "needle")]
-    marks = "".join(f"- {mark}\n" for mark in MARKS).replace("*", "\\*")
+    marks = "".join(f"- {' '.join([mark, *ADDED.get(mark, ())])}\n" for mark in MARKS).replace("*", "\\*")
     parts = [
         f"{INTRODUCTION}{FAIRNESS}{marks}",
         "## Full size\n",

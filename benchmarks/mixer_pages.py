@@ -159,7 +159,7 @@ def leaderboard(name: str) -> str:
     return (
         "[Leaderboard](../leaderboard.md) at full size, at equal state and equal parameters. Most numbers are of one seed, so "
         "small differences mean nothing; ± is half the spread over seeds. In parentheses stands the place, = for a tie. Marks: "
-        "\\* still learning, ! some runs diverged, ° no better than guessing.\n\n"
+        "\\* still learning (not marked for language models), ! some runs diverged, ° no better than guessing.\n\n"
         + table(["part", "column", "this memory", "best number"], rows)
     )
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import leaderboard  # noqa: E402
 
 from fastweights.leaderboard import PARTS, SIZES, load_board  # noqa: E402
+from fastweights.leaderboard.record import LATER, origins  # noqa: E402
 from fastweights.leaderboard.untrained import EXPECTATIONS  # noqa: E402
 
 
@@ -68,6 +69,23 @@ def test_a_board_becomes_a_table(tmp_path: Path) -> None:
     assert "`pgdn`" in missing and missing.count("`") == 2 * (len(leaderboard.OWN) - 1) and "not run |" not in page
 
 
+def test_every_machine_of_a_row_is_named() -> None:
+    first, later = (
+        {"machine": m, "torch": "2.0", "time": "2026-01-02T00:00:00+00:00"} for m in ("the first", "another")
+    )
+    assert leaderboard.where([{"measured": first, LATER: [later]}]) == (
+        "Measured on another, torch 2.0, 2026-01-02; the first, torch 2.0, 2026-01-02.\n"
+    )
+
+
+def test_rows_with_more_seeds_keep_where_the_first_one_was_measured() -> None:
+    """Of the committed rows: seeds that joined are from another run than the first seed."""
+    rows = load_board(leaderboard.FOLDER / "language-full.json").rows.values()
+    joined = [row for row in rows if len(row["seeds"]) > 1]
+    assert joined and all(len({origin["time"] for origin in origins(row)}) == 2 for row in joined)
+    assert {row["measured"]["machine"] for row in joined} == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
+
+
 def test_needles_say_what_was_found_and_who_was_not_asked(tmp_path: Path) -> None:
     row = {
         "column": "held out", "mixer": "gdn", "values": [2.0], "state": 9, "parameters": 1234, "grows": False,
@@ -89,6 +107,11 @@ def test_needles_say_what_was_found_and_who_was_not_asked(tmp_path: Path) -> Non
     (missing,) = (line for line in text.splitlines() if line.startswith("Not run: ") and "`kda`" not in line)
     assert "`rls`" in missing and "`vla`" not in missing
     assert "length: `gdn` 50%.\n" in page(gdn=0.5)
+    assert "Asked of the model of the first seed alone.\n" in text
+    language["held out, gdn"] = {**row, "values": [2.0, 2.1]}
+    assert "first seed alone; those of the other seeds were not asked.\n" in page(gdn=0.5, kda=0.0)
+    asked["values"] = [2.0, 2.0]
+    assert "Asked of the models of 2 seeds.\n" in page(gdn=0.5)
     assert "**No model found a number, at any length.**" in page(gdn=0.0)
 
 

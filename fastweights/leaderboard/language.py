@@ -16,10 +16,9 @@ from ..layers import MixerChoice
 from ..models import FastWeightsForCausalLM
 from ..results import LanguageResult
 from ..results.language import load_result
-from ..training.optimization import still_learning
 from .matching import Matched, Matching
 from .processes import call_each, has_ended, train_models
-from .record import Board, measured_here
+from .record import LATER, Board, measured_here
 from .request import Request
 from .sizes import LanguageSize
 
@@ -124,11 +123,11 @@ def _add_rows(
 
 
 def _with_seeds(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with the seeds of another one of the same mixer behind its own."""
+    """A row with the seeds of another one of the same mixer behind its own, and with where both were measured."""
     added = ("seeds", "values", "diverged", "diverged seeds", "runs", "seconds")
     return {
-        **row, **{name: row.get(name, []) + more[name] for name in added if name in more}, "measured": more["measured"],
-        "undertrained": row["undertrained"] or more["undertrained"],
+        **row, **{name: row.get(name, []) + more[name] for name in added if name in more},
+        LATER: [*row.get(LATER, ()), more["measured"]],
     }  # fmt: skip
 
 
@@ -162,7 +161,10 @@ def run_needle(size: LanguageSize, request: Request) -> Board:
         choice for choice in request.mixers if _lengths_left(board, size, choice.label, row_of[choice.label]["seeds"])
     ]
     runs = _train_again(size, request, asked, row_of)
-    rows = {label: {**row_of[label], "seeds": list(of_seed)} for label, of_seed in runs.items()}
+    rows = {
+        label: {name: value for name, value in {**row_of[label], "seeds": list(of_seed)}.items() if name != LATER}
+        for label, of_seed in runs.items()
+    }
     jobs = {}
     for label, of_seed in runs.items():
         lengths = _lengths_left(board, size, label, rows[label]["seeds"])
@@ -317,6 +319,6 @@ def _row(mixer: Matched, runs: Sequence[LanguageResult], device: str) -> dict[st
         "mixer": mixer.choice.label, "options": dict(mixer.choice.options),
         "parameters": run.parameters if run else mixer.parameters, "state": run.state_size if run else mixer.state,
         "grows": mixer.grows, "intermediate size": mixer.intermediate_size, "tokens": run.tokens if run else None,
-        "undertrained": any(map(still_learning, runs)), "chance": None, "exact": None,
+        "chance": None, "exact": None,
         "seconds": round(sum(run.seconds for run in runs), 1), "measured": measured_here(device),
     }  # fmt: skip

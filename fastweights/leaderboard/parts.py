@@ -27,6 +27,12 @@ class Part:
     better: Literal["higher", "lower"]
     kind: Literal["task", "language", "needle", "rules", "read"]
 
+    @property
+    def marks_learning(self) -> bool:
+        """Whether tables mark what was still learning. Not those of language models: in their short trainings the losses of
+        batches differ by more than the loss falls at the end, so that the order of the text would decide."""
+        return self.kind == "task"
+
 
 PARTS = {
     part.name: part

@@ -12,9 +12,10 @@ from ..environment import machine, versions
 from ..files import write_bytes
 from ..results.recall import ResultsError, read_object
 
-__all__ = ["Board", "board_path", "load_board", "measured_here"]
+__all__ = ["LATER", "Board", "board_path", "load_board", "measured_here", "origins"]
 
 FORMAT = 1
+LATER = "measured later"  # when and where the seeds were that joined a row, in the order in which they joined
 
 
 class Board:
@@ -91,3 +92,8 @@ def measured_here(device: str) -> dict[str, str]:
         "torch": found["torch"],
         "fastweights": found["fastweights"],
     }
+
+
+def origins(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """When and where the seeds of a row were measured: the first ones, and those that joined later."""
+    return [row["measured"], *row.get(LATER, ())]

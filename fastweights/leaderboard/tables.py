@@ -11,16 +11,35 @@ from .measured import mixer_of
 from .parts import Part
 from .standing import Standing, places
 
-__all__ = ["KEEPS_ALL", "MARKS", "NOT_RUN", "READ", "columns_of", "explanation", "part_table"]
+__all__ = [
+    "KEEPS_ALL",
+    "LEARNING",
+    "MARKS",
+    "NOT_RUN",
+    "READ",
+    "TIES",
+    "UNMARKED",
+    "columns_of",
+    "explanation",
+    "part_table",
+]
 
 NOT_RUN, DIVERGED = "not run", "diverged"
 FEWEST_TESTED = 512  # sequences
 KEEPS_ALL = "softmax"
+TIES = (
+    "The place in parentheses is 1 and the number of mixers that are better and not tied. = marks a tie: ranges of seeds that "
+    "overlap, or lie no further apart than the narrower one is wide."
+)
+LEARNING = "* marks a run whose loss was still falling at the end, or that is too short to tell."
+UNMARKED = (
+    "Whether a language model was still learning is not marked: in the last fifth of so short a training the loss varies between "
+    "batches by more than it falls. All of them count as still learning."
+)
 MARKS = (
     "Numbers are means over seeds, with half the spread after ±; those without ± are of one seed.",
-    "The place in parentheses is 1 and the number of mixers that are better and not tied. = marks a tie: ranges of seeds that "
-    "overlap, or lie no further apart than the smaller one is wide.",
-    "* marks a run whose loss was still falling at the end, or that is too short to tell.",
+    TIES,
+    LEARNING,
     "! marks a mixer of which some runs diverged.",
     "° marks a mixer that is no better than guessing, or finds no needle: it has not begun to learn the task, and nothing "
     "follows about its memory.",
@@ -78,8 +97,9 @@ def part_table(
 
 def explanation(part: Part) -> str:
     """How a table is read, in a line or two."""
+    marks = (UNMARKED if mark == LEARNING and not part.marks_learning else mark for mark in MARKS)
     how = {"read": READ, "rules": "Means over seeds, with half the spread after ±, and the place."}.get(
-        part.kind, " ".join(MARKS)
+        part.kind, " ".join(marks)
     )
     return f"{part.measure[0].upper()}{part.measure[1:]}, {part.better} is better. {how}"
 
@@ -115,7 +135,9 @@ def _cell(part: Part, rows: Sequence[Mapping[str, Any]], column: str, standing: 
         text += f" ±{_number(mean * math.expm1(spread / 2) if perplexity else spread / 2, like=mean)}"
     if standing.place is not None and part.kind != "read":
         text += f" ({standing.place}{'=' * standing.tied})"
-    marks = {"*": standing.row.get("undertrained"), "!": standing.row.get("diverged"), "°": guesses(part, standing.row)}
+    row = standing.row
+    learning = part.marks_learning and row.get("undertrained")
+    marks = {"*": learning, "!": row.get("diverged"), "°": guesses(part, row)}
     return text + "".join(mark for mark, is_set in marks.items() if is_set)
 
 

@@ -10,6 +10,7 @@ import pytest
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of
+from fastweights.leaderboard.record import origins
 from fastweights.training import WorkerError, rate_search, recall
 from fastweights.training.progress import Silent
 from fastweights.training.recall import run_recall_parts
@@ -250,9 +251,13 @@ def test_needles_train_the_models_of_the_language_board_alone(tmp_path, monkeypa
 def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
     """Where the board has the first seed, others are trained at its rate and stand behind it; one that diverges counts."""
     pytest.importorskip("accelerate")
+    machine = {"machine": "the first"}
+    monkeypatch.setattr("fastweights.leaderboard.language.measured_here", lambda device: {**machine})
     run_part(PARTS["language"], request(tmp_path, seeds=(0,)))
     before = rows("language", tmp_path)
+    assert all(origins(row) == [{"machine": "the first"}] for row in before.values())
     shutil.rmtree(tmp_path / "trained")
+    machine["machine"] = "the second"
     row = before["held out", "softmax"]
     began = watch_trainings(monkeypatch, [f"softmax/lr{row['learning rate']!r}-seed1"])
     run_part(PARTS["language"], request(tmp_path, seeds=(0, 1, 2)))
@@ -265,12 +270,17 @@ def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
         assert row["seeds"] == kept and row["values"][:1] == before[key]["values"] and len(row["values"]) == len(kept)
         assert row["values"][-1] != row["values"][0] and row["learning rate"] == before[key]["learning rate"]
         assert (row["runs"], row["diverged"]) == (4, 3 - len(kept))
+        assert [origin["machine"] for origin in origins(row)] == ["the first", "the second"]
     began.clear()
     run_part(PARTS["language"], request(tmp_path, seeds=(0, 1, 2)))
     assert began == [] and rows("language", tmp_path) == after
     run_part(PARTS["language"], request(tmp_path, "linear", seeds=(3, 0)))  # another first seed is one more
     assert began == [f"linear/lr{before['held out', 'linear']['learning rate']!r}-seed3"]
     assert rows("language", tmp_path)["held out", "linear"]["seeds"] == [0, 1, 2, 3]
+    assert len(origins(rows("language", tmp_path)["held out", "linear"])) == 3
+    machine["machine"] = "the last"
+    run_part(PARTS["needle"], request(tmp_path, "linear"))
+    assert origins(rows("needle", tmp_path)["400 tokens", "linear"]) == [machine]  # where it was asked
 
 
 def test_a_model_that_diverges_when_it_is_trained_again_is_not_asked(tmp_path, monkeypatch):
