@@ -4,9 +4,9 @@
     python benchmarks/gpu_tests.py tests/gpu/test_large_tensors.py      one process: these take the GPU's memory for themselves
 
 Writes benchmarks/results/gpu_tests.json. A run may be split by files: as long as the Python files of the ops stay the same, the
-files of tests that are not run again keep their counts. With -k or a single test nothing is written. An interrupted run (Ctrl-C,
-or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what ran until then, and names the tests that did not run.
-`--rest` runs these, and adds them to the counts:
+files of tests that are not run again keep their counts, with the device, the time and the commit of their own run. With -k or a
+single test nothing is written. An interrupted run (Ctrl-C, or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what
+ran until then, and names the tests that did not run. `--rest` runs these, and adds them to the counts:
 
     python benchmarks/gpu_tests.py --rest -n 8
 """
@@ -60,16 +60,21 @@ def named_in_report(test: str) -> str:
 
 
 def read_report(
-    suite: ElementTree.Element, before: Mapping[str, Any], chosen: Iterable[str] = (), rest: bool = False
+    suite: ElementTree.Element,
+    before: Mapping[str, Any],
+    where: Mapping[str, Any],
+    chosen: Iterable[str] = (),
+    rest: bool = False,
 ) -> dict[str, Any]:
-    """Counts per file of tests, and the worst errors by op, backend, and dtype with what was compared.
+    """Counts per run and file of tests, and the worst errors by op, backend, and dtype with what was compared.
 
     Args:
-        before: the result of an earlier run. The counts of its files that did not run again stay, and so do its worst errors.
+        before: the result of earlier runs. The counts of their files that did not run again stay, and so do their worst errors.
+        where: the device, the time, the commit and the versions of this run.
         chosen: the tests that were to run, as pytest names them.
-        rest: whether they are those that an earlier run left, which are added to the counts of their files.
+        rest: whether they are those that an earlier run left. The counts of their files in that run stay too.
     """
-    files: dict[str, dict[str, int]] = deepcopy(before.get("files", {})) if rest else {}
+    files: dict[str, dict[str, int]] = {}
     worst: dict[str, dict[str, dict[str, float]]] = deepcopy(before.get(WORST, {}))
     failed: list[str] = []
     ran = set()
@@ -88,15 +93,20 @@ def read_report(
             for what, error in recorded.items():
                 errors[what] = max(errors.get(what, 0.0), float(error))
     failed += [name for name in before.get("failed tests", ()) if rest or name.partition("::")[0] not in files]
-    files = {**before.get("files", {}), **files}
-    totals = {what: sum(counts[what] for counts in files.values()) for what in COUNTED}
+    again = () if rest else files
+    runs = [
+        {**run, "files": {name: counts for name, counts in run["files"].items() if name not in again}}
+        for run in before.get("runs", ())
+    ]
+    runs = [run for run in [*runs, {**where, "files": dict(sorted(files.items()))}] if run["files"]]
+    totals = {what: sum(counts[what] for run in runs for counts in run["files"].values()) for what in COUNTED}
     left = sorted(test for test in {*before.get(NOT_RUN, ()), *chosen} if named_in_report(test) not in ran)
     return {
         **totals,
         "interrupted": sorted({named_in_report(test).partition("::")[0] for test in left}),
         NOT_RUN: left,
         "failed tests": sorted(failed),
-        "files": dict(sorted(files.items())),
+        "runs": runs,
         WORST: worst,
     }
 
@@ -110,8 +120,9 @@ def earlier(source: str) -> dict[str, Any]:
 def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("these tests need an NVIDIA GPU, and torch sees none")
-    where, arguments = describe(), [argument for argument in sys.argv[1:] if argument != "--rest"]
-    before, rest = earlier(where["source"]), "--rest" in sys.argv
+    where = {**describe(), "device": torch.cuda.get_device_name(), "transformers": transformers.__version__}
+    source, arguments = where.pop("source"), [argument for argument in sys.argv[1:] if argument != "--rest"]
+    before, rest = earlier(source), "--rest" in sys.argv
     if rest and not before.get(NOT_RUN):
         raise SystemExit(
             f"--rest needs tests that an interrupted run of the same ops has left, and {RESULT} names none"
@@ -130,11 +141,8 @@ def main() -> None:
         wanted = json.loads(chosen.read_text()) if chosen.exists() else ()  # interrupted before
     if any(argument == "-k" or "::" in argument for argument in arguments):
         sys.exit(code)
-    content = {
-        **where, "device": torch.cuda.get_device_name(), "transformers": transformers.__version__,
-        **read_report(suite, earlier(where["source"]), wanted, rest),  # another run may have written it meanwhile
-    }  # fmt: skip
-    write_json(RESULT, content)
+    latest = earlier(source)  # another run may have written it meanwhile
+    write_json(RESULT, {"source": source, **read_report(suite, latest, where, wanted, rest)})
     print(f"written to {RESULT}")
     sys.exit(code)
 

@@ -18,6 +18,7 @@ from performance_text import lines, number, origin, table
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+COUNTED = ("passed", "failed", "skipped")  # of the GPU tests
 STAGES = {"forward": "forward", "forward_backward": "forward + backward"}
 
 OPS = {
@@ -310,9 +311,22 @@ def packed_page(content: Mapping[str, Any]) -> str:
     return "\n".join([text, table(head, rows)])
 
 
-def tests_line(content: Mapping[str, Any]) -> str:
-    cut = ", interrupted" if content.get("interrupted") else ""
-    return f"{content['passed']} passed, {content['failed']} failed, {content['skipped']} skipped{cut}"
+def tests_line(run: Mapping[str, Any]) -> str:
+    return ", ".join(f"{run[what]} {what}" for what in COUNTED)
+
+
+def runs_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The runs that a file is of: one, but for the GPU tests one per device and commit whose counts still stand."""
+    if "runs" not in content:
+        return [content]
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in content["runs"]:
+        one = found.setdefault((run["device"], run["commit"]), {**run, **dict.fromkeys(COUNTED, 0)})
+        one["time"] = max(one["time"], run["time"])
+        for counts in run["files"].values():
+            for what in COUNTED:
+                one[what] += counts[what]
+    return list(found.values())
 
 
 def checks_line(content: Mapping[str, Any]) -> str:
@@ -351,14 +365,18 @@ SUMMARY = {
 
 
 def summary_page(results: Path) -> str:
-    """A line for each last run that tests or compares: what it found, where and at which commit."""
+    """A line for each last run that tests or compares: what it found, where and at which commit. Of the GPU tests one for each
+    run whose counts still stand, and one for what interrupted runs have left."""
     rows: list[Sequence[str]] = []
     for prefix, (command, line) in SUMMARY.items():
         for path in sorted(results.glob(f"{prefix}*.json")):
             content = json.loads(path.read_text())
-            if content["device"] != "cpu":
-                commit = f"{content['commit'][:7]}{content['commit'][40:]}"
-                rows.append([command, line(content), content["device"], content["time"][:10], commit])
+            for run in runs_of(content):
+                if run["device"] != "cpu":
+                    commit = f"{run['commit'][:7]}{run['commit'][40:]}"
+                    rows.append([command, line(run), run["device"], run["time"][:10], commit])
+            if left := content.get("not run"):
+                rows.append([command, f"{len(left)} not run, interrupted", "", "", ""])
     if not rows:
         return ""
     return "\n".join(

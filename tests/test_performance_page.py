@@ -67,13 +67,29 @@ def test_page_of_made_up_results(tmp_path: Path) -> None:
     row = {"unchanging_ms": 0.5, "changing_ms": 0.55, "ratio": 1.1}
     packed = {**ORIGIN, "sequences": 16, "rows": {"gdn 1,8192,8,128,128": row}}
     (tmp_path / "packed-nvidia-test.json").write_text(json.dumps(packed))
-    tests = {**ORIGIN, "passed": 5, "failed": 1, "skipped": 2, "interrupted": ["tests.gpu.test_a"]}
+    counts = {"passed": 5, "failed": 1, "skipped": 2}
+    tests = {
+        "not run": ["tests/gpu/test_a.py::x"],
+        "runs": [
+            {
+                **ORIGIN,
+                "device": "NVIDIA Other",
+                "commit": f"{'d' * 40} with uncommitted changes",
+                "files": {"a": counts, "b": counts},
+            },
+            {**ORIGIN, "files": {"c": counts}},
+            {**ORIGIN, "time": "2026-01-03T00:00:00+00:00", "files": {"d": counts}},
+        ],
+    }
     (tmp_path / "gpu_tests.json").write_text(json.dumps(tests))
     repeated = {**ORIGIN, "calls": 300, "rows": {"gdn 1,1,1,1,1": {"dk": 2}, "kda 1,1,1,1,1": {}}}
     (tmp_path / "repeatability-nvidia-test.json").write_text(json.dumps(repeated))
     page = performance.render(tmp_path)
     where = "NVIDIA Test | 2026-01-02 | abc |"
-    assert f"| `gpu_tests.py` | 5 passed, 1 failed, 2 skipped, interrupted | {where}" in page
+    other = "NVIDIA Other | 2026-01-02 | ddddddd with uncommitted changes |"
+    assert f"| `gpu_tests.py` | 10 passed, 2 failed, 4 skipped | {other}" in page
+    assert "| `gpu_tests.py` | 10 passed, 2 failed, 4 skipped | NVIDIA Test | 2026-01-03 | abc |" in page
+    assert "| `gpu_tests.py` | 1 not run, interrupted |  |  |  |" in page
     assert f"| `kernels.py --check` | 1 of 2 combinations pass | {where}" in page
     compared_in = "device time 0.500 to 0.500, memory 1.000 to 1.000 of commit 0123456, 1 rows"
     assert f"| `kernels.py --against` | {compared_in} | {where}" in page

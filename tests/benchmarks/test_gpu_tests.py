@@ -16,15 +16,22 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_files_that_ran_again_are_counted_once() -> None:
-    first = read_report(ElementTree.fromstring(REPORT.format(error=0.002, second="b")), {})
+FIRST, SECOND = {"device": "one", "commit": "abc"}, {"device": "another", "commit": "def"}
+
+
+def test_files_that_ran_again_are_counted_once_and_keep_where_they_ran() -> None:
+    first = read_report(ElementTree.fromstring(REPORT.format(error=0.002, second="b")), {}, FIRST)
     assert (first["passed"], first["failed"], first["skipped"]) == (1, 1, 1)
-    again = read_report(ElementTree.fromstring(REPORT.format(error=0.001, second="c")), first)
+    again = read_report(ElementTree.fromstring(REPORT.format(error=0.001, second="c")), first, SECOND)
     assert (again["passed"], again["failed"], again["skipped"]) == (1, 1, 2)
-    assert list(again["files"]) == ["tests.gpu.test_a", "tests.gpu.test_b", "tests.gpu.test_c"]
+    assert [(run["device"], run["commit"], list(run["files"])) for run in again["runs"]] == [
+        ("one", "abc", ["tests.gpu.test_b"]), ("another", "def", ["tests.gpu.test_a", "tests.gpu.test_c"]),
+    ]  # fmt: skip
     assert first["failed tests"] == again["failed tests"] == ["tests.gpu.test_a::y"]
     rest = ElementTree.fromstring(REPORT.format(error=0.001, second="b").replace("test_a", "test_d"))
-    assert read_report(rest, first)["failed tests"] == ["tests.gpu.test_a::y", "tests.gpu.test_d::y"]
+    assert read_report(rest, first, SECOND)["failed tests"] == ["tests.gpu.test_a::y", "tests.gpu.test_d::y"]
+    whole = read_report(ElementTree.fromstring(REPORT.format(error=0.001, second="b")), first, SECOND)
+    assert [run["device"] for run in whole["runs"]] == ["another"]
     assert again[WORST] == {"mesa": {"triton": {"bfloat16 values": 0.002}}}
 
 
@@ -35,12 +42,15 @@ def test_an_interrupted_run_names_what_it_left_and_the_rest_is_added() -> None:
         "tests/gpu/test_b.py::z",
         "tests/gpu/test_c.py::v",
     ]
-    first = read_report(ElementTree.fromstring(REPORT.format(error=0.002, second="b")), {}, chosen)
+    first = read_report(ElementTree.fromstring(REPORT.format(error=0.002, second="b")), {}, FIRST, chosen)
     assert first[NOT_RUN] == ["tests/gpu/test_a.py::w[b-1::2]", "tests/gpu/test_c.py::v"]
     assert first["interrupted"] == ["tests.gpu.test_a", "tests.gpu.test_c"]
     rest = (
         """<testsuites><testsuite><testcase classname="tests.gpu.test_a" name="w[b-1::2]"/></testsuite></testsuites>"""
     )
-    again = read_report(ElementTree.fromstring(rest), first, first[NOT_RUN], rest=True)
-    assert again["files"]["tests.gpu.test_a"] == {"passed": 2, "failed": 1, "skipped": 0}
+    again = read_report(ElementTree.fromstring(rest), first, SECOND, first[NOT_RUN], rest=True)
+    assert [run["files"].get("tests.gpu.test_a") for run in again["runs"]] == [
+        {"passed": 1, "failed": 1, "skipped": 0}, {"passed": 1, "failed": 0, "skipped": 0},
+    ]  # fmt: skip
+    assert (again["passed"], again["failed"], again["skipped"]) == (2, 1, 1)
     assert again[NOT_RUN] == ["tests/gpu/test_c.py::v"] and again["failed tests"] == ["tests.gpu.test_a::y"]

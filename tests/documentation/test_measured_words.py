@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from training_start import MODEL
 from fastweights.experiments import claims_of, committed_records
 from fastweights.experiments.claim import paired
 from fastweights.layers import MIXERS
+from fastweights.leaderboard import SIZES
 from fastweights.models import preset
 
 from .site import ROOT
@@ -271,13 +273,24 @@ def test_variances_at_the_larger_size() -> None:
 
 
 def test_gpu_tests_among_the_limits() -> None:
-    ran = result("gpu_tests")
+    ran, text = result("gpu_tests"), words("docs/limits.md")
     (failed,), whole = ran["failed tests"], ran["passed"] + ran["failed"]
-    assert f"GPU tests had one failure of {whole:,}" in words("docs/limits.md")
-    assert failed.endswith("::test_queries_and_keys[palimpsa]") and "that of Palimpsa's q and k" in words(
-        "docs/limits.md"
-    )
+    first, large = ran["runs"]
+    assert "those of large tensors on an H200, all others on H100s. Two runs together had one failure of" in text
+    assert "H200" in large["device"] and list(large["files"]) == ["tests.gpu.test_large_tensors"]
+    assert "H100" in first["device"] and "tests.gpu.test_large_tensors" not in first["files"]
+    assert f"had one failure of {whole:,}" in text
+    assert failed.endswith("::test_queries_and_keys[palimpsa]") and "that of Palimpsa's q and k" in text
     assert not ran["interrupted"] and not ran["not run"]
+    rows = re.search(r"^ALONE = (\d+)  # rows", (ROOT / "tests/gpu/test_large_tensors.py").read_text(), re.MULTILINE)
+    assert rows and f"All tests of large tensors now compare with {rows[1]} rows" in text
+
+
+def test_the_text_of_language_models_among_the_limits() -> None:
+    size, text = SIZES["full"].language, words("docs/limits.md")
+    tokens = size.training["max_steps"] * size.training["batch_size"] * size.training["length"]
+    assert "language models of the full size read PyTorch's source text, each token once" in text
+    assert size.source == "pytorch" and f"a fifth of the {tokens / 1e6:.0f} million tokens of a training" in text
 
 
 def test_claims_that_the_readme_counts() -> None:
