@@ -88,9 +88,10 @@ OWN_MIXER = """\
 Needles are asked of the language models whose rate and seeds the language part has found; where their folders are gone, these
 models alone are trained again, and their time is not in the estimate.
 
-A mixer of your own joins every part by its name, and the rows that are there stay. Speed and memory are read from what the
-benchmarks have measured on a GPU; for a mixer that they lack, the second command prints those that measure it. The rules without
-training take a rule that `register_rule` declares ([own_rule.md](own_rule.md#compare-it)).
+A mixer of your own joins every part by its name. The printed table shows it beside the results that the library comes with, those
+of this page, and a line says where these were measured; they are not copied into the output folder. Speed and memory are read
+from what the benchmarks have measured on a GPU; for a mixer that they lack, the second command prints those that measure it. The
+rules without training take a rule that `register_rule` declares ([own_rule.md](own_rule.md#compare-it)).
 
     fastweights leaderboard mqar regression --mixers mine --import my_layers.py
     fastweights leaderboard training-speed decoding-speed memory --mixers mine --import my_layers.py

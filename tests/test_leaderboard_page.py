@@ -13,8 +13,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import leaderboard  # noqa: E402
 
-from fastweights.leaderboard import PARTS, SIZES, load_board  # noqa: E402
+from fastweights.leaderboard import PARTS, SIZES, load_board, part_rows  # noqa: E402
 from fastweights.leaderboard.record import LATER, origins  # noqa: E402
+from fastweights.leaderboard.run import rows_beside  # noqa: E402
 from fastweights.leaderboard.untrained import EXPECTATIONS  # noqa: E402
 
 
@@ -40,6 +41,15 @@ def test_results_are_of_the_declared_setting() -> None:
         size = SIZES[board.size]
         declared = size.tasks[board.part].setting() if board.part in size.tasks else size.language.setting()
         assert {**board.setting, **json.loads(json.dumps(declared))} == board.setting, path.name
+
+
+def test_committed_results_are_those_that_the_library_shows() -> None:
+    """A mixer of a user stands beside them as long as their setting is the declared one."""
+    for part in (part for part in PARTS.values() if part.kind != "read"):
+        for size in SIZES:
+            rows = rows_beside(part, size, [])
+            assert rows == part_rows(part, size, leaderboard.FOLDER, leaderboard.RESULTS) != [], (part.name, size)
+            assert not any(row["mixer"] == rows[0]["mixer"] for row in rows_beside(part, size, rows[:1]))
 
 
 def test_what_was_not_run_says_so(tmp_path: Path) -> None:

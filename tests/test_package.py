@@ -54,6 +54,8 @@ def test_the_distributions_are_complete(built: tuple[Path, Path]) -> None:
     records = {path.name for path in (ROOT / "benchmarks" / "results" / "claims").iterdir()}
     assert {f"benchmarks/results/claims/{name}" for name in records} <= inside
     assert {f"fastweights/experiments/records/{name}" for name in records} <= packed
+    boards = {path.name for path in (ROOT / "benchmarks" / "results" / "leaderboard").iterdir()}
+    assert {f"fastweights/leaderboard/results/{name}" for name in boards} <= packed
 
 
 def test_a_fresh_installation_runs(built: tuple[Path, Path], tmp_path: Path) -> None:

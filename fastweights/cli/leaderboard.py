@@ -26,7 +26,7 @@ def leaderboard(
         typer.Option(
             metavar="MIXER,...",
             help="Memory layers that take part, as for `fastweights recall`; all of the registry if not given. Others keep "
-            "the results that the output folder has.",
+            "the results that the output folder or the library has.",
         ),
     ] = None,
     size: Annotated[
@@ -46,15 +46,17 @@ def leaderboard(
     """Compare memory layers on the same tasks, at equal state size and equal parameters.
 
     Every run is kept as soon as it has ended: an interrupted command continues when it is given again, and a mixer of your own
-    joins the results that are there by its name (--mixers NAME --import MODULE). Speed and memory are read from the
-    files of the benchmarks; what these lack is named with the command that measures it.
+    joins the results that are there by its name (--mixers NAME --import MODULE). Mixers without results of yours are shown with
+    those that the library comes with. Speed and memory are read from the files of the benchmarks; what these lack is named with
+    the command that measures it.
     """
     with one_line_errors(CONTINUES), StopSignals():
         import_mixers(imports)
         from ..checks import check_choice
         from ..layers import MIXERS, MixerChoice, parse_mixers
         from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
-        from ..leaderboard.terminal import how_to_measure, parts_table, plain
+        from ..leaderboard.run import rows_beside
+        from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
         from ..training.progress import reporter_for
 
         chosen = [find_part(name) for name in parts or ()]
@@ -83,7 +85,9 @@ def leaderboard(
             with training_errors(CONTINUES):
                 path = run_part(part, request)
             rows = part_rows(part, size, output, measurements)
-            Console().print(plain(part, *table_of(part, size, rows, labels)))
+            library = rows_beside(part, size, rows)
+            Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
+            print(where_others_are_from(library, output), end="")
             if path is not None:
                 print(f"Results: {path}\n")
             elif how := how_to_measure(part, labels, rows, imports or (), measurements):

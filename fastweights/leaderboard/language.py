@@ -18,20 +18,21 @@ from ..results import LanguageResult
 from ..results.language import load_result
 from .matching import Matched, Matching
 from .processes import call_each, has_ended, train_models
-from .record import LATER, Board, measured_here
+from .record import LATER, Board, library_rows, measured_here
 from .request import Request
 from .sizes import LanguageSize
 
-__all__ = ["NEEDLE", "close_mixers", "run_language", "run_needle"]
+__all__ = ["NEEDLE", "close_mixers", "needle_setting", "run_language", "run_needle"]
 
 NEEDLE = "s-niah-1"
 
 
 def run_language(size: LanguageSize, request: Request) -> Board:
-    """Train every mixer of the request: the first seed at all learning rates, and where it is close the others at its best.
+    """Train every mixer of the request: the first seed at all learning rates, the other seeds at its best one where another mixer
+    is close to it.
 
-    A mixer that the board has trains only seeds that are missing, at its rate. Where the trainings are stopped, the board has the
-    mixers whose whole grid has ended.
+    The other mixers are those of the request, of the board and of the library's own results. A mixer that the board has trains
+    only seeds that are missing, at its rate. Where the trainings are stopped, the board has the mixers whose whole grid is done.
     """
     check_device(request.device)
     board = Board.opened(request.output, "language", request.size, size.setting())
@@ -51,7 +52,10 @@ def run_language(size: LanguageSize, request: Request) -> Board:
         train_models(list(grid.values()), request)
         best = {label: (row["values"][0], row["learning rate"]) for label, row in known.items() if row["values"]}
         best |= _best(grid)
-        close = close_mixers({**_first_losses(board), **{label: loss for label, (loss, _) in best.items()}}, size.close)
+        others = [*library_rows("language", request.size, size.setting()), *board.rows.values()]
+        close = close_mixers(
+            {**_first_losses(others), **{label: loss for label, (loss, _) in best.items()}}, size.close
+        )
         later |= {
             (label, rate, seed): _run(size, request, mixers[label], rate, seed)
             for label, (_, rate) in best.items()
@@ -131,6 +135,17 @@ def _with_seeds(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
     }  # fmt: skip
 
 
+def needle_setting(size: LanguageSize) -> dict[str, Any]:
+    """As a result repeats it."""
+    return {
+        **size.setting(),
+        "task": NEEDLE,
+        "lengths": size.needles,
+        "examples": size.examples,
+        "depths": size.depths,
+    }
+
+
 def run_needle(size: LanguageSize, request: Request) -> Board:
     """Ask language models for numbers hidden in repeated sentences; the board has a mixer as soon as its models have answered.
 
@@ -148,14 +163,7 @@ def run_needle(size: LanguageSize, request: Request) -> Board:
     new = tuple(choice for choice in request.mixers if choice.label not in known)
     if new:
         trained = run_language(size, replace(request, mixers=new))
-    setting = {
-        **size.setting(),
-        "task": NEEDLE,
-        "lengths": size.needles,
-        "examples": size.examples,
-        "depths": size.depths,
-    }
-    board = Board.opened(request.output, "needle", request.size, setting)
+    board = Board.opened(request.output, "needle", request.size, needle_setting(size))
     row_of = {row["mixer"]: row for row in trained.rows.values()}
     asked = [
         choice for choice in request.mixers if _lengths_left(board, size, choice.label, row_of[choice.label]["seeds"])
@@ -288,9 +296,9 @@ def _result(run: Any) -> LanguageResult | None:
     return load_result(path) if path.exists() else None
 
 
-def _first_losses(board: Board) -> dict[str, float]:
-    """Of the mixers that the board has, the loss of the first seed."""
-    held_out = [row for row in board.rows.values() if row["column"] == "held out"]
+def _first_losses(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By mixer the loss of the first seed; of a mixer with several rows that of the last one."""
+    held_out = [row for row in rows if row["column"] == "held out"]
     return {row["mixer"]: row["values"][0] for row in held_out if row["values"]}
 
 

@@ -12,9 +12,11 @@ from ..environment import machine, versions
 from ..files import write_bytes
 from ..results.recall import ResultsError, read_object
 
-__all__ = ["LATER", "Board", "board_path", "load_board", "measured_here", "origins"]
+__all__ = ["LATER", "Board", "board_path", "library_rows", "load_board", "measured_here", "origins"]
 
 FORMAT = 1
+PACKAGED = Path(__file__).parent / "results"  # in a wheel (pyproject.toml), which has no benchmarks/
+COMMITTED = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "benchmarks" / "results" / "leaderboard"
 LATER = "measured later"  # when and where the seeds were that joined a row, in the order in which they joined
 
 
@@ -97,3 +99,12 @@ def measured_here(device: str) -> dict[str, str]:
 def origins(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """When and where the seeds of a row were measured: the first ones, and those that joined later."""
     return [row["measured"], *row.get(LATER, ())]
+
+
+def library_rows(part: str, size: str, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a part and size that the library comes with; none where they were measured at another setting."""
+    path = board_path(COMMITTED, part, size)
+    if not path.exists():
+        return []
+    board = load_board(path)
+    return list(board.rows.values()) if board.setting == json.loads(json.dumps(setting)) else []

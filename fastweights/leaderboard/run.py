@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from ..layers import MIXERS
-from .language import run_language, run_needle
+from .language import needle_setting, run_language, run_needle
 from .measured import read_rows
 from .parts import Part
-from .record import board_path, load_board
+from .record import board_path, library_rows, load_board
 from .request import Request
 from .rules import LEFT_OUT, SAME_RULE, known_rules
 from .sizes import SIZES
 from .tables import part_table
 from .trainings import run_tasks
-from .untrained import measure_untrained
+from .untrained import declaration, measure_untrained
 
-__all__ = ["RULES_SIZE", "find_rules", "part_rows", "resolution_of", "run_part", "table_of"]
+__all__ = ["RULES_SIZE", "find_rules", "part_rows", "resolution_of", "rows_beside", "run_part", "table_of"]
 
 RULES_SIZE = "cpu"  # the rules without training have one size
 NOT_DECLARED = "has no declared rule (fastweights.leaderboard.register_rule declares one)"
@@ -60,11 +60,31 @@ def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[d
     """The rows of a part that there are: measured in `folder`, or read from `measurements`."""
     if part.kind == "read":
         return read_rows(part.name, measurements)
-    path = board_path(folder, part.name, RULES_SIZE if part.kind == "rules" else size)
-    rows = list(load_board(path).rows.values()) if path.exists() else []
-    if part.kind != "rules":
-        return rows
-    return [_as_column(row) for row in rows]
+    path = board_path(folder, part.name, _size_of(part, size))
+    return _in_columns(part, list(load_board(path).rows.values()) if path.exists() else [])
+
+
+def rows_beside(part: Part, size: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The library's own results for the mixers that have none among `rows`, of the same part, size and setting."""
+    if part.kind == "read":
+        return []
+    there = {row["mixer"] for row in rows}
+    found = _in_columns(part, library_rows(part.name, _size_of(part, size), _setting_of(part, size)))
+    return [row for row in found if row["mixer"] not in there]
+
+
+def _size_of(part: Part, size: str) -> str:
+    return RULES_SIZE if part.kind == "rules" else size
+
+
+def _setting_of(part: Part, size: str) -> dict[str, Any]:
+    """The setting of a part that is measured, as it is declared."""
+    if part.kind == "rules":
+        return declaration()
+    if part.kind == "task":
+        return SIZES[size].tasks[part.name].setting()
+    language = SIZES[size].language
+    return language.setting() if part.kind == "language" else needle_setting(language)
 
 
 def resolution_of(part: Part, size: str) -> float | None:
@@ -78,6 +98,11 @@ def table_of(
     """The table of a part with a line for each of `mixers`."""
     names = tuple(known_rules()) if part.kind == "rules" else mixers
     return part_table(part, rows, names, resolution_of(part, size))
+
+
+def _in_columns(part: Part, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a board as `part_table` takes them."""
+    return [_as_column(row) for row in rows] if part.kind == "rules" else rows
 
 
 def _as_column(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from ..analysis.table_style import add_row, plain_table
 from ..layers import MIXERS
 from .measured import commands, cost_of_reading, mixer_of
 from .parts import Part
+from .record import origins
 from .rules import known_rules
-from .run import part_rows
+from .run import part_rows, rows_beside
 from .sizes import SIZES
 from .tables import explanation
 
-__all__ = ["cost_of", "how_to_measure", "parts_table", "plain"]
+__all__ = ["cost_of", "how_to_measure", "parts_table", "plain", "where_others_are_from"]
 
 
 def parts_table(parts: Sequence[Part], size: str, output: Path, measurements: Path) -> Table:
@@ -25,11 +26,12 @@ def parts_table(parts: Sequence[Part], size: str, output: Path, measurements: Pa
     table = plain_table(
         "Leaderboard",
         f"`fastweights leaderboard PART` runs one. Cost: of every mixer at the size {size}, an estimate. Found: mixers with "
-        "results, in the output folder or among the measurements.",
+        "results, in the output folder, among those that the library comes with, or among the measurements.",
         text=("part", "found", "cost", "what it measures"),
     )
     for part in parts:
-        found = {mixer_of(row["mixer"]) for row in part_rows(part, size, output, measurements)}
+        rows = part_rows(part, size, output, measurements)
+        found = {mixer_of(row["mixer"]) for row in [*rows_beside(part, size, rows), *rows]}
         every = len(known_rules()) if part.kind == "rules" else len(MIXERS)
         add_row(table, part.name, f"{len(found)} of {every}", cost_of(part, size), part.says)
     return table
@@ -48,6 +50,15 @@ def plain(part: Part, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Ta
     for line in lines:
         add_row(table, *line)
     return table
+
+
+def where_others_are_from(library: Sequence[Mapping[str, Any]], output: Path) -> str:
+    """Which lines of a table are the library's own results, and where these were measured; "" where none is."""
+    machines = sorted({origin["machine"] for row in library for origin in origins(row)})
+    number = len({row["mixer"] for row in library})
+    lines = f"The results of {number} mixers come" if number > 1 else "The results of one mixer come"
+    text = f"{lines} with the library, measured on {' and '.join(machines)}; only the others are in {output}.\n"
+    return text if library else ""
 
 
 def how_to_measure(

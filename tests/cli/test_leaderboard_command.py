@@ -41,7 +41,7 @@ def test_the_list_has_every_part_with_its_cost_and_what_was_found(capsys, tmp_pa
     code, printed, error = run(capsys, "--list", "--output", tmp_path, "--measurements", MEASURED, "--size", "full")
     rows = {line.split()[0]: " ".join(line.split()) for line in printed.splitlines() if line.strip()}
     assert code == 0 and error == "" and set(PARTS) <= set(rows)
-    assert re.match(r"mqar 0 of \d+ \d+ minutes of one GPU", rows["mqar"])
+    assert re.match(r"mqar 33 of \d+ \d+ minutes of one GPU", rows["mqar"])  # those that the library comes with
     assert re.match(
         r"decoding-speed ([1-9]\d) of \d+ read from the files of python benchmarks/decode", rows["decoding-speed"]
     )
@@ -77,6 +77,38 @@ def test_a_mixer_of_ones_own_joins_by_its_name(capsys, tmp_path, monkeypatch, pr
     assert (
         times == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("runs/*.json")} and len(times) == 2
     )
+
+
+def test_results_of_the_library_stand_beside_those_of_the_output_folder(capsys, tmp_path, monkeypatch):
+    """Where setting and size are the same, for mixers without results of one's own. They are not copied."""
+    monkeypatch.setenv("COLUMNS", "120")
+    train_here(monkeypatch)
+    toy = replace(TOY, tasks={**TOY.tasks, "tracking": task(("s3", {"task": "s3", "pairs": (4,)}), rates=(1e-2,))})
+    monkeypatch.setitem(SIZES, "small", toy)
+    library, output = tmp_path / "library", tmp_path / "out"
+    assert run(capsys, "tracking", "--output", library, "--workers", 1, "--mixers", "gdn,linear")[0] == 0
+    path = library / "tracking-small.json"
+    board = json.loads(path.read_bytes())
+    for row in board["rows"].values():
+        row |= {"values": [0.75, 0.76], "chance": 0.1}
+        row["measured"]["machine"] = "A machine"
+    path.write_text(json.dumps(board))
+    monkeypatch.setattr("fastweights.leaderboard.record.COMMITTED", library)
+    listed = run(capsys, "--list", "--output", output)[1]
+    assert "2 of 33" in next(line for line in listed.splitlines() if line.startswith("tracking "))
+    code, printed, _ = run(capsys, "tracking", "--output", output, "--workers", 1, "--mixers", "linear")
+    cells = {line.split()[0]: line for line in printed.splitlines() if line.split()}
+    assert (
+        code == 0 and "0.755 ±0.005 (1)" in cells["gdn"] and "(2)" in cells["linear"] and "0.755" not in cells["linear"]
+    )
+    assert (
+        f"The results of one mixer come with the library, measured on A machine; only the others are in {output}."
+        in (" ".join(printed.splitlines()))
+    )
+    own = json.loads((output / "tracking-small.json").read_bytes())["rows"]
+    assert {row["mixer"] for row in own.values()} == {"linear"}
+    path.write_text(json.dumps({**board, "setting": {**board["setting"], "learning rates": [1e-3]}}))
+    assert "come with the library" not in run(capsys, "tracking", "--output", output, "--mixers", "linear")[1]
 
 
 @pytest.mark.parametrize("part", ["decoding-speed", "training-speed", "memory"])

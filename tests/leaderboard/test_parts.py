@@ -283,6 +283,23 @@ def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
     assert origins(rows("needle", tmp_path)["400 tokens", "linear"]) == [machine]  # where it was asked
 
 
+def test_mixers_of_the_library_count_as_close_ones(tmp_path, monkeypatch):
+    """A mixer of one's own takes more seeds where one of the library's results is close, as the library's mixers did."""
+    pytest.importorskip("accelerate")
+    language = replace(SIZES["small"].language, close=0.5)
+    monkeypatch.setitem(SIZES, "small", replace(TOY, language=language))
+    library = tmp_path / "library"
+    monkeypatch.setattr("fastweights.leaderboard.record.COMMITTED", library)
+    path = run_part(PARTS["language"], request(library, "softmax"))
+    board = json.loads(path.read_bytes())
+    loss = board["rows"]["held out, softmax"]["values"][0]
+    for away, seeds in ((9.0, [0]), (0.0, [0, 1])):
+        board["rows"]["held out, softmax"]["values"] = [loss + away]
+        path.write_text(json.dumps(board))
+        run_part(PARTS["language"], request(tmp_path / f"{away}", "linear"))
+        assert rows("language", tmp_path / f"{away}")["held out", "linear"]["seeds"] == seeds
+
+
 def test_a_model_that_diverges_when_it_is_trained_again_is_not_asked(tmp_path, monkeypatch):
     pytest.importorskip("accelerate")
     board = run_part(PARTS["language"], request(tmp_path))
