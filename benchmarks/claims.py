@@ -93,20 +93,30 @@ def overview(records: Mapping[str, ClaimRecord]) -> str:
                     PAPERS[claim.paper],
                     escaped(claim.says),
                     "<br>".join(map(escaped, statements(reason(claim, records))))
-                    + caution(claim, records, NOTED * bool(claim.note)),
+                    + caution(claim, records, mark(claim, records)),
                 ]
                 for claim in claims
             ]
-            notes: dict[str, list[str]] = {}
-            for claim in claims:
-                if claim.note and claim.name in records:
-                    notes.setdefault(claim.note, []).append(claim.name)
             parts.append(
                 f"## {wanted.capitalize()}: {len(claims)}\n\n"
                 + table(["claim", "paper", "it says", "found"], rows)
-                + "".join(f"\n{NOTED} {', '.join(names)}: {note}.\n" for note, names in notes.items())
+                + notes(claims, records)
             )
     return "\n".join(parts)
+
+
+def mark(claim: Claim, records: Mapping[str, ClaimRecord]) -> str:
+    """The mark of a claim with a note, for every table that shows its outcome."""
+    return NOTED * bool(claim.note and claim.name in records)
+
+
+def notes(claims: Iterable[Claim], records: Mapping[str, ClaimRecord]) -> str:
+    """The notes of marked claims, each once, to stand below their table."""
+    found: dict[str, list[str]] = {}
+    for claim in claims:
+        if mark(claim, records):
+            found.setdefault(claim.note, []).append(claim.name)
+    return "".join(f"\n{NOTED} {', '.join(names)}: {note}.\n" for note, names in found.items())
 
 
 def statements(text: str) -> list[str]:

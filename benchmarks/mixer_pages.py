@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import claims
 import evidence
 import torch
 from performance_text import anchor, number, table
@@ -165,13 +166,23 @@ def leaderboard(name: str) -> str:
 
 
 def claims_table(name: str) -> str:
+    """What papers claim about a memory and what was found, with the notes of these claims."""
+    about, records = evidence.claims_about(name), evidence.records_of(evidence.RESULTS)
     rows = [
-        [f"[{claim.name}](../claims.md#{claim.name.lower()})", f"**{status}**", escaped(claim.says)]
-        for claim, status in evidence.claims_about(name)
+        [
+            f"[{claim.name}](../claims.md#{claim.name.lower()})",
+            f"**{status}**{claims.mark(claim, records)}",
+            escaped(claim.says),
+        ]
+        for claim, status in about
     ]
     if not rows:
         return "Claims: the ledger has none about this memory.\n"
-    return "Claims of papers about it, measured here:\n\n" + table(["claim", "found", "the paper says"], rows)
+    return (
+        "Claims of papers about it, measured here:\n\n"
+        + table(["claim", "found", "the paper says"], rows)
+        + claims.notes((claim for claim, _ in about), records)
+    )
 
 
 def render(name: str) -> str:

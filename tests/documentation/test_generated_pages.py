@@ -16,6 +16,7 @@ import mixer_pages
 import pytest
 from performance_text import anchor
 
+from fastweights.experiments import claims_of
 from fastweights.layers import MIXERS
 from fastweights.layers.description import described_options
 from fastweights.leaderboard import PARTS, part_rows
@@ -342,3 +343,16 @@ def test_claims_stand_with_the_memories_that_they_are_about() -> None:
     assert "C28" in about["gka"] and "C28" in about["gdn"] and "C28" in about["mamba2"]
     assert "| [C16](../claims.md#c16) | **does not hold** |" in page("vla")
     assert "the ledger has none" in page("ttt")
+
+
+def test_a_claim_with_a_note_is_marked_wherever_its_outcome_stands() -> None:
+    """On docs/choosing.md and on the pages of memories, where the note stands below the table."""
+    papers = choosing.PAGE.read_text().partition("## What the papers claim\n")[2].partition("\n## ")[0]
+    noted = {claim.name for claim in claims_of() if claim.note}
+    assert {"C12", "C28", "C31"} <= noted and set(re.findall(r"\[(\w+)\]\(claims\.md#\w+\)†", papers)) == noted
+    for name in MIXERS:
+        table = page(name).partition("Claims of papers about it")[2].partition("\n## ")[0]
+        for claim, status in evidence.claims_about(name):
+            marked = f"| **{status}**{'†' if claim.note else ''} |"
+            assert f"| [{claim.name}](../claims.md#{claim.name.lower()}) {marked}" in table
+            assert not claim.note or re.search(rf"^† .*\b{claim.name}\b.*: {re.escape(claim.note)}\.$", table, re.M)
