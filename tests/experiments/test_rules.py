@@ -2,6 +2,7 @@
 
 import math
 import re
+import statistics
 
 import pytest
 
@@ -263,6 +264,25 @@ def test_parts_of_gka(gating, alpha, spike, expected):
     values = chain(("GKA", "without gating", "without alpha", "constant ridge"), (3.0, 3.0 + gating, 3.0 + alpha, 3.0))
     values |= {gradient_spike("GKA", 0.999): [3.0] * 3, gradient_spike("constant ridge", 0.999): [3.0 * spike] * 3}
     assert status("C35", values) == expected
+    if not math.isnan(gating):
+        parts = re.findall(r"(holds|fails): (?:gating|alpha|the ridge)", reason("C35", values))
+        assert parts == ["holds" if part else "fails" for part in (gating >= 0.02, alpha < 0.01, spike >= 2)]
+
+
+def test_differences_of_c34_and_c35_have_their_errors():
+    """Of the values by seed, as a reader would compute them from the numbers of the page."""
+    records = committed_records()
+    found = records["C35"].measurement.values
+    for name in ("without gating", "without alpha", "constant ridge"):
+        differences = [x - y for x, y in zip(found[name], found["GKA"])]
+        shown = f"{statistics.mean(differences):+.4f} +- {statistics.stdev(differences) / 3**0.5:.4f}"
+        assert f"{name} {shown}" in records["C35"].reason
+    assert "(fails: alpha hardly matters)" in records["C35"].reason
+    found = records["C34"].measurement.values
+    for name in OBJECTIVES:
+        gains = [x - y for x, y in zip(found["gdn, context 4096"], found[f"{name}, context 4096"])]
+        error = math.exp(statistics.mean(gains)) * statistics.stdev(gains) / 3**0.5
+        assert f"{math.expm1(statistics.mean(gains)):+.1%} +- {error:.1%} at 4096" in records["C34"].reason
 
 
 def test_windows_of_a_training_that_learnt_nothing_decide_nothing():
