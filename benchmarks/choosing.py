@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import claims
 import evidence
 from evidence import RESULTS
 from performance_text import table
 
-from fastweights.experiments import PAPERS, STATUSES
+from fastweights.experiments import PAPERS, STATUSES, find_claim
 from fastweights.layers import MIXERS
 from fastweights.leaderboard import PARTS, SIZES, Part, part_rows
 from fastweights.leaderboard.tables import columns_of
@@ -304,15 +305,17 @@ def papers(results: Path) -> str:
     rows = []
     for paper, title in PAPERS.items():
         found = evidence.claims_of_paper(paper, results)
-        rows.append([title, *(", ".join(link(name) for name in found.get(status, [])) for status in STATUSES)])
+        rows.append([title, *(", ".join(link(name, results) for name in found.get(status, [])) for status in STATUSES)])
     text = (
         "What each paper claims about its memory, tested here. A claim holds or fails at the sizes of its experiment.\n"
+        f"{claims.NOTED}: the claim has a note on what its outcome does not show.\n"
     )
     return f"## What the papers claim\n\n{text}\n{table(['paper', *STATUSES], rows)}"
 
 
-def link(claim: str) -> str:
-    return f"[{claim}](claims.md#{claim.lower()})"
+def link(name: str, results: Path) -> str:
+    """To a claim, with the mark of those that have a note."""
+    return f"[{name}](claims.md#{name.lower()}){claims.mark(find_claim(name), evidence.records_of(results))}"
 
 
 def gaps(results: Path) -> str:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import claims
+import own_results
 import torch
+from performance_text import anchor
 
 from fastweights import ops
-from fastweights.experiments import Claim, ClaimRecord, claims_of, load_records
+from fastweights.experiments import Claim, ClaimRecord, claims_of, find_claim, load_records
 from fastweights.layers import MIXERS, Mixer, build_mixer
 from fastweights.leaderboard import PARTS, part_rows, table_of
 from fastweights.leaderboard.tables import columns_of
@@ -57,6 +59,10 @@ WORDS = {
     "kda": "KDA",
     "mesa": "MesaNet",
 }
+
+
+# Claims that name no mixer and are measured with the memory of these.
+MEASURED_WITH = {"C1": ("rls",), "C5": ("rls", "vla", "vla-conv")}
 
 
 @cache
@@ -174,14 +180,31 @@ def records_of(results: Path) -> dict[str, ClaimRecord]:
 
 
 def claims_about(name: str, results: Path = RESULTS) -> list[tuple[Claim, str]]:
-    """Claims of the paper that proposes the mixer, and those that name it; each with what was found."""
+    """Claims of the paper that proposes the mixer, those that name it and those measured with it; each with what was found."""
     records = records_of(results)
     return [(claim, claims.status(claim, records)) for claim in claims_of() if is_about(claim, name)]
 
 
 def is_about(claim: Claim, name: str) -> bool:
     word = WORDS.get(name)
-    return name in PROPOSED[claim.paper] or (word is not None and re.search(rf"\b({word})\b", claim.says) is not None)
+    if name in PROPOSED[claim.paper] or name in MEASURED_WITH.get(claim.name, ()):
+        return True
+    return word is not None and re.search(rf"\b({word})\b", claim.says) is not None
+
+
+def own_about(name: str, results: Path = RESULTS) -> list[tuple[Claim, str, list[str]]]:
+    """Results of our own that train the mixer or measure its steps: each with its place in docs/, and what was found at the
+    smaller and at the larger size, "" where it has none."""
+    records, found = records_of(results), []
+    for page in own_results.PAGES.values():
+        for part, shown in page.parts.items():
+            if name in shown.mixers:
+                claim = find_claim(part)
+                sizes = [claims.status(claim, records)]
+                larger = claim.result_name("cuda")
+                sizes.append(records[larger].status if larger != part and larger in records else "")
+                found.append((claim, page.file + f"#{anchor(shown.title)}" * bool(shown.title), sizes))
+    return found
 
 
 def claims_of_paper(paper: str, results: Path = RESULTS) -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import claims
 import evidence
 import torch
 from performance_text import anchor, number, table
@@ -165,13 +166,35 @@ def leaderboard(name: str) -> str:
 
 
 def claims_table(name: str) -> str:
+    """What papers claim about a memory and what was found, with the notes of these claims."""
+    about, records = evidence.claims_about(name), evidence.records_of(evidence.RESULTS)
     rows = [
-        [f"[{claim.name}](../claims.md#{claim.name.lower()})", f"**{status}**", escaped(claim.says)]
-        for claim, status in evidence.claims_about(name)
+        [
+            f"[{claim.name}](../claims.md#{claim.name.lower()})",
+            f"**{status}**{claims.mark(claim, records)}",
+            escaped(claim.says),
+        ]
+        for claim, status in about
     ]
     if not rows:
-        return "Claims: the ledger has none about this memory.\n"
-    return "Claims of papers about it, measured here:\n\n" + table(["claim", "found", "the paper says"], rows)
+        return "Claims of papers: the ledger has none about this memory.\n"
+    return (
+        "Claims of papers about it, measured here:\n\n"
+        + table(["claim", "found", "the paper says"], rows)
+        + claims.notes((claim for claim, _ in about), records)
+    )
+
+
+def own_table(name: str) -> list[str]:
+    """Results of our own in which the memory stands, as one block; none for other memories."""
+    rows = [
+        [f"[{claim.name}](../{place})", *(f"**{size}**" if size else "–" for size in sizes), escaped(claim.says)]
+        for claim, place, sizes in evidence.own_about(name)
+    ]
+    if not rows:
+        return []
+    head = ["result", "found", "at its larger size, on a GPU", "asked of all its memories together"]
+    return ["Results of our own that train it or measure its steps:\n\n" + table(head, rows)]
 
 
 def render(name: str) -> str:
@@ -190,6 +213,7 @@ def render(name: str) -> str:
             recall(name),
             leaderboard(name),
             claims_table(name),
+            *own_table(name),
             rule(name),
             "## Options\n",
             f'`build_mixer("{name}", hidden_size=..., num_heads=..., OPTION=VALUE)`, or `{name}:OPTION=VALUE` in a command.\n',

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,12 @@ OUTSIDE_STEPS = (
 
 @dataclass(frozen=True)
 class Part:
-    """One claim of a page: its heading ("" for the first) and its tables."""
+    """One claim of a page: its heading ("" for the first), its tables, and the memories that it trains or whose steps it
+    measures, which name it on their pages."""
 
     title: str
     tables: Tables
+    mixers: Collection[str]
 
 
 @dataclass(frozen=True)
@@ -440,12 +442,13 @@ PAGES = {
         "Squared error by examples in context",
         draw_squares,
         {
-            "own-1": Part("", squares_tables(squares.MIXERS)),
+            "own-1": Part("", squares_tables(squares.MIXERS), squares.MIXERS),
             "own-1b": Part(
                 "The ridge of the exact recursion",
                 squares_tables((squares.BASE, squares.ITERATIVE, *ridge.NAMES)),
+                (squares.BASE, squares.ITERATIVE, squares.EXACT),
             ),
-            "own-1c": Part("The ridge in recall", recall_tables),
+            "own-1c": Part("The ridge in recall", recall_tables, (squares.EXACT,)),
         },
         width=10,
     ),
@@ -454,10 +457,11 @@ PAGES = {
         "Calibration, abstention and routing by the variance, and hybrids",
         draw_confidence,
         {
-            "own-2": Part("", confidence_tables),
+            "own-2": Part("", confidence_tables, confidence.MIXERS),
             "own-2b": Part(
                 "Hybrids that are trained as one",
                 hybrid_tables(hybrids.TRAININGS, hybrids.ORDERS, ("sharpness", "AUROC of wrong answers of the memory")),
+                hybrids.MIXERS,
             ),
             "own-2c": Part(
                 "Hybrids with a fitted router",
@@ -474,6 +478,7 @@ PAGES = {
                         ),
                     ),
                 ),
+                hybrids.MIXERS,
             ),
         },
     ),
@@ -481,7 +486,18 @@ PAGES = {
         "own-stability.md",
         "Log norms of products of chosen steps, and trainings that diverged",
         draw_products,
-        {"own-3": Part("", products_tables), "own-3b": Part("Training outside of the bound", outside_tables)},
+        {
+            "own-3": Part(
+                "",
+                products_tables,
+                {"vla", *(getattr(mixer, "name", mixer) for mixer in products.TRAINED["mixers"])},
+            ),
+            "own-3b": Part(
+                "Training outside of the bound",
+                outside_tables,
+                {setting.mixer.name for setting in outside.SETTINGS.values()},
+            ),
+        },
     ),
 }
 

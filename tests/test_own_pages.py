@@ -13,7 +13,10 @@ import pytest
 from PIL import Image
 
 from fastweights.experiments import ClaimRecord, Measurement, claims_of, load_records, save_record
+from fastweights.experiments.own import o3_products_of_transitions as products
 from fastweights.experiments.own import o3b_training_outside_the_bound as outside
+from fastweights.layers import MIXERS
+from fastweights.layers.description import described_options
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -65,6 +68,35 @@ def test_numbers_in_the_words_about_stability_are_those_of_the_results() -> None
     chosen = load_records(own_results.RESULTS)["C4"].measurement
     growth = max(chosen.largest(name) for name in chosen.values if name.startswith("its growth"))
     assert f"grow by up to {growth - 1:.0%} per step ([C4]" in text
+
+
+def test_bounds_by_setting_are_those_of_the_formulas() -> None:
+    """At the sizes that the table names, with the defaults of the layers; growth is in logarithms."""
+    text = own_results.PAGES["own-3"].path.read_text().partition("## Bounds by setting\n")[2].partition("\n## ")[0]
+    rows = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    assert all(row[3] in ("yes", "no") for row in rows) and "K = 64 and 2,048 tokens, with x = 1.5" in text
+    K, T, a = 64, 2048, 0.9
+    pdn, vla = (
+        {option.name: float(option.default) for option in described_options(MIXERS[name]) if option.name in wanted}
+        for name, wanted in (("pdn", ("bound",)), ("vla", ("ridge", "refresh", "refresh_every")))
+    )
+    x, ridge = math.log(pdn["bound"]), vla["ridge"]
+    rate = vla["refresh"] / vla["refresh_every"]
+    growth = x / 2 * min(2, K * math.log(1 / a))
+    refreshed = (math.log1p(ridge * rate * T) + math.sqrt(T / ridge + rate * T**2)) / 2
+    polynomial = [K / 2 * math.log1p(T / (K**2 * one)) for one in (ridge, 0.5)]
+    bounds = ["1", "1", *(f"$e^{{{power:.0f}}}$" for power in ((K + 1) * x, x + growth * T))]
+    assert [row[4].removesuffix(" at a = 0.9") for row in rows[:4]] == bounds and pdn["bound"] == 1.5
+    assert [row[4] for row in rows[5:]] == [f"$e^{{{p:.0f}}}$" for p in (polynomial[0], refreshed, polynomial[1])]
+    assert [row[3] for row in rows] == ["yes"] * 3 + ["no"] * 5
+    page = " ".join(own_results.PAGES["own-3"].path.read_text().split())
+    assert f"grows by s = {growth:.2f} per token" in page and f"= {math.sqrt(rate) / 2:.4f}$ per token" in page
+    assert f"{refreshed / T:.3f} per token over 2,048 tokens" in page
+    found = RECORDS["own-3"].measurement
+    chosen = [
+        found.largest(f"{name}: growth per step of chosen products") for name in products.STREAMS if "pdn" in name
+    ]
+    assert 0 < max(chosen) < 0.01 and "grow by less than 0.01 per step" in page
 
 
 def test_numbers_in_the_words_about_training_outside_are_those_of_the_results() -> None:

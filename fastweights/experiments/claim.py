@@ -120,7 +120,8 @@ class Claim:
         says: the claim. printed: the paper's numbers.
         setting: what is computed here, with sizes.
         larger: what a GPU computes in another way where its size is larger. Results of the two sizes have a file each.
-        expected: the status that was expected before anything was run. forecast: the numbers expected then, and why.
+        expected: the status that was expected before anything was run. forecast: the numbers expected then, and why; "none", or
+            "none: " and a reason, where no outcome was expected (`has_forecast`).
         rule: what decides, in words; `decide` computes it.
         measure: computes or reads the numbers. None where something is missing that `needs` names.
         decide: the verdict on the numbers.
@@ -158,10 +159,15 @@ class Claim:
     )
 
     @property
+    def has_forecast(self) -> bool:
+        """Whether an outcome was expected. A forecast of "none", or of "none: " with a reason, is none."""
+        return self.forecast.partition(":")[0] != "none"
+
+    @property
     def expectation(self) -> str:
         """The expected status with the numbers, or that none was forecast."""
-        if self.forecast == "none":
-            return "no forecast"
+        if not self.has_forecast:
+            return self.forecast.replace("none", "no forecast", 1)
         return f"{self.expected}: {self.forecast}" + (
             f" (no forecast of this outcome: {self.seen})" if self.seen else ""
         )

@@ -19,7 +19,8 @@ def claims_table(claims: Sequence[Claim], records: Mapping[str, ClaimRecord]) ->
     """Every claim: where it is from, what was expected, what was found, what it says."""
     table = plain_table(
         "Results of our own" if claims and claims[0].paper == OWN else "Claims of the papers",
-        "`fastweights reproduce CLAIM` measures one. Found: of the results in the output folder.",
+        "`fastweights reproduce CLAIM` measures one. Found: of the results in the output folder, otherwise of those that "
+        "come with the library.",
         text=("claim", "paper", "runs on", "expected", "found", "what it says"),
     )
     for claim in claims:
@@ -28,7 +29,8 @@ def claims_table(claims: Sequence[Claim], records: Mapping[str, ClaimRecord]) ->
         if larger != claim.name and larger in records:
             found += f", on a GPU {records[larger].status}"
         runs_on = claim.device if claim.measure is not None else "-"
-        add_row(table, claim.name, claim.paper, runs_on, claim.expected, found, claim.says)
+        expected = claim.expected if claim.has_forecast else "no forecast"
+        add_row(table, claim.name, claim.paper, runs_on, expected, found, claim.says)
     return table
 
 

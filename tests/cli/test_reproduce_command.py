@@ -26,6 +26,11 @@ def test_the_list_has_every_claim_and_what_was_found(capsys, tmp_path, monkeypat
     rows = {line.split()[0]: " ".join(line.split()) for line in printed.splitlines() if line.strip()}
     assert code == 0 and error == "" and set(claim_names()) <= set(rows)
     assert rows["C2"].startswith("C2 pdn cpu holds holds ") and rows["C5"].startswith("C5 pdn cpu does not hold - ")
+    assert rows["C31"].startswith("C31 palimpsa cuda no forecast - ") and rows["C29"].startswith(
+        "C29 pdn cuda not resolved "
+    )
+    text = " ".join(printed.split())
+    assert "of the results in the output folder, otherwise of those that come with the library." in text
     assert "C1" not in run(capsys, "--list", "--paper", "vla")[1].split()
     title, own = printed.index("Results of our own"), printed.index("own-1")
     assert title < own and printed.index("Claims of the papers") < printed.index("S6") < title

@@ -13,9 +13,11 @@ from pathlib import Path
 import choosing
 import evidence
 import mixer_pages
+import own_results
 import pytest
 from performance_text import anchor
 
+from fastweights.experiments import claims_of
 from fastweights.layers import MIXERS
 from fastweights.layers.description import described_options
 from fastweights.leaderboard import PARTS, part_rows
@@ -351,3 +353,34 @@ def test_claims_stand_with_the_memories_that_they_are_about() -> None:
     assert "C28" in about["gka"] and "C28" in about["gdn"] and "C28" in about["mamba2"]
     assert "| [C16](../claims.md#c16) | **does not hold** |" in page("vla")
     assert "the ledger has none" in page("ttt")
+    assert about["rls"] == ["C1", "C5"] and "C5" in about["vla"] and "C5" not in about["gdn"]
+
+
+def test_a_page_has_the_results_of_our_own_that_train_its_memory() -> None:
+    """With the status of each size. The memories of a result are those that its numbers name."""
+    records = evidence.records_of(evidence.RESULTS)
+    for part, shown_by in ((part, one) for shown in own_results.PAGES.values() for part, one in shown.parts.items()):
+        firsts = {name.removeprefix("trained ").split()[0].strip(",:") for name in records[part].numbers}
+        if part != "own-3b":  # names families
+            assert firsts & set(MIXERS) == set(shown_by.mixers), part
+        for name in MIXERS:
+            assert (f"| [{part}](../own-" in page(name)) is (name in shown_by.mixers)
+    small, large = (records[name].status for name in ("own-1b", "own-1b-cuda"))
+    assert small != large
+    for name in ("gka", "rls", "deltanet"):
+        assert f"(../own-least-squares.md#the-ridge-of-the-exact-recursion) | **{small}** | **{large}** |" in page(name)
+    assert f"| [own-3](../own-stability.md) | **{records['own-3'].status}** | – |" in page("vla")
+    assert mixer_pages.own_table("ttt") == [] and "Results of our own" not in page("ttt")
+
+
+def test_a_claim_with_a_note_is_marked_wherever_its_outcome_stands() -> None:
+    """On docs/choosing.md and on the pages of memories, where the note stands below the table."""
+    papers = choosing.PAGE.read_text().partition("## What the papers claim\n")[2].partition("\n## ")[0]
+    noted = {claim.name for claim in claims_of() if claim.note}
+    assert {"C12", "C28", "C31"} <= noted and set(re.findall(r"\[(\w+)\]\(claims\.md#\w+\)†", papers)) == noted
+    for name in MIXERS:
+        table = page(name).partition("Claims of papers about it")[2].partition("\n## ")[0]
+        for claim, status in evidence.claims_about(name):
+            marked = f"| **{status}**{'†' if claim.note else ''} |"
+            assert f"| [{claim.name}](../claims.md#{claim.name.lower()}) {marked}" in table
+            assert not claim.note or re.search(rf"^† .*\b{claim.name}\b.*: {re.escape(claim.note)}\.$", table, re.M)

@@ -69,3 +69,37 @@ def test_where_softmax_attention_is_overtaken(times, loop, status, tmp_path):
         found.origin
         == "vla-nvidia-h200.json: NVIDIA Test, torch 2.11, 2026-01-02, commit 0123456 with uncommitted changes"
     )
+
+
+def change_steps(folder, name, file, comparison, factor):
+    """The committed files, with the steps of one model times `factor`."""
+    for path in (*RESULTS.glob("training-steps-*.json"), RESULTS / "kernels-nvidia-h200.json"):
+        if not (folder / path.name).exists():
+            shutil.copy(path, folder)
+    content = json.loads((folder / file).read_text())
+    model = content["comparisons"][comparison]["models"][name]
+    model["step, ms"] = [factor * x for x in model["step, ms"]]
+    (folder / file).write_text(json.dumps(content))
+
+
+def test_mesanet_decides_too(tmp_path):
+    """PGDN's layers are over 20% faster than MesaNet's and PKDA's are not; a slower MesaNet, and presets that are slow."""
+    mesa, pkda = (f"24 layers of {name}, compiled by blocks, replayed" for name in ("mesa", "pkda"))
+    file = "training-steps-nvidia-h100-80gb-hbm3.json"
+    parts = record("S2", RESULTS).reason.split("; ")
+    models = json.loads((RESULTS / file).read_text())["comparisons"]
+    times = {name: models[name]["models"][name]["step, ms"] for name in (mesa, pkda, mesa.replace("mesa", "pgdn"))}
+    ours = [f"{sorted(times[mesa])[1] / sorted(x)[1]:.2f}" for x in times.values()][1:]
+    assert f"Mesa / PKDA {ours[0]} (" in parts[2] and "not over 20% faster" in parts[2]
+    assert f"Mesa / PGDN {ours[1]} (" in parts[1] and "), over 20% faster" in parts[1]
+    assert record("S2", RESULTS).status == "holds weakly"
+    change_steps(tmp_path, mesa, file, mesa, 1.3)
+    assert record("S2", tmp_path).status == "holds"
+    change_steps(tmp_path, "pkda-340m", "training-steps-nvidia-h200.json", "pkda-340m", 0.95)  # below 1.05
+    assert record("S2", tmp_path).status == "holds weakly"
+    change_steps(tmp_path, "pgdn-340m", "training-steps-nvidia-h200.json", "pgdn-340m", 1.2)
+    assert record("S2", tmp_path).status == "does not hold"
+    content = json.loads((tmp_path / file).read_text())
+    del content["comparisons"][mesa]
+    (tmp_path / file).write_text(json.dumps(content))
+    assert record("S2", tmp_path).status == "not resolved"

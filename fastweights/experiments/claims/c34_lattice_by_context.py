@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from ..claim import Claim, Measurement, Verdict, clear_sign, lost_trainings, not_finite, paired
+from ..claim import Claim, Measurement, Verdict, clear_sign, lost_trainings, not_finite, paired, standard_error
 from ..trained import language_models, small_model
 
 CONTEXTS = (256, 1024, 4096)
@@ -22,6 +22,12 @@ def gain_over_gdn(found: Measurement, objective: str, context: int) -> list[floa
     """In nats, one value per seed."""
     losses = (found.values[f"{name}, context {context}"] for name in ("gdn", objective))
     return [base - ours for base, ours in zip(*losses)]
+
+
+def in_perplexity(gains: Sequence[float]) -> str:
+    """A gain of the loss as one of the perplexity, with the standard error over the seeds."""
+    mean = statistics.fmean(gains)
+    return f"{math.expm1(mean):+.1%} +- {math.exp(mean) * standard_error(gains):.1%}"
 
 
 def spread_of_objectives(found: Measurement, over_seeds: Callable[[Sequence[float]], float]) -> float:
@@ -39,7 +45,7 @@ def decide(found: Measurement) -> Verdict:
         gains = [gain_over_gdn(found, objective, n) for n in CONTEXTS]
         signs += [clear_sign(*paired(longer, shorter), errors=1) for shorter, longer in pairwise(gains)]
         ends.append(statistics.fmean(gains[-1]))
-        shown = ", ".join(f"{math.expm1(statistics.fmean(gain)):+.1%} at {n}" for gain, n in zip(gains, CONTEXTS))
+        shown = ", ".join(f"{in_perplexity(gain)} at {n}" for gain, n in zip(gains, CONTEXTS))
         rows.append(f"gain over GDN of {objective} {shown}")
     spread, middle = (spread_of_objectives(found, over_seeds) for over_seeds in (statistics.fmean, statistics.median))
     equal, rising = spread <= 0.005, min(signs) > 0 and min(ends) > 0
@@ -76,7 +82,7 @@ CLAIM = Claim(
         "more than a standard error of the difference and ends above zero; weakly if only one of the two is so; not resolved if "
         "the objectives are equal and a gain neither rises nor falls so far. (Added after the run: the end above zero, because "
         "decode is worse than GDN at every context; and that every objective must gain. Before, the code took the gain of decode "
-        "alone and the rule named no objective.)"
+        "alone and the rule named no objective. Added later: the outcome gives every gain its standard error.)"
     ),
     measure=language_models("C34", MIXERS, **small_model(layers=4, width=256, length=4096, context_lengths=CONTEXTS)),
     decide=decide,
