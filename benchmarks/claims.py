@@ -39,8 +39,8 @@ Both are left out of the count. Other forecasts may rest on earlier measurements
 - **Not resolved**: nothing was measured yet that decides, the difference is a tie, or seeds come to different outcomes.
 - **Not testable here**: a machine or a file is missing.
 - **Still learning**: the loss was still falling when some trainings ended; longer ones may come out differently. In
-  language models (C32 to C35) this is read from losses of batches, which on the leaderboard differed by more than they fell at the end:
-  there the mark may stand, or be missing, by chance.
+  language models (C32 to C35) this is read from losses of batches, which on the leaderboard differed by more than they fell at
+  the end: there the mark may stand, or be missing, by chance.
 - **First weights** are the initial weights, given by their standard deviation. The paper of Variational Linear Attention prints
   none, so its claims about trained models are read with two: 0.02 and 0.05. The better outcome counts, in the order *holds*,
   *holds weakly*, *does not hold*, *not resolved*. A reading in which **seeds do not agree** comes before one that *does not
