@@ -102,7 +102,7 @@ def reciprocal(x, PRECISION: tl.constexpr):
 @triton.jit
 def sigmoid(x):
     """1 / (1 + exp(-x)), the division by way of a square root, which takes fewer instructions."""
-    root = tl.rsqrt(1 + tl.exp2(-LOG2E * x))
+    root = tl.rsqrt(1 + tl.exp2(x * -LOG2E))  # Triton 3.7's interpreter keeps LOG2E * x as a constant
     return root * root
 
 

@@ -27,7 +27,7 @@ def solve_rows(S, rows, PRECISION: tl.constexpr):
     largest = 1.0 + tl.sqrt(tl.sum(S * S))  # over both axes at once: `spoiled_somewhere` says why
     M = S + identity
     scale = 2.0 / (1.0 + largest)
-    close = ROUNDING * largest <= FAR  # not where a number is bad
+    close = largest * ROUNDING <= FAR  # not where a number is bad
     X = scale * (2.0 * identity - scale * M)
     left = (1.0 - scale) * (1.0 - scale)
     while close & (left > COARSE):
@@ -35,7 +35,7 @@ def solve_rows(S, rows, PRECISION: tl.constexpr):
         X = tl.dot(rest, tl.trans(X), X, input_precision="tf32")
         left *= left
     found = tl.dot(rows, tl.trans(X), input_precision="tf32")
-    factor = tl.maximum(left, ROUNDING * largest)
+    factor = tl.maximum(left, largest * ROUNDING)
     left = factor
     while close & (left > FINE):
         missed = precise_dot(-found, tl.trans(M), rows, PRECISION)
