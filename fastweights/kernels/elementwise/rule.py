@@ -11,7 +11,7 @@ import torch
 from ..chunk.sizes import CallSizes, max_pieces
 from ..chunk.tiles import padded
 from ..packing import CHUNK
-from ..posterior.gradients import sum_tiles
+from ..posterior.memory import add_tiles
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
 from .gradients import element_gradients
@@ -21,7 +21,6 @@ __all__ = ["ELEMENTWISE", "ElementwiseInputs"]
 
 COLUMNS = 16  # of a program's tile
 NUMBERS_PER_WARP = 1024  # of its state: 32 per thread, and forwards and backwards as many of other kinds
-SUM_BLOCK = 1024
 
 
 class ElementwiseInputs(NamedTuple):
@@ -94,11 +93,7 @@ def backward(
     )  # fmt: skip
     if not alone:
         for part, out in zip(parts, (dq, dk)):
-            count, unit = prod(out.shape), 8 if K % 8 == 0 else 1
-            recorder.launch(
-                sum_tiles, (-(-count // SUM_BLOCK),), part, out, count // unit, sizes.tiles, UNIT=unit, AT_ONCE=4,
-                BLOCK=SUM_BLOCK, num_warps=4,
-            )  # fmt: skip
+            add_tiles(recorder, part, out)
     return ElementwiseInputs(dq, dk, dv, dbeta, d_start)
 
 

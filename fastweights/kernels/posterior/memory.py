@@ -19,7 +19,7 @@ from .read import read_posterior, segment_gradients
 from .sizes import MOST_LOADED_AHEAD, PosteriorInputs, PosteriorSizes, programs_at_once, registers
 from .state import posterior_state
 
-__all__ = ["POSTERIOR", "PosteriorInputs"]
+__all__ = ["POSTERIOR", "PosteriorInputs", "add_tiles"]
 
 SUM_BLOCK = 1024
 
@@ -163,13 +163,18 @@ def backward(
     grads = {"dq": dq, "dk": dk, "dv": dv, "dbeta": dbeta, "dg": dg, "dprior": dprior}
     for name, out in grads.items():
         if parts[name] is not out:
-            count, every = prod(out.shape), prod(parts[name].shape)
-            unit = 8 if out.shape[-1] % 8 == 0 else 1
-            recorder.launch(
-                sum_tiles, (-(-count // SUM_BLOCK),), parts[name], out, count // unit, every // max(1, count), UNIT=unit,
-                AT_ONCE=4, BLOCK=SUM_BLOCK, num_warps=4,
-            )  # fmt: skip
+            add_tiles(recorder, parts[name], out)
     return PosteriorInputs(dq, dk, dv, dbeta, dg, dprior, *d_start)
+
+
+def add_tiles(recorder: Recorder, parts: TensorSpec, out: TensorSpec) -> None:
+    """A gradient from what the tiles of a head left of it, one after the other in `parts`."""
+    count, every = prod(out.shape), prod(parts.shape)
+    unit = 8 if out.shape[-1] % 8 == 0 else 1
+    recorder.launch(
+        sum_tiles, (-(-count // SUM_BLOCK),), parts, out, count // unit, every // max(1, count), UNIT=unit, AT_ONCE=4,
+        BLOCK=SUM_BLOCK, num_warps=4,
+    )  # fmt: skip
 
 
 def of_tiles(sizes: PosteriorSizes, tiles: int, *outs: TensorSpec) -> list[TensorSpec]:
