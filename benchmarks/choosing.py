@@ -14,7 +14,7 @@ import evidence
 from evidence import RESULTS
 from performance_text import table
 
-from fastweights.experiments import PAPERS, STATUSES, find_claim
+from fastweights.experiments import PAPERS, STATUSES, ClaimRecord, find_claim
 from fastweights.layers import MIXERS
 from fastweights.leaderboard import PARTS, SIZES, Part, part_rows
 from fastweights.leaderboard.tables import columns_of
@@ -230,22 +230,20 @@ def unknown_keys(results: Path) -> list[str]:
     records = evidence.records_of(results)
     if "own-2" not in records:
         return [need, by, "not measured yet", "", "", ""]
-    sizes = {"own-2": "", "own-2-cuda": ", at the larger size "}
+    sizes = [records[size].measurement for size in ("own-2", "own-2-cuda") if size in records]
+
+    def means(name: str, by: str) -> list[float]:
+        return [size.mean(f"{name}: AUROC of new keys by {by}") for size in sizes]
 
     def ranked(name: str, by: str) -> str:
-        means = {
-            size: f"{before}{records[size].measurement.mean(f'{name}: AUROC of new keys by {by}'):.3f}"
-            for size, before in sizes.items()
-            if size in records
-        }
-        return "".join(means.values())
+        return ", at the larger size ".join(f"{mean:.3f}" for mean in means(name, by))
 
     found = {name: ranked(name, "variance") for name in ("rls", "palimpsa-d")}
     best, other = sorted(found, key=lambda name: found[name], reverse=True)
     probability = ranked(best, "probability")
-    last = records[[size for size in sizes if size in records][-1]].measurement
-    variance, answer = (last.mean(f"{best}: AUROC of new keys by {by}") for by in ("variance", "probability"))
-    better = "; there the probability ranks them better" * (answer > variance)
+    better = "; there the probability ranks them better" * (
+        means(best, "probability")[-1] > means(best, "variance")[-1]
+    )
     return [
         need, by, f"{named([best], found)}; by the probability of its answer {probability}{better}", named([other], found),
         in_tasks(best, results), f"2 of {len(MIXERS)}, {len(records['own-2'].seeds)} seeds",
@@ -302,10 +300,10 @@ columns.
 
 
 def papers(results: Path) -> str:
-    rows = []
+    rows, records = [], evidence.records_of(results)
     for paper, title in PAPERS.items():
         found = evidence.claims_of_paper(paper, results)
-        rows.append([title, *(", ".join(link(name, results) for name in found.get(status, [])) for status in STATUSES)])
+        rows.append([title, *(", ".join(link(name, records) for name in found.get(status, [])) for status in STATUSES)])
     text = (
         "What each paper claims about its memory, tested here. A claim holds or fails at the sizes of its experiment.\n"
         f"{claims.NOTED}: the claim has a note on what its outcome does not show.\n"
@@ -313,9 +311,9 @@ def papers(results: Path) -> str:
     return f"## What the papers claim\n\n{text}\n{table(['paper', *STATUSES], rows)}"
 
 
-def link(name: str, results: Path) -> str:
+def link(name: str, records: Mapping[str, ClaimRecord]) -> str:
     """To a claim, with the mark of those that have a note."""
-    return f"[{name}](claims.md#{name.lower()}){claims.mark(find_claim(name), evidence.records_of(results))}"
+    return f"[{name}](claims.md#{name.lower()}){claims.mark(find_claim(name), records)}"
 
 
 def gaps(results: Path) -> str:

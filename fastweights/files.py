@@ -19,6 +19,7 @@ __all__ = [
     "TENSOR_ERRORS",
     "WriteError",
     "check_place",
+    "committed_results",
     "disk_is_full",
     "file_name",
     "publish_folder",
@@ -46,6 +47,12 @@ def check_place(name: str, folder: Path) -> None:
         raise ValueError(
             f"{name} {folder} must be in a folder that can be written to, and {above} is none; name another place"
         )
+
+
+def committed_results(packaged: Path, name: str) -> Path:
+    """Results that the library comes with: in a wheel the folder `packaged`, which pyproject.toml adds to it; in a checkout the
+    folder of this name in benchmarks/results."""
+    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "benchmarks" / "results" / name
 
 
 def file_name(text: str) -> str:

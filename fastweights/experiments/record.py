@@ -7,15 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..files import write_json
+from ..files import committed_results, write_json
 from ..results.recall import ResultsError, read_object
 from .claim import STATUSES, Measurement, Status
 from .ledger import claim_names, find_claim
 
 __all__ = ["ClaimRecord", "committed_records", "load_record", "load_records", "save_record"]
 
-PACKAGED = Path(__file__).parent / "records"  # in a wheel (pyproject.toml), which has no benchmarks/
-COMMITTED = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "benchmarks" / "results" / "claims"
+COMMITTED = committed_results(Path(__file__).parent / "records", "claims")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import machine, versions
-from ..files import write_bytes
+from ..files import committed_results, write_bytes
 from ..results.recall import ResultsError, read_object
 
 __all__ = ["LATER", "Board", "board_path", "library_rows", "load_board", "measured_here", "origins"]
 
 FORMAT = 1
-PACKAGED = Path(__file__).parent / "results"  # in a wheel (pyproject.toml), which has no benchmarks/
-COMMITTED = PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[2] / "benchmarks" / "results" / "leaderboard"
+COMMITTED = committed_results(Path(__file__).parent / "results", "leaderboard")
 LATER = "measured later"  # when and where the seeds were that joined a row, in the order in which they joined
 
 

@@ -54,11 +54,12 @@ def plain(part: Part, head: Sequence[str], lines: Sequence[Sequence[str]]) -> Ta
 
 def where_others_are_from(library: Sequence[Mapping[str, Any]], output: Path) -> str:
     """Which lines of a table are the library's own results, and where these were measured; "" where none is."""
+    if not library:
+        return ""
     machines = sorted({origin["machine"] for row in library for origin in origins(row)})
     number = len({row["mixer"] for row in library})
     lines = f"The results of {number} mixers come" if number > 1 else "The results of one mixer come"
-    text = f"{lines} with the library, measured on {' and '.join(machines)}; only the others are in {output}.\n"
-    return text if library else ""
+    return f"{lines} with the library, measured on {' and '.join(machines)}; only the others are in {output}.\n"
 
 
 def how_to_measure(

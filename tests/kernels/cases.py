@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastweights.kernels.availability import INTERPRETED
 from fastweights.testing import CASES, OpCase, OpInputs
-from fastweights.testing.contract.compare import values_and_gradients
+from fastweights.testing.contract.compare import assert_close, values_and_gradients
 
 
 def has_kernels(case: OpCase) -> bool:
@@ -87,6 +87,16 @@ def exact(
         case, inputs.map(lambda x: x.cpu().double()), states, backend="reference", **keywords
     )
     return tuple([x.to(DEVICE) for x in xs] for xs in results)  # type: ignore[return-value]
+
+
+def check_against_reference(
+    case: OpCase, inputs: OpInputs, states: tuple[Tensor, ...] | None, close: float, **keywords: Any
+) -> None:
+    """Values and gradients of the kernels are those of the reference in float64."""
+    got = values_and_gradients(case, inputs, states, backend="triton", **keywords)
+    wanted = exact(case, inputs, states, **keywords)
+    assert_close(got[0], wanted[0], close)
+    assert_close(got[1], wanted[1], close)
 
 
 def draw_states(case: OpCase, inputs: OpInputs, count: int) -> tuple[Tensor, ...]:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from fastweights.ops import elementwise_longhorn
-from fastweights.testing.contract.compare import assert_close, values_and_gradients
 
-from .cases import KERNEL_CASES, draw_states, exact, small
+from .cases import KERNEL_CASES, check_against_reference, draw_states, small
 
 pytestmark = pytest.mark.kernels
 CASE = KERNEL_CASES["elementwise_longhorn"]
@@ -21,20 +20,15 @@ def test_values_and_gradients(value: int, started: bool) -> None:
     """Two value heads per key head, channels and columns that fill no tile."""
     inputs = small(CASE, 7, heads=1, value_heads=2, key=20, value=value)
     states = draw_states(CASE, inputs, 1) if started else None
-    got, wanted = values_and_gradients(CASE, inputs, states, backend="triton"), exact(CASE, inputs, states)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+    check_against_reference(CASE, inputs, states, CLOSE)
 
 
 def test_several_chunks_and_sequences() -> None:
-    """The states at the chunks' starts, from which the way back begins; an empty sequence gives its gradient through."""
+    """The states at the chunks' starts, from which the way back begins; an empty sequence passes its gradient on."""
     edges = torch.tensor([0, 66, 66, 69, 69])
     inputs = small(CASE, 69, key=4, value=4)
     states = draw_states(CASE, inputs, 4)
-    got = values_and_gradients(CASE, inputs, states, backend="triton", cu_seqlens=edges)
-    wanted = exact(CASE, inputs, states, cu_seqlens=edges)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+    check_against_reference(CASE, inputs, states, CLOSE, cu_seqlens=edges)
 
 
 def test_decays_near_zero() -> None:
@@ -45,9 +39,7 @@ def test_decays_near_zero() -> None:
         inputs.tokens["k"].copy_(torch.eye(4).repeat(3, 1)[None, :, None])
         inputs.tokens["beta"].fill_(1e6)
     states = draw_states(CASE, inputs, 1)
-    got, wanted = values_and_gradients(CASE, inputs, states, backend="triton"), exact(CASE, inputs, states)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+    check_against_reference(CASE, inputs, states, CLOSE)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

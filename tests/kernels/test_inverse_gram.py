@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fastweights import ops
 from fastweights.ops.shared.inverse_gram import apply_inverse_gram
-from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
+from fastweights.testing.contract.compare import assert_close, relative_error
 
-from .cases import DEVICE, KERNEL_CASES, draw_states, exact, small
+from .cases import DEVICE, KERNEL_CASES, check_against_reference, draw_states, small
 
 pytestmark = pytest.mark.kernels
 CLOSE = 1e-5
@@ -30,9 +30,7 @@ def test_values_and_gradients(name: str, time: int, started: bool) -> None:
     case = KERNEL_CASES[name]
     inputs = small(case, time, heads=1, value_heads=2, key=20, value=6)
     states = draw_states(case, inputs, 1) if started else None
-    got, wanted = values_and_gradients(case, inputs, states, backend="triton"), exact(case, inputs, states)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+    check_against_reference(case, inputs, states, CLOSE)
 
 
 @pytest.mark.slow
@@ -58,10 +56,7 @@ def test_packed_sequences_of_several_chunks(name: str) -> None:
     case, edges = KERNEL_CASES[name], torch.tensor([0, 66, 66, 69])
     inputs = small(case, 69, key=4, value=4)
     states = draw_states(case, inputs, 3)
-    got = values_and_gradients(case, inputs, states, backend="triton", cu_seqlens=edges)
-    wanted = exact(case, inputs, states, cu_seqlens=edges)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+    check_against_reference(case, inputs, states, CLOSE, cu_seqlens=edges)
 
 
 def test_sixteen_bits() -> None:

@@ -9,7 +9,7 @@ from fastweights import ops
 from fastweights.testing.contract.compare import assert_close, relative_error, values_and_gradients
 from tests.ops.kernel_launches import plans_anew
 
-from .cases import KERNEL_CASES, draw_states, exact, small
+from .cases import KERNEL_CASES, check_against_reference, draw_states, exact, small
 
 pytestmark = pytest.mark.kernels
 CLOSE = 1e-5
@@ -21,9 +21,7 @@ def test_values_and_gradients(name: str, started: bool) -> None:
     case = KERNEL_CASES[name]
     inputs = small(case, 7, heads=1, value_heads=2, key=20, value=18)
     states = draw_states(case, inputs, 1) if started else None
-    got, wanted = values_and_gradients(case, inputs, states, backend="triton"), exact(case, inputs, states)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+    check_against_reference(case, inputs, states, CLOSE)
 
 
 @pytest.mark.slow
@@ -31,10 +29,7 @@ def test_several_chunks_and_sequences() -> None:
     case, edges = KERNEL_CASES["palimpsa"], torch.tensor([0, 66, 66, 69, 69])
     inputs = small(case, 69, key=4, value=4)
     states = draw_states(case, inputs, 4)
-    got = values_and_gradients(case, inputs, states, backend="triton", cu_seqlens=edges)
-    wanted = exact(case, inputs, states, cu_seqlens=edges)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+    check_against_reference(case, inputs, states, CLOSE, cu_seqlens=edges)
 
 
 @pytest.mark.slow
@@ -42,9 +37,7 @@ def test_segments_side_by_side(short_segments: None) -> None:
     """Forwards and backwards, with a gradient of the final state."""
     case = KERNEL_CASES["palimpsa"]
     inputs = small(case, 67, key=4, value=4)
-    got, wanted = values_and_gradients(case, inputs, backend="triton"), exact(case, inputs)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+    check_against_reference(case, inputs, None, CLOSE)
 
 
 @pytest.mark.slow
@@ -57,9 +50,7 @@ def test_columns_of_several_blocks(started: bool, monkeypatch: pytest.MonkeyPatc
     inputs = small(case, 4, heads=1, key=20, value=50)
     states = draw_states(case, inputs, 1) if started else None
     with plans_anew():
-        got, wanted = values_and_gradients(case, inputs, states, backend="triton"), exact(case, inputs, states)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+        check_against_reference(case, inputs, states, CLOSE)
 
 
 def test_key_channels_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +79,7 @@ def test_states_found_backwards(time: int, decays: list[float], gain: float, sta
         inputs.tokens["g"].copy_(torch.tensor(decays).repeat(time)[None, :time, None])
         inputs.tokens["beta"].mul_(gain)
     states = draw_states(case, inputs, 1) if started else None
-    got, wanted = values_and_gradients(case, inputs, states, backend="triton"), exact(case, inputs, states)
-    assert_close(got[0], wanted[0], CLOSE)
-    assert_close(got[1], wanted[1], CLOSE)
+    check_against_reference(case, inputs, states, CLOSE)
 
 
 def test_importance_beside_a_large_prior() -> None:

@@ -17,7 +17,7 @@ Backwards (`element_gradients`, gradients.py), with dS the gradient of the state
     dk = dS_t (e * v) - 2 k * (da e) + 2 k dL
     dv = e * du                       dbeta = least^2 (de - L dleast)                dS_{t-1} = a_t * dS_t
 
-A decay may be nearly 0, so the way back cannot undo a token. The states at the chunks' starts are found first, by the launch of
-the forward without its outputs. For each chunk, the last first, a program writes the state before every token to a scratch of its
-own, forwards, and reads them again backwards.
+A decay may be nearly 0, so the backward cannot divide it out. A launch of the forward without its outputs first recomputes the
+states at the chunks' starts. Each program then takes the chunks from the last to the first: it recomputes a chunk's states,
+stores the one before every token in its own scratch, and reads them from the last to the first.
 """

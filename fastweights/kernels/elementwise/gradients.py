@@ -8,11 +8,11 @@ import triton.language as tl
 from ..math import float_or_nan, or_nan
 from ..packing import pieces_of_sequence, tokens_of_sequence
 from ..posterior.tile import at_token
-from .read import after, load_write, state_places, write_of
+from .read import decay, load_kv_beta, next_state, state_places, update_terms
 
 
 @triton.jit
-def load_read(
+def load_q_do(
     q, do, token, head, channel, column, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr
 ):  # fmt: skip
     """The query of a token and the gradient of its output, as they lie in memory."""
@@ -43,28 +43,28 @@ def element_gradients(
         begin, size = first + c * 64, tl.minimum(count - c * 64, 64)
         at, held = state_places((chunk + c).to(tl.int64) * HV + head, channel, column, K, V)
         S = tl.load(states + at, held, 0.0)
-        ahead = load_write(k, v, beta, begin, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
+        ahead = load_kv_beta(k, v, beta, begin, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
         for i in range(0, size):
             token, later = begin + i, begin + tl.minimum(i + 1, size - 1)
             grad_o = tl.load(at_token(do, token, head, HV, 1, V) + column, column < V, 0.0).to(tl.float32) * scale
             raw = ahead
-            ahead = load_write(k, v, beta, later, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
+            ahead = load_kv_beta(k, v, beta, later, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
             tl.store(scratch + i * (PK * BV) + in_tile, S)
-            key, length, value, gain, least, e, others = write_of(raw)
-            S = after(S, key, value, least, e, others)
+            key, length, value, gain, least, e, others = update_terms(raw)
+            S = next_state(S, key, value, least, e, others)
             of_query = or_nan(tl.sum(S * grad_o[None, :], 1))
             tl.store(at_token(dq, token, head, HV, 1, K) + channel, of_query.to(dq.dtype.element_ty), channel < K)
         tl.debug_barrier()
-        ahead_read = load_read(q, do, begin + size - 1, head, channel, column, HV, K, V, HEADS_K)
+        ahead_q_do = load_q_do(q, do, begin + size - 1, head, channel, column, HV, K, V, HEADS_K)
         earlier = tl.load(scratch + (size - 1) * (PK * BV) + in_tile)
         for i in range(size - 1, -1, -1):
-            token, next_one = begin + i, tl.maximum(i - 1, 0)
-            raw, read, before = ahead, ahead_read, earlier
-            ahead = load_write(k, v, beta, begin + next_one, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
-            ahead_read = load_read(q, do, begin + next_one, head, channel, column, HV, K, V, HEADS_K)
-            earlier = tl.load(scratch + next_one * (PK * BV) + in_tile)
-            query, grad_o = float_or_nan(read[0]), read[1].to(tl.float32) * scale
-            key, length, value, gain, least, e, others = write_of(raw)
+            token, previous = begin + i, tl.maximum(i - 1, 0)
+            raw, q_do, before = ahead, ahead_q_do, earlier
+            ahead = load_kv_beta(k, v, beta, begin + previous, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
+            ahead_q_do = load_q_do(q, do, begin + previous, head, channel, column, HV, K, V, HEADS_K)
+            earlier = tl.load(scratch + previous * (PK * BV) + in_tile)
+            query, grad_o = float_or_nan(q_do[0]), q_do[1].to(tl.float32) * scale
+            key, length, value, gain, least, e, others = update_terms(raw)
             dS += query[:, None] * grad_o[None, :]
             da = dS * before
             of_write, of_least = tl.sum(dS * key[:, None], 0), tl.sum(da, 0)
@@ -76,7 +76,7 @@ def element_gradients(
             tl.store(at_token(dk, token, head, HV, 1, K) + channel, of_key.to(dk.dtype.element_ty), channel < K)
             tl.store(at_token(dv, token, head, HV, 1, V) + column, of_value.to(dv.dtype.element_ty), column < V)
             tl.store(at_token(dbeta, token, head, HV, 1, V) + column, of_beta.to(dbeta.dtype.element_ty), column < V)
-            dS = (least[None, :] + others[:, None] * e[None, :]) * dS
+            dS = decay(least, e, others) * dS
         tl.debug_barrier()
     if d_start is not None:
         tl.store(d_start + own, or_nan(dS), inside)

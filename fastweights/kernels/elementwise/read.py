@@ -11,11 +11,11 @@ from ..posterior.tile import at_token
 
 
 @triton.jit
-def load_write(
+def load_kv_beta(
     k, v, beta, token, head, channel, column, HV,
     K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr,
 ):  # fmt: skip
-    """The key, value and gain of a token, as they lie in memory: loops load them a step before `write_of` takes them."""
+    """The key, value and gain of a token, as they lie in memory: loops load them a step before `update_terms` takes them."""
     return (
         tl.load(at_token(k, token, head, HV, HEADS_K, K) + channel, channel < K, 0.0),
         tl.load(at_token(v, token, head, HV, 1, V) + column, column < V, 0.0),
@@ -24,7 +24,7 @@ def load_write(
 
 
 @triton.jit
-def write_of(raw):
+def update_terms(raw):
     """The key and L, the value, beta, least, e and others of a token: see the derivation."""
     key, value, beta = float_or_nan(raw[0]), float_or_nan(raw[1]), float_or_nan(raw[2])
     squares = key * key
@@ -34,9 +34,15 @@ def write_of(raw):
 
 
 @triton.jit
-def after(S, key, value, least, e, others):
+def decay(least, e, others):
+    """The decay of every element, [PK, BV]."""
+    return least[None, :] + others[:, None] * e[None, :]
+
+
+@triton.jit
+def next_state(S, key, value, least, e, others):
     """The state after a token."""
-    return (least[None, :] + others[:, None] * e[None, :]) * S + key[:, None] * (e * value)[None, :]
+    return decay(least, e, others) * S + key[:, None] * (e * value)[None, :]
 
 
 @triton.jit
@@ -61,7 +67,7 @@ def read_elements(
     own, inside = state_places(n.to(tl.int64) * HV + head, channel, column, K, V)
     S = tl.zeros((PK, BV), tl.float32) if start is None else float_or_nan(tl.load(start + own, inside, 0.0))
     if count > 0:
-        ahead = load_write(k, v, beta, first, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
+        ahead = load_kv_beta(k, v, beta, first, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
         for i in range(0, count):
             token = first + i
             if states is not None:  # noqa: SIM102 (one is known when compiling)
@@ -69,13 +75,13 @@ def read_elements(
                     at, held = state_places((chunk + i // 64).to(tl.int64) * HV + head, channel, column, K, V)
                     tl.store(states + at, S, held)
             if o is not None:  # before the state is computed, so that the load does not come late
-                asked = tl.load(at_token(q, token, head, HV, HEADS_K, K) + channel, channel < K, 0.0)
+                raw_query = tl.load(at_token(q, token, head, HV, HEADS_K, K) + channel, channel < K, 0.0)
             raw, later = ahead, first + tl.minimum(i + 1, count - 1)
-            ahead = load_write(k, v, beta, later, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
-            key, length, value, gain, least, e, others = write_of(raw)
-            S = after(S, key, value, least, e, others)
+            ahead = load_kv_beta(k, v, beta, later, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
+            key, length, value, gain, least, e, others = update_terms(raw)
+            S = next_state(S, key, value, least, e, others)
             if o is not None:
-                query = float_or_nan(asked)
+                query = float_or_nan(raw_query)
                 answer = tl.sum(S * (query * scale)[:, None], 0)
                 to = at_token(o, token, head, HV, 1, V) + column
                 tl.store(to, or_nan(answer).to(o.dtype.element_ty), column < V)

@@ -20,7 +20,7 @@ from .read import read_elements
 __all__ = ["ELEMENTWISE", "ElementwiseInputs"]
 
 COLUMNS = 16  # of a program's tile
-NUMBERS_PER_WARP = 1024  # of its state: 32 per thread, and forwards and backwards as many of other kinds
+NUMBERS_PER_WARP = 1024  # of a state: 32 per thread, which leaves registers for its gradient and the state loaded ahead
 
 
 class ElementwiseInputs(NamedTuple):
