@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..files import file_name
@@ -13,7 +13,7 @@ from ..training import RecallExperiment
 from ..training.objectives import objective_of
 from ..training.rate_search import RateSearch, search_rates
 from .matching import Matched, Matching
-from .record import Board, measured_here
+from .record import LATER, Board, measured_here
 from .request import Request
 from .sizes import TaskSize
 
@@ -44,7 +44,8 @@ def run_tasks(part: str, size: TaskSize, request: Request) -> Board:
     for (column, label), mixer in entries.items():
         search = searches.get(f"{column}/{label}")
         if search is not None and len(search.chosen) == len(seeds):
-            board.add(f"{column}, {label}", _row(column, mixer, seeds, search, request.device))
+            key = f"{column}, {label}"
+            board.add(key, _with_origins(board.rows.get(key), _row(column, mixer, seeds, search, request.device)))
     if failure is not None:
         raise failure
     return board
@@ -74,3 +75,12 @@ def _row(column: str, mixer: Matched, seeds: Sequence[int], search: RateSearch, 
         "state": runs[0].state_size, "grows": mixer.grows, "intermediate size": mixer.intermediate_size,
         "seconds": round(sum(run.wall_seconds for run in (*grid, *runs[1:])), 1), "measured": measured_here(device),
     }  # fmt: skip
+
+
+def _with_origins(before: Mapping[str, Any] | None, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of which the board had the first seeds, or all: these keep when and where they were measured."""
+    known = len(before["seeds"]) if before else 0
+    if before is None or any(row[name][:known] != before[name] for name in ("seeds", "values")):
+        return row
+    later = [*before.get(LATER, ()), *[row["measured"]] * (known < len(row["seeds"]))]
+    return {**row, "measured": before["measured"], **({LATER: later} if later else {})}
