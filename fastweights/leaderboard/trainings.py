@@ -23,12 +23,16 @@ __all__ = ["matched", "run_tasks"]
 def run_tasks(part: str, size: TaskSize, request: Request) -> Board:
     """Train every mixer of the request in every column: the first seed at all learning rates, the others at its best one.
 
-    A run that has ended is never trained again; the board has the rows whose seeds have all ended.
+    A run that has ended is never trained again, nor a mixer whose row on the board has these seeds; the board has the rows whose
+    seeds have all ended.
     """
     board = Board.opened(request.output, part, request.size, size.setting())
     seeds = request.seeds or size.seeds
     entries = {
-        (column, choice.label): matched(size, column, choice) for column in size.columns for choice in request.mixers
+        (column, choice.label): matched(size, column, choice)
+        for column in size.columns
+        for choice in request.mixers
+        if board.rows.get(_key(column, choice.label), {}).get("seeds") != list(seeds)
     }
     experiments, folders = {}, {}
     for (column, label), mixer in entries.items():
@@ -44,11 +48,15 @@ def run_tasks(part: str, size: TaskSize, request: Request) -> Board:
     for (column, label), mixer in entries.items():
         search = searches.get(f"{column}/{label}")
         if search is not None and len(search.chosen) == len(seeds):
-            key = f"{column}, {label}"
+            key = _key(column, label)
             board.add(key, _with_origins(board.rows.get(key), _row(column, mixer, seeds, search, request.device)))
     if failure is not None:
         raise failure
     return board
+
+
+def _key(column: str, label: str) -> str:
+    return f"{column}, {label}"
 
 
 def matched(size: TaskSize, column: str, choice: MixerChoice) -> Matched:
