@@ -31,6 +31,14 @@ def test_several_chunks_and_sequences() -> None:
     check_against_reference(CASE, inputs, states, CLOSE, cu_seqlens=edges)
 
 
+def test_few_programs_take_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three programs of the backward share twelve work items: tiles of columns, heads and sequences, one without tokens."""
+    monkeypatch.setattr("fastweights.kernels.elementwise.rule.WARPS", 3)
+    inputs = small(CASE, 68, heads=1, value_heads=2, key=4, value=17)
+    states = draw_states(CASE, inputs, 3)
+    check_against_reference(CASE, inputs, states, CLOSE, cu_seqlens=torch.tensor([0, 65, 65, 68]))
+
+
 def test_decays_near_zero() -> None:
     """Keys with one channel and large gains leave elements a millionth of what they held: the states before are not divided out
     of those after. float32 keeps the decay, which 1 - k^2 e would lose."""

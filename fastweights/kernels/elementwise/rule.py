@@ -21,6 +21,7 @@ __all__ = ["ELEMENTWISE", "ElementwiseInputs"]
 
 COLUMNS = 16  # of a program's tile
 NUMBERS_PER_WARP = 1024  # of a state: 32 per thread, which leaves registers for its gradient and the state loaded ahead
+WARPS = 1024  # of a backward: about as many as run at the same time, for each of them has a scratch of 64 states
 
 
 class ElementwiseInputs(NamedTuple):
@@ -84,12 +85,14 @@ def backward(
     dv, dbeta = (sizes.per_token(HV, sizes.V, dtype=y.dtype) for y in (x.v, x.beta))
     alone = sizes.tiles == 1
     parts = [y if alone else TensorSpec((sizes.tiles, *y.shape), float32) for y in (dq, dk)]
-    scratch = sizes.empty(prod(sizes.grid), CHUNK, padded(K), COLUMNS, dtype=float32)
+    items = prod(sizes.grid)
+    programs = min(items, max(1, WARPS // sizes.constants["num_warps"]))
+    scratch = sizes.empty(programs, CHUNK, padded(K), COLUMNS, dtype=float32)
     d_start = sizes.state(sizes.N) if state_grads and x.S is not None else None
     recorder.launch(
-        element_gradients, sizes.grid,
+        element_gradients, (programs,),
         x.q, x.k, x.v, x.beta, states, do, d_end, scratch, *parts, dv, dbeta, d_start, x.cu_seqlens, sizes.T, sizes.B * sizes.T,
-        scale, HV, **sizes.constants,
+        items, scale, HV, **sizes.constants,
     )  # fmt: skip
     if not alone:
         for part, out in zip(parts, (dq, dk)):
