@@ -168,10 +168,10 @@ def needs(results: Path) -> str:
     leading = f"They have the best number in {' and '.join(led)}." if led else ""
     text = f"""First the best of a column of the [leaderboard](leaderboard.md) at full size and those tied with it, then the next
 two, then what the best one has in the other tasks. Tasks and language are at equal state. Speed and memory are of 24 layers
-with 8 heads of 128 channels, whose states differ. Language models tie where the ranges of their seeds overlap or lie no further
-apart than the narrower one is wide; two with one seed each tie within {close} nats. Where a task has one seed no ties are
-known, so the next two may be as good. Other columns of the leaderboard have other leaders. Marks: \\* still learning (not
-marked for language models), ! some runs diverged, ° no better than guessing.
+with 8 heads of 128 channels, whose states differ. Memories tie where the ranges of their seeds overlap or lie no further
+apart than the narrower one is wide; two language models with one seed each tie within {close} nats. Where mixers have one seed
+in another task no ties are known, so the next two may be as good. Other columns of the leaderboard have other leaders. Marks:
+\\* still learning (not marked for language models), ! some runs diverged, ° no better than guessing.
 
 Left out are {", ".join(f"`{name}`" for name in BASELINES)}, baselines of one paper, of which two
 [fail by what they compute](rules.md#built-to-fail).
@@ -289,9 +289,9 @@ def boards(results: Path) -> str:
     lines = [[f"`{name}`", *(found.get(name, "–") for found in columns)] for name in MIXERS]
     regression = part_rows(PARTS["regression"], "full", results / "leaderboard", results)
     exact = next((f"{row['exact']:.3f}" for row in regression if row["column"] == COLUMNS["regression"]), "–")
-    text = f"""Equal state and equal parameters, the same data and grid of learning rates; most numbers are of one seed, so small
-differences mean nothing. Recall and state tracking: accuracy. Regression: squared error; exact ridge regression has {exact}.
-Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning (not marked for language models),
+    text = f"""Equal state and equal parameters, the same data and grid of learning rates; numbers without ± are of one seed, so
+small differences mean nothing. Recall and state tracking: accuracy. Regression: squared error; exact ridge regression has
+{exact}. Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning (not marked for language models),
 ! some runs diverged, ° no better than guessing. The [leaderboard](leaderboard.md) explains them, and has sizes and the other
 columns.
 """

@@ -3,9 +3,9 @@
     python benchmarks/gpu_tests.py [arguments of pytest, such as -n 8 tests/gpu]
     python benchmarks/gpu_tests.py tests/gpu/test_large_tensors.py      one process: these take the GPU's memory for themselves
 
-Writes benchmarks/results/gpu_tests.json. A run may be split by files: as long as the Python files of the ops stay the same, the
-files of tests that are not run again keep their counts, with the device, the time and the commit of their own run. With -k or a
-single test nothing is written. An interrupted run (Ctrl-C, or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what
+Writes benchmarks/results/gpu_tests.json. A run may be split by files: the files of tests that are not run again keep their
+counts, with the device, the time, the commit and the hash of the ops (`source`) of their own run. With -k or a single test
+nothing is written. An interrupted run (Ctrl-C, or `timeout -s INT 300 python benchmarks/gpu_tests.py`) writes what
 ran until then, and names the tests that did not run. `--rest` runs these, and adds them to the counts:
 
     python benchmarks/gpu_tests.py --rest -n 8
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +65,16 @@ def read_report(
     chosen: Iterable[str] = (),
     rest: bool = False,
 ) -> dict[str, Any]:
-    """Counts per run and file of tests, and the worst errors by op, backend, and dtype with what was compared.
+    """Counts and the worst errors per run: counts by file of tests, errors by op, backend, and dtype with what was compared.
 
     Args:
-        before: the result of earlier runs. The counts of their files that did not run again stay, and so do their worst errors.
+        before: the result of earlier runs. Those with files that did not run again stay, with the counts of these files.
         where: the device, the time, the commit and the versions of this run.
         chosen: the tests that were to run, as pytest names them.
         rest: whether they are those that an earlier run left. The counts of their files in that run stay too.
     """
     files: dict[str, dict[str, int]] = {}
-    worst: dict[str, dict[str, dict[str, float]]] = deepcopy(before.get(WORST, {}))
+    worst: dict[str, dict[str, dict[str, float]]] = {}
     failed: list[str] = []
     ran = set()
     for case in suite.iter("testcase"):
@@ -98,7 +97,7 @@ def read_report(
         {**run, "files": {name: counts for name, counts in run["files"].items() if name not in again}}
         for run in before.get("runs", ())
     ]
-    runs = [run for run in [*runs, {**where, "files": dict(sorted(files.items()))}] if run["files"]]
+    runs = [run for run in [*runs, {**where, "files": dict(sorted(files.items())), WORST: worst}] if run["files"]]
     totals = {what: sum(counts[what] for run in runs for counts in run["files"].values()) for what in COUNTED}
     left = sorted(test for test in {*before.get(NOT_RUN, ()), *chosen} if named_in_report(test) not in ran)
     return {
@@ -107,27 +106,30 @@ def read_report(
         NOT_RUN: left,
         "failed tests": sorted(failed),
         "runs": runs,
-        WORST: worst,
     }
 
 
-def earlier(source: str) -> dict[str, Any]:
-    """The result of earlier runs of the same ops."""
-    before = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    return before if before.get("source") == source else {}
+def earlier() -> dict[str, Any]:
+    """The result of earlier runs."""
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {}
+
+
+def left_by(before: Mapping[str, Any], source: str) -> list[str]:
+    """The tests that the last run left, where the ops are those that it had."""
+    same = before.get("runs") and before["runs"][-1]["source"] == source
+    return before[NOT_RUN] if same else []
 
 
 def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("these tests need an NVIDIA GPU, and torch sees none")
     where = {**describe(), "device": torch.cuda.get_device_name(), "transformers": transformers.__version__}
-    source, arguments = where.pop("source"), [argument for argument in sys.argv[1:] if argument != "--rest"]
-    before, rest = earlier(source), "--rest" in sys.argv
-    if rest and not before.get(NOT_RUN):
+    arguments, rest = [argument for argument in sys.argv[1:] if argument != "--rest"], "--rest" in sys.argv
+    left = left_by(earlier(), where["source"]) if rest else []
+    if rest and not left:
         raise SystemExit(
             f"--rest needs tests that an interrupted run of the same ops has left, and {RESULT} names none"
         )
-    left = before[NOT_RUN] if rest else ()
     with tempfile.TemporaryDirectory() as folder:
         report, chosen = Path(folder, "report.xml"), Path(folder, "chosen.json")
         command = [sys.executable, "-m", "pytest", "-m", "gpu or kernels", f"--junitxml={report}", *arguments, *left]
@@ -141,8 +143,7 @@ def main() -> None:
         wanted = json.loads(chosen.read_text()) if chosen.exists() else ()  # interrupted before
     if any(argument == "-k" or "::" in argument for argument in arguments):
         sys.exit(code)
-    latest = earlier(source)  # another run may have written it meanwhile
-    write_json(RESULT, {"source": source, **read_report(suite, latest, where, wanted, rest)})
+    write_json(RESULT, read_report(suite, earlier(), where, wanted, rest))  # another run may have written it meanwhile
     print(f"written to {RESULT}")
     sys.exit(code)
 

@@ -143,7 +143,7 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]], trained: S
 
     rows: those there are, of which some may lack seeds. trained: of needles, the rows of the language models.
     """
-    most = max((len(row["values"]) for row in rows), default=None)
+    counts = sorted({len(row["values"]) for row in rows})
     if part.kind == "task":
         task = SIZES[size].tasks[part.name]
         one = task.shared
@@ -151,7 +151,7 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]], trained: S
         return (
             f"{words}{one['layers']} layers of width {one['width']}, {one['heads']} heads, initial weights of standard deviation "
             f"{one['initializer_range']:g}, {one['steps']:,} steps of {one['batch_size']} sequences, learning rates "
-            f"{numbers(task.rates)}, {seeds(most, task.seeds)}.\n"
+            f"{numbers(task.rates)}, {seeds(counts, task.seeds)}.\n"
         )
     language = SIZES[size].language
     model, training = language.model, language.training
@@ -159,8 +159,8 @@ def setting(part: Part, size: str, rows: Sequence[Mapping[str, Any]], trained: S
         seeded = f". {asked(rows, trained)}"
     else:
         seeded = (
-            f", {seeds(most, language.seeds)}. A mixer takes more seeds only if another one is within {language.close} nats of "
-            "it after the first"
+            f", {seeds(counts[-1:], language.seeds)}. A mixer takes more seeds only if another one is within "
+            f"{language.close} nats of it after the first"
         )
     return (
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, {model['num_heads']} heads, "
@@ -175,14 +175,19 @@ def asked(rows: Sequence[Mapping[str, Any]], trained: Sequence[Mapping[str, Any]
     counts = sorted({len(row["values"]) for row in rows})
     trained_of = {row["mixer"]: len(row["values"]) for row in trained}
     others = any(trained_of.get(row["mixer"], 0) > len(row["values"]) for row in rows)
-    some = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    models = "the model of the first seed alone" if counts == [1] else f"the models of {some} seeds"
+    models = "the model of the first seed alone" if counts == [1] else f"the models of {least_to_most(counts)} seeds"
     return f"Asked of {models}" + "; those of the other seeds were not asked" * others
 
 
-def seeds(most: int | None, wanted: Sequence[int]) -> str:
-    """How many seeds the rows have, of those wanted. most: of a row; None where there is no row."""
-    return f"{len(wanted)} seeds" if most in (None, len(wanted)) else f"{most} of {len(wanted)} seeds so far"
+def seeds(counts: Sequence[int], wanted: Sequence[int]) -> str:
+    """How many seeds the rows have, of those wanted. counts: those that rows have, the smallest first."""
+    if set(counts) <= {len(wanted)}:
+        return f"{len(wanted)} seeds"
+    return f"{least_to_most(counts)} of {len(wanted)} seeds so far"
+
+
+def least_to_most(counts: Sequence[int]) -> str:
+    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
 
 def numbers(values: Sequence[float]) -> str:

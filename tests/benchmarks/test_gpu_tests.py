@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
-from gpu_tests import NOT_RUN, WORST, read_report
+from gpu_tests import NOT_RUN, WORST, left_by, read_report
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.gpu.test_a" name="x"><properties>
@@ -16,7 +16,8 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-FIRST, SECOND = {"device": "one", "commit": "abc"}, {"device": "another", "commit": "def"}
+FIRST = {"device": "one", "commit": "abc", "source": "abc"}
+SECOND = {"device": "another", "commit": "def", "source": "def"}
 
 
 def test_files_that_ran_again_are_counted_once_and_keep_where_they_ran() -> None:
@@ -32,7 +33,8 @@ def test_files_that_ran_again_are_counted_once_and_keep_where_they_ran() -> None
     assert read_report(rest, first, SECOND)["failed tests"] == ["tests.gpu.test_a::y", "tests.gpu.test_d::y"]
     whole = read_report(ElementTree.fromstring(REPORT.format(error=0.001, second="b")), first, SECOND)
     assert [run["device"] for run in whole["runs"]] == ["another"]
-    assert again[WORST] == {"mesa": {"triton": {"bfloat16 values": 0.002}}}
+    errors = [{"mesa": {"triton": {"bfloat16 values": error}}} for error in (0.002, 0.001)]
+    assert [run[WORST] for run in again["runs"]] == errors and [run[WORST] for run in whole["runs"]] == errors[1:]
 
 
 def test_an_interrupted_run_names_what_it_left_and_the_rest_is_added() -> None:
@@ -54,3 +56,4 @@ def test_an_interrupted_run_names_what_it_left_and_the_rest_is_added() -> None:
     ]  # fmt: skip
     assert (again["passed"], again["failed"], again["skipped"]) == (2, 1, 1)
     assert again[NOT_RUN] == ["tests/gpu/test_c.py::v"] and again["failed tests"] == ["tests.gpu.test_a::y"]
+    assert left_by(again, "def") == again[NOT_RUN] and left_by(again, "abc") == left_by({}, "def") == []

@@ -190,16 +190,18 @@ def test_the_best_for_a_need_is_that_of_the_results(need: str) -> None:
     means = {name: mean for name, mean in measured(part, column).items() if name not in choosing.BASELINES}
     ordered = sorted(means, key=lambda name: means[name], reverse=PARTS[part].better == "higher")
     best, after = shown(row[2]), shown(row[3])
-    assert {name for name, _ in best} == set(ordered[: len(best)]) and len(after) == 2
-    assert {means[name] for name, _ in after} == {means[name] for name in ordered[len(best) : len(best) + 2]}
+    if part in ("language", "tracking"):  # others have mixers with one seed
+        sign = 1 if part == "language" else -1
+        losses = {name: [sign * x for x in values] for name, values in values_of(part, column)}
+        first = [name for name in ordered if not any(clearly_worse(losses[name], losses[one]) for one in ordered)]
+        assert [name for name, _ in best] == first
+    assert {means[name] for name, _ in best} >= {means[ordered[0]]} and len(after) == 2
+    left = [name for name in ordered if name not in dict(best)]
+    assert {means[name] for name, _ in after} == {means[name] for name in left[:2]}
     for name, number in best + after:
         assert number == evidence.board(part)[column][name]
         mean = math.exp(means[name]) if part == "language" else means[name]
         assert float(choosing.number_in(number).replace(",", "")) == pytest.approx(mean, rel=1e-3)
-    if part == "language":
-        losses = dict(values_of(part, column))
-        first = [name for name in ordered if not any(clearly_worse(losses[name], losses[one]) for one in ordered)]
-        assert [name for name, _ in best] == first
     assert row[1] == f"{part}: {column}" and row[5].startswith(
         f"{len(evidence.board(part)[column])} of {len(MIXERS)}, "
     )
@@ -214,7 +216,10 @@ def test_baselines_that_are_left_out_are_named_where_they_lead() -> None:
     for need, (part, column) in choosing.NEEDS.items():
         name, cell = next(iter(evidence.board(part)[column].items()))
         assert (f"{need} (`{name}` {cell})" in text) == (name in choosing.BASELINES)
-    assert "They have the best number in state tracking (`vla-deltanet` 1.000) and fast training (`vla-softmax`" in text
+    assert (
+        "They have the best number in state tracking (`vla-deltanet` 1.000 ±0.000 (1)) and fast training (`vla-softmax`"
+        in text
+    )
 
 
 def test_no_memory_leads_everywhere() -> None:
@@ -343,8 +348,6 @@ def test_steps_are_those_of_models_with_the_mixer() -> None:
     alone = newest["24 layers of softmax, compiled by blocks, replayed"]["step of the base"]
     assert choosing.step_ratio("softmax", evidence.RESULTS) == (f"{alone:.2f}", "gdn")  # not that of hybrids
     assert choosing.step_ratio("gdn", evidence.RESULTS) is None  # flash-linear-attention's is beside it
-    step = f"{evidence.speed('vla-deltanet', 64):,.0f}"
-    assert f"| {step} | – |" in next(line for line in text.splitlines() if line.startswith("| `vla-deltanet` | 131"))
 
 
 def test_claims_stand_with_the_memories_that_they_are_about() -> None:
