@@ -291,9 +291,9 @@ def boards(results: Path) -> str:
     exact = next((f"{row['exact']:.3f}" for row in regression if row["column"] == COLUMNS["regression"]), "–")
     text = f"""Equal state and equal parameters, the same data and grid of learning rates; numbers without ± are of one seed, so
 small differences mean nothing. Recall and state tracking: accuracy. Regression: squared error; exact ridge regression has
-{exact}. Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning (not marked for language models),
-! some runs diverged, ° no better than guessing. The [leaderboard](leaderboard.md) explains them, and has sizes and the other
-columns.
+{exact}. Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning (not marked for language
+models), ! some runs diverged, ° no better than guessing. The [leaderboard](leaderboard.md) explains them, and has sizes and the
+other columns.
 """
     heads = [f"{part}: {column}" for part, column in COLUMNS.items()]
     return f"## By the leaderboard\n\n{text}\n{table(['memory', *heads], lines)}"
