@@ -47,12 +47,14 @@ def measure(conditions: Conditions) -> Measurement:
         if one in models and other in models
     }
     ops = read_results(conditions.measurements, OPS, "python benchmarks/kernels.py")
+    read: list[str] = []
     for label, (one, other) in OP_PAIRS.items():
         times = [ops["rows"].get(f"{name} {SIZE}", {}) for name in (one, other)]
         if all("forward_backward" in row for row in times):
             found[f"op alone, {label}"] = [
                 device_ms(times[0], "forward_backward") / device_ms(times[1], "forward_backward")
             ]
+            read += [origin(OPS, ops, row.get("measured")) for row in times]
     layers = read_results(conditions.measurements, LAYERS, LAYERS_COMMAND)
     found |= beside_mesa(layers)
     if not found:
@@ -61,7 +63,7 @@ def measure(conditions: Conditions) -> Measurement:
     beside = layers["comparisons"].get(model("mesa"), {})
     origins = (
         origin(FILE, content, part.get("measured")),
-        origin(OPS, ops),
+        *dict.fromkeys(read),
         origin(LAYERS, layers, beside.get("measured")),
     )
     return Measurement(found, "; ".join(origins))
