@@ -12,7 +12,7 @@ from pathlib import Path
 import claims
 import evidence
 from evidence import RESULTS
-from performance_text import table
+from performance_text import least_to_most, table
 
 from fastweights.experiments import PAPERS, STATUSES, ClaimRecord, find_claim
 from fastweights.layers import MIXERS
@@ -144,7 +144,7 @@ def seeds(part: str, column: str, results: Path) -> str:
         return "one run"
     rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
     counts = sorted({len(row["values"]) for row in rows if row["column"] == column and row["values"]})
-    return "one seed" if counts == [1] else f"{' to '.join(map(str, sorted({*counts[:1], *counts[-1:]})))} seeds"
+    return "one seed" if counts == [1] else f"{least_to_most(counts)} seeds"
 
 
 def needs(results: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from environment import digest
 from leaderboard_figures import draw_parts, draw_rules
-from performance_text import table
+from performance_text import least_to_most, table
 
 from fastweights.analysis.plot_style import save_figure
 from fastweights.layers import MIXERS
@@ -184,10 +184,6 @@ def seeds(counts: Sequence[int], wanted: Sequence[int]) -> str:
     if set(counts) <= {len(wanted)}:
         return f"{len(wanted)} seeds"
     return f"{least_to_most(counts)} of {len(wanted)} seeds so far"
-
-
-def least_to_most(counts: Sequence[int]) -> str:
-    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
 
 def numbers(values: Sequence[float]) -> str:

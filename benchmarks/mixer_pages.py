@@ -158,9 +158,9 @@ def leaderboard(name: str) -> str:
     if not rows:
         return "Leaderboard at full size: not measured yet.\n"
     return (
-        "[Leaderboard](../leaderboard.md) at full size, at equal state and equal parameters. Most numbers are of one seed, so "
-        "small differences mean nothing; ± is half the spread over seeds. In parentheses stands the place, = for a tie. Marks: "
-        "\\* still learning (not marked for language models), ! some runs diverged, ° no better than guessing.\n\n"
+        "[Leaderboard](../leaderboard.md) at full size, at equal state and equal parameters. Numbers without ± are of one seed, "
+        "so small differences mean nothing; ± is half the spread over seeds. In parentheses stands the place, = for a tie. "
+        "Marks: \\* still learning (not marked for language models), ! some runs diverged, ° no better than guessing.\n\n"
         + table(["part", "column", "this memory", "best number"], rows)
     )
 

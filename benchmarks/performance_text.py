@@ -23,6 +23,11 @@ def lines(items: Sequence[str]) -> list[str]:
     return ["\n".join(items) + "\n"] if items else []
 
 
+def least_to_most(counts: Sequence[int]) -> str:
+    """The first and the last of sorted counts, once where they are the same."""
+    return " to ".join(map(str, sorted({*counts[:1], *counts[-1:]})))
+
+
 def number(x: float | None, digits: int = 3) -> str:
     """So many significant digits, without an exponent."""
     if x is None or math.isnan(x):

@@ -18,7 +18,7 @@ from ..results import LanguageResult
 from ..results.language import load_result
 from .matching import Matched, Matching
 from .processes import call_each, has_ended, train_models
-from .record import LATER, Board, library_rows, measured_here
+from .record import LATER, Board, joined_origins, library_rows, measured_here, row_key
 from .request import Request
 from .sizes import LanguageSize
 
@@ -40,7 +40,7 @@ def run_language(size: LanguageSize, request: Request) -> Board:
     mixers = {choice.label: matching.of(choice) for choice in request.mixers}
     seeds = request.seeds or size.seeds
     first = seeds[0]
-    known = {label: row for label in mixers if (row := board.rows.get(f"held out, {label}"))}
+    known = {label: row for label in mixers if (row := board.rows.get(row_key("held out", label)))}
     grid = {
         (label, rate, first): _run(size, request, mixer, rate, first)
         for label, mixer in mixers.items()
@@ -116,7 +116,7 @@ def _add_rows(
     lost = [seed for one, seed in ended if one == rate and seed not in of_rate]
     rows = {}
     for column, losses in _losses(size, list(of_rate.values())).items():
-        key = f"{column}, {mixer.choice.label}"
+        key = row_key(column, mixer.choice.label)
         row = {
             **_row(mixer, list(of_rate.values()), request.device), "column": column, "seeds": list(of_rate),
             "values": losses, "learning rate": rate, "diverged": len(ended) - len(results), "runs": len(ended),
@@ -131,7 +131,7 @@ def _with_seeds(row: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
     added = ("seeds", "values", "diverged", "diverged seeds", "runs", "seconds")
     return {
         **row, **{name: row.get(name, []) + more[name] for name in added if name in more},
-        LATER: [*row.get(LATER, ()), more["measured"]],
+        **joined_origins(row, more["measured"]),
     }  # fmt: skip
 
 
@@ -182,9 +182,9 @@ def run_needle(size: LanguageSize, request: Request) -> Board:
     def ended(label: str, answers: dict[int, list[tuple[float, float]]]) -> None:
         for length, found in answers.items():
             board.add(
-                _key(length, label),
+                row_key(_column(length), label),
                 {
-                    **rows[label], "column": f"{length} tokens",
+                    **rows[label], "column": _column(length),
                     "values": [loss for loss, _ in found], "found": [part for _, part in found],
                     "measured": measured_here(request.device),
                 },
@@ -195,13 +195,13 @@ def run_needle(size: LanguageSize, request: Request) -> Board:
     return board
 
 
-def _key(length: int, label: str) -> str:
-    return f"{length} tokens, {label}"
+def _column(length: int) -> str:
+    return f"{length} tokens"
 
 
 def _lengths_left(board: Board, size: LanguageSize, label: str, seeds: Sequence[int]) -> list[int]:
     """The lengths at which a mixer's models of these seeds have not been asked."""
-    keys = {length: _key(length, label) for length in size.needles}
+    keys = {length: row_key(_column(length), label) for length in size.needles}
     return [length for length, key in keys.items() if board.rows.get(key, {}).get("seeds") != seeds]
 
 

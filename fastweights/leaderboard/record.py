@@ -12,7 +12,17 @@ from ..environment import machine, versions
 from ..files import committed_results, write_bytes
 from ..results.recall import ResultsError, read_object
 
-__all__ = ["LATER", "Board", "board_path", "library_rows", "load_board", "measured_here", "origins"]
+__all__ = [
+    "LATER",
+    "Board",
+    "board_path",
+    "joined_origins",
+    "library_rows",
+    "load_board",
+    "measured_here",
+    "origins",
+    "row_key",
+]
 
 FORMAT = 1
 COMMITTED = committed_results(Path(__file__).parent / "results", "leaderboard")
@@ -93,6 +103,16 @@ def measured_here(device: str) -> dict[str, str]:
         "torch": found["torch"],
         "fastweights": found["fastweights"],
     }
+
+
+def row_key(column: str, label: str) -> str:
+    """The key of a mixer's row."""
+    return f"{column}, {label}"
+
+
+def joined_origins(row: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say when and where a row was measured, after seeds have joined it that were measured later."""
+    return {"measured": row["measured"], LATER: [*row.get(LATER, ()), later]}
 
 
 def origins(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:

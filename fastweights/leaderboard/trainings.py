@@ -13,7 +13,7 @@ from ..training import RecallExperiment
 from ..training.objectives import objective_of
 from ..training.rate_search import RateSearch, search_rates
 from .matching import Matched, Matching
-from .record import LATER, Board, measured_here
+from .record import Board, joined_origins, measured_here, row_key
 from .request import Request
 from .sizes import TaskSize
 
@@ -32,7 +32,7 @@ def run_tasks(part: str, size: TaskSize, request: Request) -> Board:
         (column, choice.label): matched(size, column, choice)
         for column in size.columns
         for choice in request.mixers
-        if board.rows.get(_key(column, choice.label), {}).get("seeds") != list(seeds)
+        if board.rows.get(row_key(column, choice.label), {}).get("seeds") != list(seeds)
     }
     experiments, folders = {}, {}
     for (column, label), mixer in entries.items():
@@ -48,15 +48,11 @@ def run_tasks(part: str, size: TaskSize, request: Request) -> Board:
     for (column, label), mixer in entries.items():
         search = searches.get(f"{column}/{label}")
         if search is not None and len(search.chosen) == len(seeds):
-            key = _key(column, label)
+            key = row_key(column, label)
             board.add(key, _with_origins(board.rows.get(key), _row(column, mixer, seeds, search, request.device)))
     if failure is not None:
         raise failure
     return board
-
-
-def _key(column: str, label: str) -> str:
-    return f"{column}, {label}"
 
 
 def matched(size: TaskSize, column: str, choice: MixerChoice) -> Matched:
@@ -86,9 +82,7 @@ def _row(column: str, mixer: Matched, seeds: Sequence[int], search: RateSearch, 
 
 
 def _with_origins(before: Mapping[str, Any] | None, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of which the board had the first seeds, or all: these keep when and where they were measured."""
-    known = len(before["seeds"]) if before else 0
-    if before is None or any(row[name][:known] != before[name] for name in ("seeds", "values")):
+    """The row; its first seeds keep when and where they were measured if the board had them."""
+    if before is None or any(row[name][: len(before["seeds"])] != before[name] for name in ("seeds", "values")):
         return row
-    later = [*before.get(LATER, ()), *[row["measured"]] * (known < len(row["seeds"]))]
-    return {**row, "measured": before["measured"], **({LATER: later} if later else {})}
+    return {**row, **joined_origins(before, row["measured"])}
