@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..ops.linear_rows import linear_rows
 from ..ops.step_decay import step_decay, takes_step_decay
 from .few_rows import joins
-from .gates_together import ProjectedGate
+from .gates_together import ProjectedGate, first_part
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 
@@ -126,9 +126,13 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
             nn.Linear(hidden_size, channels, bias=False), nn.Linear(channels, num_heads * channels, bias=False)
         )
 
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        first = self.projection
+        return self.of_step(self.f_proj(x_BTD)) if first is None else self.of(first(x_BTD))
+
     @property
-    def projection(self) -> nn.Module:
-        return self.f_proj[0]
+    def projection(self) -> nn.Module | None:
+        return first_part(self.f_proj)
 
     def of(self, y: Tensor) -> Tensor:
         return self.of_steps(y, self.f_proj[1])
@@ -186,8 +190,8 @@ class GLADecay(ProjectedGate):
         return self._decay(self.gk_proj(x_BTD))
 
     @property
-    def projection(self) -> nn.Module:
-        return self.gk_proj[0]
+    def projection(self) -> nn.Module | None:
+        return first_part(self.gk_proj)
 
     def of(self, y: Tensor) -> Tensor:
         return self._decay(self.gk_proj[1](y))

@@ -10,7 +10,7 @@ from ..ops.linear_rows import linear_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
 from .shared_input import products_of_one_input, sums_gradients
 
-__all__ = ["is_plain", "is_unhooked", "joins", "linear_together"]
+__all__ = ["is_bare", "is_plain", "is_unhooked", "joins", "linear_together"]
 
 PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
 
@@ -22,9 +22,15 @@ def is_unhooked(module: nn.Module) -> bool:
     return "forward" not in module.__dict__ and not any(hooks)
 
 
+def is_bare(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """Whether the module is of one of these classes and unhooked, and no adapter wraps it. Only then may its parameters be
+    read past its call."""
+    return type(module) in classes and is_unhooked(module)
+
+
 def is_plain(module: nn.Module) -> bool:
     """Whether the module does nothing but multiply with its weight: adapters, quantised layers and hooks do more."""
-    return type(module) in PLAIN and type(module.weight) is nn.Parameter and is_unhooked(module)
+    return is_bare(module, *PLAIN) and type(module.weight) is nn.Parameter
 
 
 def joins(x: Tensor, *modules: Any, backend: str = "auto") -> bool:

@@ -1,0 +1,34 @@
+"""Layers whose parameters accelerate keeps on the host or on a disk, and brings for each call of the module that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["execution_device", "placement_hooks", "remove_placement"]
+
+
+def placement_hooks(layer: nn.Module) -> Iterator[Any]:
+    """accelerate's hooks on the modules of a layer."""
+    return (part.__dict__["_hf_hook"] for part in layer.modules() if "_hf_hook" in part.__dict__)
+
+
+def execution_device(layer: nn.Module) -> torch.device:
+    """Where the layer computes: where its parameters are, or where accelerate brings them."""
+    for hook in placement_hooks(layer):
+        device = getattr(hook, "execution_device", None)
+        if device is not None:
+            return torch.device(device)
+    first = next(layer.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def remove_placement(layer: nn.Module) -> None:
+    """Take accelerate's hooks off the layer. The parameters stay where they are."""
+    for part in layer.modules():
+        if part.__dict__.pop("_hf_hook", None) is not None:
+            part.__dict__.pop("forward")
+            part.__dict__.pop("_old_forward")
