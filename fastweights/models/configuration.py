@@ -23,6 +23,7 @@ from ..checks import (
 from ..layers.mixer import ConfiguredMixer
 from ..layers.registry import MIXERS, mixer_spec
 from ..layers.softmax_attention import SoftmaxAttention
+from .cache_name import CACHE_NAMES
 from .inputs import LARGEST_VOCABULARY, check_token
 
 __all__ = ["LORA_TARGETS", "FastWeightsConfig"]
@@ -89,7 +90,7 @@ class FastWeightsConfig(PreTrainedConfig):
     """
 
     model_type = "fastweights"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = list(CACHE_NAMES)
     attribute_map = {"num_attention_heads": "num_heads"}
 
     vocab_size: int = 32000
