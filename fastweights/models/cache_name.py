@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-__all__ = ["CACHE_NAME", "CACHE_NAMES", "given_cache"]
+__all__ = ["CACHE_NAME", "CACHE_NAMES", "given_cache", "named_cache"]
 
 CACHE_NAMES = ("past_key_values", "cache")
 # What the installed transformers calls it, in its outputs and within generate().
@@ -24,3 +24,8 @@ def given_cache(past_key_values: Any, cache: Any) -> Any:
     if past_key_values is None:
         return cache
     raise ValueError("cache must be None where past_key_values is given, both are the cache; pass one of them")
+
+
+def named_cache(cache: Any) -> dict[str, Any]:
+    """The cache as a field of an output of transformers."""
+    return {CACHE_NAME: cache}

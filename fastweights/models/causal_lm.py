@@ -9,7 +9,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .cache import FastWeightsCache
-from .cache_name import CACHE_NAME, given_cache
+from .cache_name import CACHE_NAME, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
 from .inputs import check_divisor, check_labels, kept_positions
@@ -81,7 +81,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             others = inputs_embeds, labels, cu_seqlens, output_hidden_states, position_ids, cu_seq_lens_q, cu_seq_lens_k
             next_logits = past_key_values.step(input_ids if all(x is None for x in others) else None)
             if next_logits is not None:
-                return CausalLMOutputWithPast(logits=next_logits, **{CACHE_NAME: past_key_values})
+                return CausalLMOutputWithPast(logits=next_logits, **named_cache(past_key_values))
         if output_attentions:
             raise ValueError("output_attentions must be False: the layers have no attention weights to return")
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
@@ -128,7 +128,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             loss=loss,
             logits=logits,
             hidden_states=outputs.hidden_states,
-            **{CACHE_NAME: getattr(outputs, CACHE_NAME)},
+            **named_cache(getattr(outputs, CACHE_NAME)),
         )
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:

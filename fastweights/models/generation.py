@@ -35,8 +35,8 @@ class CachedGenerationMixin(GenerationMixin):
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """As in transformers. With a cache in past_key_values (or cache), the prompt holds the tokens that the cache has read and at least
-        one more; or, as ids, only the new ones, with an attention_mask of both."""
+        """As in transformers. With a cache (past_key_values or cache), the prompt holds the tokens that the cache has read and at
+        least one more; or, as ids, only the new ones, with an attention_mask of both."""
         cache = given_cache(kwargs.pop("past_key_values", None), kwargs.pop("cache", None))
         if cache is not None:
             kwargs[CACHE_NAME] = cache

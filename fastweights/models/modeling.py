@@ -20,7 +20,7 @@ from ..layers.norms import RMSNorm
 from ..ops.framework.sequences import check_cu_seqlens
 from .block import FastWeightsBlock
 from .cache import FastWeightsCache
-from .cache_name import CACHE_NAME, CACHE_NAMES, given_cache
+from .cache_name import CACHE_NAMES, given_cache, named_cache
 from .card import write_card
 from .configuration import FastWeightsConfig
 from .inputs import check_embeddings, check_ids
@@ -167,7 +167,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=rows.unpack(x_BTD),
             hidden_states=tuple(map(rows.unpack, hidden_states)) or None,
-            **{CACHE_NAME: past_key_values},
+            **named_cache(past_key_values),
         )
 
     def _check_inputs(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> torch.Size:

@@ -58,4 +58,3 @@ def test_transformers_warns_of_no_name(caplog, monkeypatch):
         lm.generate(ids, max_new_tokens=3, do_sample=False, num_beams=2, return_dict_in_generate=True)
         lm(ids, labels=ids)
     assert "deprecated" not in caplog.text
-
