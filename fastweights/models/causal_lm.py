@@ -9,6 +9,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .cache import FastWeightsCache
+from .cache_name import CACHE_NAME, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
 from .inputs import check_divisor, check_labels, kept_positions
@@ -50,6 +51,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        cache: FastWeightsCache | None = None,
     ) -> CausalLMOutputWithPast:
         """Logits [B, T, vocab_size], and the loss where labels are given.
 
@@ -69,16 +71,17 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
                 when None.
             input_ids, attention_mask, past_key_values, inputs_embeds, use_cache: as for `FastWeightsModel`.
             cu_seqlens, output_hidden_states, position_ids: as for `FastWeightsModel`.
-            cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k: as for `FastWeightsModel`.
+            cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, cache: as for `FastWeightsModel`.
 
         Raises:
             ValueError: an input that does not fit.
         """
+        past_key_values = given_cache(past_key_values, cache)
         if isinstance(past_key_values, FastWeightsCache) and past_key_values.steps is not None:  # within generate()
             others = inputs_embeds, labels, cu_seqlens, output_hidden_states, position_ids, cu_seq_lens_q, cu_seq_lens_k
             next_logits = past_key_values.step(input_ids if all(x is None for x in others) else None)
             if next_logits is not None:
-                return CausalLMOutputWithPast(logits=next_logits, past_key_values=past_key_values)
+                return CausalLMOutputWithPast(logits=next_logits, **named_cache(past_key_values))
         if output_attentions:
             raise ValueError("output_attentions must be False: the layers have no attention weights to return")
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
@@ -124,8 +127,8 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            **named_cache(getattr(outputs, CACHE_NAME)),
         )
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:

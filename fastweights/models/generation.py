@@ -10,6 +10,7 @@ from transformers.generation import GenerationMode
 
 from ..checks import check_size
 from .cache import FastWeightsCache
+from .cache_name import CACHE_NAME, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token
 from .prefill import prefill_block
@@ -34,9 +35,12 @@ class CachedGenerationMixin(GenerationMixin):
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """As in transformers. With a cache in past_key_values, the prompt holds the tokens that the cache has read and at least
-        one more; or, as ids, only the new ones, with an attention_mask of both."""
-        prompt, cache, mask = (kwargs.get(name) for name in ("input_ids", "past_key_values", "attention_mask"))
+        """As in transformers. With a cache (past_key_values or cache), the prompt holds the tokens that the cache has read and at
+        least one more; or, as ids, only the new ones, with an attention_mask of both."""
+        cache = given_cache(kwargs.pop("past_key_values", None), kwargs.pop("cache", None))
+        if cache is not None:
+            kwargs[CACHE_NAME] = cache
+        prompt, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         prompt = inputs if prompt is None else prompt
         self._check_call(prompt, mask, generation_config or self.generation_config, kwargs)
         if isinstance(cache, FastWeightsCache):
@@ -46,7 +50,7 @@ class CachedGenerationMixin(GenerationMixin):
         finally:
             if isinstance(cache, FastWeightsCache):
                 cache.end_steps()
-        returned = getattr(result, "past_key_values", None)
+        returned = getattr(result, CACHE_NAME, None)
         if isinstance(returned, FastWeightsCache):
             returned.end_steps()
         return result
@@ -65,7 +69,7 @@ class CachedGenerationMixin(GenerationMixin):
         """transformers' hook that reads the prompt. Read in one pass are prompts whose hidden states are asked for or that are
         given as embeddings, which blocks would lose, and those with a cache of their beginning: before transformers 5.15 blocks
         would begin with the tokens that the cache has read. The tokens after it may be read by steps."""
-        cache, settings = model_kwargs.get("past_key_values"), generation_config
+        cache, settings = model_kwargs.get(CACHE_NAME), generation_config
         can_split = isinstance(cache, FastWeightsCache) and not cache.columns and not settings.output_hidden_states
         if can_split and settings.prefill_chunk_size is None and model_kwargs.get("inputs_embeds") is None:
             rows, length = input_ids.shape
@@ -97,7 +101,7 @@ class CachedGenerationMixin(GenerationMixin):
             size = kwargs.get(name, getattr(settings, name))
             if size is not None:
                 check_size(name, size)
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get(CACHE_NAME)
         if cache is not None and not isinstance(cache, FastWeightsCache):
             raise TypeError(
                 f"past_key_values must be a FastWeightsCache of {self.config.num_hidden_layers} layers, as this model returns "
@@ -123,7 +127,7 @@ class CachedGenerationMixin(GenerationMixin):
                 f"{type(self).__name__} cannot be the assistant of assisted decoding: rejected tokens would have to be "
                 "taken out of its memory again"
             )
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE_NAME)
         if isinstance(cache, FastWeightsCache):  # another kind is refused by the model
             expected = batch_size * max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
             if cache.batch_size not in (-1, expected):
@@ -131,9 +135,9 @@ class CachedGenerationMixin(GenerationMixin):
                     f"past_key_values must hold {expected} sequences, one per prompt and beam, got {cache.batch_size}; call its "
                     "batch_repeat_interleave with the number of beams or returned sequences first"
                 )
-            model_kwargs["past_key_values"]._is_user_defined = True  # generate() asks whether the cache outlives it
+            model_kwargs[CACHE_NAME]._is_user_defined = True  # generate() asks whether the cache outlives it
         elif cache is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = FastWeightsCache.empty(self.config.num_hidden_layers)
+            model_kwargs[CACHE_NAME] = FastWeightsCache.empty(self.config.num_hidden_layers)
 
 
 def _check_reading(

@@ -20,6 +20,7 @@ from ..layers.norms import RMSNorm
 from ..ops.framework.sequences import check_cu_seqlens
 from .block import FastWeightsBlock
 from .cache import FastWeightsCache
+from .cache_name import CACHE_NAMES, given_cache, named_cache
 from .card import write_card
 from .configuration import FastWeightsConfig
 from .inputs import check_embeddings, check_ids
@@ -37,7 +38,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = True
     _is_stateful = True  # transformers then refuses assisted decoding
     _no_split_modules = ["FastWeightsBlock"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_sdpa = True
 
     def __init__(self, config: FastWeightsConfig) -> None:
@@ -108,6 +109,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        cache: FastWeightsCache | None = None,
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, T, D] after the final norm.
 
@@ -126,10 +128,12 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
                 GPU; cu_seqlens avoid that.
             cu_seq_lens_q, cu_seq_lens_k: the same as cu_seqlens, under the names of transformers' packing collators.
             max_length_q, max_length_k: sent with these by collators; not needed.
+            cache: another name of past_key_values, which transformers uses from 5.24 on.
 
         Raises:
             ValueError: an input that does not fit.
         """
+        past_key_values = given_cache(past_key_values, cache)
         batch, time = self._check_inputs(input_ids, inputs_embeds)
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
         check_cu_seqlens(cu_seqlens, batch, time)
@@ -152,18 +156,18 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         x_BTD = rows.pack(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
 
         hidden_states: tuple[Tensor, ...] = ()
-        for block, cache in zip(self.layers, caches, strict=True):
+        for block, layer_cache in zip(self.layers, caches, strict=True):
             hidden_states += (x_BTD,) if output_hidden_states else ()
             if x_BTD.shape[1] or not rows.time:  # a block of a padded prompt may be padding alone
-                x_BTD = block(x_BTD, past_key_values=cache, cu_seqlens=rows.cu_seqlens)
+                x_BTD = block(x_BTD, past_key_values=layer_cache, cu_seqlens=rows.cu_seqlens)
         x_BTD = self.norm(x_BTD)
         if past_key_values is not None:
             past_key_values.advance(rows.time, rows.first_position, rows.lengths)
         hidden_states += (x_BTD,) if output_hidden_states else ()
         return BaseModelOutputWithPast(
             last_hidden_state=rows.unpack(x_BTD),
-            past_key_values=past_key_values,
             hidden_states=tuple(map(rows.unpack, hidden_states)) or None,
+            **named_cache(past_key_values),
         )
 
     def _check_inputs(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> torch.Size:
