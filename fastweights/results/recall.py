@@ -1,12 +1,12 @@
 """The result of one recall run, and its JSON file."""
 
 import dataclasses
-import json
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from ..untrusted import read_json_object
 
 __all__ = ["RecallResult", "ResultsError", "load_result", "read_object", "result_from_record", "save_result"]
 
@@ -131,12 +131,9 @@ def load_result(path: Path, *, run: dict[str, Any]) -> RecallResult:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; ResultsError if there is none."""
     try:
-        record = json.loads(path.read_bytes())
-    except ValueError as error:  # JSON or UTF-8
-        raise ResultsError(f"result {path} is damaged ({error}); delete that file to have it made again") from None
-    if not isinstance(record, dict):
-        raise ResultsError(f"result {path} is damaged (no JSON object); delete that file to have it made again")
-    return record
+        return read_json_object(path)
+    except ValueError as error:
+        raise ResultsError(f"result {error}; delete that file to have it made again") from None
 
 
 def result_from_record(record: dict[str, Any], path: Path) -> RecallResult:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ...checks import error_prefix
+from ...untrusted import check_file
+
 __all__ = ["PLAIN_SUFFIXES", "TextFile", "field_text", "plain_pieces", "rows", "text_files"]
 
 # The suffixes of plain text inside a folder; a file that the corpus names may have any suffix.
@@ -74,6 +77,8 @@ def text_files(
             binary += len(found) - len(readable)
             files += readable
         elif given.exists():
+            with error_prefix("corpus file"):
+                check_file(given, None)
             file = TextFile(given, given.name, True)
             if file.suffix != ".parquet" and not file.is_text():
                 raise ValueError(
