@@ -49,8 +49,9 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
                 f"{folder} must hold a whole model, but {path.name} is of {what}; load it with transformers or peft and save "
                 "the whole model with save_pretrained"
             )
-    shapes, layers = {}, {-1}
+    shapes, layers = {}, set[int]()
     files = _safetensors(folder)
+    _check_not_empty(folder, files)
     for path in files:
         _check_header(path)
         for name, kind, shape in _tensors(path):
@@ -58,12 +59,10 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
                 raise ValueError(f"{path} must hold floating-point weights, but {one_line(name)} is {kind}")
             shapes[name] = shape
             layers.update(map(int, LAYER.findall(name)[:1]))
-    _check_not_empty(folder, files)
-    count = max(layers) + 1
-    if count != config.num_hidden_layers:
+    if layers != set(range(config.num_hidden_layers)):
         raise ValueError(
             f"the weights in {folder} are not those of its config.json: num_hidden_layers is {config.num_hidden_layers:,}, and "
-            f"the weights are of {count:,}"
+            f"the weights are of {len(layers):,}"
         )
     return shapes
 

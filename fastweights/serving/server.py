@@ -91,7 +91,8 @@ def _check_others(others: object) -> None:
     for option in given:
         if option.partition("=")[0].replace("_", "-") in OF_THE_MODEL:
             raise ValueError(
-                f"others must not name a model or tokenizer beside MODEL, whose files alone are checked, got {option!r}; leave it out"
+                f"others must not name a model or tokenizer beside MODEL, whose files alone are checked, got {option!r}; "
+                "leave it out"
             )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ...checks import error_prefix
+from ...checks import check_path, error_prefix
 from ...untrusted import check_file
 
 __all__ = ["PLAIN_SUFFIXES", "TextFile", "field_text", "plain_pieces", "rows", "text_files"]
@@ -70,7 +70,7 @@ def text_files(
     """
     files: list[TextFile] = []
     binary = 0
-    for given in map(Path, paths):
+    for given in (check_path("corpus path", path) for path in paths):
         if given.is_dir():
             found = list(_files_in(given, skipped | {"__pycache__"}, {Path(path).resolve() for path in excluded}))
             readable = [file for file in found if file.suffix == ".parquet" or file.is_text()]
