@@ -26,7 +26,11 @@ def visible(text: str) -> str:
 
 
 def show(text: str, *, end: str = "\n", error: bool = False) -> None:
-    """Print a text on standard output, or on standard error. In a pipe or a file it stays as it is."""
+    """Print a text. In a pipe or a file it stays as it is, for whatever reads it there.
+
+    Args:
+        error: print on standard error, in place of standard output.
+    """
     stream: TextIO = sys.stderr if error else sys.stdout
     print(visible(text) if stream.isatty() else text, end=end, file=stream, flush=True)
 

@@ -28,7 +28,9 @@ LARGEST_TEXT = (
     64 * 2**20
 )  # bytes of a vocabulary, an index of weights or a template; as JSON they take up to 20 times as much
 LARGEST_SETTINGS = 16 * 2**20
-DEEPEST = 64  # objects and lists inside each other; deeper ones end libraries that walk through them
+DEEPEST = (
+    64  # objects and lists inside each other; libraries that go through deeper ones end with an error of their own
+)
 # What libraries list one by one from a single number in a file, by the end of its key.
 LARGEST_SIZES = {"num_labels": 2**20, "layers": 10_000, "n_layer": 10_000}
 LARGEST_TOKENS = 2**20  # of a tokenizer, which may list as many as a setting says

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from ..untrusted import read_json_object
+from ..results.records import read_object
 from .claim import Unmeasured
 
 __all__ = ["device_ms", "origin", "read_results", "steps"]
@@ -17,7 +17,7 @@ def read_results(folder: Path, name: str, command: str) -> dict[str, Any]:
     path = folder / name
     if not path.exists():
         raise Unmeasured(f"needs {path}, which `{command}` measures on that GPU; --measurements names another folder")
-    return read_json_object(path)
+    return read_object(path)
 
 
 def origin(name: str, content: dict[str, Any], measured: dict[str, Any] | None = None) -> str:

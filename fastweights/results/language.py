@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
-from ..untrusted import read_json_object
+from .records import from_record, read_object
 
 __all__ = ["LanguageResult", "load_result", "save_result", "training_record"]
 
@@ -61,13 +61,8 @@ def save_result(path: Path, result: LanguageResult) -> None:
 
 
 def load_result(path: Path) -> LanguageResult:
-    """ValueError: the file is damaged or of another version."""
-    try:
-        return LanguageResult(**read_json_object(path))
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"result {path} is damaged or of another version: {error}; delete it to measure again"
-        ) from None
+    """ResultsError: the file is damaged or of another version."""
+    return from_record(LanguageResult, read_object(path), path)
 
 
 def training_record(model: Path) -> Path | None:

@@ -7,9 +7,7 @@ import json
 import math
 import os
 import pickle
-import resource
 import shutil
-import signal
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +22,8 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 from ..conversion.small import mamba2
 from ..evaluation.small import TEXT, save
+from .hostile import NESTED, cut, limits, link, listing, pipe, set_keys, sparse, subfolder, tokens, write
 
-SECONDS = 10  # no command may take longer
-EXTRA_MEMORY = 3 * 2**29  # bytes of address space that a command may take beside what the tests already have
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n\n\nclass Evil:\n    pass\n"
 COMMANDS: dict[str, list[str]] = {
     "generate": ["The", "--max-new-tokens", "3"],
@@ -48,61 +45,6 @@ paths = ["text.txt"]
 class RunsWhenLoaded:
     def __reduce__(self) -> Any:
         return exec, ("import pathlib; pathlib.Path('ran').touch()",)
-
-
-def set_keys(name: str, **values: Any) -> Callable[[Path], None]:
-    """Change keys of a JSON file."""
-
-    def harm(folder: Path) -> None:
-        path = folder / name
-        known = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**known, **values}))
-
-    return harm
-
-
-def write(name: str, content: bytes | str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-
-    return harm
-
-
-def cut(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-50])
-
-
-def link(name: str, target: str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-
-    return harm
-
-
-def pipe(name: str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-
-    return harm
-
-
-def subfolder(name: str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-
-    return harm
-
-
-def sparse(name: str) -> Callable[[Path], None]:
-    """A file of 3 GB of zeros that takes no room."""
-
-    def harm(folder: Path) -> None:
-        os.truncate(folder / name, 3 * 2**30)
-
-    return harm
 
 
 def sparse_weights(folder: Path) -> None:
@@ -171,16 +113,6 @@ def code(name: str, extra: Callable[[Path], None] | None = None, **values: Any) 
     return harm
 
 
-def tokens(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        content = json.loads(path.read_text())
-        change(content)
-        path.write_text(json.dumps(content))
-
-    return harm
-
-
 def steps(place: str, kind: str, list_name: str, *entries: dict[str, Any]) -> Callable[[Path], None]:
     """A tokenizer whose `place` is a sequence of these steps."""
     return tokens(lambda found: found.update({place: {"type": kind, list_name: list(entries)}}))
@@ -194,7 +126,6 @@ def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-NESTED = "[" * 100_000
 DOUBLE = replace({"String": "a"}, "aa")
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 # SentencePiece's table of characters: an index of no bytes, and one text.
@@ -400,25 +331,9 @@ def place(whole, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def limits() -> Iterator[None]:
-    def ended(*_: Any) -> None:
-        pytest.fail(f"takes more than {SECONDS} seconds")
-
-    before = signal.signal(signal.SIGALRM, ended)
-    signal.alarm(SECONDS)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if Path("/proc").exists():
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + EXTRA_MEMORY, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def listing(folder: Path) -> set[tuple[Path, int]]:
-    """Everything below a folder, with the time it was written."""
-    return {(path, path.lstat().st_mtime_ns) for path in folder.rglob("*") if not path.is_dir()}
+def within_limits() -> Iterator[None]:
+    with limits():
+        yield
 
 
 def cases(commands: str, *groups: dict[str, Any]) -> list[Any]:
