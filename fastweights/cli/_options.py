@@ -2,7 +2,6 @@
 
 import errno
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Annotated, TypeVar
 import typer
 
 from ..stopping import Stopped
+from ..terminal import show
+from ..untrusted import one_line
 
 __all__ = [
     "Device",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 Value = TypeVar("Value")
+LONGEST_ERROR = 1000  # characters: about half a screen
 Imports = Annotated[
     list[str] | None,
     typer.Option(
@@ -47,9 +49,9 @@ def import_mixers(modules: Sequence[str] | None) -> None:
 
 
 def fail(message: str, code: int) -> int:
-    """Print one line to stderr, without the system's numbers of errors; returns the exit code."""
-    line = re.sub(r"\[Errno -?\d+\] ", "", " ".join(message.split()))
-    print(f"fastweights: error: {line}", file=sys.stderr)
+    """Print one short line to stderr, without the system's numbers of errors; returns the exit code."""
+    line = re.sub(r"\[Errno -?\d+\] ", "", one_line(message, LONGEST_ERROR))
+    show(f"fastweights: error: {line}", error=True)
     return code
 
 
@@ -81,7 +83,7 @@ def training_errors(continues: str, prefix: str = "") -> Iterator[None]:
     try:
         yield
     except WorkerError as error:
-        print(error.details, file=sys.stderr, end="")
+        show(error.details, error=True, end="")
         raise typer.Exit(fail(f"{prefix}{error}; {continues}", 1)) from None
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..terminal import show
 from ._options import Imports, import_mixers, one_line_errors
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ def _show_conversions(wanted: bool) -> None:
         from ..conversion import CONVERSIONS, condition
 
         for (source, target), conversion in CONVERSIONS.items():
-            print(f"{source} -> {target}")
+            show(f"{source} -> {target}")
             needed = condition(conversion)
             if needed:
-                print(f"    only where the layers of the source have {needed}, which is not {source}'s default")
-            print(f"    new parameters: {conversion.first_values}\n    same logits: {conversion.equality}")
+                show(f"    only where the layers of the source have {needed}, which is not {source}'s default")
+            show(f"    new parameters: {conversion.first_values}\n    same logits: {conversion.equality}")
         raise typer.Exit
 
 
@@ -103,22 +104,22 @@ def _show(report: "ConversionReport", kind: str) -> None:
     for conversion in {id(own): own for own in report.conversions.values()}.values():
         layers = [index for index, own in report.conversions.items() if own is conversion]
         count = f"{len(layers)} of {report.layers}"
-        print(f"{conversion.source} -> {conversion.target} in {count} layers: {_ranges(layers)}")
-        print(f"  new parameters: {conversion.first_values}")
-        print(f"  same logits: {conversion.equality}")
-    print(f"{report.parameters:,} parameters, {report.new_parameters:,} of them new")
-    print(f"Largest difference of logits over {check.tokens} {kind} (largest logit {check.largest_logit:.3g}):")
-    print(
+        show(f"{conversion.source} -> {conversion.target} in {count} layers: {_ranges(layers)}")
+        show(f"  new parameters: {conversion.first_values}")
+        show(f"  same logits: {conversion.equality}")
+    show(f"{report.parameters:,} parameters, {report.new_parameters:,} of them new")
+    show(f"Largest difference of logits over {check.tokens} {kind} (largest logit {check.largest_logit:.3g}):")
+    show(
         f"  where they should be equal: {'no such setting' if check.neutral is None else format(check.neutral, '.3g')}"
     )
-    print(f"  as saved: {check.saved:.3g}")
+    show(f"  as saved: {check.saved:.3g}")
     run_file = report.output / "train.toml"
-    print(f"Saved in {report.output}, with {', '.join(report.tokenizer) or 'no tokenizer, as the source has none'}")
+    show(f"Saved in {report.output}, with {', '.join(report.tokenizer) or 'no tokenizer, as the source has none'}")
     if not report.tokenizer:
-        print(f"Before training, name the tokenizer of the source under [tokenizer] in {run_file}")
+        show(f"Before training, name the tokenizer of the source under [tokenizer] in {run_file}")
     if report.training is not None:
-        print(f"Text, length and batch size of {run_file}: as in {report.training}")
-    print(f"Continue: fastweights train {run_file}")
+        show(f"Text, length and batch size of {run_file}: as in {report.training}")
+    show(f"Continue: fastweights train {run_file}")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -1,14 +1,13 @@
 """`fastweights evaluate`: what a trained text model can do, by context length."""
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from ..terminal import Console, show
 from ._options import Device, Imports, import_mixers, one_line_errors, values
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
@@ -73,6 +72,7 @@ def evaluate(
 ) -> None:
     """Measure a trained text model: perplexity by context length, recall, retrieval of needles, lm-evaluation-harness.
 
+    Without --text, the run.json of the training in MODEL's folder says which text is read, and the command names it.
     Texts are read in blocks: memory does not grow with the context length (only softmax attention keeps all of it).
     Results are saved as they come; a file that is there is replaced.
     """
@@ -114,6 +114,8 @@ def evaluate(
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             held_out = HeldOutText(text or (), model)
             documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
+            if documents and held_out.notice:
+                show(held_out.notice, error=True)
             haystack = held_out.haystack()
             measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
             report = EvaluationReport(
@@ -131,9 +133,9 @@ def evaluate(
                 for table in evaluation_tables(report.results):
                     console.print(table)
                 if "perplexity" in report.results:
-                    print(f"Text: {held_out.name}")
+                    show(f"Text: {held_out.name}")
                 if report.results:
-                    print(f"Results: {output}")
+                    show(f"Results: {output}")
     if "perplexity" in report.results:
         _plot(report.results["perplexity"], model.resolve().name, output.with_name(f"{output.stem}-perplexity.png"))
 
@@ -159,9 +161,9 @@ def _plot(rows: Any, name: str, path: Path) -> None:
 
     try:
         save_perplexity_plot({name: rows}, path)
-        print(f"Plot: {path}")
+        show(f"Plot: {path}")
     except ImportError:
-        print(
+        show(
             "No plot: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-            file=sys.stderr,
+            error=True,
         )

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..terminal import show
 from ._options import Imports, import_mixers, one_line_errors
 
 
@@ -61,7 +62,7 @@ def generate(
                 block=block,
                 streamer=streamer,
             )
-            print(streamer.speed(), file=sys.stderr)
+            show(streamer.speed(), error=True)
 
 
 def _standard_input() -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..terminal import show
 from ._options import Device, Imports, import_mixers, one_line_errors, values
 
 # The names of fastweights.inspection.MEASURES (a test compares them), written out because help must not import torch.
@@ -59,7 +60,10 @@ def inspect(
         with within_memory("a smaller --tokens, or a larger --every,"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             held_out = HeldOutText(text or (), model)
-            ids = list(islice(chain.from_iterable(held_out.documents(tokenizer)), tokens))
+            documents = held_out.documents(tokenizer)
+            if held_out.notice:
+                show(held_out.notice, error=True)
+            ids = list(islice(chain.from_iterable(documents), tokens))
             if len(ids) < 2:
                 raise ValueError(
                     f"the text must have at least 2 tokens to read, {held_out.name} has {len(ids)}; pass a longer one"
@@ -72,5 +76,5 @@ def inspect(
             raise OSError("matplotlib is missing; pip install 'fastweights[viz]', then give the same command") from None
     left_out = [name for name in names or () if name not in found.panels]
     if left_out:
-        print(f"No layer has what is measured by: {', '.join(left_out)}")
-    print(f"Page: {next(path for path in saved if path.suffix == '.html')}")
+        show(f"No layer has what is measured by: {', '.join(left_out)}")
+    show(f"Page: {next(path for path in saved if path.suffix == '.html')}")

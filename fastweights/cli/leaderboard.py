@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..stopping import StopSignals
+from ..terminal import Console, show
 from ._options import Device, Imports, Workers, check_trainings, import_mixers, one_line_errors, training_errors
 
 # Those of fastweights.leaderboard (a test compares them), written out because help must not import torch.
@@ -87,8 +87,8 @@ def leaderboard(
             rows = part_rows(part, size, output, measurements)
             library = rows_beside(part, size, rows)
             Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
-            print(where_others_are_from(library, output), end="")
+            show(where_others_are_from(library, output), end="")
             if path is not None:
-                print(f"Results: {path}\n")
+                show(f"Results: {path}\n")
             elif how := how_to_measure(part, labels, rows, imports or (), measurements):
-                print(how)
+                show(how)

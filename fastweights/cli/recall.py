@@ -1,13 +1,12 @@
 """`fastweights recall`: train and compare memory layers on associative recall."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..stopping import StopSignals
+from ..terminal import Console, show
 from ._options import Device, Imports, import_mixers, one_line_errors, training_errors, values
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
@@ -124,18 +123,18 @@ def recall(
             )
     for name, results in found.items():
         if name:
-            print(f"Part {name}")
+            show(f"Part {name}")
         Console().print(recall_table(results))
         if study.parts[name].curriculum:
             Console().print(stage_table(results))
-        print(f"Results: {folders[name] / 'results.json'}")
+        show(f"Results: {folders[name] / 'results.json'}")
         with one_line_errors():
             try:
-                print("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
+                show("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
             except ImportError:
-                print(
+                show(
                     "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-                    file=sys.stderr,
+                    error=True,
                 )
 
 

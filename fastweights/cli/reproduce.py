@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..stopping import StopSignals
+from ..terminal import Console, show
 from ._options import Device, Workers, check_trainings, one_line_errors, training_errors
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights.experiments (a test compares them)
@@ -68,7 +68,7 @@ def reproduce(
         given = check_trainings(device, output, workers, seeds)
         for claim in chosen:
             if not named and device == "cpu" and claim.device == "cuda" and claim.measure is not None:
-                print(f"{claim.name}: left out, needs --device cuda ({claim.cost})")
+                show(f"{claim.name}: left out, needs --device cuda ({claim.cost})")
                 continue
             conditions = Conditions(
                 seeds=given or claim.seeds, device=device, folder=output / "trained", measurements=measurements, workers=workers
@@ -77,4 +77,4 @@ def reproduce(
                 record = run_claim(claim, conditions)
             path = save_record(output, record)
             Console().print(claim_page(claim, record))
-            print(f"Result: {path}\n")
+            show(f"Result: {path}\n")

@@ -1,13 +1,12 @@
 """`fastweights train`: train language models on text."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..stopping import StopSignals
+from ..terminal import Console, show
 from ._options import Imports, fail, import_mixers, one_line_errors
 
 
@@ -68,10 +67,10 @@ def train(
     Console().print(*language_tables(results), sep="\n")
     for result in results:
         if result.continuation is not None:
-            print(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")
-    print("Models: " + ", ".join(result.folder for result in results))
+            show(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")
+    show("Models: " + ", ".join(result.folder for result in results))
     with one_line_errors():
         try:
-            print("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
+            show("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
         except ImportError:
-            print("No plots: matplotlib is missing; pip install 'fastweights[viz]'", file=sys.stderr)
+            show("No plots: matplotlib is missing; pip install 'fastweights[viz]'", error=True)

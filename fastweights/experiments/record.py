@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import committed_results, write_json
-from ..results.recall import ResultsError, read_object
-from .claim import STATUSES, Measurement, Status
+from ..results.records import from_record, read_object
+from .claim import Measurement, Status
 from .ledger import claim_names, find_claim
 
 __all__ = ["ClaimRecord", "committed_records", "load_record", "load_records", "save_record"]
@@ -63,14 +63,7 @@ def load_record(path: Path) -> ClaimRecord:
     """Raises:
     ResultsError: the file is damaged or holds something else.
     """
-    content = read_object(path)
-    try:
-        record = ClaimRecord(**content)
-    except TypeError as error:
-        raise ResultsError(f"result {path} has other fields ({error}); run the claim again") from None
-    if record.status not in STATUSES:
-        raise ResultsError(f"result {path} has the unknown status {record.status!r}; run the claim again")
-    return record
+    return from_record(ClaimRecord, read_object(path), path)
 
 
 def load_records(folder: Path) -> dict[str, ClaimRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..environment import machine, versions
 from ..files import committed_results, write_bytes
-from ..results.recall import ResultsError, read_object
+from ..results.records import ResultsError, from_record, read_object
 
 __all__ = [
     "LATER",
@@ -84,14 +85,25 @@ def board_path(folder: Path, part: str, size: str) -> Path:
     return folder / f"{part}-{size}.json"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    """What the file of a board holds."""
+
+    format: int
+    part: str
+    size: str
+    setting: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+
+
 def load_board(path: Path) -> Board:
     """Raises:
     ResultsError: the file is damaged or of another version.
     """
-    content = read_object(path)
-    if content.get("format") != FORMAT or not isinstance(content.get("rows"), dict):
+    content = from_record(_Content, read_object(path), path)
+    if content.format != FORMAT:
         raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
-    return Board(path, content["part"], content["size"], content["setting"], content["rows"])
+    return Board(path, content.part, content.size, content.setting, content.rows)
 
 
 def measured_here(device: str) -> dict[str, str]:

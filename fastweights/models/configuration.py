@@ -44,6 +44,7 @@ LARGEST = {
     "num_heads": LARGEST_HEADS,
     "intermediate_size": 2**24,
 }
+LARGEST_LABELS = 2**20  # transformers lists them one by one
 # Keys besides the fields that transformers or this class writes into config.json, or that come with loading one.
 TRANSFORMERS_KEYS = {
     "_attn_implementation",
@@ -123,6 +124,7 @@ class FastWeightsConfig(PreTrainedConfig):
         for name, largest in LARGEST.items():
             if name != "intermediate_size":
                 setattr(self, name, check_size(name, getattr(self, name), high=largest))
+        check_size("num_labels", kwargs.get("num_labels", 2), high=LARGEST_LABELS)
         for name in ("norm_eps", "initializer_range"):
             check_positive(name, getattr(self, name))
         for name in ("scale_residuals", "tie_word_embeddings", "use_cache", "chunked_loss"):

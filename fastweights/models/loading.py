@@ -16,7 +16,7 @@ from ..data.text.tokenizer import vocabulary_size
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
-from .weight_files import check_names, check_shapes, check_weights
+from .weight_files import check_memory, check_names, check_shapes, check_weights
 
 __all__ = [
     "DTYPES",
@@ -159,6 +159,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 def load_weights(folder: Path, dtype: str | None = None) -> Any:
     """The model in a `model_folder`; ValueError unless its weights are whole and exactly those of its configuration."""
     config = load_config(folder)
+    check_memory(folder)
     config.use_cache = True  # transformers' Trainer sets it to False, and earlier versions saved that
     with loading(f"the model in {folder}"):
         loaded: Any = FastWeightsForCausalLM.from_pretrained(

@@ -12,6 +12,7 @@ from typing import Any
 import filelock
 
 from ..files import PARTIAL_FILES, WriteError, disk_is_full, write_json
+from ..untrusted import one_line, read_json_object
 
 __all__ = ["OwnedFolder", "as_stored"]
 
@@ -99,7 +100,7 @@ class OwnedFolder:
     def _refuse_other_work(self, wanted: Mapping[str, Any], compared: Iterable[str] | None = None) -> None:
         remedy = f"choose another output folder, or pass overwrite to delete that {self._work}"
         try:
-            there = json.loads(self.marker.read_bytes())
+            there = read_json_object(self.marker)
             differences = [
                 f"{name} is {_shown(there, name)} there and {_shown(wanted, name)} here"
                 for name in ({**wanted, **there} if compared is None else compared)
@@ -112,7 +113,7 @@ class OwnedFolder:
 
 
 def _shown(record: Mapping[str, Any], name: str) -> str:
-    return json.dumps(record[name]) if name in record else "not set"
+    return one_line(json.dumps(record[name])) if name in record else "not set"
 
 
 def as_stored(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,6 +13,7 @@ import numpy as np
 from ...checks import check_choice, check_path
 from ...checksums import damage, write_checksums
 from ...files import write_json, writing
+from ...untrusted import read_json_object
 
 __all__ = ["ShardWriter", "TokenShards", "shards_damage", "text_hash", "token_dtype", "write_manifest"]
 
@@ -63,13 +63,13 @@ def write_manifest(folder: Path, *, dtype: str, splits: dict[str, Any], text: st
 
 def text_hash(folder: Path) -> str:
     """Hash of the documents whose tokens the folder holds."""
-    return json.loads((folder / MANIFEST).read_bytes())["text"]
+    return read_json_object(folder / MANIFEST)["text"]
 
 
 def shards_damage(folder: Path, *, content: bool = True) -> str | None:
     """Why the shards of a folder cannot be used, in words; None if they can. content: as for `checksums.damage`."""
     why = damage(folder, content=content)
-    if why is None and json.loads((folder / MANIFEST).read_bytes())["format"] != FORMAT:
+    if why is None and read_json_object(folder / MANIFEST)["format"] != FORMAT:
         why = "another version of fastweights wrote it"
     return why
 
@@ -88,7 +88,7 @@ class TokenShards:
             raise ValueError(
                 f"folder must be one of token shards, as prepare_text makes it, but {folder} has no {MANIFEST}"
             )
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = read_json_object(folder / MANIFEST)
         entry = manifest["splits"][split]
         self.folder, self.split = folder, split
         self._dtype, self._sizes = manifest["dtype"], entry["shards"]

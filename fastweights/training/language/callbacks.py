@@ -13,8 +13,10 @@ import torch
 import torch.distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ...checks import error_prefix
 from ...files import write_bytes, writing
 from ...stopping import StopSignals
+from ...untrusted import check_file
 from .checkpoints import checkpoints_in
 from .folder import world_size
 
@@ -157,7 +159,11 @@ class TensorBoardLog(TrainerCallback):
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The points of a log; a last line that a kill cut short is left out."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if not path.exists():
+        return []
+    with error_prefix("log"):
+        check_file(path, None)
+    lines = path.read_bytes().splitlines(keepends=True)
     points = []
     for number, line in enumerate(lines, 1):
         if line.endswith(b"\n"):

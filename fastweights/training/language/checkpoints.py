@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from transformers import TrainerState
 from ...checksums import CHECKSUMS, damage
 from ...files import TENSOR_ERRORS, WriteError, writing
 from ...models import FastWeightsConfig
+from ...untrusted import check_file, read_json_object
 from ..output_folder import as_stored
 
 __all__ = ["SaveError", "checkpoint_step", "checkpoints_in", "drop_old", "latest_whole", "loading", "saving"]
@@ -86,7 +86,10 @@ def _damage(checkpoint: Path) -> str | None:
     if why is not None:
         return why
     try:
-        dict(json.loads((checkpoint / "config.json").read_bytes()))
+        for path in checkpoint.rglob("*"):
+            if not path.is_dir():
+                check_file(path, None)
+        read_json_object(checkpoint / "config.json")
         TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     except Exception as error:  # transformers raises what the values of the file cause
         return str(error)
@@ -95,7 +98,7 @@ def _damage(checkpoint: Path) -> str | None:
 
 
 def _check_architecture(checkpoint: Path, config: FastWeightsConfig) -> None:
-    there, here = json.loads((checkpoint / "config.json").read_bytes()), as_stored(config.to_dict())
+    there, here = read_json_object(checkpoint / "config.json"), as_stored(config.to_dict())
     differences = [
         f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
         for name in ARCHITECTURE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
 from ...files import publish_folder, write_json
 from ...models.card import write_card
+from ...untrusted import read_json_object
 from ..optimization import learning_rate_factor, weight_decay_groups
 from .callbacks import check_finite
 from .checkpoints import drop_old, loading, saving
@@ -237,7 +237,7 @@ class LanguageTrainer(Trainer):
         self._losses.zero_()
         self._last_point = self.state.global_step
         if (checkpoint / OPEN_LOSS).exists():  # earlier versions logged a point at every checkpoint
-            saved = json.loads((checkpoint / OPEN_LOSS).read_bytes())
+            saved = read_json_object(checkpoint / OPEN_LOSS)
             self._losses += saved["sum"]
             self._last_point = saved["since_step"]
 
