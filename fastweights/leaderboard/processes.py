@@ -15,6 +15,7 @@ import torch
 
 from ..files import write_json
 from ..layers import import_mixers
+from ..safe_path import same_path
 from ..training.workers import WorkerError, gpus_of_workers, signals_held_back
 from .request import Request
 
@@ -141,7 +142,7 @@ class _Process:
     def begin(self, arguments: Sequence[Any]) -> None:
         """Give it a job. The first one starts it."""
         if self._process.pid is None:
-            with signals_held_back():  # Ctrl-C reaches all processes: this one decides
+            with same_path(), signals_held_back():  # Ctrl-C reaches all processes: this one decides
                 self._process.start()
             self._theirs.close()
         with suppress(OSError):  # the process is gone: `receive` says so

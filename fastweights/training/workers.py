@@ -24,6 +24,7 @@ from ..environment import usable_cores
 from ..files import WriteError
 from ..layers import import_mixers
 from ..results.recall import RecallResult, save_result
+from ..safe_path import HAS_SAFE_PATH, same_path
 from ..stopping import SIGNALS, join_or_kill
 from .experiment import RecallRun
 from .folder import ExperimentFolder
@@ -160,7 +161,8 @@ def _context(devices: Collection[str]) -> Any:
     if sys.platform != "linux" or any(torch.device(device).type != "cpu" for device in devices):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fastweights.training.recall"])
+    if HAS_SAFE_PATH:  # else the server has another path than this process, and might find another fastweights there
+        context.set_forkserver_preload(["fastweights.training.recall"])
     return context
 
 
@@ -183,7 +185,7 @@ class _Worker:
         """Train `job`. The first one starts the process."""
         self.job = job
         if self.process.pid is None:
-            with signals_held_back():
+            with same_path(), signals_held_back():
                 self.process.start()
             self._theirs.close()
         with suppress(OSError):  # the worker is gone: `receive` says so

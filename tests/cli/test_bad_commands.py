@@ -102,8 +102,33 @@ RUN_FILES = {
     "output-is-in-use": ('output = "trained"', 'output = "folder"', "cat.jpg"),
     "cache-is-a-file": ('cache = "cache"', 'cache = "text.txt"', "cache must be a folder"),
 }
+# Values of --import: what the file holds, and a word of the message.
+IMPORTS = {
+    "exits.py": ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+    "exits-silently.py": ("raise SystemExit\n", "SystemExit"),
+    "raises.py": ("1 / 0\n", "ZeroDivisionError"),
+    "misspelt.py": ("def\n", "SyntaxError"),
+    "binary.py": ("\0\n", "SyntaxError"),
+    "nothing.py": ("x = 3\n", "registers no mixer"),
+    "nothing_by_name": (None, "registers no mixer"),
+    "folder.py": (None, "it is a folder"),
+    "folder": (None, "it is a folder"),
+    "folder/": (None, "it is a folder"),
+    ".": (None, "it is a folder"),
+    "no.such.module": (None, "there is no such module"),
+}
+WITH_IMPORT = (
+    *("recall", "train run.toml", "convert model --to pgdn --output new", "evaluate model", "inspect model"),
+    *("generate model Once", "mixers", "leaderboard rules"),
+)
 # (command, a word of the message)
 COMMANDS = [
+    *[
+        (f"{command} --import {name}", IMPORTS[name][1])
+        for command in WITH_IMPORT
+        for name in ("exits.py", "nothing.py")
+    ],
+    *[(f"mixers --import {name}", word) for name, (_, word) in IMPORTS.items()],
     *[(f"train {name}.toml", word) for name, (_, _, word) in RUN_FILES.items()],
     ("recal", "recal"),
     ("--nonsense", "--nonsense"),
@@ -276,6 +301,11 @@ def place(tmp_path_factory):
     (folder / "folder").mkdir()
     (folder / "folder" / "cat.jpg").write_text("precious")
     (folder / "folder.toml").mkdir()
+    for name, (text, _) in IMPORTS.items():
+        if text is not None:
+            (folder / name).write_text(text)
+    (folder / "nothing_by_name.py").touch()
+    (folder / "folder.py").mkdir()
     (folder / "loop.toml").symlink_to("loop.toml")
     return folder
 

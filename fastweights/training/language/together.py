@@ -15,6 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ...layers import import_mixers
+from ...safe_path import same_path
 from ...stopping import Stopped, StopSignals, join_or_kill
 from ..workers import WorkerError
 from .folder import LanguageFolder
@@ -63,9 +64,10 @@ def train_together(
     try:
         while waiting or running:
             while waiting and places:
-                run, gpu, divergence = waiting.pop(0), places.pop(0), context.SimpleQueue()
-                process = context.Process(target=_train, args=(run, imports, divergence))
-                with _visible(gpu):
+                run, gpu = waiting.pop(0), places.pop(0)
+                with same_path(), _visible(gpu):
+                    divergence = context.SimpleQueue()  # starts a process too, which tracks what queues leave behind
+                    process = context.Process(target=_train, args=(run, imports, divergence))
                     process.start()
                 running[process.sentinel] = (process, run, divergence, gpu)
             for sentinel in wait(list(running)):
