@@ -36,21 +36,23 @@ def import_mixers(modules: Sequence[str]) -> None:
     for module in check_texts("modules", modules, what="modules or paths of .py files", empty=False):
         before = dict(MIXERS)
         try:
-            is_new = _import_file(Path(module)) if module.endswith(".py") else _import_name(module)
+            loaded = _import_file(Path(module)) if module.endswith(".py") else _import_name(module)
         except _Missing as missing:
             raise ValueError(f"cannot import {module}: {missing}; {REMEDY}") from None
         except (Exception, SystemExit) as error:
-            raise ValueError(f"cannot import {module}: {one_line(error)}") from error
-        if is_new and dict(MIXERS) == before:
+            why = one_line(error).replace(f"({Path(module).name}, line", "(line")  # Python names the file again
+            raise ValueError(f"cannot import {module}: {why}") from error
+        if loaded is not None and dict(MIXERS) == before:
+            del sys.modules[loaded]
             raise ValueError(
                 f"cannot import {module}: it registers no mixer; register one there with fastweights.layers.register_mixer"
             )
 
 
-def _import_name(name: str) -> bool:
-    """Whether the module was not known before."""
+def _import_name(name: str) -> str | None:
+    """The name of the module; None where it was there before."""
     if name in sys.modules:
-        return False
+        return None
     missing = _Missing("it is a folder" if Path(name).is_dir() else "there is no such module")
     if not re.fullmatch(r"\w+(\.\w+)*", name):
         raise missing
@@ -66,21 +68,21 @@ def _import_name(name: str) -> bool:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise missing from None
-    return True
+    return name
 
 
-def _import_file(path: Path) -> bool:
-    """Whether the file was not known before."""
+def _import_file(path: Path) -> str | None:
+    """The name that the file has among modules; None where it was there before."""
     if not path.is_file():
         raise _Missing("it is a folder" if path.is_dir() else "there is no such file")
     path = path.resolve(strict=True)
     name = f"fastweights_import_{path.stem}_{zlib.crc32(str(path).encode()):x}"
     if name in sys.modules:
-        return False
+        return None
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # the name ends in .py
     _load(spec)
-    return True
+    return name
 
 
 def _load(spec: ModuleSpec) -> None:

@@ -119,7 +119,7 @@ IMPORTS = {
 }
 WITH_IMPORT = (
     *("recall", "train run.toml", "convert model --to pgdn --output new", "evaluate model", "inspect model"),
-    *("generate model Once", "mixers", "leaderboard rules"),
+    *("generate model Once", "leaderboard rules"),
 )
 # (command, a word of the message)
 COMMANDS = [
