@@ -10,9 +10,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from ..out_of_memory import within_memory
 from ..stopping import Stopped
 
 __all__ = [
+    "FEWER",
     "Device",
     "Imports",
     "Workers",
@@ -25,6 +27,7 @@ __all__ = [
 ]
 
 Value = TypeVar("Value")
+FEWER = "a smaller --workers"
 Imports = Annotated[
     list[str] | None,
     typer.Option(
@@ -54,13 +57,14 @@ def fail(message: str, code: int) -> int:
 
 
 @contextmanager
-def one_line_errors(continues: str = "") -> Iterator[None]:
+def one_line_errors(continues: str = "", memory: str = "a smaller model") -> Iterator[None]:
     """Ends the command with one line and exit code 2 for bad input, 1 for a failure, 130 for Ctrl-C, 128 and the signal's
     number for a signal.
-    continues: how to continue after a failure or an interruption, for the message."""
+    continues: how to continue after a failure or an interruption, for the message. memory: what needs less memory."""
     remedy = f"; {continues}" if continues else ""
     try:
-        yield
+        with within_memory(memory):
+            yield
     except (ValueError, TypeError) as error:
         raise typer.Exit(fail(str(error), 2)) from None
     except OSError as error:

@@ -64,7 +64,7 @@ def convert(
     Starts from transformers' Mamba-2 checkpoints and from models of fastweights. Shows how far the logits of the two are
     apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --tokens, or a machine with more memory,"):
         import_mixers(imports)
         from transformers.utils.logging import disable_progress_bar
 

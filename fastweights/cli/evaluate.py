@@ -76,12 +76,11 @@ def evaluate(
     Texts are read in blocks: memory does not grow with the context length (only softmax attention keeps all of it).
     Results are saved as they come; a file that is there is replaced.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --block or --batch-size, or --dtype bfloat16,"):
         import_mixers(imports)
         from ..analysis.evaluation_tables import evaluation_tables
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
-        from ..evaluation.reading import within_memory
         from ..evaluation.report import EvaluationReport
         from ..evaluation.text import HeldOutText
         from ..models.loading import load_language_model
@@ -110,30 +109,27 @@ def evaluate(
             ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
         )
         output = model / "evaluation.json" if output is None else output
-        with within_memory("a smaller --block or --batch-size, or --dtype bfloat16,"):
-            language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-            held_out = HeldOutText(text or (), model)
-            documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
-            haystack = held_out.haystack()
-            measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
-            report = EvaluationReport(
-                output, model=language_model, name=str(model), settings=settings, text=held_out.name
-            )
-            try:
-                if harness is not None:
-                    report.add("lm-eval", harness(language_model, tokenizer, tasks, batch_size=batch_size, seed=seed))
-                with Console(stderr=True).status("Measuring") as status:
-                    for measure, rows in measured:
-                        report.add(measure, rows)
-                        status.update(f"Measuring; done: {measure} at {rows[-1].length:,} tokens")
-            finally:  # shows the measurements before an error too
-                console = Console()
-                for table in evaluation_tables(report.results):
-                    console.print(table)
-                if "perplexity" in report.results:
-                    print(f"Text: {held_out.name}")
-                if report.results:
-                    print(f"Results: {output}")
+        language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+        held_out = HeldOutText(text or (), model)
+        documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
+        haystack = held_out.haystack()
+        measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
+        report = EvaluationReport(output, model=language_model, name=str(model), settings=settings, text=held_out.name)
+        try:
+            if harness is not None:
+                report.add("lm-eval", harness(language_model, tokenizer, tasks, batch_size=batch_size, seed=seed))
+            with Console(stderr=True).status("Measuring") as status:
+                for measure, rows in measured:
+                    report.add(measure, rows)
+                    status.update(f"Measuring; done: {measure} at {rows[-1].length:,} tokens")
+        finally:  # shows the measurements before an error too
+            console = Console()
+            for table in evaluation_tables(report.results):
+                console.print(table)
+            if "perplexity" in report.results:
+                print(f"Text: {held_out.name}")
+            if report.results:
+                print(f"Results: {output}")
     if "perplexity" in report.results:
         _plot(report.results["perplexity"], model.resolve().name, output.with_name(f"{output.stem}-perplexity.png"))
 

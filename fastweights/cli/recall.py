@@ -14,6 +14,7 @@ from ._options import Device, Imports, import_mixers, one_line_errors, training_
 TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
 MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,16"]
 LEARNING_RATES, SEEDS = ["0.003,0.01"], ["0"]
+LESS_MEMORY = "a smaller --batch-size, or a smaller --workers,"
 
 
 def recall(
@@ -77,7 +78,7 @@ def recall(
     again, with the same numbers in the end.
     """
     continues = f"the same command{' without --overwrite' * overwrite} continues where it stopped"
-    with one_line_errors(continues), StopSignals():
+    with one_line_errors(continues, LESS_MEMORY), StopSignals():
         import_mixers(imports)
         from ..analysis import mixers_table, recall_table, save_plots, stage_table
         from ..layers import parse_mixers

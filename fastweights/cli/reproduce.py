@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Device, Workers, check_trainings, one_line_errors, training_errors
+from ._options import FEWER, Device, Workers, check_trainings, one_line_errors, training_errors
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights.experiments (a test compares them)
 CONTINUES = "the same command continues where trainings stopped"
@@ -40,7 +40,7 @@ def reproduce(
     Each claim has a setting, the paper's numbers, the outcome that was expected and the rule that decides. A claim that does not
     hold is a result: the exit code is 0.
     """
-    with one_line_errors(CONTINUES), StopSignals():
+    with one_line_errors(CONTINUES, FEWER), StopSignals():
         from ..experiments import (
             Conditions,
             claims_of,

@@ -10,6 +10,8 @@ from rich.console import Console
 from ..stopping import StopSignals
 from ._options import Imports, fail, import_mixers, one_line_errors
 
+LESS_MEMORY = "a smaller batch_size with a larger accumulation, or gradient_checkpointing = true,"
+
 
 def train(
     run_file: Annotated[Path, typer.Argument(help="The run: a .toml file, or a .py file that defines `run`.")],
@@ -20,7 +22,8 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of first weights and data order.")] = None,
     precision: Annotated[str | None, typer.Option(help="no, bf16 or fp16.")] = None,
     stop_at: Annotated[
-        int | None, typer.Option(help="End after this step with a checkpoint; the same command then continues.")
+        int | None,
+        typer.Option(help="End after this step with a checkpoint; without this option the same command continues."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete an earlier training in the output folder and start again.")
@@ -52,7 +55,7 @@ def train(
         "precision": precision,
     }
     command = "the same command without --overwrite" if overwrite else "the same command"
-    with one_line_errors(f"{command} continues after the last checkpoint"), StopSignals() as signals:
+    with one_line_errors(f"{command} continues after the last checkpoint", LESS_MEMORY), StopSignals() as signals:
         import_mixers(imports)
         run = load_run(run_file, **{name: value for name, value in options.items() if value is not None})
         try:

@@ -14,6 +14,10 @@ from .output_folder import OwnedFolder, as_stored
 
 __all__ = ["ExperimentFolder"]
 
+LONGER = (
+    "steps",
+    "the learning rate has its warm-up and its schedule over steps, so that runs of another length begin anew",
+)
 _DECIDING_VERSIONS = ("fastweights", "torch")  # others of these may give other numbers
 
 
@@ -30,7 +34,7 @@ class ExperimentFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.results = path / "results.json"
-        self._owned = OwnedFolder(path, "experiment.json", "experiment")
+        self._owned = OwnedFolder(path, "experiment.json", "experiment", longer=LONGER)
         self._runs = path / "runs"
 
     def result(self, run: RecallRun) -> Path:

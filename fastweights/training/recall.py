@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
+from ..layers.backends import check_backend
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
 from .experiment import RecallExperiment, RecallRun
@@ -132,9 +133,10 @@ def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[Re
 
 
 def check_models(runs: Sequence[RecallRun]) -> None:
-    """Raises the ValueError of a mixer that cannot be built in this size, before any is trained."""
+    """Raises the ValueError of a mixer that cannot be built in this size, or run on this device, before any is trained."""
     one_of_each = {run.choice.label: run for run in runs}.values()
     with torch.device("meta"):  # shapes only
         for run in one_of_each:
             with error_prefix(f"mixer {run.choice.label}"):
                 objective_of(run.make_task()).build(run.model_config())
+            check_backend(run.choice.name, run.choice.options, run.device)

@@ -23,6 +23,7 @@ import torch
 from ..environment import usable_cores
 from ..files import WriteError
 from ..layers import import_mixers
+from ..out_of_memory import OutOfMemory, within_memory
 from ..results.recall import RecallResult, save_result
 from ..safe_path import HAS_SAFE_PATH, same_path
 from ..stopping import SIGNALS, join_or_kill
@@ -33,6 +34,7 @@ from .train import train_run
 
 __all__ = ["Job", "WorkerError", "gpus_of_workers", "signals_held_back", "train_runs", "usual_workers"]
 
+LESS_MEMORY = "a smaller batch_size, or fewer workers,"
 PER_GPU = 8  # small models that train on one GPU at the same time: one alone leaves most of it idle
 
 _REPORT_SECONDS = 0.2
@@ -245,10 +247,14 @@ def _work(connection: Any, orders: _Orders) -> None:
         while True:
             job = connection.recv()
             try:
-                import_mixers(orders.imports)
-                result = _train(job, connection, orders)
+                with within_memory(LESS_MEMORY):
+                    import_mixers(orders.imports)
+                    result = _train(job, connection, orders)
             except WriteError as error:  # a full disk needs no traceback
                 connection.send(_Failure(str(error), "", ends_all=True))
+                return
+            except OutOfMemory as error:
+                connection.send(_Failure(str(error), ""))
                 return
             except Exception as error:
                 connection.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))

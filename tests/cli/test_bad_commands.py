@@ -46,6 +46,7 @@ RECALL_FILES = {
     "part-with-a-bad-value": ("[parts.a]\n[parts.b]\nwidth = -1", "part b: width must be"),
     "output-with-a-zero": ('output = "a\\u0000"', "output must be"),
     "output-with-a-long-name": (f'output = "{LONG}"', "output must be the path of a folder of at most"),
+    "triton": ('mixers = ["linear", {name = "gdn", options = {backend = "triton"}}]', "backend 'triton' needs"),
     "bad-stage": ("[[curriculum]]\npairs = -4\nlength = 32\nsteps = 3", "pairs of a stage"),
 }
 # Run files by name: what stands in RUN in place of what.
@@ -56,6 +57,7 @@ RUN_FILES = {
     "unknown-model-key": ("hidden_size", "hiddensize", "hidden_size"),
     "unknown-mixer": ("hidden_size", 'mixer = "gnd"\nhidden_size', "'gdn'"),
     "unknown-option": ("hidden_size", 'mixer = {name = "gdn", conv_sise = 2}\nhidden_size', "'conv_size'"),
+    "triton": ("hidden_size", 'mixer = {name = "gdn", backend = "triton"}\nhidden_size', "backend 'triton' needs"),
     "unknown-preset": ("hidden_size", 'preset = "gdn-1c"\nhidden_size', "gdn-1b"),
     "text-for-number": ("max_steps = 2", 'max_steps = "2"', "max_steps must be"),
     "float-for-count": ("max_steps = 2", "max_steps = 2.5", "max_steps must be"),
@@ -130,6 +132,10 @@ COMMANDS = [
     ],
     *[(f"mixers --import {name}", word) for name, (_, word) in IMPORTS.items()],
     *[(f"train {name}.toml", word) for name, (_, _, word) in RUN_FILES.items()],
+    *[
+        (f"{command} gdn:backend=triton", "backend 'triton' needs")
+        for command in ("recall --mixers", "leaderboard rules --mixers")
+    ],
     ("recal", "recal"),
     ("--nonsense", "--nonsense"),
     ("train", "run_file"),

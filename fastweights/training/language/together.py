@@ -15,6 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ...layers import import_mixers
+from ...out_of_memory import OutOfMemory, within_memory
 from ...safe_path import same_path
 from ...stopping import Stopped, StopSignals, join_or_kill
 from ..workers import WorkerError
@@ -106,7 +107,11 @@ def _train(run: LanguageRun, imports: Sequence[str], divergence: Any) -> None:
     torch.set_num_threads(1)
     import_mixers(imports)
     try:
-        why = train_here(run)
+        with within_memory("a smaller batch_size, or fewer workers,"):
+            why = train_here(run)
+    except OutOfMemory as error:
+        print(f"{run.output}: {error}", file=sys.stderr)
+        sys.exit(1)
     except Stopped as stopped:
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:

@@ -19,13 +19,14 @@ from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, To
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
+from ...layers.backends import check_backend
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ...results import LanguageResult
 from ...results.language import load_result, save_result
 from ...stopping import StopSignals
 from ..output_folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
-from .checkpoints import latest_whole
+from .checkpoints import checkpoint_step, checkpoints_in, latest_whole
 from .compiling import compiler_loading, what_to_compile
 from .folder import (
     MEASURED,
@@ -64,7 +65,8 @@ def train_language(
     process calls it; `output` and `cache` must then be folders that all of them see.
 
     Args:
-        stop_at: end after this step with a checkpoint; a later call continues from there.
+        stop_at: end after this step with a checkpoint; a later call without it, or with a later step, continues from there. Where
+            a later step is saved already, nothing is trained.
         overwrite: delete an earlier training in the output folder.
         console: shows progress; None for silence.
         signals: entered by the caller. SIGTERM, SIGHUP and SIGUSR1, to any process of the training, then let every process
@@ -121,8 +123,9 @@ def train_language(
             return None
         finished = [result for result in results if result is not None]
         if len(finished) < len(results):
-            command = "the same command without --overwrite" if overwrite else "the same command"
-            report(f"stopped after step {stop_at}; {command} continues from there")
+            saved = [_saved_step(single) for single, result in zip(singles, results, strict=True) if result is None]
+            without = "--overwrite and --stop-at" if overwrite else "--stop-at"
+            report(f"stopped after step {min(saved):,}; the same command without {without} continues from there")
             return None
         if run.mixers:
             write_json(folder.results, [dataclasses.asdict(result) for result in finished])
@@ -157,6 +160,8 @@ def _check_device(run: LanguageRun) -> None:
 def _checked_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
     """The configuration of the run's model, checked by building the model without memory for its weights."""
     config = model_config(run, tokenizer)
+    for name, options in config.mixers():
+        check_backend(name, options, "cuda" if torch.cuda.is_available() else "cpu")
     with torch.device("meta"):
         FastWeightsForCausalLM(config)
     return config
@@ -182,6 +187,12 @@ def _train_one(
         if model is None or from_main_process(folder.result.exists()):
             return _finished(run, folder, text, report) if is_main_process() else None
         latest = on_main_process(lambda: latest_whole(folder.checkpoints, config, report))
+        if stop_at is not None and latest is not None and stop_at <= checkpoint_step(latest) < run.max_steps:
+            report(
+                f"{mixer_name(config)}: step {checkpoint_step(latest):,} is saved already, so that nothing is trained up to step "
+                f"{stop_at:,}"
+            )
+            return None
         report(f"{mixer_name(config)}: {step_size(run)}")
         began = time.perf_counter()
         tokens_a_step = run.length * run.batch_size * run.accumulation * world_size()
@@ -225,6 +236,11 @@ def _train_one(
         )
         save_result(folder.result, result)
         return result
+
+
+def _saved_step(run: LanguageRun) -> int:
+    """The step of the latest checkpoint."""
+    return checkpoint_step(checkpoints_in(LanguageFolder(Path(run.output)).checkpoints)[-1])
 
 
 def _finished(
