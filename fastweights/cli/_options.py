@@ -15,8 +15,12 @@ from ..stopping import Stopped
 
 __all__ = [
     "FEWER",
+    "AsJson",
     "Device",
+    "DryRun",
     "Imports",
+    "Overrides",
+    "Quiet",
     "Workers",
     "check_trainings",
     "fail",
@@ -39,6 +43,23 @@ Imports = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")]
 Workers = Annotated[int | None, typer.Option(help="Trainings at the same time; by default one per core, or 8 per GPU.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what the command would do, and write nothing.", show_default=False)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; errors are shown all the same.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Results as one JSON document on standard output, all else on standard error.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A field of the run file, such as model.num_heads=8 for `train` or width=64 for `recall`; may be repeated. The "
+        "value is TOML; text needs no quotation marks.",
+        show_default=False,
+    ),
+]
 
 
 def import_mixers(modules: Sequence[str] | None) -> None:

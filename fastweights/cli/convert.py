@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._options import Imports, import_mixers, one_line_errors
+from ._options import DryRun, Imports, import_mixers, one_line_errors
+from ._output import show_plan
 
 if TYPE_CHECKING:
     from ..conversion import ConversionReport
@@ -53,6 +54,7 @@ def convert(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
+    dry_run: DryRun = False,
     imports: Imports = None,
     list_conversions: Annotated[
         bool,
@@ -69,8 +71,13 @@ def convert(
         from transformers.utils.logging import disable_progress_bar
 
         from ..conversion import convert_folder
+        from ..conversion.folder import plan_conversion
 
         disable_progress_bar()  # of every file that is read or written
+        options = _named_values(option or [])
+        if dry_run:
+            show_plan(plan_conversion(source, output, to=to, options=options))
+            return
         report = convert_folder(
             source,
             output,
@@ -80,7 +87,7 @@ def convert(
             seed=seed,
             peak=peak,
             steps=steps,
-            options=_named_values(option or []),
+            options=options,
         )
     _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
 

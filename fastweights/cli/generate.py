@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import Imports, import_mixers, one_line_errors
+from ._options import Imports, Quiet, import_mixers, one_line_errors
 
 
 def generate(
@@ -27,6 +27,7 @@ def generate(
         str | None, typer.Option(help="Torch device, such as cpu or cuda; the GPU, where there is one, if not given.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
     """Print a model's continuation of a text, token by token, and then how fast it came.
@@ -59,7 +60,8 @@ def generate(
             block=block,
             streamer=streamer,
         )
-        print(streamer.speed(), file=sys.stderr)
+        if not quiet:
+            print(streamer.speed(), file=sys.stderr)
 
 
 def _standard_input() -> str:

@@ -7,7 +7,19 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import FEWER, Device, Imports, Workers, check_trainings, import_mixers, one_line_errors, training_errors
+from ._options import (
+    FEWER,
+    Device,
+    DryRun,
+    Imports,
+    Quiet,
+    Workers,
+    check_trainings,
+    import_mixers,
+    one_line_errors,
+    training_errors,
+)
+from ._output import show_plan
 
 # Those of fastweights.leaderboard (a test compares them), written out because help must not import torch.
 PARTS = "mqar, regression, tracking, language, needle, training-speed, decoding-speed, memory, rules"
@@ -41,6 +53,8 @@ def leaderboard(
         Path, typer.Option(help="Folder with the benchmarks' result files, for speed and memory.")
     ] = Path("benchmarks/results"),
     workers: Workers = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
     """Compare memory layers on the same tasks, at equal state size and equal parameters.
@@ -56,6 +70,7 @@ def leaderboard(
         from ..layers import MIXERS, MixerChoice, parse_mixers
         from ..layers.backends import check_backend
         from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
+        from ..leaderboard.plan import plan_part
         from ..leaderboard.run import rows_beside
         from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
         from ..training.progress import reporter_for
@@ -82,8 +97,11 @@ def leaderboard(
             check_backend(choice.name, choice.options, device)
         request = Request(
             mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
-            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True)),
+            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True, quiet=quiet)),
         )  # fmt: skip
+        if dry_run:
+            show_plan({"part": [plan_part(part, request) for part in chosen]})
+            return
         for part in chosen:
             with training_errors(CONTINUES):
                 path = run_part(part, request)

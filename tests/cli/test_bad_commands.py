@@ -132,10 +132,8 @@ COMMANDS = [
     ],
     *[(f"mixers --import {name}", word) for name, (_, word) in IMPORTS.items()],
     *[(f"train {name}.toml", word) for name, (_, _, word) in RUN_FILES.items()],
-    *[
-        (f"{command} gdn:backend=triton", "backend 'triton' needs")
-        for command in ("recall --mixers", "leaderboard rules --mixers")
-    ],
+    ("recall --mixers gdn:backend=triton", "backend 'triton' needs"),
+    ("leaderboard rules tracking --mixers gdn:backend=triton", "backend 'triton' needs"),
     ("recal", "recal"),
     ("--nonsense", "--nonsense"),
     ("train", "run_file"),

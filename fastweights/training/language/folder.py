@@ -33,7 +33,7 @@ __all__ = [
 MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
     *("output", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
-    *("keep_checkpoints", "tensorboard", *MEASURED),
+    *("keep_checkpoints", "tensorboard", "report_to", *MEASURED),
 )
 LONGER = (
     "max_steps",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from .progress import TrainingProgress
 from .run import LanguageRun
 from .trainer import LanguageTrainer
 
-__all__ = ["NonFiniteLoss", "train_language"]
+__all__ = ["NonFiniteLoss", "check_training", "checked_config", "train_language"]
 
 CONTINUED_TOKENS = 100
 PATIENCE = timedelta(hours=1)  # for the main process, which measures a model while the others wait to train the next
@@ -88,8 +89,7 @@ def train_language(
     check_flag("overwrite", overwrite)
     if stop_at is not None:
         check_size("stop_at", stop_at)
-    check_launch()
-    _check_device(run)
+    singles = check_training(run, overwrite=overwrite)
     PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
     signals = signals or StopSignals()  # not entered, it handles nothing
     console = console if console is not None and is_main_process() else Console(quiet=True)
@@ -97,11 +97,6 @@ def train_language(
     def report(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    singles = run.models()
-    for single in singles:
-        _checked_config(single)
-    for part in (run, *singles):
-        LanguageFolder(Path(part.output)).check(part, overwrite=overwrite)
     corpus = dataclasses.replace(run.corpus, excluded=(*run.corpus.excluded, run.output, run.cache))
     text = _prepared(corpus, model_tokenizer(singles[0]), run.cache, report)
     for shards in (text.train, text.held_out):
@@ -112,7 +107,7 @@ def train_language(
             f"batch_size must be at most {rows}, the rows of length {run.length} that the train text has, got {run.batch_size}; "
             "pass more text, or a smaller batch"
         )
-    configs = [_checked_config(single, text.tokenizer) for single in singles]
+    configs = [checked_config(single, text.tokenizer) for single in singles]
     folder = LanguageFolder(Path(run.output))
     with folder.opened(run, text, overwrite=overwrite) if run.mixers else nullcontext():
         results = [
@@ -130,6 +125,27 @@ def train_language(
         if run.mixers:
             write_json(folder.results, [dataclasses.asdict(result) for result in finished])
         return finished
+
+
+def check_training(run: LanguageRun, *, overwrite: bool) -> list[LanguageRun]:
+    """The runs of single models, after all checks that need no text. Nothing is written.
+
+    Raises:
+        ValueError: a launch, device, package, model or output folder with which `run` cannot be trained.
+    """
+    check_launch()
+    _check_device(run)
+    for tracker in run.trackers:
+        if find_spec(tracker) is None:
+            raise ValueError(
+                f"report_to {tracker!r} needs the package {tracker}; pip install {tracker}, or leave report_to out"
+            )
+    singles = run.models()
+    for single in singles:
+        checked_config(single)
+    for part in (run, *singles):
+        LanguageFolder(Path(part.output)).check(part, overwrite=overwrite)
+    return singles
 
 
 def _prepared(corpus: TextCorpus, tokenizer: TextTokenizer, cache: str, report: Callable[[str], None]) -> PreparedText:
@@ -157,7 +173,7 @@ def _check_device(run: LanguageRun) -> None:
         )
 
 
-def _checked_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
+def checked_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
     """The configuration of the run's model, checked by building the model without memory for its weights."""
     config = model_config(run, tokenizer)
     for name, options in config.mixers():
@@ -204,7 +220,7 @@ def _train_one(
             log_every=run.log_every,
         )
         log = RunLog(folder.log, tokens_a_step=tokens_a_step)
-        board = [TensorBoardLog(folder.tensorboard)] if run.tensorboard else []
+        board = [TensorBoardLog(folder.tensorboard)] if run.writes_tensorboard else []
         callbacks = [StopOnSignal(signals, report), StopAt(stop_at), log, *board, progress]
         parameters = model.num_parameters(only_trainable=True)
         trainer = LanguageTrainer(run, model, text, folder, callbacks)
