@@ -53,7 +53,7 @@ class _Stoppable(TyperGroup):
 
 app = typer.Typer(
     cls=_Stoppable,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _short_warnings():
         try:
             return app(arguments, prog_name="fastweights", standalone_mode=False) or 0
+        except SystemExit as ended:  # how typer ends the options of completion
+            return int(ended.code or 0)
         except USAGE_ERROR as error:
             return fail(error.format_message(), 2)  # type: ignore[attr-defined]
 

@@ -9,13 +9,19 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from ..out_of_memory import within_memory
 from ..stopping import Stopped
 from ..terminal import show
 from ..untrusted import one_line
 
 __all__ = [
+    "FEWER",
+    "AsJson",
     "Device",
+    "DryRun",
     "Imports",
+    "Overrides",
+    "Quiet",
     "Workers",
     "check_trainings",
     "fail",
@@ -27,6 +33,7 @@ __all__ = [
 
 Value = TypeVar("Value")
 LONGEST_ERROR = 1000  # characters: about half a screen
+FEWER = "a smaller --workers"
 Imports = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,6 +45,23 @@ Imports = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")]
 Workers = Annotated[int | None, typer.Option(help="Trainings at the same time; by default one per core, or 8 per GPU.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what the command would do, and write nothing.", show_default=False)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; errors are shown all the same.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Results as one JSON document on standard output, all else on standard error.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A field of the run file, such as model.num_heads=8 for `train` or width=64 for `recall`; may be repeated. The "
+        "value is TOML; text needs no quotation marks.",
+        show_default=False,
+    ),
+]
 
 
 def import_mixers(modules: Sequence[str] | None) -> None:
@@ -56,13 +80,14 @@ def fail(message: str, code: int) -> int:
 
 
 @contextmanager
-def one_line_errors(continues: str = "") -> Iterator[None]:
+def one_line_errors(continues: str = "", memory: str = "a smaller model") -> Iterator[None]:
     """Ends the command with one line and exit code 2 for bad input, 1 for a failure, 130 for Ctrl-C, 128 and the signal's
     number for a signal.
-    continues: how to continue after a failure or an interruption, for the message."""
+    continues: how to continue after a failure or an interruption, for the message. memory: what needs less memory."""
     remedy = f"; {continues}" if continues else ""
     try:
-        yield
+        with within_memory(memory):
+            yield
     except (ValueError, TypeError) as error:
         raise typer.Exit(fail(str(error), 2)) from None
     except OSError as error:

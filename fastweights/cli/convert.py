@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..terminal import show
-from ._options import Imports, import_mixers, one_line_errors
+from ._options import DryRun, Imports, import_mixers, one_line_errors
+from ._output import show_plan
 
 if TYPE_CHECKING:
     from ..conversion import ConversionReport
@@ -54,6 +55,7 @@ def convert(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
+    dry_run: DryRun = False,
     imports: Imports = None,
     list_conversions: Annotated[
         bool,
@@ -65,13 +67,18 @@ def convert(
     Starts from transformers' Mamba-2 checkpoints and from models of fastweights. Shows how far the logits of the two are
     apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --tokens, or a machine with more memory,"):
         import_mixers(imports)
         from transformers.utils.logging import disable_progress_bar
 
         from ..conversion import convert_folder
+        from ..conversion.folder import plan_conversion
 
         disable_progress_bar()  # of every file that is read or written
+        options = _named_values(option or [])
+        if dry_run:
+            show_plan(plan_conversion(source, output, to=to, options=options))
+            return
         report = convert_folder(
             source,
             output,
@@ -81,7 +88,7 @@ def convert(
             seed=seed,
             peak=peak,
             steps=steps,
-            options=_named_values(option or []),
+            options=options,
         )
     _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
 

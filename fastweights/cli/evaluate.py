@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from ..terminal import Console, show
-from ._options import Device, Imports, import_mixers, one_line_errors, values
+from ._options import AsJson, Device, DryRun, Imports, Quiet, import_mixers, one_line_errors, values
+from ._output import show_json, show_plan, tables_aside
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -53,6 +54,9 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(help="Texts read at a time.")] = 1,
     device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     imports: Imports = None,
     lm_eval: Annotated[
         list[str] | None,
@@ -76,12 +80,12 @@ def evaluate(
     Texts are read in blocks: memory does not grow with the context length (only softmax attention keeps all of it).
     Results are saved as they come; a file that is there is replaced.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --block or --batch-size, or --dtype bfloat16,"):
         import_mixers(imports)
         from ..analysis.evaluation_tables import evaluation_tables
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
-        from ..evaluation.reading import within_memory
+        from ..evaluation.plan import plan_evaluation
         from ..evaluation.report import EvaluationReport
         from ..evaluation.text import HeldOutText
         from ..models.loading import load_language_model
@@ -110,21 +114,22 @@ def evaluate(
             ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
         )
         output = model / "evaluation.json" if output is None else output
-        with within_memory("a smaller --block or --batch-size, or --dtype bfloat16,"):
-            language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-            held_out = HeldOutText(text or (), model)
-            documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
-            if documents and held_out.notice:
-                show(held_out.notice, error=True)
-            haystack = held_out.haystack()
-            measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
-            report = EvaluationReport(
-                output, model=language_model, name=str(model), settings=settings, text=held_out.name
-            )
+        held_out = HeldOutText(text or (), model)
+        if dry_run:
+            show_plan(plan_evaluation(model, settings, tasks, text=held_out.name, output=output), as_json)
+            return
+        language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+        documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
+        if documents and held_out.notice:
+            show(held_out.notice, error=True)
+        haystack = held_out.haystack()
+        measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
+        report = EvaluationReport(output, model=language_model, name=str(model), settings=settings, text=held_out.name)
+        with tables_aside(as_json):
             try:
                 if harness is not None:
                     report.add("lm-eval", harness(language_model, tokenizer, tasks, batch_size=batch_size, seed=seed))
-                with Console(stderr=True).status("Measuring") as status:
+                with Console(stderr=True, quiet=quiet).status("Measuring") as status:
                     for measure, rows in measured:
                         report.add(measure, rows)
                         status.update(f"Measuring; done: {measure} at {rows[-1].length:,} tokens")
@@ -136,8 +141,11 @@ def evaluate(
                     show(f"Text: {held_out.name}")
                 if report.results:
                     show(f"Results: {output}")
-    if "perplexity" in report.results:
-        _plot(report.results["perplexity"], model.resolve().name, output.with_name(f"{output.stem}-perplexity.png"))
+    with tables_aside(as_json):
+        if "perplexity" in report.results:
+            _plot(report.results["perplexity"], model.resolve().name, output.with_name(f"{output.stem}-perplexity.png"))
+    if as_json:
+        show_json(report.document())
 
 
 def _harness(tasks: Sequence[str], **options: Any) -> Any:

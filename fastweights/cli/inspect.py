@@ -42,10 +42,9 @@ def inspect(
     Writes arrays.npz, one PNG per measure and index.html, a page that needs no network. What does not fit a layer's rule is left
     out.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --tokens, or a larger --every,"):
         import_mixers(imports)
         from ..checks import check_size
-        from ..evaluation.reading import within_memory
         from ..evaluation.text import HeldOutText
         from ..files import check_place
         from ..inspection import inspect_model, save_inspection
@@ -57,18 +56,17 @@ def inspect(
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--output must be a folder, but {folder} is a file; choose another name")
         check_place("--output", folder)
-        with within_memory("a smaller --tokens, or a larger --every,"):
-            language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-            held_out = HeldOutText(text or (), model)
-            documents = held_out.documents(tokenizer)
-            if held_out.notice:
-                show(held_out.notice, error=True)
-            ids = list(islice(chain.from_iterable(documents), tokens))
-            if len(ids) < 2:
-                raise ValueError(
-                    f"the text must have at least 2 tokens to read, {held_out.name} has {len(ids)}; pass a longer one"
-                )
-            found = inspect_model(language_model, ids, every=every, measures=names)
+        language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+        held_out = HeldOutText(text or (), model)
+        documents = held_out.documents(tokenizer)
+        if held_out.notice:
+            show(held_out.notice, error=True)
+        ids = list(islice(chain.from_iterable(documents), tokens))
+        if len(ids) < 2:
+            raise ValueError(
+                f"the text must have at least 2 tokens to read, {held_out.name} has {len(ids)}; pass a longer one"
+            )
+        found = inspect_model(language_model, ids, every=every, measures=names)
         facts = {"model": str(model), "text": held_out.name, "tokens": len(ids), "every": every}
         try:
             saved = save_inspection(found, folder, title=f"Memories of {model.resolve().name}", facts=facts)

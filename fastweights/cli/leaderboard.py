@@ -7,7 +7,19 @@ import typer
 
 from ..stopping import StopSignals
 from ..terminal import Console, show
-from ._options import Device, Imports, Workers, check_trainings, import_mixers, one_line_errors, training_errors
+from ._options import (
+    FEWER,
+    Device,
+    DryRun,
+    Imports,
+    Quiet,
+    Workers,
+    check_trainings,
+    import_mixers,
+    one_line_errors,
+    training_errors,
+)
+from ._output import show_plan
 
 # Those of fastweights.leaderboard (a test compares them), written out because help must not import torch.
 PARTS = "mqar, regression, tracking, language, needle, training-speed, decoding-speed, memory, rules"
@@ -41,6 +53,8 @@ def leaderboard(
         Path, typer.Option(help="Folder with the benchmarks' result files, for speed and memory.")
     ] = Path("benchmarks/results"),
     workers: Workers = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
     """Compare memory layers on the same tasks, at equal state size and equal parameters.
@@ -50,11 +64,13 @@ def leaderboard(
     those that the library comes with. Speed and memory are read from the files of the benchmarks; what these lack is named with
     the command that measures it.
     """
-    with one_line_errors(CONTINUES), StopSignals():
+    with one_line_errors(CONTINUES, FEWER), StopSignals():
         import_mixers(imports)
         from ..checks import check_choice
         from ..layers import MIXERS, MixerChoice, parse_mixers
+        from ..layers.backends import check_backend
         from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
+        from ..leaderboard.plan import plan_part
         from ..leaderboard.run import rows_beside
         from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
         from ..training.progress import reporter_for
@@ -77,10 +93,15 @@ def leaderboard(
         repeated = {label for label in labels if labels.count(label) > 1}
         if repeated:
             raise ValueError(f"--mixers must differ from each other, but {min(repeated)!r} is there twice; drop one")
+        for choice in choices:
+            check_backend(choice.name, choice.options, device)
         request = Request(
             mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
-            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True)),
+            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True, quiet=quiet)),
         )  # fmt: skip
+        if dry_run:
+            show_plan({"part": [plan_part(part, request) for part in chosen]})
+            return
         for part in chosen:
             with training_errors(CONTINUES):
                 path = run_part(part, request)

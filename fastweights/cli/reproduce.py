@@ -7,7 +7,8 @@ import typer
 
 from ..stopping import StopSignals
 from ..terminal import Console, show
-from ._options import Device, Workers, check_trainings, one_line_errors, training_errors
+from ._options import FEWER, Device, DryRun, Workers, check_trainings, one_line_errors, training_errors
+from ._output import show_plan
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights.experiments (a test compares them)
 CONTINUES = "the same command continues where trainings stopped"
@@ -34,13 +35,14 @@ def reproduce(
         Path, typer.Option(help="Folder with the benchmarks' result files, for claims about speed.")
     ] = Path("benchmarks/results"),
     workers: Workers = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Measure claims of the papers again and say which hold.
 
     Each claim has a setting, the paper's numbers, the outcome that was expected and the rule that decides. A claim that does not
     hold is a result: the exit code is 0.
     """
-    with one_line_errors(CONTINUES), StopSignals():
+    with one_line_errors(CONTINUES, FEWER), StopSignals():
         from ..experiments import (
             Conditions,
             claims_of,
@@ -50,6 +52,7 @@ def reproduce(
             run_claim,
             save_record,
         )
+        from ..experiments.record import record_path
         from ..experiments.tables import claim_page, claims_table
 
         named = [find_claim(name) for name in claims or ()]
@@ -66,6 +69,16 @@ def reproduce(
                 Console().print(claims_table(claims_shown, records))
             return
         given = check_trainings(device, output, workers, seeds)
+        if dry_run:
+            plans = [
+                {
+                    "name": claim.name, "says": claim.says, "setting": claim.setting, "cost": f"{claim.cost} ({claim.device})",
+                    "seeds": given or claim.seeds, "output": str(record_path(output, claim, device)),
+                }
+                for claim in chosen
+            ]  # fmt: skip
+            show_plan({"claim": plans})
+            return
         for claim in chosen:
             if not named and device == "cpu" and claim.device == "cuda" and claim.measure is not None:
                 show(f"{claim.name}: left out, needs --device cuda ({claim.cost})")

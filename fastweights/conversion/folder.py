@@ -22,6 +22,7 @@ from ..checks import (
 )
 from ..data.text.tokenizer import load_tokenizer
 from ..files import TENSOR_ERRORS, check_place, staged_folder, write_bytes, write_json, writing
+from ..models import FastWeightsForCausalLM
 from ..models.card import write_card
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
@@ -32,7 +33,7 @@ from .source import copy_tokenizer, load_config, load_model, model_folder
 from .table import Conversion
 from .training import recorded_training
 
-__all__ = ["ConversionReport", "convert_folder"]
+__all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +92,7 @@ def convert_folder(
             not empty or cannot be made; logits that differ where they must be equal, or are not finite.
         WriteError: the output could not be written, as where the disk is full. There is none then.
     """
-    source = str(check_path("source", source, "a folder or a name on the Hugging Face hub"))
-    output = check_path("output", output, "the path of a folder")
-    _check_output(output)
+    source, output = _checked_places(source, output)
     check_size("steps", steps, high=LARGEST_COUNT)
     check_size("tokens", tokens, high=2**20)
     check_whole_number("seed", seed)
@@ -138,8 +137,40 @@ def convert_folder(
     )
 
 
+def plan_conversion(
+    source: str | Path, output: str | Path, *, to: str, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What `convert_folder` would make: the memory layers before and after, the parameters, and where it goes. Weights are not
+    read, and nothing is written.
+
+    Raises:
+        ValueError: as `convert_folder`, but for damaged weights.
+    """
+    source, output = _checked_places(source, output)
+    folder = model_folder(source)
+    recorded_training(folder, output)
+    before = own_config(load_config(folder))
+    after = fitting_config(before, to, options or {})
+    with torch.device("meta"):
+        models = [FastWeightsForCausalLM(config) for config in (before, after)]
+    old, new = (model.num_parameters() for model in models)
+    return {
+        "source": source, "mixers before": [name for name, _ in before.mixers()],
+        "mixers after": [name for name, _ in after.mixers()],
+        "new layers": sorted(conversions_between(before, after)), "parameters": new, "new parameters": new - old,
+        "output": str(output), "run file": str(output / "train.toml"),
+    }  # fmt: skip
+
+
+def _checked_places(source: str | Path, output: str | Path) -> tuple[str, Path]:
+    """The source, and the output where it can be written to: refused before the work, which may take long."""
+    source = str(check_path("source", source, "a folder or a name on the Hugging Face hub"))
+    output = check_path("output", output, "the path of a folder")
+    _check_output(output)
+    return source, output
+
+
 def _check_output(output: Path) -> None:
-    """Refused before the work, which may take long, and not after it."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"output must not exist or be an empty folder, and {output} is neither; name another one")
     check_place("output", output)

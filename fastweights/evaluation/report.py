@@ -57,7 +57,11 @@ class EvaluationReport:
         if measure == "lm-eval":
             self._head["versions"]["lm-eval"] = version("lm-eval")
         if self.path is not None:
-            write_json(self.path, {**self._head, "results": self._records()})
+            write_json(self.path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """What the file holds."""
+        return {**self._head, "results": self._records()}
 
     def _records(self) -> dict[str, list[dict[str, Any]]]:
         return {

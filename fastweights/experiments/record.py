@@ -9,7 +9,7 @@ from typing import Any
 
 from ..files import committed_results, write_json
 from ..results.records import from_record, read_object
-from .claim import Measurement, Status
+from .claim import Claim, Measurement, Status
 from .ledger import claim_names, find_claim
 
 __all__ = ["ClaimRecord", "committed_records", "load_record", "load_records", "save_record"]
@@ -54,9 +54,14 @@ class ClaimRecord:
 def save_record(folder: Path, record: ClaimRecord) -> Path:
     """Write the record to its file in `folder`, which is made if it does not exist, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{find_claim(record.claim).result_name(record.machine['device'])}.json"
+    path = record_path(folder, find_claim(record.claim), record.machine["device"])
     write_json(path, dataclasses.asdict(record))
     return path
+
+
+def record_path(folder: Path, claim: Claim, device: str) -> Path:
+    """The file of a result that a device has measured."""
+    return folder / f"{claim.result_name(device)}.json"
 
 
 def load_record(path: Path) -> ClaimRecord:

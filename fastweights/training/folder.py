@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..analysis.plots import PLOT_FILES
 from ..environment import versions
@@ -14,6 +15,10 @@ from .output_folder import OwnedFolder, as_stored
 
 __all__ = ["ExperimentFolder"]
 
+LONGER = (
+    "steps",
+    "the learning rate has its warm-up and its schedule over steps, so that runs of another length begin anew",
+)
 _DECIDING_VERSIONS = ("fastweights", "torch")  # others of these may give other numbers
 
 
@@ -30,7 +35,7 @@ class ExperimentFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.results = path / "results.json"
-        self._owned = OwnedFolder(path, "experiment.json", "experiment")
+        self._owned = OwnedFolder(path, "experiment.json", "experiment", longer=LONGER)
         self._runs = path / "runs"
 
     def result(self, run: RecallRun) -> Path:
@@ -45,6 +50,10 @@ class ExperimentFolder:
         """The folder of the run's model."""
         return self._runs / f"{run.name}.model"
 
+    def check(self, experiment: RecallExperiment, *, overwrite: bool) -> None:
+        """ValueError where `opened` would refuse the folder, but for damaged results. Nothing is written."""
+        self._owned.check(_identity(experiment), overwrite=overwrite)
+
     @contextmanager
     def opened(
         self, experiment: RecallExperiment, *, overwrite: bool, report: Callable[[str], None] = lambda line: None
@@ -56,7 +65,7 @@ class ExperimentFolder:
             ValueError: the folder cannot be written to, is in use by another process, or holds other files; or,
                 without `overwrite`, it holds another experiment or a damaged result.
         """
-        wanted = as_stored({**experiment.record(), **_deciding_versions()})
+        wanted = _identity(experiment)
         clear = self._clear if overwrite else None
         with self._owned.held_for(wanted, clear=clear, check=lambda: self._check_files(experiment, report)):
             self._runs.mkdir(exist_ok=True)
@@ -85,5 +94,7 @@ class ExperimentFolder:
             shutil.rmtree(model)
 
 
-def _deciding_versions() -> dict[str, str]:
-    return {name: version for name, version in versions().items() if name in _DECIDING_VERSIONS}
+def _identity(experiment: RecallExperiment) -> dict[str, Any]:
+    """What the numbers of an experiment depend on."""
+    deciding = {name: version for name, version in versions().items() if name in _DECIDING_VERSIONS}
+    return as_stored({**experiment.record(), **deciding})

@@ -25,11 +25,14 @@ class OwnedFolder:
         marker: name of a JSON file.
         work: what messages call the work: "experiment", "training".
         known: names of other files that may be there before the marker is.
+        longer: the setting that says how long the work goes on, and what to do instead of raising it.
     """
 
-    def __init__(self, path: Path, marker: str, work: str, known: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, path: Path, marker: str, work: str, known: tuple[str, ...] = (), longer: tuple[str, str] | None = None
+    ) -> None:
         self.path, self.marker = path, path / marker
-        self._work, self._known = work, known
+        self._work, self._known, self._longer = work, known, longer
 
     def check(self, wanted: Mapping[str, Any], *, overwrite: bool) -> None:
         """Refuse early what `held_for` would refuse later, from the known part of the work's description. Writes nothing."""
@@ -101,15 +104,19 @@ class OwnedFolder:
         remedy = f"choose another output folder, or pass overwrite to delete that {self._work}"
         try:
             there = read_json_object(self.marker)
-            differences = [
-                f"{name} is {_shown(there, name)} there and {_shown(wanted, name)} here"
+            differences = {
+                name: f"{name} is {_shown(there, name)} there and {_shown(wanted, name)} here"
                 for name in ({**wanted, **there} if compared is None else compared)
                 if there.get(name) != wanted.get(name)
-            ]
+            }
         except (ValueError, TypeError, AttributeError):
             raise ValueError(f"{self.marker} is damaged; {remedy}") from None
+        if self._longer is not None and list(differences) == [self._longer[0]]:
+            remedy = f"{self._longer[1]}; or {remedy}"
         if differences:
-            raise ValueError(f"output {self.path} holds another {self._work}: {', '.join(differences)}; {remedy}")
+            raise ValueError(
+                f"output {self.path} holds another {self._work}: {', '.join(differences.values())}; {remedy}"
+            )
 
 
 def _shown(record: Mapping[str, Any], name: str) -> str:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # A package may import those before it. Packages in one row stand beside each other and do not know each other.
 ORDER = (
     ("_version",),
-    ("checks", "cuda_graphs", "environment", "files", "stopping", "untrusted"),
+    ("checks", "cuda_graphs", "environment", "files", "out_of_memory", "safe_path", "stopping", "untrusted"),
     ("checksums", "terminal"),
     ("kernels", "data", "results"),
     ("ops",),

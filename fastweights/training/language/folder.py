@@ -33,7 +33,13 @@ __all__ = [
 MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
     *("output", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
-    *("keep_checkpoints", "tensorboard", *MEASURED),
+    *("keep_checkpoints", "tensorboard", "report_to", *MEASURED),
+)
+LONGER = (
+    "max_steps",
+    "the learning rate has its warm-up and its cosine over max_steps. To train the model on, write a run file with its folder as "
+    "path in [model], another output and the further steps, whose learning rate has a warm-up and a cosine of its own "
+    "(docs/train.md, 'Continue')",
 )
 
 
@@ -86,7 +92,7 @@ class LanguageFolder:
         self.result = path / "result.json"
         self.results = path / "results.json"
         # Each checkpoint is checked before a training continues from it.
-        self._owned = OwnedFolder(path, "run.json", "training", known=("checkpoints",))
+        self._owned = OwnedFolder(path, "run.json", "training", known=("checkpoints",), longer=LONGER)
 
     def check(self, run: LanguageRun, *, overwrite: bool) -> None:
         """ValueError where `opened` would refuse the folder with any text. Nothing is written."""
