@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._options import Imports, import_mixers, one_line_errors
+from ._options import Imports, Overwrite, import_mixers, one_line_errors, output_path
 
 if TYPE_CHECKING:
     from ..conversion import ConversionReport
@@ -35,7 +35,12 @@ def convert(
         ),
     ],
     to: Annotated[str, typer.Option(metavar="MIXER", help="The new memory layer; see --list.")],
-    output: Annotated[Path, typer.Option(help="Folder for the new model; must not exist or be empty.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            parser=output_path, metavar="FOLDER", help="Folder for the new model; must not exist or be empty."
+        ),
+    ],
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Option of the new layer, such as b_scale=0.5; may be repeated."),
@@ -53,6 +58,7 @@ def convert(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
+    overwrite: Overwrite = False,
     imports: Imports = None,
     list_conversions: Annotated[
         bool,
@@ -81,6 +87,7 @@ def convert(
             peak=peak,
             steps=steps,
             options=_named_values(option or []),
+            overwrite=overwrite,
         )
     _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
 

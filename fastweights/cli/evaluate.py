@@ -1,7 +1,7 @@
 """`fastweights evaluate`: what a trained text model can do, by context length."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ._options import Device, Imports, import_mixers, one_line_errors, values
+from ._options import Device, Imports, Overwrite, import_mixers, one_line_errors, output_path, values
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -35,8 +35,12 @@ def evaluate(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Where results go; evaluation.json in MODEL if not given.")
+        Path | None,
+        typer.Option(
+            parser=output_path, metavar="FILE.json", help="Where results go; evaluation.json in MODEL if not given."
+        ),
     ] = None,
+    overwrite: Overwrite = False,
     texts: Annotated[int, typer.Option(help="Texts that perplexity is measured on, at most.")] = 16,
     stretch: Annotated[
         int, typer.Option(help="Tokens before a length that the perplexity of the last tokens is over.")
@@ -74,17 +78,19 @@ def evaluate(
     """Measure a trained text model: perplexity by context length, recall, retrieval of needles, lm-evaluation-harness.
 
     Texts are read in blocks: memory does not grow with the context length (only softmax attention keeps all of it).
-    Results are saved as they come; a file that is there is replaced.
+    Results are saved as they come; those of an earlier evaluation are replaced.
     """
     with one_line_errors():
         import_mixers(imports)
         from ..analysis.evaluation_tables import evaluation_tables
+        from ..analysis.plot_style import is_plot
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
         from ..evaluation.reading import within_memory
-        from ..evaluation.report import EvaluationReport
+        from ..evaluation.report import EvaluationReport, is_evaluation
         from ..evaluation.text import HeldOutText
-        from ..models.loading import load_language_model
+        from ..models.loading import load_language_model, model_folder
+        from ..outputs import beside, claimed
 
         settings = EvaluationSettings(
             measures=() if lm_eval and not on else values("--on", on or ["perplexity"], str),
@@ -109,8 +115,16 @@ def evaluate(
             num_fewshot=num_fewshot,
             ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
         )
-        output = model / "evaluation.json" if output is None else output
-        with within_memory("a smaller --block or --batch-size, or --dtype bfloat16,"):
+        model_folder(model)  # says what is wrong with it, before anything is said of a place in it
+        output = beside(model, "evaluation.json") if output is None else output
+        files: dict[Path, Callable[[Path], bool]] = {output: is_evaluation}
+        if "perplexity" in settings.measures:
+            plot = output.parent / f"{output.stem}-perplexity.png"
+            files[plot] = partial(is_plot, earlier=is_evaluation(output))
+        with (
+            claimed("--output", files, "evaluation", overwrite=overwrite),
+            within_memory("a smaller --block or --batch-size, or --dtype bfloat16,"),
+        ):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             held_out = HeldOutText(text or (), model)
             documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
@@ -134,8 +148,8 @@ def evaluate(
                     print(f"Text: {held_out.name}")
                 if report.results:
                     print(f"Results: {output}")
-    if "perplexity" in report.results:
-        _plot(report.results["perplexity"], model.resolve().name, output.with_name(f"{output.stem}-perplexity.png"))
+            if "perplexity" in report.results:
+                _plot(report.results["perplexity"], model.resolve().name, plot)
 
 
 def _harness(tasks: Sequence[str], **options: Any) -> Any:

@@ -7,7 +7,17 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Device, Imports, Workers, check_trainings, import_mixers, one_line_errors, training_errors
+from ._options import (
+    Device,
+    Imports,
+    Overwrite,
+    Workers,
+    check_trainings,
+    import_mixers,
+    one_line_errors,
+    output_path,
+    training_errors,
+)
 
 # Those of fastweights.leaderboard (a test compares them), written out because help must not import torch.
 PARTS = "mqar, regression, tracking, language, needle, training-speed, decoding-speed, memory, rules"
@@ -36,7 +46,10 @@ def leaderboard(
     seeds: Annotated[
         list[str] | None, typer.Option(metavar="N,...", help="Seeds; those of the size if not given.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for results and trainings.")] = Path("runs/leaderboard"),
+    output: Annotated[
+        Path, typer.Option(parser=output_path, metavar="FOLDER", help="Folder for results and trainings.")
+    ] = Path("runs/leaderboard"),
+    overwrite: Overwrite = False,
     measurements: Annotated[
         Path, typer.Option(help="Folder with the benchmarks' result files, for speed and memory.")
     ] = Path("benchmarks/results"),
@@ -55,7 +68,7 @@ def leaderboard(
         from ..checks import check_choice
         from ..layers import MIXERS, MixerChoice, parse_mixers
         from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
-        from ..leaderboard.run import rows_beside
+        from ..leaderboard.run import claimed_boards, forget, rows_beside
         from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
         from ..training.progress import reporter_for
 
@@ -81,14 +94,17 @@ def leaderboard(
             mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
             imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True)),
         )  # fmt: skip
-        for part in chosen:
-            with training_errors(CONTINUES):
-                path = run_part(part, request)
-            rows = part_rows(part, size, output, measurements)
-            library = rows_beside(part, size, rows)
-            Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
-            print(where_others_are_from(library, output), end="")
-            if path is not None:
-                print(f"Results: {path}\n")
-            elif how := how_to_measure(part, labels, rows, imports or (), measurements):
-                print(how)
+        with claimed_boards("--output", chosen, request):
+            for part in chosen:
+                if overwrite:
+                    forget(part, request)
+                with training_errors(CONTINUES):
+                    path = run_part(part, request)
+                rows = part_rows(part, size, output, measurements)
+                library = rows_beside(part, size, rows)
+                Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
+                print(where_others_are_from(library, output), end="")
+                if path is not None:
+                    print(f"Results: {path}\n")
+                elif how := how_to_measure(part, labels, rows, imports or (), measurements):
+                    print(how)

@@ -8,7 +8,16 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Device, Imports, import_mixers, one_line_errors, training_errors, values
+from ._options import (
+    Device,
+    Imports,
+    Overwrite,
+    import_mixers,
+    one_line_errors,
+    output_path,
+    training_errors,
+    values,
+)
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
 TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
@@ -55,7 +64,9 @@ def recall(
     ] = SEEDS,
     test_examples: Annotated[int, typer.Option(help="Held-out sequences to test on.")] = 1024,
     device: Device = "cpu",
-    output: Annotated[Path, typer.Option(help="Folder for results, plots and checkpoints.")] = Path("runs/recall"),
+    output: Annotated[
+        Path, typer.Option(parser=output_path, metavar="FOLDER", help="Folder for results, plots and checkpoints.")
+    ] = Path("runs/recall"),
     workers: Annotated[
         int | None, typer.Option(help="Processes, each on one core; by default one per core, or one per GPU.")
     ] = None,
@@ -63,9 +74,7 @@ def recall(
     log_every: Annotated[
         int, typer.Option(help="Steps of a run between two lines of progress where there is no terminal.")
     ] = 100,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete the results in the output folder and start again.")
-    ] = False,
+    overwrite: Overwrite = False,
     imports: Imports = None,
     list_mixers: Annotated[
         bool, typer.Option("--list", help="List the memory layers and exit, as `fastweights mixers` does.")
@@ -82,6 +91,7 @@ def recall(
         from ..analysis import mixers_table, recall_table, save_plots, stage_table
         from ..layers import parse_mixers
         from ..training import RecallExperiment, RecallFile, load_recall_file, run_recall_parts
+        from ..training.folder import ExperimentFolder
         from ..training.progress import reporter_for
 
         if list_mixers:
@@ -131,7 +141,8 @@ def recall(
         print(f"Results: {folders[name] / 'results.json'}")
         with one_line_errors():
             try:
-                print("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
+                with ExperimentFolder(folders[name]).locked():
+                    print("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
             except ImportError:
                 print(
                     "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Device, Workers, check_trainings, one_line_errors, training_errors
+from ._options import Device, Overwrite, Workers, check_trainings, one_line_errors, output_path, training_errors
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights.experiments (a test compares them)
 CONTINUES = "the same command continues where trainings stopped"
@@ -29,7 +29,11 @@ def reproduce(
     seeds: Annotated[
         list[str] | None, typer.Option(metavar="N,...", help="Seeds; the claim's own if not given.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the results, one file per claim.")] = Path("runs/claims"),
+    output: Annotated[
+        Path,
+        typer.Option(parser=output_path, metavar="FOLDER", help="Folder for the results, one file per claim."),
+    ] = Path("runs/claims"),
+    overwrite: Overwrite = False,
     measurements: Annotated[
         Path, typer.Option(help="Folder with the benchmarks' result files, for claims about speed.")
     ] = Path("benchmarks/results"),
@@ -50,7 +54,9 @@ def reproduce(
             run_claim,
             save_record,
         )
+        from ..experiments.record import claimed_records
         from ..experiments.tables import claim_page, claims_table
+        from ..training.earlier import remove_trainings
 
         named = [find_claim(name) for name in claims or ()]
         chosen = named or (list(claims_of(paper)) if paper or list_claims else [])
@@ -66,15 +72,21 @@ def reproduce(
                 Console().print(claims_table(claims_shown, records))
             return
         given = check_trainings(device, output, workers, seeds)
-        for claim in chosen:
-            if not named and device == "cpu" and claim.device == "cuda" and claim.measure is not None:
-                print(f"{claim.name}: left out, needs --device cuda ({claim.cost})")
-                continue
-            conditions = Conditions(
-                seeds=given or claim.seeds, device=device, folder=output / "trained", measurements=measurements, workers=workers
-            )  # fmt: skip
-            with training_errors(CONTINUES, f"{claim.name}: "):
-                record = run_claim(claim, conditions)
-            path = save_record(output, record)
-            Console().print(claim_page(claim, record))
-            print(f"Result: {path}\n")
+        names = [claim.name for claim in chosen]
+        with claimed_records("--output", output, names, device, overwrite=overwrite):
+            for claim in chosen:
+                if not named and device == "cpu" and claim.device == "cuda" and claim.measure is not None:
+                    print(f"{claim.name}: left out, needs --device cuda ({claim.cost})")
+                    continue
+                if overwrite:
+                    for name in {claim.name, claim.result_name(device)}:
+                        remove_trainings(output / "trained" / name)
+                conditions = Conditions(
+                    seeds=given or claim.seeds, device=device, folder=output / "trained", measurements=measurements,
+                    workers=workers,
+                )  # fmt: skip
+                with training_errors(CONTINUES, f"{claim.name}: "):
+                    record = run_claim(claim, conditions)
+                path = save_record(output, record)
+                Console().print(claim_page(claim, record))
+                print(f"Result: {path}\n")

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Imports, fail, import_mixers, one_line_errors
+from ._options import Imports, Overwrite, fail, import_mixers, one_line_errors
 
 
 def train(
@@ -22,9 +22,7 @@ def train(
     stop_at: Annotated[
         int | None, typer.Option(help="End after this step with a checkpoint; the same command then continues.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete an earlier training in the output folder and start again.")
-    ] = False,
+    overwrite: Overwrite = False,
     imports: Imports = None,
 ) -> None:
     """Train language models as a run file says: text, tokenizer, model, optimizer.
@@ -39,6 +37,7 @@ def train(
         from ..analysis.language_plots import save_language_plots
         from ..analysis.tables import language_tables
         from ..training.language import NonFiniteLoss, load_run, train_language
+        from ..training.language.folder import LanguageFolder
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
 
@@ -72,6 +71,7 @@ def train(
     print("Models: " + ", ".join(result.folder for result in results))
     with one_line_errors():
         try:
-            print("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
+            with LanguageFolder(Path(run.output)).locked():
+                print("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
         except ImportError:
             print("No plots: matplotlib is missing; pip install 'fastweights[viz]'", file=sys.stderr)

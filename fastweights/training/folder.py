@@ -1,12 +1,14 @@
 """The output folder of an experiment: which file is where, and whether the experiment may use the folder."""
 
-import shutil
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from ..analysis.plots import PLOT_FILES
 from ..environment import versions
+from ..models.saved_files import SAVED_MODEL
+from ..ownership import Own, any_file
 from ..results.recall import load_result
 from .checkpoint import DamagedCheckpoint, load_checkpoint
 from .experiment import RecallExperiment, RecallRun
@@ -14,6 +16,18 @@ from .output_folder import OwnedFolder, as_stored
 
 __all__ = ["ExperimentFolder"]
 
+RUN_FILE = re.compile(r".+-pairs\d+-lr.+-seed\d+\.(json|checkpoint)")
+
+
+def _is_of_a_run(path: Path) -> bool:
+    return RUN_FILE.fullmatch(path.name) is not None
+
+
+OWN: Own = {
+    "runs": {"*.json": _is_of_a_run, "*.checkpoint": _is_of_a_run, "*-seed*.model": SAVED_MODEL},
+    **dict.fromkeys(("results.json", *PLOT_FILES), any_file),
+}
+KEYS = ("task", "mixers", "pairs", "learning_rates", "seeds", "steps")  # of experiment.json
 _DECIDING_VERSIONS = ("fastweights", "torch")  # others of these may give other numbers
 
 
@@ -30,7 +44,7 @@ class ExperimentFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.results = path / "results.json"
-        self._owned = OwnedFolder(path, "experiment.json", "experiment")
+        self._owned = OwnedFolder(path, "experiment.json", KEYS, "experiment", OWN)
         self._runs = path / "runs"
 
     def result(self, run: RecallRun) -> Path:
@@ -45,6 +59,14 @@ class ExperimentFolder:
         """The folder of the run's model."""
         return self._runs / f"{run.name}.model"
 
+    def locked(self) -> AbstractContextManager[None]:
+        """The folder for this process alone, as while its plots are drawn."""
+        return self._owned.locked()
+
+    def remove(self) -> None:
+        """Delete the experiment."""
+        self._owned.remove()
+
     @contextmanager
     def opened(
         self, experiment: RecallExperiment, *, overwrite: bool, report: Callable[[str], None] = lambda line: None
@@ -57,8 +79,7 @@ class ExperimentFolder:
                 without `overwrite`, it holds another experiment or a damaged result.
         """
         wanted = as_stored({**experiment.record(), **_deciding_versions()})
-        clear = self._clear if overwrite else None
-        with self._owned.held_for(wanted, clear=clear, check=lambda: self._check_files(experiment, report)):
+        with self._owned.held_for(wanted, overwrite=overwrite, check=lambda: self._check_files(experiment, report)):
             self._runs.mkdir(exist_ok=True)
             yield
 
@@ -76,13 +97,6 @@ class ExperimentFolder:
         for run, checkpoint in damaged:
             checkpoint.unlink()
             report(f"{run.title}: its checkpoint {checkpoint} is damaged, so this run begins again")
-
-    def _clear(self) -> None:
-        plots = [self.path / name for name in PLOT_FILES]
-        for file in [self.results, *plots, *self._runs.glob("*.json"), *self._runs.glob("*.checkpoint")]:
-            file.unlink(missing_ok=True)
-        for model in self._runs.glob("*.model"):
-            shutil.rmtree(model)
 
 
 def _deciding_versions() -> dict[str, str]:
