@@ -122,7 +122,7 @@ def evaluate(
             plot = output.parent / f"{output.stem}-perplexity.png"
             files[plot] = partial(is_plot, earlier=is_evaluation(output))
         with (
-            claimed("--output", files, "evaluation", overwrite=overwrite),
+            claimed("output", files, "evaluation", overwrite=overwrite),
             within_memory("a smaller --block or --batch-size, or --dtype bfloat16,"),
         ):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)

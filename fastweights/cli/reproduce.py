@@ -56,7 +56,7 @@ def reproduce(
         )
         from ..experiments.record import claimed_records
         from ..experiments.tables import claim_page, claims_table
-        from ..training.earlier import remove_trainings
+        from ..training.folder import remove_trainings
 
         named = [find_claim(name) for name in claims or ()]
         chosen = named or (list(claims_of(paper)) if paper or list_claims else [])

@@ -11,7 +11,7 @@ from ..files import file_name
 from ..layers import MIXERS
 from ..outputs import claimed
 from ..results import ResultsError
-from ..training.earlier import remove_trainings
+from ..training.folder import remove_trainings
 from ..training.output_folder import as_stored
 from .language import needle_setting, run_language, run_needle
 from .measured import read_rows

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from ..analysis.plots import PLOT_FILES
 from ..environment import versions
-from ..models.saved_files import SAVED_MODEL
+from ..models.loading import SAVED_MODEL
+from ..outputs import refuse_links
 from ..ownership import Own, any_file
 from ..results.recall import load_result
 from .checkpoint import DamagedCheckpoint, load_checkpoint
 from .experiment import RecallExperiment, RecallRun
 from .output_folder import OwnedFolder, as_stored
 
-__all__ = ["ExperimentFolder"]
+__all__ = ["ExperimentFolder", "remove_trainings"]
 
 RUN_FILE = re.compile(r".+-pairs\d+-lr.+-seed\d+\.(json|checkpoint)")
 
@@ -101,3 +102,18 @@ class ExperimentFolder:
 
 def _deciding_versions() -> dict[str, str]:
     return {name: version for name, version in versions().items() if name in _DECIDING_VERSIONS}
+
+
+def remove_trainings(folder: Path) -> None:
+    """Delete what trainings wrote in a folder and in those below it, and nothing else.
+
+    Raises:
+        ValueError: a link leads to one, or another process has it.
+    """
+    refuse_links("output", folder)
+    for marker in sorted(folder.rglob("experiment.json")):
+        ExperimentFolder(marker.parent).remove()
+    for marker in sorted(folder.rglob("run.json")):
+        from .language.folder import LanguageFolder  # here: who trains none may not have its packages
+
+        LanguageFolder(marker.parent).remove()

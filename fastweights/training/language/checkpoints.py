@@ -14,7 +14,7 @@ from transformers import TrainerState
 from ...checksums import CHECKSUMS, damage
 from ...files import TENSOR_ERRORS, WriteError, writing
 from ...models import FastWeightsConfig
-from ...models.saved_files import SAVED_MODEL
+from ...models.loading import SAVED_MODEL
 from ...ownership import Own, any_file, is_own, remove_own, standing
 from ..output_folder import as_stored
 

@@ -20,7 +20,7 @@ from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
 from ...files import partial_path, publish_folder, write_json
 from ...models.card import write_card
-from ...models.saved_files import SAVED_MODEL
+from ...models.loading import SAVED_MODEL
 from ..optimization import learning_rate_factor, weight_decay_groups
 from .callbacks import check_finite
 from .checkpoints import CHECKPOINT, drop_old, loading, saving
