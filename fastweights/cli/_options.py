@@ -21,12 +21,14 @@ __all__ = [
     "DryRun",
     "Imports",
     "Overrides",
+    "Overwrite",
     "Quiet",
     "Workers",
     "check_trainings",
     "fail",
     "import_mixers",
     "one_line_errors",
+    "output_path",
     "training_errors",
     "values",
 ]
@@ -44,6 +46,12 @@ Imports = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Delete what this command has written there before, and nothing else, and start again."
+    ),
+]
 Workers = Annotated[int | None, typer.Option(help="Trainings at the same time; by default one per core, or 8 per GPU.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what the command would do, and write nothing.", show_default=False)
@@ -62,6 +70,13 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+
+
+def output_path(text: str) -> Path:
+    """The value of an option --output; an empty one, as an unset variable of a shell gives it, is not the current folder."""
+    if not str(text).strip():
+        raise typer.BadParameter("--output must be the path of a file or folder, got an empty one")
+    return Path(text)
 
 
 def import_mixers(modules: Sequence[str] | None) -> None:
@@ -136,7 +151,7 @@ def check_trainings(
 ) -> tuple[int, ...] | None:
     """Check the options of a command that trains many models. Returns the values of --seeds, None where it is not given."""
     from ..checks import check_size, check_whole_number  # here: help must not import torch
-    from ..files import check_place
+    from ..outputs import check_place
     from ..training.settings import check_device
 
     check_device(device)

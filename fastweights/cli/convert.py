@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..terminal import show
-from ._options import DryRun, Imports, import_mixers, one_line_errors
+from ._options import DryRun, Imports, Overwrite, import_mixers, one_line_errors, output_path
 from ._output import show_plan
 
 if TYPE_CHECKING:
@@ -37,7 +37,12 @@ def convert(
         ),
     ],
     to: Annotated[str, typer.Option(metavar="MIXER", help="The new memory layer; see --list.")],
-    output: Annotated[Path, typer.Option(help="Folder for the new model; must not exist or be empty.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            parser=output_path, metavar="FOLDER", help="Folder for the new model; must not exist or be empty."
+        ),
+    ],
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Option of the new layer, such as b_scale=0.5; may be repeated."),
@@ -55,6 +60,7 @@ def convert(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
+    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     imports: Imports = None,
     list_conversions: Annotated[
@@ -89,6 +95,7 @@ def convert(
             peak=peak,
             steps=steps,
             options=options,
+            overwrite=overwrite,
         )
     _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
 

@@ -1,6 +1,6 @@
 """`fastweights evaluate`: what a trained text model can do, by context length."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from ..terminal import Console, show
-from ._options import AsJson, Device, DryRun, Imports, Quiet, import_mixers, one_line_errors, values
+from ._options import (
+    AsJson,
+    Device,
+    DryRun,
+    Imports,
+    Overwrite,
+    Quiet,
+    import_mixers,
+    one_line_errors,
+    output_path,
+    values,
+)
 from ._output import show_json, show_plan, tables_aside
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
@@ -35,8 +46,12 @@ def evaluate(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Where results go; evaluation.json in MODEL if not given.")
+        Path | None,
+        typer.Option(
+            parser=output_path, metavar="FILE.json", help="Where results go; evaluation.json in MODEL if not given."
+        ),
     ] = None,
+    overwrite: Overwrite = False,
     texts: Annotated[int, typer.Option(help="Texts that perplexity is measured on, at most.")] = 16,
     stretch: Annotated[
         int, typer.Option(help="Tokens before a length that the perplexity of the last tokens is over.")
@@ -78,17 +93,19 @@ def evaluate(
 
     Without --text, the run.json of the training in MODEL's folder says which text is read, and the command names it.
     Texts are read in blocks: memory does not grow with the context length (only softmax attention keeps all of it).
-    Results are saved as they come; a file that is there is replaced.
+    Results are saved as they come; those of an earlier evaluation are replaced.
     """
     with one_line_errors(memory="a smaller --block or --batch-size, or --dtype bfloat16,"):
         import_mixers(imports)
         from ..analysis.evaluation_tables import evaluation_tables
+        from ..analysis.plot_style import is_plot
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
         from ..evaluation.plan import plan_evaluation
-        from ..evaluation.report import EvaluationReport
+        from ..evaluation.report import EvaluationReport, is_evaluation
         from ..evaluation.text import HeldOutText
-        from ..models.loading import load_language_model
+        from ..models.loading import load_language_model, model_folder
+        from ..outputs import beside, claimed
 
         settings = EvaluationSettings(
             measures=() if lm_eval and not on else values("--on", on or ["perplexity"], str),
@@ -113,19 +130,28 @@ def evaluate(
             num_fewshot=num_fewshot,
             ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
         )
-        output = model / "evaluation.json" if output is None else output
+        model_folder(model)  # says what is wrong with it, before anything is said of a place in it
+        output = beside(model, "evaluation.json") if output is None else output
         held_out = HeldOutText(text or (), model)
+        files: dict[Path, Callable[[Path], bool]] = {output: is_evaluation}
+        if "perplexity" in settings.measures:
+            plot = output.parent / f"{output.stem}-perplexity.png"
+            files[plot] = partial(is_plot, earlier=is_evaluation(output))
         if dry_run:
-            show_plan(plan_evaluation(model, settings, tasks, text=held_out.name, output=output), as_json)
+            with claimed("output", files, "evaluation", overwrite=False):
+                plan = plan_evaluation(model, settings, tasks, text=held_out.name, output=output)
+            show_plan(plan, as_json)
             return
-        language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-        documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
-        if documents and held_out.notice:
-            show(held_out.notice, error=True)
-        haystack = held_out.haystack()
-        measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
-        report = EvaluationReport(output, model=language_model, name=str(model), settings=settings, text=held_out.name)
-        with tables_aside(as_json):
+        with claimed("output", files, "evaluation", overwrite=overwrite), tables_aside(as_json):
+            language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+            documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
+            if documents and held_out.notice:
+                show(held_out.notice, error=True)
+            haystack = held_out.haystack()
+            measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
+            report = EvaluationReport(
+                output, model=language_model, name=str(model), settings=settings, text=held_out.name
+            )
             try:
                 if harness is not None:
                     report.add("lm-eval", harness(language_model, tokenizer, tasks, batch_size=batch_size, seed=seed))
@@ -141,9 +167,8 @@ def evaluate(
                     show(f"Text: {held_out.name}")
                 if report.results:
                     show(f"Results: {output}")
-    with tables_aside(as_json):
-        if "perplexity" in report.results:
-            _plot(report.results["perplexity"], model.resolve().name, output.with_name(f"{output.stem}-perplexity.png"))
+            if "perplexity" in report.results:
+                _plot(report.results["perplexity"], model.resolve().name, plot)
     if as_json:
         show_json(report.document())
 

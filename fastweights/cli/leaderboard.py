@@ -12,11 +12,13 @@ from ._options import (
     Device,
     DryRun,
     Imports,
+    Overwrite,
     Quiet,
     Workers,
     check_trainings,
     import_mixers,
     one_line_errors,
+    output_path,
     training_errors,
 )
 from ._output import show_plan
@@ -48,7 +50,10 @@ def leaderboard(
     seeds: Annotated[
         list[str] | None, typer.Option(metavar="N,...", help="Seeds; those of the size if not given.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for results and trainings.")] = Path("runs/leaderboard"),
+    output: Annotated[
+        Path, typer.Option(parser=output_path, metavar="FOLDER", help="Folder for results and trainings.")
+    ] = Path("runs/leaderboard"),
+    overwrite: Overwrite = False,
     measurements: Annotated[
         Path, typer.Option(help="Folder with the benchmarks' result files, for speed and memory.")
     ] = Path("benchmarks/results"),
@@ -71,7 +76,7 @@ def leaderboard(
         from ..layers.backends import check_backend
         from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
         from ..leaderboard.plan import plan_part
-        from ..leaderboard.run import rows_beside
+        from ..leaderboard.run import claimed_boards, forget, rows_beside
         from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
         from ..training.progress import reporter_for
 
@@ -99,17 +104,20 @@ def leaderboard(
             mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
             imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True, quiet=quiet)),
         )  # fmt: skip
-        if dry_run:
-            show_plan({"part": [plan_part(part, request) for part in chosen]})
-            return
-        for part in chosen:
-            with training_errors(CONTINUES):
-                path = run_part(part, request)
-            rows = part_rows(part, size, output, measurements)
-            library = rows_beside(part, size, rows)
-            Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
-            show(where_others_are_from(library, output), end="")
-            if path is not None:
-                show(f"Results: {path}\n")
-            elif how := how_to_measure(part, labels, rows, imports or (), measurements):
-                show(how)
+        with claimed_boards("--output", chosen, request):
+            if dry_run:
+                show_plan({"part": [plan_part(part, request) for part in chosen]})
+                return
+            for part in chosen:
+                if overwrite:
+                    forget(part, request)
+                with training_errors(CONTINUES):
+                    path = run_part(part, request)
+                rows = part_rows(part, size, output, measurements)
+                library = rows_beside(part, size, rows)
+                Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
+                show(where_others_are_from(library, output), end="")
+                if path is not None:
+                    show(f"Results: {path}\n")
+                elif how := how_to_measure(part, labels, rows, imports or (), measurements):
+                    show(how)

@@ -14,9 +14,11 @@ from ._options import (
     DryRun,
     Imports,
     Overrides,
+    Overwrite,
     Quiet,
     import_mixers,
     one_line_errors,
+    output_path,
     training_errors,
     values,
 )
@@ -68,7 +70,9 @@ def recall(
     ] = SEEDS,
     test_examples: Annotated[int, typer.Option(help="Held-out sequences to test on.")] = 1024,
     device: Device = "cpu",
-    output: Annotated[Path, typer.Option(help="Folder for results, plots and checkpoints.")] = Path("runs/recall"),
+    output: Annotated[
+        Path, typer.Option(parser=output_path, metavar="FOLDER", help="Folder for results, plots and checkpoints.")
+    ] = Path("runs/recall"),
     workers: Annotated[
         int | None, typer.Option(help="Processes, each on one core; by default one per core, or one per GPU.")
     ] = None,
@@ -76,9 +80,7 @@ def recall(
     log_every: Annotated[
         int, typer.Option(help="Steps of a run between two lines of progress where there is no terminal.")
     ] = 100,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete the results in the output folder and start again.")
-    ] = False,
+    overwrite: Overwrite = False,
     overrides: Overrides = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -99,6 +101,7 @@ def recall(
         from ..analysis import mixers_table, recall_table, save_plots, stage_table
         from ..layers import parse_mixers
         from ..training import load_recall_file, run_recall_parts
+        from ..training.folder import ExperimentFolder
         from ..training.progress import reporter_for
         from ..training.recall import plan_recall
 
@@ -152,7 +155,8 @@ def recall(
             show(f"Results: {folders[name] / 'results.json'}")
             with one_line_errors():
                 try:
-                    show("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
+                    with ExperimentFolder(folders[name]).locked():
+                        show("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
                 except ImportError:
                     show(
                         "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",

@@ -7,7 +7,7 @@ import typer
 
 from ..stopping import StopSignals
 from ..terminal import Console, show
-from ._options import DryRun, Imports, Overrides, Quiet, fail, import_mixers, one_line_errors
+from ._options import DryRun, Imports, Overrides, Overwrite, Quiet, fail, import_mixers, one_line_errors
 from ._output import show_plan
 
 LESS_MEMORY = "a smaller batch_size with a larger accumulation, or gradient_checkpointing = true,"
@@ -25,9 +25,7 @@ def train(
         int | None,
         typer.Option(help="End after this step with a checkpoint; without this option the same command continues."),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete an earlier training in the output folder and start again.")
-    ] = False,
+    overwrite: Overwrite = False,
     settings: Overrides = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -45,6 +43,7 @@ def train(
         from ..analysis.language_plots import save_language_plots
         from ..analysis.tables import language_tables
         from ..training.language import NonFiniteLoss, load_run, train_language
+        from ..training.language.folder import LanguageFolder
         from ..training.language.plan import plan_training
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
@@ -83,6 +82,7 @@ def train(
     show("Models: " + ", ".join(result.folder for result in results))
     with one_line_errors():
         try:
-            show("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
+            with LanguageFolder(Path(run.output)).locked():
+                show("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
         except ImportError:
             show("No plots: matplotlib is missing; pip install 'fastweights[viz]'", error=True)

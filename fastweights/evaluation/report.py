@@ -11,9 +11,10 @@ from typing import Any
 
 from ..environment import machine, versions
 from ..files import write_json
+from ..outputs import check_file, has_keys
 from .evaluate import EvaluationSettings
 
-__all__ = ["EvaluationReport"]
+__all__ = ["EvaluationReport", "is_evaluation"]
 
 FORMAT = 1
 
@@ -21,14 +22,15 @@ FORMAT = 1
 class EvaluationReport:
     """Collects results and saves after each one: an interruption costs only the current measurement.
 
-    path: of the JSON file, replaced if it exists; its folder is made. None keeps the results in memory alone.
+    path: of the JSON file, whose folder is made; that of an earlier evaluation is replaced. None keeps the results in memory
+        alone.
     model: the model measured; name: what the file calls it; text: where the text came from.
 
     Attributes:
         results: rows of every measure so far.
 
     Raises:
-        ValueError: `path` is a folder, or cannot be written to.
+        ValueError: `path` is a folder, a link or a file that no evaluation wrote, or cannot be written to.
     """
 
     def __init__(self, path: Path | None, *, model: Any, name: str, settings: EvaluationSettings, text: str) -> None:
@@ -57,6 +59,7 @@ class EvaluationReport:
         if measure == "lm-eval":
             self._head["versions"]["lm-eval"] = version("lm-eval")
         if self.path is not None:
+            check_file("output", self.path, is_evaluation, "evaluation")  # somebody may have put one there
             write_json(self.path, self.document())
 
     def document(self) -> dict[str, Any]:
@@ -70,10 +73,14 @@ class EvaluationReport:
         }
 
 
+def is_evaluation(path: Path) -> bool:
+    """Whether a file is the report of an evaluation, of this or an earlier version."""
+    return has_keys(path, "format", "model", "settings", "results", "versions")
+
+
 def _check_writable(path: Path) -> None:
     """Makes the file's folder, and tries to write to it."""
-    if path.is_dir():
-        raise ValueError(f"output must be a file, but {path} is a folder; choose a name for a file in it")
+    check_file("output", path, is_evaluation, "evaluation")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path.parent).close()

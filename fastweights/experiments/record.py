@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..files import committed_results, write_json
+from ..outputs import check_file, claimed, has_keys
 from ..results.records import from_record, read_object
-from .claim import Claim, Measurement, Status
+from .claim import Measurement, Status
 from .ledger import claim_names, find_claim
 
-__all__ = ["ClaimRecord", "committed_records", "load_record", "load_records", "save_record"]
+__all__ = ["ClaimRecord", "claimed_records", "committed_records", "load_record", "load_records", "save_record"]
 
 COMMITTED = committed_results(Path(__file__).parent / "records", "claims")
 
@@ -52,16 +56,33 @@ class ClaimRecord:
 
 
 def save_record(folder: Path, record: ClaimRecord) -> Path:
-    """Write the record to its file in `folder`, which is made if it does not exist, whole or not at all."""
+    """Write the record to its file in `folder`, which is made if it does not exist, whole or not at all.
+
+    Raises:
+        ValueError: a link, or a file that is no record of the claim, is there.
+    """
+    path = record_path(folder, record.claim, record.machine["device"])
+    check_file("output", path, partial(_is_record, record.claim), "result")
     folder.mkdir(parents=True, exist_ok=True)
-    path = record_path(folder, find_claim(record.claim), record.machine["device"])
     write_json(path, dataclasses.asdict(record))
     return path
 
 
-def record_path(folder: Path, claim: Claim, device: str) -> Path:
+def claimed_records(
+    name: str, folder: Path, claims: Iterable[str], device: str, *, overwrite: bool
+) -> AbstractContextManager[None]:
+    """Holds the files that `save_record` writes for these claims to the folder that the argument `name` names; see `claimed`."""
+    files = {record_path(folder, claim, device): partial(_is_record, claim) for claim in claims}
+    return claimed(name, files, "result", overwrite=overwrite)
+
+
+def record_path(folder: Path, claim: str, device: str) -> Path:
     """The file of a result that a device has measured."""
-    return folder / f"{claim.result_name(device)}.json"
+    return folder / f"{find_claim(claim).result_name(device)}.json"
+
+
+def _is_record(claim: str, path: Path) -> bool:
+    return has_keys(path, "declaration", "status", "numbers", claim=claim)
 
 
 def load_record(path: Path) -> ClaimRecord:

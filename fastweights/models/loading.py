@@ -13,13 +13,16 @@ from transformers import GenerationConfig
 from ..checks import check_choice, describe_value
 from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
 from ..data.text.tokenizer import vocabulary_size
+from ..ownership import Own, any_file
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
+from .card import is_card
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
 from .weight_files import check_memory, check_names, check_shapes, check_weights
 
 __all__ = [
     "DTYPES",
+    "SAVED_MODEL",
     "check_has_tokenizer",
     "check_special_tokens",
     "check_vocabulary",
@@ -37,6 +40,14 @@ __all__ = [
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 DTYPES = ("float32", "bfloat16", "float16")
+
+# What a folder of a saved model and its tokenizer consists of: what a command that saves another model there may delete.
+SAVED_NAMES = (
+    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "training_args.bin"),
+)
+SAVED_MODEL: Own = {**dict.fromkeys(SAVED_NAMES, any_file), "README.md": is_card}
 
 
 def load_language_model(
