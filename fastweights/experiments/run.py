@@ -6,6 +6,7 @@ import math
 import time
 from datetime import datetime, timezone
 
+from ..calling_script import work_begins
 from ..environment import machine, versions
 from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
 from .record import ClaimRecord
@@ -15,6 +16,7 @@ __all__ = ["run_claim"]
 
 def run_claim(claim: Claim, conditions: Conditions) -> ClaimRecord:
     """Measure and decide. What cannot be measured on this machine is recorded with the reason."""
+    work_begins("run_claim")
     start = time.perf_counter()
     found, verdict = _measured(claim, conditions)
     seeds = list(conditions.seeds)

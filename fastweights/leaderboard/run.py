@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..calling_script import work_begins
 from ..layers import MIXERS
 from .language import needle_setting, run_language, run_needle
 from .measured import read_rows
@@ -26,6 +27,7 @@ NOT_DECLARED = "has no declared rule (fastweights.leaderboard.register_rule decl
 
 def run_part(part: Part, request: Request) -> Path | None:
     """Measure a part for the mixers of a request; the file of its board, None where its numbers are read."""
+    work_begins("run_part")
     size = SIZES[request.size]
     if part.kind == "read":
         return None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..calling_script import work_begins
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
@@ -33,8 +34,9 @@ def run_recall(
 
     Killed at any moment and called again with the same arguments, it continues and gives the same numbers: every run is
     computed on one thread, from batches that are a function of their index. A run whose checkpoint is damaged begins again,
-    and the reporter says so. The number of workers changes nothing but the time. Workers import the script that calls
-    this, which therefore needs the usual `if __name__ == "__main__":`.
+    and the reporter says so. The number of workers changes nothing but the time. A script that calls this needs no
+    `if __name__ == "__main__":`. With that line workers import the script, as multiprocessing does. Without it they run the script
+    only where it registered mixers or tasks, and only up to this call.
 
     Args:
         experiment: the grid of runs.
@@ -77,6 +79,7 @@ def run_recall_parts(
     imports: Sequence[str] = (),
 ) -> dict[str, list[RecallResult]]:
     """`run_recall` for several experiments by name, each with a folder of its own: all their runs wait in one queue."""
+    work_begins("run_recall")
     for experiment in parts.values():
         if not isinstance(experiment, RecallExperiment):
             raise TypeError(f"experiment must be a RecallExperiment, got {describe_value(experiment)}")

@@ -14,6 +14,7 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
+from ...calling_script import work_begins
 from ...checks import check_flag, check_size, describe_value
 from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from ...environment import machine, versions
@@ -81,6 +82,7 @@ def train_language(
         WriteError: another file could not be written.
         Stopped: a signal arrived. The same call continues.
     """
+    work_begins("train_language")
     if not isinstance(run, LanguageRun):
         raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
     check_flag("overwrite", overwrite)
