@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from .._version import __version__
 from ..untrusted import one_line
+from ._help import Command
 from ._options import fail
 from .convert import convert
 from .evaluate import evaluate
@@ -58,8 +59,8 @@ app = typer.Typer(
     help="Train and compare fast-weight memory layers.",
 )
 for command in (recall, train, convert, evaluate, inspect, generate, mixers, reproduce, leaderboard, serve):
-    app.command()(command)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+    app.command(cls=Command)(command)
+app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

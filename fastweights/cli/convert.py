@@ -83,7 +83,7 @@ def convert(
         disable_progress_bar()  # of every file that is read or written
         options = _named_values(option or [])
         if dry_run:
-            show_plan(plan_conversion(source, output, to=to, options=options))
+            show_plan(plan_conversion(source, output, to=to, options=options, overwrite=overwrite))
             return
         report = convert_folder(
             source,

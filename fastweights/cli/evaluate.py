@@ -75,7 +75,7 @@ def evaluate(
     imports: Imports = None,
     lm_eval: Annotated[
         list[str] | None,
-        typer.Option(metavar="TASK,...", help="Tasks of lm-evaluation-harness (pip install 'fastweights\\[eval]')."),
+        typer.Option(metavar="TASK,...", help="Tasks of lm-evaluation-harness (pip install 'fastweights[eval]')."),
     ] = None,
     include_path: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder with lm-evaluation-harness tasks of your own.")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..calling_script import not_run_again, prepared
 from ..files import write_json
 from ..layers import import_mixers
 from ..out_of_memory import OutOfMemory, within_memory
@@ -138,12 +139,12 @@ class _Process:
         context = multiprocessing.get_context("spawn")  # a forked CUDA does not work
         self.gpu = gpu
         self.connection, self._theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._theirs, work, imports, gpu), daemon=True)
+        self._process = context.Process(target=prepared(_serve), args=(self._theirs, work, imports, gpu), daemon=True)
 
     def begin(self, arguments: Sequence[Any]) -> None:
         """Give it a job. The first one starts it."""
         if self._process.pid is None:
-            with same_path(), signals_held_back():  # Ctrl-C reaches all processes: this one decides
+            with same_path(), not_run_again(), signals_held_back():  # Ctrl-C reaches all processes: this one decides
                 self._process.start()
             self._theirs.close()
         with suppress(OSError):  # the process is gone: `receive` says so

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from ..calling_script import work_begins
 from ..files import file_name
 from ..layers import MIXERS
 from ..outputs import claimed
@@ -42,6 +43,7 @@ NOT_DECLARED = "has no declared rule (fastweights.leaderboard.register_rule decl
 
 def run_part(part: Part, request: Request) -> Path | None:
     """Measure a part for the mixers of a request; the file of its board, None where its numbers are read."""
+    work_begins("run_part")
     size = SIZES[request.size]
     if part.kind == "read":
         return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..calling_script import work_begins
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
 from ..layers.backends import check_backend
 from ..results import RecallResult, save_results
@@ -35,8 +36,9 @@ def run_recall(
 
     Killed at any moment and called again with the same arguments, it continues and gives the same numbers: every run is
     computed on one thread, from batches that are a function of their index. A run whose checkpoint is damaged begins again,
-    and the reporter says so. The number of workers changes nothing but the time. Workers import the script that calls
-    this, which therefore needs the usual `if __name__ == "__main__":`.
+    and the reporter says so. The number of workers changes nothing but the time. A script that calls this needs no
+    `if __name__ == "__main__":`. With that line workers import the script, as multiprocessing does. Without it they run the
+    script only where it registered mixers or tasks, and only up to this call.
 
     Args:
         experiment: the grid of runs.
@@ -79,6 +81,7 @@ def run_recall_parts(
     imports: Sequence[str] = (),
 ) -> dict[str, list[RecallResult]]:
     """`run_recall` for several experiments by name, each with a folder of its own: all their runs wait in one queue."""
+    work_begins("run_recall")
     for experiment in parts.values():
         if not isinstance(experiment, RecallExperiment):
             raise TypeError(f"experiment must be a RecallExperiment, got {describe_value(experiment)}")

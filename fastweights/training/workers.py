@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..calling_script import not_run_again, prepared
 from ..environment import usable_cores
 from ..files import WriteError
 from ..layers import import_mixers
@@ -177,7 +178,7 @@ class _Worker:
         self.index = index
         self.connection, self._theirs = context.Pipe()
         self._orders, self._context = orders, context
-        self.process = context.Process(target=_work, args=(self._theirs, orders), daemon=True)
+        self.process = context.Process(target=prepared(_work), args=(self._theirs, orders), daemon=True)
 
     def successor(self) -> "_Worker":
         """A worker in the place of this one, not started."""
@@ -187,7 +188,7 @@ class _Worker:
         """Train `job`. The first one starts the process."""
         self.job = job
         if self.process.pid is None:
-            with same_path(), signals_held_back():
+            with same_path(), not_run_again(), signals_held_back():
                 self.process.start()
             self._theirs.close()
         with suppress(OSError):  # the worker is gone: `receive` says so

@@ -15,6 +15,7 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
+from ...calling_script import work_begins
 from ...checks import check_flag, check_size, describe_value
 from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from ...environment import machine, versions
@@ -40,9 +41,9 @@ from .folder import (
 )
 from .launch import check_launch, step_size
 from .model import build_model, mixer_name, model_config, model_tokenizer
-from .progress import TrainingProgress
+from .progress import TextProgress, TrainingProgress
 from .run import LanguageRun
-from .trainer import LanguageTrainer
+from .trainer import LanguageTrainer, held_out_rows
 
 __all__ = ["NonFiniteLoss", "check_training", "checked_config", "train_language"]
 
@@ -84,6 +85,7 @@ def train_language(
         WriteError: another file could not be written.
         Stopped: a signal arrived. The same call continues.
     """
+    work_begins("train_language")
     if not isinstance(run, LanguageRun):
         raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
     check_flag("overwrite", overwrite)
@@ -98,10 +100,13 @@ def train_language(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     corpus = dataclasses.replace(run.corpus, excluded=(*run.corpus.excluded, run.output, run.cache))
-    text = _prepared(corpus, model_tokenizer(singles[0]), run.cache, report)
-    for shards in (text.train, text.held_out):
-        PackedRows(shards, run.length)  # raises where there are not enough tokens
-    rows = len(PackedRows(text.train, run.length))
+    with TextProgress(console) as progress:
+        text = _prepared(corpus, model_tokenizer(singles[0]), run.cache, report, progress)
+    rows = len(PackedRows(text.train, run.length))  # raises where there are not enough tokens
+    if held_out_rows(text.held_out, run.length).length < run.length:
+        report(
+            f"held-out text of {len(text.held_out):,} tokens is shorter than a row: the held-out loss is that of all of it"
+        )
     if run.batch_size > rows:
         raise ValueError(
             f"batch_size must be at most {rows}, the rows of length {run.length} that the train text has, got {run.batch_size}; "
@@ -148,9 +153,11 @@ def check_training(run: LanguageRun, *, overwrite: bool) -> list[LanguageRun]:
     return singles
 
 
-def _prepared(corpus: TextCorpus, tokenizer: TextTokenizer, cache: str, report: Callable[[str], None]) -> PreparedText:
+def _prepared(
+    corpus: TextCorpus, tokenizer: TextTokenizer, cache: str, report: Callable[[str], None], progress: TextProgress
+) -> PreparedText:
     """Tokenizer and tokens, whose checksums the main process alone compares."""
-    text = prepare_text(corpus, tokenizer, cache, report, read_all=is_main_process())
+    text = prepare_text(corpus, tokenizer, cache, report, read_all=is_main_process(), progress=progress)
     if world_size() > 1:
         from_main_process(None)  # which may have made damaged tokens again, after another process opened them
         if not is_main_process():

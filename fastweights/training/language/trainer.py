@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ...checksums import write_checksums
-from ...data.text import PackedRows, PreparedText, pack_rows
+from ...data.text import PackedRows, PreparedText, TokenShards, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
 from ...files import partial_path, publish_folder, write_json
@@ -30,7 +30,7 @@ from .graphs import GraphedGradients, what_to_graph
 from .run import LanguageRun
 from .sharding import ForwardPrefetch, autocast_policy, fsdp_config, in_float32
 
-__all__ = ["LanguageTrainer"]
+__all__ = ["LanguageTrainer", "held_out_rows"]
 
 HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
 COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transformers' Trainer divides its losses
@@ -54,7 +54,7 @@ class LanguageTrainer(Trainer):
         self.run, self.folder = run, folder
         self._staging: Path | None = None
         rows_a_step = run.batch_size * run.accumulation * world_size()
-        held_out = PackedRows(text.held_out, run.length)
+        held_out = held_out_rows(text.held_out, run.length)
         self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
         self.rows = ShuffledRows(PackedRows(text.train, run.length), seed=run.seed, count=run.max_steps * rows_a_step)
         super().__init__(
@@ -251,6 +251,15 @@ class LanguageTrainer(Trainer):
 def _agreed_partial(path: Path) -> Path:
     """`partial_path`, the same one in every process."""
     return partial_path(path, from_main_process(secrets.token_hex(4)))
+
+
+def held_out_rows(shards: TokenShards, length: int) -> PackedRows:
+    """Rows of `length` tokens; a single one of all tokens where they are fewer.
+
+    Raises:
+        ValueError: there are less than two tokens.
+    """
+    return PackedRows(shards, max(2, min(length, len(shards))))
 
 
 def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
