@@ -13,7 +13,7 @@ from ..checks import LARGEST_DEPTH, check_whole_number
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 
-__all__ = ["FastWeightsCache"]
+__all__ = ["FastWeightsCache", "check_kind"]
 
 
 class FastWeightsCache(Cache):
@@ -123,6 +123,7 @@ class FastWeightsCache(Cache):
 
     # generate() compiles the model by itself when a cache says that it is compileable, and then passes masks of another kind.
     is_compileable = property(lambda self: False)
+    max_cache_len = property(lambda self: -1)  # as get_max_length
     is_croppable = property(lambda self: False)
     is_initialized = property(lambda self: self.batch_size != -1)
 
@@ -154,3 +155,19 @@ class FastWeightsCache(Cache):
             layer.apply(change)
         if self.position is not None:
             self.position = change(self.position)
+
+
+def check_kind(cache: object, layers: int) -> None:
+    """TypeError unless it is a `FastWeightsCache`. PEFT's prefix tuning brings a cache of keys and values."""
+    if isinstance(cache, FastWeightsCache):
+        return
+    hint = ""
+    if isinstance(cache, Cache):
+        hint = (
+            "; the layers' memories hold no keys and values of tokens: prefix tuning and cartridges do not fit, take prompt "
+            "tuning, p-tuning or LoRA"
+        )
+    raise TypeError(
+        f"past_key_values must be a FastWeightsCache of {layers} layers, as this model returns it, got {type(cache).__name__}"
+        f"{hint}"
+    )

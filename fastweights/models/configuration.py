@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -26,14 +25,12 @@ from ..layers.mixer import ConfiguredMixer
 from ..layers.registry import MIXERS, mixer_spec
 from ..layers.softmax_attention import SoftmaxAttention
 from ..untrusted import one_line
+from .adapters import LORA_TARGETS, tell_peft
 from .cache_name import CACHE_NAMES
 from .inputs import LARGEST_VOCABULARY, check_token
 
 __all__ = ["LORA_TARGETS", "FastWeightsConfig"]
 
-# The layers that an adapter of the peft library is for where it names none: the projections of a memory's input and output, by
-# the last part of their names. Every mixer of the library has some of them.
-LORA_TARGETS = ("q_proj", "k_proj", "qk_proj", "v_proj", "o_proj", "in_proj", "out_proj")
 # In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`.
 HOW_TO_LOAD = "import fastweights.models, then AutoModelForCausalLM.from_pretrained"
 # Far above every model there is, and small enough that a slip of the keyboard does not fill the memory.
@@ -226,7 +223,7 @@ class FastWeightsConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers. PEFT calls this before it looks up which layers an adapter is for."""
-        _tell_peft()
+        tell_peft(self.model_type)
         return super().to_dict()
 
     def get_text_config(self, decoder: Any = None, encoder: Any = None) -> FastWeightsConfig:
@@ -261,10 +258,3 @@ class FastWeightsConfig(PreTrainedConfig):
             return config, unused
         cls._refuse_unknown(unused)
         return config
-
-
-def _tell_peft() -> None:
-    """Put the targets of LoRA into PEFT's table of models, if PEFT has been imported."""
-    table = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", None)
-    if table is not None:
-        table.setdefault(FastWeightsConfig.model_type, list(LORA_TARGETS))

@@ -9,7 +9,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
 from ..checks import check_size
-from .cache import FastWeightsCache
+from .cache import FastWeightsCache, check_kind
 from .cache_name import CACHE_NAME, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token
@@ -88,8 +88,7 @@ class CachedGenerationMixin(GenerationMixin):
     ) -> None:
         """What transformers would hand on unseen: a wrong prompt, mask or size, or special tokens that the vocabulary lacks."""
         if prompt is not None:
-            embedding: Any = self.get_input_embeddings()  # type: ignore[attr-defined]
-            batch, time = check_ids(prompt, embedding).shape
+            batch, time = check_ids(prompt, self).shape
             if mask is not None:  # with a cache it may be longer, and cover the tokens that the cache has read
                 check_mask(mask, batch, min(time, mask.shape[-1]) if isinstance(mask, Tensor) else time)
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -102,11 +101,8 @@ class CachedGenerationMixin(GenerationMixin):
             if size is not None:
                 check_size(name, size)
         cache = kwargs.get(CACHE_NAME)
-        if cache is not None and not isinstance(cache, FastWeightsCache):
-            raise TypeError(
-                f"past_key_values must be a FastWeightsCache of {self.config.num_hidden_layers} layers, as this model returns "
-                f"it, got {type(cache).__name__}"
-            )
+        if cache is not None:
+            check_kind(cache, self.config.num_hidden_layers)
 
     def _prepare_cache_for_generation(
         self,

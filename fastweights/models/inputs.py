@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -22,9 +24,10 @@ __all__ = [
 LARGEST_VOCABULARY = 2**31
 
 
-def check_ids(input_ids: object, embedding: nn.Embedding) -> Tensor:
+def check_ids(input_ids: object, model: Any) -> Tensor:
     """Token ids [B, T]. On a GPU an id outside the vocabulary is left to the embedding's own assertion: looking at the numbers
-    would wait for the device."""
+    would wait for the device. The vocabulary is that of the configuration, which follows when the embedding is resized: an
+    adapter may wrap the embedding."""
     if not isinstance(input_ids, Tensor):
         raise TypeError(
             f"input_ids must be an int64 tensor [batch, time >= 1], got {type(input_ids).__name__}; convert it with "
@@ -38,16 +41,14 @@ def check_ids(input_ids: object, embedding: nn.Embedding) -> Tensor:
         )
     if input_ids.shape[1] < 1:
         raise ValueError(f"input_ids must hold at least one token, got shape {shape_of(input_ids)}")
-    if input_ids.device.type == "meta" != embedding.weight.device.type:
-        raise ValueError(
-            f"input_ids must be on the device of the model, {embedding.weight.device}, got meta; pass numbers"
-        )
+    if input_ids.device.type == "meta" != model.device.type:
+        raise ValueError(f"input_ids must be on the device of the model, {model.device}, got meta; pass numbers")
     if values_are_checked(input_ids) and input_ids.numel():
         low, high = (int(end) for end in torch.aminmax(input_ids))
-        if low < 0 or high >= embedding.num_embeddings:
+        if low < 0 or high >= model.config.vocab_size:
             hint = f"; {IGNORED} belongs in labels only" if low == IGNORED else ""
             raise ValueError(
-                f"input_ids must be from 0 to {embedding.num_embeddings - 1}, the model's vocabulary, got {low} to {high}; use "
+                f"input_ids must be from 0 to {model.config.vocab_size - 1}, the model's vocabulary, got {low} to {high}; use "
                 f"the tokenizer that the model was made for{hint}"
             )
     return input_ids

@@ -14,12 +14,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from ..checks import check_flag, check_whole_number, describe_value, shape_of
-from ..layers import LayerCache, Mixer
+from ..layers import LayerCache
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import RMSNorm
 from ..ops.framework.sequences import check_cu_seqlens
 from .block import FastWeightsBlock
-from .cache import FastWeightsCache
+from .cache import FastWeightsCache, check_kind
 from .cache_name import CACHE_NAMES, given_cache, named_cache
 from .card import write_card
 from .configuration import FastWeightsConfig
@@ -175,15 +175,16 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds, not both or neither")
         if inputs_embeds is None:
-            return check_ids(input_ids, self.embed_tokens).shape
+            return check_ids(input_ids, self).shape
         return check_embeddings(inputs_embeds, self.config.hidden_size, self).shape[:2]
 
     def _layer_caches(self, past_key_values: FastWeightsCache, sequences: int) -> list[LayerCache]:
-        wanted = f"past_key_values must be a FastWeightsCache of {len(self.layers)} layers, as this model returns it"
-        if not isinstance(past_key_values, FastWeightsCache):
-            raise TypeError(f"{wanted}, got {type(past_key_values).__name__}")
+        check_kind(past_key_values, len(self.layers))
         if len(past_key_values.layers) != len(self.layers):
-            raise ValueError(f"{wanted}, got one of {len(past_key_values.layers)} layers")
+            raise ValueError(
+                f"past_key_values must be a FastWeightsCache of {len(self.layers)} layers, as this model returns it, got one of "
+                f"{len(past_key_values.layers)} layers"
+            )
         if past_key_values.batch_size not in (-1, sequences):
             raise ValueError(
                 f"past_key_values must hold as many sequences as the input, {sequences}, got {past_key_values.batch_size}; "
@@ -199,7 +200,8 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
     def state_size(self, length: int = 1) -> int:
         """How many numbers the memories of all layers hold per sequence after `length` tokens."""
         check_whole_number("length", length)
-        return sum(module.state_size(length) for module in self.modules() if isinstance(module, Mixer))
+        blocks: Any = self.layers
+        return sum(block.mixer.state_size(length) for block in blocks)
 
 
 def _check_longer_mask(attention_mask: Tensor, cache: object, batch: int, time: int) -> None:

@@ -21,7 +21,7 @@ from ...files import partial_path, publish_folder, write_json
 from ...models.card import write_card
 from ...models.loading import SAVED_MODEL
 from ...untrusted import read_json_object
-from ..optimization import learning_rate_factor, weight_decay_groups
+from ..optimization import WeightDecayMixin, learning_rate_factor, weight_decay_groups
 from .callbacks import check_finite
 from .checkpoints import CHECKPOINT, drop_old, loading, saving
 from .compiling import compile_model, what_to_compile, with_any_number_of_documents
@@ -37,7 +37,7 @@ COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transform
 OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point of the loss curve
 
 
-class LanguageTrainer(Trainer):
+class LanguageTrainer(WeightDecayMixin, Trainer):
     """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go."""
 
     model: Any

@@ -1,0 +1,28 @@
+"""The layers that adapters of the peft library are for where their configuration names none, by the last part of their names."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+__all__ = ["LORA_TARGETS", "tell_peft"]
+
+# The projections of a memory's input and output. Every mixer of the library has some of them.
+LORA_TARGETS = ("q_proj", "k_proj", "qk_proj", "v_proj", "o_proj", "in_proj", "out_proj")
+# PEFT has a table per method, TRANSFORMERS_MODELS_TO_..._MODULES_MAPPING. Those that are not here take LORA_TARGETS.
+TARGETS = {
+    "GLORA_TARGET": ("q_proj", "k_proj", "qk_proj", "v_proj", "in_proj"),  # it takes no subclass of nn.Linear
+    "IA3_TARGET": ("k_proj", "qk_proj", "v_proj", "in_proj", "down_proj"),
+    "IA3_FEEDFORWARD": ("down_proj",),
+    "LNTUNING_TARGET": ("mixer_norm", "mlp_norm", "norm"),
+}
+TABLE = re.compile("TRANSFORMERS_MODELS_TO_(.+)_MODULES_MAPPING")
+
+
+def tell_peft(model_type: str) -> None:
+    """Put the targets into PEFT's tables of models, if PEFT has been imported."""
+    constants = sys.modules.get("peft.utils.constants")
+    for name, table in vars(constants).items() if constants else ():
+        found = TABLE.fullmatch(name)
+        if found and isinstance(table, dict):
+            table.setdefault(model_type, list(TARGETS.get(found[1], LORA_TARGETS)))
