@@ -29,13 +29,11 @@ from ..untrusted import one_line
 from .cache_name import CACHE_NAMES
 from .inputs import LARGEST_VOCABULARY, check_token
 
-__all__ = ["LORA_TARGETS", "FastWeightsConfig"]
+__all__ = ["LORA_TARGETS", "FastWeightsConfig", "how_to_load"]
 
 # The layers that an adapter of the peft library is for where it names none: the projections of a memory's input and output, by
 # the last part of their names. Every mixer of the library has some of them.
 LORA_TARGETS = ("q_proj", "k_proj", "qk_proj", "v_proj", "o_proj", "in_proj", "out_proj")
-# In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`.
-HOW_TO_LOAD = "import fastweights.models, then AutoModelForCausalLM.from_pretrained"
 # Far above every model there is, and small enough that a slip of the keyboard does not fill the memory.
 LARGEST = {
     "vocab_size": LARGEST_VOCABULARY,
@@ -135,7 +133,7 @@ class FastWeightsConfig(PreTrainedConfig):
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             check_token(name, getattr(self, name), self.vocab_size, several=name == "eos_token_id")
         self._check_mixers()
-        super().__post_init__(**{**kwargs, "how_to_load": HOW_TO_LOAD})
+        super().__post_init__(**{**kwargs, "how_to_load": how_to_load("AutoModelForCausalLM")})
 
     @property
     def num_branches(self) -> int:
@@ -259,6 +257,11 @@ class FastWeightsConfig(PreTrainedConfig):
             return config, unused
         cls._refuse_unknown(unused)
         return config
+
+
+def how_to_load(auto_class: str) -> str:
+    """In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`."""
+    return f"import fastweights.models, then {auto_class}.from_pretrained"
 
 
 def _tell_peft() -> None:
