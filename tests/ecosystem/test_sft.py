@@ -58,13 +58,8 @@ def test_loss_and_gradients_are_those_of_the_documents_alone(tmp_path, form):
     found.backward()
     wanted.backward()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(
-            trainer.model.get_parameter(name).grad,
-            parameter.grad,
-            rtol=1e-3,
-            atol=1e-5,
-            msg=lambda text: f"{name}: {text}",
-        )
+        gradient = trainer.model.get_parameter(name).grad
+        assert (gradient - parameter.grad).norm() <= 1e-4 * parameter.grad.norm() + 1e-7, name
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
