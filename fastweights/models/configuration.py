@@ -99,6 +99,7 @@ class FastWeightsConfig(PreTrainedConfig):
     model_type = "fastweights"
     keys_to_ignore_at_inference = list(CACHE_NAMES)
     attribute_map = {"num_attention_heads": "num_heads"}
+    auto_map = None  # TRL reads it of every model that it loads from a folder
 
     vocab_size: int = 32000
     hidden_size: int = 1024

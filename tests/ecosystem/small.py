@@ -30,6 +30,7 @@ def settings(kind: type[_BaseConfig], folder: Path, **options: Any) -> Any:
     """Of a short training on the CPU, in float32."""
     plain = {
         "max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1,
-        "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "bf16": False, "disable_tqdm": True, "save_strategy": "no", "seed": 0,
+        "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "bf16": False, "disable_tqdm": True,
+        "save_strategy": "no", "seed": 0,
     }  # fmt: skip
     return kind(output_dir=str(folder), **{**plain, **options})

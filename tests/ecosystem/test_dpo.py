@@ -29,10 +29,14 @@ def preferences() -> Dataset:
 def test_dpo(tmp_path, adapted):
     words = tokenizer()
     words.pad_token = words.eos_token
+    lm().save_pretrained(tmp_path / "lm")  # from which the trainer loads what the answers are compared with
     trainer = DPOTrainer(
-        lm(), args=settings(DPOConfig, tmp_path, max_steps=6, per_device_train_batch_size=8), train_dataset=preferences(),
-        processing_class=words, peft_config=peft.LoraConfig(task_type="CAUSAL_LM", r=4) if adapted else None,
-    )  # fmt: skip
+        AutoModelForCausalLM.from_pretrained(tmp_path / "lm"),
+        args=settings(DPOConfig, tmp_path, max_steps=6, per_device_train_batch_size=8),
+        train_dataset=preferences(),
+        processing_class=words,
+        peft_config=peft.LoraConfig(task_type="CAUSAL_LM", r=4) if adapted else None,
+    )
     batch = next(iter(trainer.get_train_dataloader()))
     assert (batch["attention_mask"] == 0).any()
     trainer.train()
@@ -48,7 +52,9 @@ def test_dpo(tmp_path, adapted):
 def test_log_probabilities_are_those_of_the_answers_alone(tmp_path):
     words = tokenizer()
     words.pad_token = words.eos_token
-    trainer = DPOTrainer(lm(), args=settings(DPOConfig, tmp_path), train_dataset=preferences(), processing_class=words)
+    trainer = DPOTrainer(
+        lm(), ref_model=lm(), args=settings(DPOConfig, tmp_path), train_dataset=preferences(), processing_class=words
+    )
     batch = next(iter(trainer.get_train_dataloader()))
     labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
     given = {name: batch[name] for name in ("input_ids", "attention_mask")}
