@@ -66,11 +66,10 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
                 is the first token of every packed or padded sequence, which no token predicts.
             logits_to_keep: how many of the last positions get logits (0: all), or the positions as a tensor [P]. None is 0,
                 or no logits at all as said above.
-            output_attentions: only False: a memory has no attention weights.
             num_items_in_batch: what the summed loss is divided by (Trainer's gradient accumulation); the number of labels
                 when None.
             input_ids, attention_mask, past_key_values, inputs_embeds, use_cache: as for `FastWeightsModel`.
-            cu_seqlens, output_hidden_states, position_ids: as for `FastWeightsModel`.
+            cu_seqlens, output_hidden_states, output_attentions, position_ids: as for `FastWeightsModel`.
             cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, cache: as for `FastWeightsModel`.
 
         Raises:
@@ -82,8 +81,6 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             next_logits = past_key_values.step(input_ids if all(x is None for x in others) else None)
             if next_logits is not None:
                 return CausalLMOutputWithPast(logits=next_logits, **named_cache(past_key_values))
-        if output_attentions:
-            raise ValueError("output_attentions must be False: the layers have no attention weights to return")
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if isinstance(tokens, Tensor) and tokens.ndim >= 2:  # anything else is refused by the body
@@ -99,6 +96,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             use_cache=use_cache,
             cu_seqlens=cu_seqlens,
             output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
             position_ids=position_ids,
             return_dict=True,
         )
@@ -141,10 +139,6 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         """Whether the output layer and the loss are those that the chunked loss computes."""
         ours = isinstance(self.lm_head, OutputLayer) and self.lm_head.is_unchanged()
         return self.config.chunked_loss and ours and self.loss_function is ForCausalLMLoss
-
-    def state_size(self, length: int = 1) -> int:
-        """How many numbers the memories of all layers hold per sequence after `length` tokens."""
-        return self.model.state_size(length)
 
 
 def without_first_tokens(labels_1T: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -29,10 +29,8 @@ from .adapters import LORA_TARGETS, tell_peft
 from .cache_name import CACHE_NAMES
 from .inputs import LARGEST_VOCABULARY, check_token
 
-__all__ = ["LORA_TARGETS", "FastWeightsConfig"]
+__all__ = ["LORA_TARGETS", "FastWeightsConfig", "how_to_load"]
 
-# In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`.
-HOW_TO_LOAD = "import fastweights.models, then AutoModelForCausalLM.from_pretrained"
 # Far above every model there is, and small enough that a slip of the keyboard does not fill the memory.
 LARGEST = {
     "vocab_size": LARGEST_VOCABULARY,
@@ -99,6 +97,7 @@ class FastWeightsConfig(PreTrainedConfig):
     model_type = "fastweights"
     keys_to_ignore_at_inference = list(CACHE_NAMES)
     attribute_map = {"num_attention_heads": "num_heads"}
+    auto_map = None  # TRL reads it of every model that it loads from a folder
 
     vocab_size: int = 32000
     hidden_size: int = 1024
@@ -134,7 +133,7 @@ class FastWeightsConfig(PreTrainedConfig):
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             check_token(name, getattr(self, name), self.vocab_size, several=name == "eos_token_id")
         self._check_mixers()
-        super().__post_init__(**{**kwargs, "how_to_load": HOW_TO_LOAD})
+        super().__post_init__(**{**kwargs, "how_to_load": how_to_load("AutoModelForCausalLM")})
 
     @property
     def num_branches(self) -> int:
@@ -258,3 +257,8 @@ class FastWeightsConfig(PreTrainedConfig):
             return config, unused
         cls._refuse_unknown(unused)
         return config
+
+
+def how_to_load(auto_class: str) -> str:
+    """In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`."""
+    return f"import fastweights.models, then {auto_class}.from_pretrained"

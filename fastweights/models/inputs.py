@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from .loss import IGNORED
 
 __all__ = [
     "LARGEST_VOCABULARY",
+    "check_classes",
     "check_divisor",
     "check_embeddings",
     "check_ids",
+    "check_label_tensor",
     "check_labels",
     "check_token",
     "kept_positions",
@@ -69,19 +72,34 @@ def check_embeddings(inputs_embeds: object, width: int, model: nn.Module) -> Ten
 def check_labels(labels: object, tokens: Tensor, vocab_size: int) -> None:
     """Labels [B, T] for the ids or embeddings `tokens`. On a GPU a label outside the vocabulary is torch's to find: looking at
     the numbers would wait for the device."""
-    batch, time = tokens.shape[:2]
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be an int64 tensor [{batch}, {time}], got {type(labels).__name__}")
-    if labels.dtype != torch.int64:
-        raise ValueError(f"labels must be int64, got {labels.dtype}; convert them with labels.long()")
-    if list(labels.shape) != [batch, time]:
-        raise ValueError(f"labels must have the shape of the input, [{batch}, {time}], got {shape_of(labels)}")
-    if labels.device.type == "meta" != tokens.device.type:
+    wanted = check_label_tensor("labels", labels, tokens.shape[:2])
+    if wanted.device.type == "meta" != tokens.device.type:
         raise ValueError(f"labels must be on the device of the input, {tokens.device}, got meta; pass numbers")
-    if values_are_checked(labels) and ((labels >= vocab_size) | ((labels < 0) & (labels != IGNORED))).any():
+    _check_range("labels", wanted, vocab_size, "use the tokenizer that the model was made for")
+
+
+def check_classes(name: str, labels: object, shape: Sequence[int], num_labels: int) -> None:
+    """Class numbers of a head's labels."""
+    wanted = check_label_tensor(name, labels, shape)
+    _check_range(name, wanted, num_labels, "make the model with as many num_labels as there are classes")
+
+
+def check_label_tensor(name: str, labels: object, shape: Sequence[int]) -> Tensor:
+    """An int64 tensor of this shape."""
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name} must be an int64 tensor {list(shape)}, got {type(labels).__name__}")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64, got {labels.dtype}; convert them with {name}.long()")
+    if list(labels.shape) != list(shape):
+        raise ValueError(f"{name} must have the shape of the input, {list(shape)}, got {shape_of(labels)}")
+    return labels
+
+
+def _check_range(name: str, labels: Tensor, count: int, remedy: str) -> None:
+    if values_are_checked(labels) and ((labels >= count) | ((labels < 0) & (labels != IGNORED))).any():
         raise ValueError(
-            f"labels must be from 0 to {vocab_size - 1}, or {IGNORED} where there is none, got {int(labels.min())} to "
-            f"{int(labels.max())}; use the tokenizer that the model was made for"
+            f"{name} must be from 0 to {count - 1}, or {IGNORED} where there is none, got {int(labels.min())} to "
+            f"{int(labels.max())}; {remedy}"
         )
 
 

@@ -15,7 +15,7 @@ from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
 from ..data.text.tokenizer import vocabulary_size
 from ..ownership import Own, any_file
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
-from .card import is_card
+from .card import USES, is_card
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
 from .weight_files import check_memory, check_names, check_shapes, check_weights
@@ -131,6 +131,7 @@ def load_config(folder: Path) -> Any:
     """The configuration in a `model_folder`; ValueError if it does not fit, or if the weights beside it are not safe to load."""
     with loading(f"the model in {folder}"):
         config = FastWeightsConfig.from_pretrained(folder, local_files_only=True)
+    _check_has_output_layer(folder, config)
     check_special_tokens(folder)
     shapes = check_weights(folder, config)
     with loading(f"the model in {folder}"), torch.device("meta"):  # built without memory for its weights
@@ -138,6 +139,16 @@ def load_config(folder: Path) -> Any:
     check_shapes(folder, shapes, model)
     check_names(folder, shapes, model)
     return config
+
+
+def _check_has_output_layer(folder: Path, config: Any) -> None:
+    """ValueError if the model was saved with the head of another task."""
+    named = config.architectures if isinstance(config.architectures, list) else []
+    for use in (USES.get(str(name)) for name in named):
+        if use is not None and use.auto_class not in ("AutoModelForCausalLM", "AutoModel"):
+            raise ValueError(
+                f"{folder} must hold a language model, got a model for {use.task}; load it with {use.auto_class}"
+            )
 
 
 def check_special_tokens(folder: Path) -> None:

@@ -21,8 +21,8 @@ from ..ops.framework.sequences import check_cu_seqlens
 from .block import FastWeightsBlock
 from .cache import FastWeightsCache, check_kind
 from .cache_name import CACHE_NAMES, given_cache, named_cache
-from .card import write_card
-from .configuration import FastWeightsConfig
+from .card import auto_class, write_card
+from .configuration import FastWeightsConfig, how_to_load
 from .inputs import check_embeddings, check_ids
 from .rows import Rows, cumulative_lengths
 
@@ -57,6 +57,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
         config.use_cache is saved as the model was made with it: transformers' Trainer sets it to False, which would leave the
         model without a cache when it is loaded.
         """
+        self.config.how_to_load = how_to_load(auto_class(self))
         in_training, self.config.use_cache = self.config.use_cache, self._made_with_cache
         try:
             super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
@@ -64,6 +65,12 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             self.config.use_cache = in_training
         if is_main_process:
             write_card(Path(save_directory), self)
+
+    def state_size(self, length: int = 1) -> int:
+        """How many numbers the memories of all layers hold per sequence after `length` tokens."""
+        check_whole_number("length", length)
+        blocks: Any = self.base_model.layers
+        return sum(block.mixer.state_size(length) for block in blocks)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -110,6 +117,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         max_length_q: int | None = None,
         max_length_k: int | None = None,
         cache: FastWeightsCache | None = None,
+        output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, T, D] after the final norm.
 
@@ -129,11 +137,14 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
             cu_seq_lens_q, cu_seq_lens_k: the same as cu_seqlens, under the names of transformers' packing collators.
             max_length_q, max_length_k: sent with these by collators; not needed.
             cache: another name of past_key_values, which transformers uses from 5.24 on.
+            output_attentions: only False: a memory has no attention weights.
 
         Raises:
             ValueError: an input that does not fit.
         """
         past_key_values = given_cache(past_key_values, cache)
+        if output_attentions:
+            raise ValueError("output_attentions must be False: the layers have no attention weights to return")
         batch, time = self._check_inputs(input_ids, inputs_embeds)
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
         check_cu_seqlens(cu_seqlens, batch, time)
@@ -196,12 +207,6 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
                 "update the cache twice; call eval() before generating"
             )
         return past_key_values.layers
-
-    def state_size(self, length: int = 1) -> int:
-        """How many numbers the memories of all layers hold per sequence after `length` tokens."""
-        check_whole_number("length", length)
-        blocks: Any = self.layers
-        return sum(block.mixer.state_size(length) for block in blocks)
 
 
 def _check_longer_mask(attention_mask: Tensor, cache: object, batch: int, time: int) -> None:

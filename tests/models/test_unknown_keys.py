@@ -147,3 +147,10 @@ def test_a_warning_stays_one_short_line(tmp_path):
     write(tmp_path, **{f"key\n\x1b[31m{'x' * 9000}{n}": n for n in range(3000)})
     _, message = read_with_warning(AutoConfig.from_pretrained, tmp_path)
     assert message.isprintable() and len(message) < 2000 and message.endswith("and 2980 more")
+
+
+def test_no_code_is_named_where_none_is(tmp_path):
+    """TRL reads `auto_map` of every model that it loads from a folder."""
+    config().save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).auto_map is None
+    assert "auto_map" not in (tmp_path / "config.json").read_text()
