@@ -12,8 +12,8 @@ from ..checks import check_size
 from .cache import FastWeightsCache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token
+from .masks import check_mask
 from .prefill import prefill_block
-from .rows import check_mask
 
 __all__ = ["CachedGenerationMixin"]
 
