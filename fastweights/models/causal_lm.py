@@ -14,6 +14,7 @@ from .inputs import check_divisor, check_labels, kept_positions
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
 from .output_layer import OutputLayer
 from .rows import cumulative_lengths, predicted_labels
+from .trainer_labels import count_predicted_labels
 
 __all__ = ["FastWeightsForCausalLM"]
 
@@ -28,6 +29,13 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         self.model = FastWeightsModel(config)
         self.lm_head = OutputLayer(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:  # type: ignore[override]
+        """That forward takes num_items_in_batch, which transformers' Trainer asks every model when it is made: the moment to
+        tell it which labels to count."""
+        count_predicted_labels(FastWeightsForCausalLM)
+        return True
 
     @can_return_tuple
     def forward(
