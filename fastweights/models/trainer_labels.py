@@ -38,7 +38,8 @@ def _change(trainer_class: Any, model_class: type) -> None:
     def _get_num_items_in_batch(self: Any, batch_samples: list, *arguments: Any, **options: Any) -> Any:
         if any(isinstance(module, model_class) for module in self.model.modules()):
             for batch in batch_samples:
-                _leave_out_unpredicted(batch)
+                if isinstance(batch, MutableMapping):  # TRL's GRPOTrainer has lists of prompts here
+                    _leave_out_unpredicted(batch)
         return original(self, batch_samples, *arguments, **options)
 
     trainer_class._get_num_items_in_batch = _get_num_items_in_batch

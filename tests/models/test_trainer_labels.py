@@ -145,6 +145,16 @@ def test_other_models_are_counted_as_before(tmp_path):
     assert batch["labels"] is labels
 
 
+def test_batches_of_another_kind_are_left_alone(tmp_path):
+    """Such as the prompts of TRL's GRPOTrainer, and the labels of whole rows."""
+    counting = trainer(model(HYBRID), tmp_path, 6, padded("left"))._get_num_items_in_batch
+    assert counting([[{"prompt": "one"}]], torch.device("cpu")) is None
+    labels = torch.tensor([1, 0, 1])
+    batch = {"labels": labels}
+    counting([batch], torch.device("cpu"))
+    assert batch["labels"] is labels
+
+
 def test_wrong_documents_are_refused_as_by_the_model(tmp_path):
     def collate(rows):
         return {**packed("cu_seqlens")(rows), "cu_seqlens": [0, 47]}
