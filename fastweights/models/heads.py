@@ -26,8 +26,9 @@ from ..checks import shape_of, values_are_checked, values_can_be_read
 from .cache import FastWeightsCache
 from .cache_name import CACHE_NAME, given_cache, named_cache
 from .inputs import check_classes, check_label_tensor
+from .masks import check_mask
 from .modeling import FastWeightsPreTrainedModel
-from .rows import Rows, check_mask
+from .rows import Rows
 
 __all__ = [
     "FastWeightsForQuestionAnswering",

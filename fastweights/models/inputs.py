@@ -14,6 +14,7 @@ from .loss import IGNORED
 
 __all__ = [
     "LARGEST_VOCABULARY",
+    "check_cache_position",
     "check_classes",
     "check_divisor",
     "check_embeddings",
@@ -101,6 +102,21 @@ def _check_range(name: str, labels: Tensor, count: int, remedy: str) -> None:
             f"{name} must be from 0 to {count - 1}, or {IGNORED} where there is none, got {int(labels.min())} to "
             f"{int(labels.max())}; {remedy}"
         )
+
+
+def check_cache_position(cache_position: object, columns: int, time: int) -> None:
+    """The columns [T] of an input that follows on `columns` columns of a cache, which no memory can go back behind."""
+    if cache_position is None:
+        return
+    wanted = f"cache_position must be int64 [{time}], the columns of the input after the {columns} of past_key_values"
+    if not isinstance(cache_position, Tensor):
+        raise TypeError(f"{wanted}, got {type(cache_position).__name__}; leave it out")
+    if cache_position.dtype not in (torch.int32, torch.int64) or list(cache_position.shape) != [time]:
+        raise ValueError(f"{wanted}, got {cache_position.dtype} {shape_of(cache_position)}; leave it out")
+    if values_are_checked(cache_position):
+        first, last = int(cache_position[0]), int(cache_position[-1])
+        if first != columns or (cache_position.diff() != 1).any():
+            raise ValueError(f"{wanted}, got {first} to {last}; leave it out, or pass a cache that ends there")
 
 
 def check_divisor(num_items_in_batch: object) -> None:

@@ -23,7 +23,7 @@ from .cache import FastWeightsCache, check_kind
 from .cache_name import CACHE_NAMES, given_cache, named_cache
 from .card import auto_class, write_card
 from .configuration import FastWeightsConfig, how_to_load
-from .inputs import check_embeddings, check_ids
+from .inputs import check_cache_position, check_embeddings, check_ids
 from .rows import Rows, cumulative_lengths
 
 __all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
@@ -116,6 +116,9 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        seq_idx: Tensor | None = None,
+        cache_position: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         cache: FastWeightsCache | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
@@ -123,8 +126,9 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
         Args:
             input_ids: int64 [B, T], or inputs_embeds [B, T, D] in their place.
-            attention_mask: [B, T] (with a cache also longer, cached tokens first), 0 for padding, which may be on any side.
-                torch.compile breaks the graph where it looks for padding; packed rows stay one graph.
+            attention_mask: [B, T] (with a cache also longer, cached tokens first): 0 for padding, which may be on any side, and
+                for tokens 1, or a number above 0 per document, which parts the documents of a row. Additive masks are refused.
+                The values are read, which waits for a GPU once and breaks a compiled graph; cu_seqlens avoid both.
             past_key_values: cache of an earlier call, updated in place; the input continues the sequences that it has read.
             use_cache: whether to create a cache where none is given. When None: config.use_cache in evaluation mode, False in
                 training mode.
@@ -136,6 +140,12 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
                 GPU; cu_seqlens avoid that.
             cu_seq_lens_q, cu_seq_lens_k: the same as cu_seqlens, under the names of transformers' packing collators.
             max_length_q, max_length_k: sent with these by collators; not needed.
+            seq_idx: int [B, T] or [1, T], the number of each token's document in its row, as collators of transformers and TRL
+                send it; below 0 for padding. Read like attention_mask. Beside cu_seqlens, which then decide, position_ids and
+                seq_idx are only compared with them: on a CPU, or with FASTWEIGHTS_CHECK_VALUES=1.
+            cache_position: int [T], the columns of the input, counted from the first one that past_key_values has read. Only
+                compared with the cache, where positions are compared.
+            token_type_ids: sent by some tokenizers; without meaning here.
             cache: another name of past_key_values, which transformers uses from 5.24 on.
             output_attentions: only False: a memory has no attention weights.
 
@@ -150,7 +160,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         check_cu_seqlens(cu_seqlens, batch, time)
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and attention_mask.shape[1] > time:
             _check_longer_mask(attention_mask, past_key_values, batch, time)
-        rows = Rows(batch, time, attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=cu_seqlens)
+        rows = Rows(batch, time, attention_mask, position_ids, cu_seqlens, seq_idx)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
@@ -164,6 +174,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         )
         if past_key_values is not None:
             past_key_values.check_positions(rows.first_position, rows.lengths)
+        check_cache_position(cache_position, 0 if past_key_values is None else past_key_values.columns, time)
         x_BTD = rows.pack(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
 
         hidden_states: tuple[Tensor, ...] = ()
