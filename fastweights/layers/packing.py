@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ops.framework import sequences
+
 __all__ = ["Rectangle", "by_length"]
 
 
@@ -15,10 +17,8 @@ def by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Packed sequences in groups of about the same length (up to twice the shortest), so that the rectangle of a group is mostly
     full. Yields the positions of a group's tokens in the row [tokens] and the group's own cu_seqlens."""
     lengths = cu_seqlens.diff()
-    group_N = lengths.clamp_min(1).double().log2().ceil()
-    group_T = group_N.repeat_interleave(lengths)
-    for group in group_N[lengths > 0].unique():
-        yield (group_T == group).nonzero()[:, 0], F.pad(lengths[group_N == group].cumsum(0), (1, 0))
+    for group in sequences.by_length(lengths):
+        yield sequences.tokens_of(group, lengths), F.pad(lengths[group].cumsum(0), (1, 0))
 
 
 class Rectangle:
