@@ -85,8 +85,7 @@ def evaluate(
         from ..analysis.evaluation_tables import evaluation_tables
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
-        from ..evaluation.plan import plan_evaluation
-        from ..evaluation.report import EvaluationReport
+        from ..evaluation.report import EvaluationReport, plan_evaluation
         from ..evaluation.text import HeldOutText
         from ..models.loading import load_language_model
 

@@ -17,7 +17,7 @@ __all__ = ["ExperimentFolder"]
 
 LONGER = (
     "steps",
-    "the learning rate has its warm-up and its schedule over steps, so that runs of another length begin anew",
+    "the learning rate has its warm-up and its schedule over steps, so that a run with more steps starts from the beginning",
 )
 _DECIDING_VERSIONS = ("fastweights", "torch")  # others of these may give other numbers
 

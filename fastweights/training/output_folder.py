@@ -24,7 +24,7 @@ class OwnedFolder:
         marker: name of a JSON file.
         work: what messages call the work: "experiment", "training".
         known: names of other files that may be there before the marker is.
-        longer: the setting that says how long the work goes on, and what to do instead of raising it.
+        longer: the setting for the length of the work, and what to do instead of raising it.
     """
 
     def __init__(

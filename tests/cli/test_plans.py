@@ -9,8 +9,24 @@ from fastweights.training.language import load_run
 from fastweights.training.language.trainer import training_arguments
 
 from ..evaluation.small import TEXT, save
-from .test_bad_commands import RUN, contents
 
+RUN = """
+length = 32
+batch_size = 2
+max_steps = 2
+evaluation_rows = 2
+context_lengths = [16]
+output = "trained"
+cache = "cache"
+[model]
+hidden_size = 16
+num_hidden_layers = 1
+num_heads = 2
+[tokenizer]
+vocab_size = 300
+[corpus]
+paths = ["text.txt"]
+"""
 RECALL = (
     "recall --pairs 2,4 --vocab-size 16 --width 8 --layers 1 --steps 2 --batch-size 2 --test-examples 2 --mixers linear "
     "--learning-rates 0.01,0.02 --output out"
@@ -28,6 +44,10 @@ COMMANDS = [
     "serve",
 ]
 EVALUATE = "evaluate model --text text.txt --lengths 16,32 --texts 1 --stretch 8"
+
+
+def contents(folder):
+    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
 @pytest.fixture

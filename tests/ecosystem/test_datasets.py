@@ -12,11 +12,12 @@ TEXTS = [f"text number {number}" for number in range(40)]
 def test_a_folder_of_save_to_disk(tmp_path, splits):
     """With and without several splits."""
     rows = datasets.Dataset.from_dict({"body": TEXTS})
-    saved = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"body": ["other"]}), "more": rows}) if splits else rows
+    other = datasets.Dataset.from_dict({"body": ["other"]})
+    saved = datasets.DatasetDict({"train": other, "more": rows}) if splits else rows
     saved.save_to_disk(str(tmp_path / "saved"))
-    corpus = TextCorpus(dataset=str(tmp_path / "saved"), dataset_split="more", text_field="body")
-    assert [document.text for document in corpus.documents()] == TEXTS
-    assert corpus.fingerprint == TextCorpus(dataset=str(tmp_path / "saved"), dataset_split="more", text_field="body").fingerprint
+    asked = {"dataset": str(tmp_path / "saved"), "dataset_split": "more", "text_field": "body"}
+    assert [document.text for document in TextCorpus(**asked).documents()] == TEXTS
+    assert TextCorpus(**asked).fingerprint == TextCorpus(**asked).fingerprint
 
 
 def test_a_split_that_is_not_there(tmp_path):

@@ -20,7 +20,7 @@ from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, To
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
-from ...layers.backends import check_backend
+from ...layers.choice import check_backend
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ...results import LanguageResult
 from ...results.language import load_result, save_result
