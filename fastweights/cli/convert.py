@@ -74,21 +74,14 @@ def convert(
         from ..conversion.folder import plan_conversion
 
         disable_progress_bar()  # of every file that is read or written
-        options = _named_values(option or [])
+        settings: dict[str, Any] = {
+            "to": to, "prompt": prompt, "tokens": tokens, "seed": seed, "peak": peak, "steps": steps,
+            "options": _named_values(option or []),
+        }  # fmt: skip
         if dry_run:
-            show_plan(plan_conversion(source, output, to=to, options=options))
+            show_plan(plan_conversion(source, output, **settings))
             return
-        report = convert_folder(
-            source,
-            output,
-            to=to,
-            prompt=prompt,
-            tokens=tokens,
-            seed=seed,
-            peak=peak,
-            steps=steps,
-            options=options,
-        )
+        report = convert_folder(source, output, **settings)
     _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
 
 

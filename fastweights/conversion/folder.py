@@ -92,14 +92,7 @@ def convert_folder(
             not empty or cannot be made; logits that differ where they must be equal, or are not finite.
         WriteError: the output could not be written, as where the disk is full. There is none then.
     """
-    source, output = _checked_places(source, output)
-    check_size("steps", steps, high=LARGEST_COUNT)
-    check_size("tokens", tokens, high=2**20)
-    check_whole_number("seed", seed)
-    if peak is not None:
-        check_positive("peak", peak)
-    if prompt is not None:
-        check_text("prompt", check_unicode("prompt", prompt), what="text to compare the logits on", empty=False)
+    source, output = _checked(source, output, prompt, tokens, seed, peak, steps)
     folder_of_source = model_folder(source)
     training = recorded_training(folder_of_source, output)
     before = own_config(load_config(folder_of_source))
@@ -138,7 +131,16 @@ def convert_folder(
 
 
 def plan_conversion(
-    source: str | Path, output: str | Path, *, to: str, options: Mapping[str, Any] | None = None
+    source: str | Path,
+    output: str | Path,
+    *,
+    to: str,
+    prompt: str | None = None,
+    tokens: int = 256,
+    seed: int = 0,
+    peak: float | None = None,
+    steps: int = 2000,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What `convert_folder` would make: the memory layers before and after, the parameters, and where it goes. Weights are not
     read, and nothing is written.
@@ -146,7 +148,7 @@ def plan_conversion(
     Raises:
         ValueError: as `convert_folder`, but for damaged weights.
     """
-    source, output = _checked_places(source, output)
+    source, output = _checked(source, output, prompt, tokens, seed, peak, steps)
     folder = model_folder(source)
     recorded_training(folder, output)
     before = own_config(load_config(folder))
@@ -162,11 +164,26 @@ def plan_conversion(
     }  # fmt: skip
 
 
-def _checked_places(source: str | Path, output: str | Path) -> tuple[str, Path]:
+def _checked(
+    source: str | Path,
+    output: str | Path,
+    prompt: str | None,
+    tokens: int,
+    seed: int,
+    peak: float | None,
+    steps: int,
+) -> tuple[str, Path]:
     """The source, and the output where it can be written to: refused before the work, which may take long."""
     source = str(check_path("source", source, "a folder or a name on the Hugging Face hub"))
     output = check_path("output", output, "the path of a folder")
     _check_output(output)
+    check_size("steps", steps, high=LARGEST_COUNT)
+    check_size("tokens", tokens, high=2**20)
+    check_whole_number("seed", seed)
+    if peak is not None:
+        check_positive("peak", peak)
+    if prompt is not None:
+        check_text("prompt", check_unicode("prompt", prompt), what="text to compare the logits on", empty=False)
     return source, output
 
 

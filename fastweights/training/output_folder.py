@@ -110,8 +110,9 @@ class OwnedFolder:
             }
         except (ValueError, TypeError, AttributeError):
             raise ValueError(f"{self.marker} is damaged; {remedy}") from None
-        if self._longer is not None and list(differences) == [self._longer[0]]:
-            remedy = f"{self._longer[1]}; or {remedy}"
+        length, instead = self._longer or ("", "")
+        if list(differences) == [length] and wanted[length] > there[length]:
+            remedy = f"{instead}; or {remedy}"
         if differences:
             raise ValueError(
                 f"output {self.path} holds another {self._work}: {', '.join(differences.values())}; {remedy}"

@@ -89,6 +89,8 @@ def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
         f"{RECALL} --mixers gdn:backend=triton",
         f"{RECALL} --output model",
         "evaluate text.txt",
+        "train run.toml --stop-at 0",
+        "convert model --to pgdn --output new --tokens 0",
         "convert model --to gdn --output model",
         "leaderboard rules --mixers softmax",
     ],
