@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._options import DryRun, Imports, import_mixers, one_line_errors
+from ._options import DryRun, Imports, Quiet, import_mixers, one_line_errors
 from ._output import show_plan
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def convert(
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
     dry_run: DryRun = False,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
     imports: Imports = None,
     list_conversions: Annotated[
         bool,

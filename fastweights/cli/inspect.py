@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._options import Device, Imports, import_mixers, one_line_errors, values
+from ._options import Device, Imports, Quiet, import_mixers, one_line_errors, values
 
 # The names of fastweights.inspection.MEASURES (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -34,6 +34,7 @@ def inspect(
     ] = None,
     device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
     imports: Imports = None,
 ) -> None:
     """Show what the memories of a trained model do while it reads a text, by layer and head.

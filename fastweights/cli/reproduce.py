@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import FEWER, Device, DryRun, Workers, check_trainings, one_line_errors, training_errors
+from ._options import FEWER, Device, DryRun, Quiet, Workers, check_trainings, one_line_errors, training_errors
 from ._output import show_plan
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights.experiments (a test compares them)
@@ -36,6 +36,7 @@ def reproduce(
     ] = Path("benchmarks/results"),
     workers: Workers = None,
     dry_run: DryRun = False,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
 ) -> None:
     """Measure claims of the papers again and say which hold.
 

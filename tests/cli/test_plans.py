@@ -120,6 +120,24 @@ def test_a_dry_run_knows_what_is_there(folder, capsys):
     assert (folder / "trained" / "result.json").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate model Once --max-new-tokens 2",
+        "inspect model --text text.txt --tokens 8 --every 4 --measures norms",
+        "convert model --to pgdn --output new",
+        "reproduce C2 --output out",
+        "leaderboard decoding-speed --mixers gdn --measurements text --output out",
+        EVALUATE,
+    ],
+)
+def test_quiet_commands_leave_standard_error_alone(folder, capsys, command):
+    for option in ("-q", "--quiet"):
+        assert main([*command.replace("--output new", f"--output new{option}").split(), option]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == "" and printed.out
+
+
 def test_an_evaluation_as_one_document(folder, capsys):
     assert main([*EVALUATE.split(), "--json", "-q"]) == 0
     printed = capsys.readouterr()
