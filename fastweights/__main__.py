@@ -34,15 +34,14 @@ def _leave_current_folder() -> str | None:
         return None
     del sys.path[0]
     package = os.path.dirname(__file__)
-    found = (finder.find_spec("fastweights", None) for finder in sys.meta_path)
-    installed = next((spec for spec in found if spec is not None), None)
-    if installed is None:  # a checkout whose package is not installed: what is, and Python's own modules, come first
+    specs = (finder.find_spec("fastweights", None) for finder in sys.meta_path)
+    installed = next((os.path.dirname(spec.origin) for spec in specs if spec and spec.origin), None)
+    if installed is None:  # a checkout that is not installed: packages that are, and Python's own modules, come first
         sys.path.append(os.path.dirname(package))
-    elif not os.path.samefile(os.path.dirname(installed.origin or ""), package):
+    elif not os.path.samefile(installed, package):
         return (
-            f"python -m has found fastweights in the current folder, and another one is installed in "
-            f"{os.path.dirname(installed.origin or '')}; run the command fastweights, start in another folder, or install this "
-            "one with pip install -e ."
+            f"python -m has found fastweights in the current folder, and another one is installed in {installed}; run the "
+            "command fastweights, start in another folder, or install this one with pip install -e ."
         )
     return None
 

@@ -23,7 +23,7 @@ def show_json(document: Any) -> None:
 
 
 def show_plan(plan: Any, as_json: bool = False) -> None:
-    """A plan of --dry-run: names and values, one a line, and that nothing was written."""
+    """A plan of --dry-run: one line per name and value, and that nothing was written."""
     if as_json:
         show_json(plan)
     else:

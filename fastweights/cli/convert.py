@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..terminal import show
-from ._options import DryRun, Imports, Overwrite, import_mixers, one_line_errors, output_path
+from ._options import DryRun, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path
 from ._output import show_plan
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def convert(
     steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
     imports: Imports = None,
     list_conversions: Annotated[
         bool,
@@ -81,22 +82,14 @@ def convert(
         from ..conversion.folder import plan_conversion
 
         disable_progress_bar()  # of every file that is read or written
-        options = _named_values(option or [])
+        settings: dict[str, Any] = {
+            "to": to, "prompt": prompt, "tokens": tokens, "seed": seed, "peak": peak, "steps": steps,
+            "options": _named_values(option or []), "overwrite": overwrite,
+        }  # fmt: skip
         if dry_run:
-            show_plan(plan_conversion(source, output, to=to, options=options, overwrite=overwrite))
+            show_plan(plan_conversion(source, output, **settings))
             return
-        report = convert_folder(
-            source,
-            output,
-            to=to,
-            prompt=prompt,
-            tokens=tokens,
-            seed=seed,
-            peak=peak,
-            steps=steps,
-            options=options,
-            overwrite=overwrite,
-        )
+        report = convert_folder(source, output, **settings)
     _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
 
 

@@ -101,8 +101,7 @@ def evaluate(
         from ..analysis.plot_style import is_plot
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
-        from ..evaluation.plan import plan_evaluation
-        from ..evaluation.report import EvaluationReport, is_evaluation
+        from ..evaluation.report import EvaluationReport, is_evaluation, plan_evaluation
         from ..evaluation.text import HeldOutText
         from ..models.loading import load_language_model, model_folder
         from ..outputs import beside, claimed

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..terminal import show
-from ._options import Device, Imports, Overwrite, import_mixers, one_line_errors, output_path, values
+from ._options import Device, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path, values
 
 # The names of fastweights.inspection.MEASURES (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -39,6 +39,7 @@ def inspect(
     ] = None,
     device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
     imports: Imports = None,
 ) -> None:
     """Show what the memories of a trained model do while it reads a text, by layer and head.

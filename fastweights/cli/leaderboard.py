@@ -73,7 +73,7 @@ def leaderboard(
         import_mixers(imports)
         from ..checks import check_choice
         from ..layers import MIXERS, MixerChoice, parse_mixers
-        from ..layers.backends import check_backend
+        from ..layers.choice import check_backend
         from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
         from ..leaderboard.plan import plan_part
         from ..leaderboard.run import claimed_boards, forget, rows_beside

@@ -46,7 +46,7 @@ def recall(
         typer.Option(
             metavar="MIXER,...",
             help="Memory layers to compare: NAME, NAME:OPTION=VALUE,... with options, or NAME:OPTION=VALUE,...@LABEL, as in "
-            "gdn,gdn:conv_size=2,expand_v=2@small; `fastweights mixers` lists them and their options.",
+            "gdn,gdn:conv_size=2@small; `fastweights mixers` lists them and their options.",
         ),
     ] = MIXERS,
     task: Annotated[str, typer.Option(help=f"Recall task: {TASKS}.")] = "mqar-shuffled",

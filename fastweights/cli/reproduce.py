@@ -12,6 +12,7 @@ from ._options import (
     Device,
     DryRun,
     Overwrite,
+    Quiet,
     Workers,
     check_trainings,
     one_line_errors,
@@ -50,6 +51,7 @@ def reproduce(
     ] = Path("benchmarks/results"),
     workers: Workers = None,
     dry_run: DryRun = False,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
 ) -> None:
     """Measure claims of the papers again and say which hold.
 

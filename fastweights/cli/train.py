@@ -63,7 +63,7 @@ def train(
         given = {name: value for name, value in options.items() if value is not None}
         run = load_run(run_file, overrides=settings or (), **given)
         if dry_run:
-            show_plan(plan_training(run, overwrite=overwrite))
+            show_plan(plan_training(run, stop_at=stop_at, overwrite=overwrite))
             return
         try:
             results = train_language(

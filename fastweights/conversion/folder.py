@@ -101,15 +101,7 @@ def convert_folder(
             be equal, or are not finite.
         WriteError: the output could not be written, as where the disk is full. There is none then.
     """
-    source, output = _checked_places(source, output)
-    check_flag("overwrite", overwrite)
-    check_size("steps", steps, high=LARGEST_COUNT)
-    check_size("tokens", tokens, high=2**20)
-    check_whole_number("seed", seed)
-    if peak is not None:
-        check_positive("peak", peak)
-    if prompt is not None:
-        check_text("prompt", check_unicode("prompt", prompt), what="text to compare the logits on", empty=False)
+    source, output = _checked(source, output, prompt, tokens, seed, peak, steps, overwrite)
     with claimed_folder("output", output, lambda: _earlier(output, overwrite), "conversion") as own:
         folder_of_source = model_folder(source)
         if own and folder_of_source.resolve().is_relative_to(output.resolve()):
@@ -158,6 +150,11 @@ def plan_conversion(
     output: str | Path,
     *,
     to: str,
+    prompt: str | None = None,
+    tokens: int = 256,
+    seed: int = 0,
+    peak: float | None = None,
+    steps: int = 2000,
     options: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
@@ -167,7 +164,7 @@ def plan_conversion(
     Raises:
         ValueError: as `convert_folder`, but for damaged weights.
     """
-    source, output = _checked_places(source, output)
+    source, output = _checked(source, output, prompt, tokens, seed, peak, steps, overwrite)
     with claimed_folder("output", output, lambda: _earlier(output, overwrite), "conversion"):
         folder = model_folder(source)
         recorded_training(folder, output)
@@ -184,11 +181,28 @@ def plan_conversion(
     }  # fmt: skip
 
 
-def _checked_places(source: str | Path, output: str | Path) -> tuple[str, Path]:
-    """The source, and the output with a name that the run file can hold."""
+def _checked(
+    source: str | Path,
+    output: str | Path,
+    prompt: str | None,
+    tokens: int,
+    seed: int,
+    peak: float | None,
+    steps: int,
+    overwrite: bool,
+) -> tuple[str, Path]:
+    """The source, and the output with a name that the run file can hold: refused before the work, which may take long."""
     source = str(check_path("source", source, "a folder or a name on the Hugging Face hub"))
     output = check_path("output", output, "the path of a folder")
     _check_name(output)
+    check_flag("overwrite", overwrite)
+    check_size("steps", steps, high=LARGEST_COUNT)
+    check_size("tokens", tokens, high=2**20)
+    check_whole_number("seed", seed)
+    if peak is not None:
+        check_positive("peak", peak)
+    if prompt is not None:
+        check_text("prompt", check_unicode("prompt", prompt), what="text to compare the logits on", empty=False)
     return source, output
 
 

@@ -1,20 +1,25 @@
-"""The result file of an evaluation: measurements, model, settings and machine."""
+"""The result file of an evaluation: measurements, model, settings and machine. And what an evaluation would measure."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import torch
+
 from ..environment import machine, versions
 from ..files import write_json
+from ..models import FastWeightsForCausalLM
+from ..models.loading import load_config, model_folder
 from ..outputs import check_file, has_keys
 from .evaluate import EvaluationSettings
 
-__all__ = ["EvaluationReport", "is_evaluation"]
+__all__ = ["EvaluationReport", "is_evaluation", "plan_evaluation"]
 
 FORMAT = 1
 
@@ -76,6 +81,28 @@ class EvaluationReport:
 def is_evaluation(path: Path) -> bool:
     """Whether a file is the report of an evaluation, of this or an earlier version."""
     return has_keys(path, "format", "model", "settings", "results", "versions")
+
+
+def plan_evaluation(
+    model: Path, settings: EvaluationSettings, tasks: Sequence[str] = (), *, text: str, output: Path
+) -> dict[str, Any]:
+    """The model in a folder with its number of parameters, the settings and the file of the results. Weights are not read, and
+    nothing is written.
+
+    Args:
+        tasks: of lm-evaluation-harness.
+        text: what a report calls the text.
+
+    Raises:
+        ValueError: no model of this library in the folder.
+    """
+    config = load_config(model_folder(model))
+    with torch.device("meta"):
+        parameters = FastWeightsForCausalLM(config).num_parameters()
+    return {
+        "model": str(model), "parameters": parameters, "settings": dataclasses.asdict(settings), "lm-eval": list(tasks),
+        "text": text, "output": str(output),
+    }  # fmt: skip
 
 
 def _check_writable(path: Path) -> None:

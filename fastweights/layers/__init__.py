@@ -13,12 +13,12 @@ from .mixer import Mixer
 from .options import DecayOptions, MemoryOptions, MixerOptions, ProjectionOptions, option
 from .palimpsa_d import PalimpsaD
 from .palimpsa_m import PalimpsaM
+from .plugins import import_mixers
 from .probe import Seen, probe
 from .registry import MIXERS, MixerSpec, build_mixer, register_mixer
 from .rls import RecursiveLeastSquares
 from .softmax_attention import SoftmaxAttention
 from .ttt import TestTimeTraining
-from .user_modules import import_mixers
 from .vla import VariationalLinearAttention
 from .vla_baselines import PrintedDeltaNet
 

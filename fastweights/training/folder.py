@@ -21,7 +21,7 @@ __all__ = ["ExperimentFolder", "remove_trainings"]
 RUN_FILE = re.compile(r".+-pairs\d+-lr.+-seed\d+\.(json|checkpoint)")
 LONGER = (
     "steps",
-    "the learning rate has its warm-up and its schedule over steps, so that runs of another length begin anew",
+    "the learning rate has its warm-up and its schedule over steps, so that a run with more steps starts from the beginning",
 )
 
 

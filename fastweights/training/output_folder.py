@@ -30,7 +30,7 @@ class OwnedFolder:
         work: what messages call the work: "experiment", "training".
         own: what the work writes beside the marker.
         known: whether something is the work's where there is no marker.
-        longer: the setting that says how long the work goes on, and what to do instead of raising it.
+        longer: the setting for the length of the work, and what to do instead of raising it.
     """
 
     def __init__(
@@ -130,8 +130,10 @@ class OwnedFolder:
             for name in ({**wanted, **there} if compared is None else compared)
             if there.get(name) != wanted.get(name)
         }
-        if self._longer is not None and list(differences) == [self._longer[0]]:
-            remedy = f"{self._longer[1]}; or {remedy}"
+        length, instead = self._longer or ("", "")
+        earlier = there.get(length)
+        if list(differences) == [length] and isinstance(earlier, int) and wanted[length] > earlier:
+            remedy = f"{instead}; or {remedy}"
         if differences:
             raise ValueError(
                 f"output {self.path} holds another {self._work}: {', '.join(differences.values())}; {remedy}"

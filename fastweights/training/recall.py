@@ -9,7 +9,7 @@ import torch
 
 from ..calling_script import work_begins
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
-from ..layers.backends import check_backend
+from ..layers.choice import check_backend
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
 from .experiment import RecallExperiment, RecallRun

@@ -9,8 +9,24 @@ from fastweights.training.language import load_run
 from fastweights.training.language.trainer import training_arguments
 
 from ..evaluation.small import TEXT, save
-from .test_bad_commands import RUN, contents
 
+RUN = """
+length = 32
+batch_size = 2
+max_steps = 2
+evaluation_rows = 2
+context_lengths = [16]
+output = "trained"
+cache = "cache"
+[model]
+hidden_size = 16
+num_hidden_layers = 1
+num_heads = 2
+[tokenizer]
+vocab_size = 300
+[corpus]
+paths = ["text.txt"]
+"""
 RECALL = (
     "recall --pairs 2,4 --vocab-size 16 --width 8 --layers 1 --steps 2 --batch-size 2 --test-examples 2 --mixers linear "
     "--learning-rates 0.01,0.02 --output out"
@@ -28,6 +44,10 @@ COMMANDS = [
     "serve",
 ]
 EVALUATE = "evaluate model --text text.txt --lengths 16,32 --texts 1 --stretch 8"
+
+
+def contents(folder):
+    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
 @pytest.fixture
@@ -69,6 +89,8 @@ def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
         f"{RECALL} --mixers gdn:backend=triton",
         f"{RECALL} --output model",
         "evaluate text.txt",
+        "train run.toml --stop-at 0",
+        "convert model --to pgdn --output new --tokens 0",
         "convert model --to gdn --output model",
         "leaderboard rules --mixers softmax",
     ],
@@ -96,6 +118,24 @@ def test_a_dry_run_knows_what_is_there(folder, capsys):
     assert "begins: has ended" in planned("--dry-run").out
     assert "begins: from the start" in planned("--dry-run", "--overwrite").out
     assert (folder / "trained" / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate model Once --max-new-tokens 2",
+        "inspect model --text text.txt --tokens 8 --every 4 --measures norms",
+        "convert model --to pgdn --output new",
+        "reproduce C2 --output out",
+        "leaderboard decoding-speed --mixers gdn --measurements text --output out",
+        EVALUATE,
+    ],
+)
+def test_quiet_commands_leave_standard_error_alone(folder, capsys, command):
+    for option in ("-q", "--quiet"):
+        assert main([*command.replace("--output new", f"--output new{option}").split(), option]) == 0
+        printed = capsys.readouterr()
+        assert printed.err == "" and printed.out
 
 
 def test_an_evaluation_as_one_document(folder, capsys):

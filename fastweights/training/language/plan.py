@@ -21,7 +21,7 @@ from .train import check_training
 __all__ = ["plan_training"]
 
 
-def plan_training(run: LanguageRun, *, overwrite: bool = False) -> dict[str, Any]:
+def plan_training(run: LanguageRun, *, stop_at: int | None = None, overwrite: bool = False) -> dict[str, Any]:
     """The settings of a run, and for each of its models the number of parameters, where its training begins and where it goes.
     Nothing is written. Of the text of local files the first document is read.
 
@@ -30,7 +30,7 @@ def plan_training(run: LanguageRun, *, overwrite: bool = False) -> dict[str, Any
     Raises:
         ValueError: as `train_language`, but for text and tokenizer.
     """
-    singles = check_training(run, overwrite=overwrite)
+    singles = check_training(run, stop_at=stop_at, overwrite=overwrite)
     settings = model_tokenizer(singles[0])
     if run.corpus.dataset is None:
         next(run.corpus.documents(), None)  # raises where there is none

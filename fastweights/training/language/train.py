@@ -21,7 +21,7 @@ from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, To
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
-from ...layers.backends import check_backend
+from ...layers.choice import check_backend
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ...results import LanguageResult
 from ...results.language import load_result, save_result
@@ -88,10 +88,7 @@ def train_language(
     work_begins("train_language")
     if not isinstance(run, LanguageRun):
         raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
-    check_flag("overwrite", overwrite)
-    if stop_at is not None:
-        check_size("stop_at", stop_at)
-    singles = check_training(run, overwrite=overwrite)
+    singles = check_training(run, stop_at=stop_at, overwrite=overwrite)
     PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
     signals = signals or StopSignals()  # not entered, it handles nothing
     console = console if console is not None and is_main_process() else Console(quiet=True)
@@ -132,12 +129,15 @@ def train_language(
         return finished
 
 
-def check_training(run: LanguageRun, *, overwrite: bool) -> list[LanguageRun]:
+def check_training(run: LanguageRun, *, stop_at: int | None, overwrite: bool) -> list[LanguageRun]:
     """The runs of single models, after all checks that need no text. Nothing is written.
 
     Raises:
         ValueError: a launch, device, package, model or output folder with which `run` cannot be trained.
     """
+    check_flag("overwrite", overwrite)
+    if stop_at is not None:
+        check_size("stop_at", stop_at)
     check_launch()
     _check_device(run)
     for tracker in run.trackers:
