@@ -18,8 +18,9 @@ from ..layers import LayerCache
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import RMSNorm
 from ..ops.framework.sequences import check_cu_seqlens
+from .adapters import check_kind
 from .block import FastWeightsBlock
-from .cache import FastWeightsCache, check_kind
+from .cache import FastWeightsCache
 from .card import write_card
 from .configuration import FastWeightsConfig
 from .inputs import check_embeddings, check_ids
