@@ -13,8 +13,8 @@ from ..ops.framework.decode import from_rows, into_rows
 from ..ops.framework.few_tokens import needs_gradient
 from ..ops.short_convolution import short_convolution
 from ..ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
-from .few_rows import is_bare
 from .initialization import OwnInitialMatrices
+from .wrapped import is_bare
 
 __all__ = ["FIRST_FILTERS", "ShortConvolution", "convolve_together"]
 

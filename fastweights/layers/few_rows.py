@@ -9,23 +9,11 @@ from torch import Tensor, nn
 from ..ops.linear_rows import linear_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
 from .shared_input import products_of_one_input, sums_gradients
+from .wrapped import is_bare
 
-__all__ = ["is_bare", "is_plain", "is_unhooked", "joins", "linear_together"]
+__all__ = ["is_plain", "joins", "linear_together"]
 
 PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
-
-
-def is_unhooked(module: nn.Module) -> bool:
-    """Whether nothing but its own forward and its backward runs when the module is called. Hooks of accelerate bring its
-    weights, so it must be called."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return "forward" not in module.__dict__ and not any(hooks)
-
-
-def is_bare(module: nn.Module, *classes: type[nn.Module]) -> bool:
-    """Whether the module is of one of these classes and unhooked, and no adapter wraps it. Only then may its parameters be
-    read past its call."""
-    return type(module) in classes and is_unhooked(module)
 
 
 def is_plain(module: nn.Module) -> bool:

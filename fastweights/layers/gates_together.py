@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .few_rows import is_bare, is_plain, is_unhooked
+from .few_rows import is_plain
 from .shared_input import trains_on_gpu
+from .wrapped import is_bare, is_unhooked
 
 __all__ = ["ProjectedGate", "first_part", "gates_together"]
 

@@ -53,8 +53,7 @@ class LearnedRidge(OwnInitialValues):
         above = torch.full_like(self.weight, self.first - self.smallest, dtype=torch.float32)
         return {"weight": inverse_softplus(above)}
 
-    def forward(self, x_BTD: Tensor | None = None) -> Tensor:
-        """The same for every input, which it does not read. PEFT's wrappers of a module pass one on."""
+    def forward(self) -> Tensor:
         return self.smallest + F.softplus(at_least_float32(self.weight))
 
 
@@ -104,7 +103,7 @@ class MesaNet(MemoryLayer):
         self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         g_BTG, beta_BTG = gates_together(x_BTD, self.decay, self.gain)
-        ridge_GK = self.ridge(x_BTD)
+        ridge_GK = self.ridge()
         self.probe(g=g_BTG, beta=beta_BTG, ridge=ridge_GK)
         g_BTG = torch.zeros_like(v_BTGV[..., 0]) if g_BTG is None else g_BTG
         beta_BTG = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None else beta_BTG

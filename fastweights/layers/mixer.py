@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ..checks import FLOATS, check_size, check_whole_number, shape_of
 from ..ops.framework.sequences import check_cu_seqlens
 from .cache import LayerCache
-from .offloading import execution_device, placement_hooks, remove_placement
 from .options import MixerOptions
+from .wrapped import execution_device, placement_hooks, remove_placement
 
 __all__ = ["ConfiguredMixer", "Mixer", "check_input"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.l2_normalize import l2_normalize
 from ..ops.residual_norm import residual_norm
-from .few_rows import is_bare
+from .wrapped import is_bare
 
 __all__ = ["GatedRMSNorm", "GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize", "norm_of_sum"]
 

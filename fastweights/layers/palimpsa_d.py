@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .decay import HeadDecay
-from .few_rows import is_bare
 from .gates import ImportanceGain, SigmoidGain
 from .gates_together import gates_together
 from .memory_layer import MemoryLayer, RuleCall
@@ -16,6 +15,7 @@ from .options import MemoryOptions, one_of, option
 from .posterior import PosteriorOptions, read_posterior, write_posterior
 from .projections import GATES, ValueSkip
 from .registry import MEAN_AND_IMPORTANCE, register_mixer
+from .wrapped import is_bare
 
 __all__ = ["PalimpsaD", "PalimpsaDOptions"]
 

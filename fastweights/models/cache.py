@@ -13,7 +13,7 @@ from ..checks import LARGEST_DEPTH, check_size, check_whole_number, describe_val
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 
-__all__ = ["FastWeightsCache", "check_kind"]
+__all__ = ["FastWeightsCache"]
 
 
 class FastWeightsCache(Cache):
@@ -189,19 +189,3 @@ class FastWeightsCache(Cache):
             layer.apply(change)
         if self.position is not None:
             self.position = change(self.position)
-
-
-def check_kind(cache: object, layers: int) -> None:
-    """TypeError unless it is a `FastWeightsCache`. PEFT's prefix tuning brings a cache of keys and values."""
-    if isinstance(cache, FastWeightsCache):
-        return
-    hint = ""
-    if isinstance(cache, Cache):
-        hint = (
-            "; the layers' memories hold no keys and values of tokens: prefix tuning and cartridges do not fit, take prompt "
-            "tuning, p-tuning or LoRA"
-        )
-    raise TypeError(
-        f"past_key_values must be a FastWeightsCache of {layers} layers, as this model returns it, got {type(cache).__name__}"
-        f"{hint}"
-    )

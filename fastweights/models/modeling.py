@@ -18,8 +18,9 @@ from ..layers import LayerCache
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import RMSNorm
 from ..ops.framework.sequences import check_cu_seqlens
+from .adapters import check_kind
 from .block import FastWeightsBlock
-from .cache import FastWeightsCache, check_kind
+from .cache import FastWeightsCache
 from .cache_name import CACHE_NAMES, given_cache, named_cache
 from .card import auto_class, write_card
 from .configuration import FastWeightsConfig, how_to_load

@@ -1,4 +1,5 @@
-"""Layers whose parameters accelerate keeps on the host or on a disk, and brings for each call of the module that holds them."""
+"""What others put around a module: hooks, adapters, and accelerate, which may keep its parameters on the host or on a disk and
+brings them for its call."""
 
 from __future__ import annotations
 
@@ -8,7 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["execution_device", "placement_hooks", "remove_placement"]
+__all__ = ["execution_device", "is_bare", "is_unhooked", "placement_hooks", "remove_placement"]
+
+
+def is_unhooked(module: nn.Module) -> bool:
+    """Whether nothing but its own forward and its backward runs when the module is called. Hooks of accelerate bring its
+    weights, so it must be called."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return "forward" not in module.__dict__ and not any(hooks)
+
+
+def is_bare(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """Whether the module is of one of these classes and unhooked, and no adapter wraps it. Only then may its parameters be
+    read past its call."""
+    return type(module) in classes and is_unhooked(module)
 
 
 def placement_hooks(layer: nn.Module) -> Iterator[Any]:
