@@ -9,8 +9,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
 from ..checks import check_size
-from .cache import FastWeightsCache
-from .cache_name import CACHE_NAME, given_cache
+from .cache import CACHE_NAME, FastWeightsCache, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token
 from .prefill import prefill_block
