@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from transformers import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..checks import LARGEST_DEPTH, check_size, check_whole_number, describe_value, shape_of, values_are_checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 
-__all__ = ["FastWeightsCache"]
+__all__ = ["CACHE_NAME", "CACHE_NAMES", "FastWeightsCache", "given_cache", "named_cache"]
+
+CACHE_NAMES = ("past_key_values", "cache")  # of a model's argument; transformers 5.24 made the second of the first
+# What the installed transformers calls it, in its outputs and within generate().
+CACHE_NAME = next(name for name in CACHE_NAMES if name in BaseModelOutputWithPast.__dataclass_fields__)
 
 
 class FastWeightsCache(Cache):
@@ -189,3 +194,21 @@ class FastWeightsCache(Cache):
             layer.apply(change)
         if self.position is not None:
             self.position = change(self.position)
+
+
+def given_cache(past_key_values: Any, cache: Any) -> Any:
+    """The cache that was given under either name, or None.
+
+    Raises:
+        ValueError: two caches.
+    """
+    if cache is None or cache is past_key_values:
+        return past_key_values
+    if past_key_values is None:
+        return cache
+    raise ValueError("cache must be None where past_key_values is given, both are the cache; pass one of them")
+
+
+def named_cache(cache: Any) -> dict[str, Any]:
+    """The cache as a field of an output of transformers."""
+    return {CACHE_NAME: cache}

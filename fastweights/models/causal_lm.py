@@ -7,8 +7,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from .cache import FastWeightsCache
-from .cache_name import CACHE_NAME, given_cache, named_cache
+from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
 from .inputs import check_divisor, check_labels, kept_positions

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -26,7 +26,7 @@ from ..layers.registry import MIXERS, mixer_spec
 from ..layers.softmax_attention import SoftmaxAttention
 from ..untrusted import one_line
 from .adapters import LORA_TARGETS, tell_peft
-from .cache_name import CACHE_NAMES
+from .cache import CACHE_NAMES
 from .inputs import LARGEST_VOCABULARY, check_token
 
 __all__ = ["LORA_TARGETS", "FastWeightsConfig", "how_to_load"]
@@ -97,7 +97,7 @@ class FastWeightsConfig(PreTrainedConfig):
     model_type = "fastweights"
     keys_to_ignore_at_inference = list(CACHE_NAMES)
     attribute_map = {"num_attention_heads": "num_heads"}
-    auto_map = None  # TRL reads it of every model that it loads from a folder
+    auto_map: ClassVar[dict[str, str]] = {}  # TRL reads it of every model that it loads from a folder
 
     vocab_size: int = 32000
     hidden_size: int = 1024

@@ -10,8 +10,7 @@ from transformers.generation import GenerationMode
 
 from ..checks import check_size
 from .adapters import check_kind
-from .cache import FastWeightsCache
-from .cache_name import CACHE_NAME, given_cache
+from .cache import CACHE_NAME, FastWeightsCache, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token
 from .masks import check_mask, check_prompts

@@ -23,8 +23,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from ..checks import shape_of, values_are_checked, values_can_be_read
-from .cache import FastWeightsCache
-from .cache_name import CACHE_NAME, given_cache, named_cache
+from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .inputs import check_classes, check_label_tensor
 from .masks import check_mask
 from .modeling import FastWeightsPreTrainedModel

@@ -20,8 +20,7 @@ from ..layers.norms import RMSNorm
 from ..ops.framework.sequences import check_cu_seqlens
 from .adapters import check_kind
 from .block import FastWeightsBlock
-from .cache import FastWeightsCache
-from .cache_name import CACHE_NAMES, given_cache, named_cache
+from .cache import CACHE_NAMES, FastWeightsCache, given_cache, named_cache
 from .card import auto_class, write_card
 from .configuration import FastWeightsConfig, how_to_load
 from .inputs import check_cache_position, check_embeddings, check_ids

@@ -28,18 +28,11 @@ def trainer_of(model, folder, **options):
     return SFTTrainer(model, settings(SFTConfig, folder, **options), train_dataset=data, processing_class=words)
 
 
-def documents(batch) -> list[torch.Tensor]:
-    """The documents of a collated batch, each with the tokens that its own row holds."""
-    ids = batch["input_ids"]
-    if "attention_mask" in batch:
-        return [row[mask.bool()] for row, mask in zip(ids, batch["attention_mask"])]
-    starts = (batch["position_ids"][0] == 0).nonzero()[:, 0].tolist()
-    return [ids[0, start:end] for start, end in zip(starts, [*starts[1:], ids.shape[1]])]
-
-
 def loss_alone(model, batch) -> torch.Tensor:
-    """The mean over all tokens but the first of each document, each of which is read alone."""
-    losses = [F.cross_entropy(model(one[None]).logits[0, :-1], one[1:], reduction="none") for one in documents(batch)]
+    """The mean over all tokens but the first of each packed document, each of which is read alone."""
+    documents = batch["input_ids"][0].tensor_split((batch["position_ids"][0] == 0).nonzero()[1:, 0])
+    assert len(documents) > 3
+    losses = [F.cross_entropy(model(one[None]).logits[0, :-1], one[1:], reduction="none") for one in documents]
     return torch.cat(losses).mean()
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from fastweights.models import FastWeightsCache
-from fastweights.models.cache_name import CACHE_NAME, CACHE_NAMES
+from fastweights.models.cache import CACHE_NAME, CACHE_NAMES
 
 from .small import HYBRID, model, tokens
 

@@ -152,5 +152,5 @@ def test_a_warning_stays_one_short_line(tmp_path):
 def test_no_code_is_named_where_none_is(tmp_path):
     """TRL reads `auto_map` of every model that it loads from a folder."""
     config().save_pretrained(tmp_path)
-    assert AutoConfig.from_pretrained(tmp_path).auto_map is None
+    assert AutoConfig.from_pretrained(tmp_path).auto_map == {}
     assert "auto_map" not in (tmp_path / "config.json").read_text()
