@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +44,7 @@ SAVED_BY_TRAINER = (
 )
 CHECKPOINT: Own = {
     **SAVED_MODEL,
+    "README.md": any_file,
     **dict.fromkeys(SAVED_BY_TRAINER, any_file),
     **dict.fromkeys(("pytorch_model_fsdp_*", "optimizer_*"), {"*": any_file}),
 }
@@ -100,6 +102,8 @@ def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str]
     for path, why in damaged.items():
         aside = path.with_name(f"damaged-{path.name}")
         remove_own(folder, {aside.name: CHECKPOINT})
+        while os.path.lexists(aside):  # a person has put something there
+            aside = aside.with_name(f"{aside.name}-more")
         path.rename(aside)
         report(f"checkpoint {path} is damaged ({why}): now {aside.name}; {checkpoint.name}, before it, is continued")
     return checkpoint
