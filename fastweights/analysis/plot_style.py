@@ -133,8 +133,8 @@ def log_ticks(axes: Axes, which: str) -> None:
 
 
 def finish_axes(figure: Figure) -> None:
-    """Leaves out labels of ticks that would touch another one, and says below each axes which lines cannot be seen, because a later
-    one with the same points is drawn over them. A line has the name of its gid; one that begins with a line break is none."""
+    """Leaves out labels of ticks that would touch another one, and says below each axes which lines cannot be seen: those that a
+    later line with the same points is drawn over. A line has the name of its gid; one that begins with a line break is none."""
     figure.draw_without_rendering()
     for axes in figure.axes:
         for axis, ends in ((axes.xaxis, ("x0", "x1")), (axes.yaxis, ("y0", "y1"))):
