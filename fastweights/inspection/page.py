@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..analysis.plot_style import plain_axes
+from ..analysis.plot_style import log_ticks, plain_axes
 from ..files import staged_folder, write_bytes, write_json
 from ..outputs import check_file, described_files, listed_files
 from ..ownership import Own, is_own
@@ -125,12 +125,14 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.tick_params(labelsize=8, which="both")
     if panel.log_x:
         axes.set_xscale("log")
+        log_ticks(axes, "x")
     finite = y[np.isfinite(y) & (y > 0)]
     low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 1.0)
     if high < 1.001 * low:  # one value but for rounding
         axes.set_ylim(0.9 * low, 1.1 * high)
     elif panel.log_y and high > 5 * low:
         axes.set_yscale("log")
+        log_ticks(axes, "y")
     plain_axes(axes)
 
 

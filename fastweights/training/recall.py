@@ -37,8 +37,8 @@ def run_recall(
     Killed at any moment and called again with the same arguments, it continues and gives the same numbers: every run is
     computed on one thread, from batches that are a function of their index. A run whose checkpoint is damaged begins again,
     and the reporter says so. The number of workers changes nothing but the time. A script that calls this needs no
-    `if __name__ == "__main__":`. With that line workers import the script, as multiprocessing does. Without it they run the
-    script only where it registered mixers or tasks, and only up to this call.
+    `if __name__ == "__main__":`. With that line workers import the script, as multiprocessing does. Without it they run it only
+    where it registered mixers or tasks, and only up to this call.
 
     Args:
         experiment: the grid of runs.
