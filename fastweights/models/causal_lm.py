@@ -32,7 +32,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         self.post_init()
 
     @property
-    def accepts_loss_kwargs(self) -> bool:  # type: ignore[override]
+    def accepts_loss_kwargs(self) -> bool:
         """Whether Trainer passes num_items_in_batch to forward: True unless it is set. transformers' Trainer asks every model for
         it when it is made, which is the moment to tell it what labels to count."""
         count_predicted_labels(FastWeightsForCausalLM)
