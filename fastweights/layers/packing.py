@@ -34,16 +34,17 @@ class Rectangle:
         self.lengths, self._time = cu_seqlens.diff(), time
         self.width = time if torch.compiler.is_compiling() else int(self.lengths.max())
         place_L = torch.arange(self.width, device=cu_seqlens.device)
-        token_NL = cu_seqlens[:-1, None] + place_L
-        self._token = token_NL.where(place_L < self.lengths[:, None], time).flatten()  # T where there is none
+        token_NL = (cu_seqlens[:-1, None] + place_L).where(
+            place_L < self.lengths[:, None], time
+        )  # T where there is none
+        self._token = token_NL.flatten().long()
 
     def lay_out(self, x_1T: Tensor) -> Tensor:
         """[1, T, ...] -> [N, L, ...]"""
-        filled = torch.cat([x_1T[0], torch.zeros_like(x_1T[0, :1])])
+        filled = torch.cat([x_1T[0], x_1T.new_zeros(1, *x_1T.shape[2:])])
         return filled.index_select(0, self._token).unflatten(0, (len(self.lengths), self.width))
 
     def pack(self, x_NL: Tensor) -> Tensor:
         """[N, L, ...] -> [1, T, ...]"""
-        return x_NL.new_zeros(self._time + 1, *x_NL.shape[2:]).index_copy(0, self._token, x_NL.flatten(0, 1))[
-            None, : self._time
-        ]
+        row = x_NL.new_zeros(self._time + 1, *x_NL.shape[2:]).index_copy(0, self._token, x_NL.flatten(0, 1))
+        return row[None, : self._time]

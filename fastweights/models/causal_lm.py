@@ -23,6 +23,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
     """The model with an output layer: token ids to logits over the next token."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _accepts_loss_kwargs = True
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
@@ -31,11 +32,15 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         self.post_init()
 
     @property
-    def accepts_loss_kwargs(self) -> bool:  # type: ignore[override]
-        """That forward takes num_items_in_batch, which transformers' Trainer asks every model when it is made: the moment to
-        tell it which labels to count."""
+    def accepts_loss_kwargs(self) -> bool:
+        """Whether Trainer passes num_items_in_batch to forward: True unless it is set. transformers' Trainer asks every model for
+        it when it is made, which is the moment to tell it what labels to count."""
         count_predicted_labels(FastWeightsForCausalLM)
-        return True
+        return self._accepts_loss_kwargs
+
+    @accepts_loss_kwargs.setter
+    def accepts_loss_kwargs(self, accepts: bool) -> None:
+        self._accepts_loss_kwargs = accepts
 
     @can_return_tuple
     def forward(

@@ -48,9 +48,9 @@ HYBRIDS = ["softmax", {"name": "softmax", "window": 5}, "gdn"]
 
 
 def check_packed(mixers, use_cache):
-    """Outputs of packed rows, and a cache that goes on, in one graph and without one."""
+    """Outputs of packed rows, and a cache that continues them, in one graph and without one."""
     torch._dynamo.reset()
-    lm, row, more, edges = model(mixers), tokens(1, 24), tokens(1, 7), torch.tensor([0, 1, 2, 5, 7])
+    lm, row, more, edges = model(mixers), tokens(1, 24), tokens(1, 7), torch.tensor([0, 1, 2, 5, 7], dtype=torch.int32)
     compiled = torch.compile(lm, backend="eager", fullgraph=True)
     with torch.no_grad():
         got, wanted = (call(row, cu_seqlens=EDGES, use_cache=use_cache) for call in (compiled, lm))

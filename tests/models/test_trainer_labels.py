@@ -145,6 +145,21 @@ def test_other_models_are_counted_as_before(tmp_path):
     assert batch["labels"] is labels
 
 
+def test_a_model_with_adapters(tmp_path, truth):
+    peft = pytest.importorskip("peft")
+    lm = peft.get_peft_model(model(HYBRID).double(), peft.LoraConfig(task_type="CAUSAL_LM"))  # adapters begin at zero
+    evaluated = trainer(lm, tmp_path, 6, padded("left")).evaluate()
+    assert abs(evaluated["eval_loss"] - truth[0]) < 1e-8
+
+
+def test_a_model_may_be_left_without_the_count(tmp_path):
+    """Trainer then takes the mean of each micro-batch."""
+    lm = model(HYBRID)
+    lm.accepts_loss_kwargs = False
+    assert not trainer(lm, tmp_path, 2, padded("left")).model_accepts_loss_kwargs
+    assert trainer(model(HYBRID), tmp_path, 2, padded("left")).model_accepts_loss_kwargs
+
+
 def test_batches_of_another_kind_are_left_alone(tmp_path):
     """Such as the prompts of TRL's GRPOTrainer, and the labels of whole rows."""
     counting = trainer(model(HYBRID), tmp_path, 6, padded("left"))._get_num_items_in_batch
