@@ -32,8 +32,9 @@ class OwnInitialValues(nn.Module):
     values that the checkpoint lacks.
 
     Attributes:
-        _no_weight_decay: names of own parameters that weight decay would pull to values which mean something, such as a decay
-            of 1/e. Each of them bears the mark `_no_weight_decay = True`, Mamba's convention, whenever it is replaced.
+        _no_weight_decay: names of own parameters that weight decay must leave alone, such as the logarithm of a rate, whose 0 is
+            a rate of 1. Each has the mark `_no_weight_decay = True`, Mamba's convention, also where another tensor takes its
+            place.
     """
 
     _no_weight_decay: ClassVar[tuple[str, ...]] = ()
