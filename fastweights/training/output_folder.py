@@ -14,6 +14,8 @@ from ..ownership import FOLDER, Own, any_file, check_own, drop_partials, remove_
 
 __all__ = ["OwnedFolder", "as_stored"]
 
+DELETED = "deleted"  # in the marker of work that is gone
+
 
 def nothing(path: Path) -> bool:
     return False
@@ -97,7 +99,10 @@ class OwnedFolder:
         """Delete what the work wrote in the folder."""
         with self.locked():
             remove_own(self.path, self._own)
-            self.marker.unlink(missing_ok=True)
+            if all(path in (self.marker, self._lock) for path in self.path.iterdir()):
+                self.marker.unlink(missing_ok=True)
+            elif self.marker.exists():  # beside other files it says that the folder may be used again, for any work
+                write_json(self.marker, {**json.loads(self.marker.read_bytes()), DELETED: True})
 
     def _refuse_other_files(self) -> None:
         for place in (self.path, *self.path.absolute().parents):
@@ -121,6 +126,8 @@ class OwnedFolder:
 
     def _refuse_other_work(self, wanted: Mapping[str, Any], compared: Iterable[str] | None = None) -> None:
         there = json.loads(self.marker.read_bytes())
+        if DELETED in there:
+            return
         differences = [
             f"{name} is {_shown(there, name)} there and {_shown(wanted, name)} here"
             for name in ({**wanted, **there} if compared is None else compared)
