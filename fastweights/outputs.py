@@ -43,7 +43,7 @@ def check_place(name: str, path: Path) -> None:
         above = above.parent
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(
-            f"{name} must be in a folder that can be written to, got {path}, and {above} is none; name another place"
+            f"{name} must be in a folder that can be written to, and {above} is none, got {path}; name another place"
         )
 
 

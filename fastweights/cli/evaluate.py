@@ -131,6 +131,10 @@ def evaluate(
         )
         model_folder(model)  # says what is wrong with it, before anything is said of a place in it
         output = beside(model, "evaluation.json") if output is None else output
+        if output.absolute() in {path.absolute() for path in text or ()}:
+            raise ValueError(
+                f"output must be another file than the text that is read, got {output}; choose another name"
+            )
         held_out = HeldOutText(text or (), model)
         files: dict[Path, Callable[[Path], bool]] = {output: is_evaluation}
         if "perplexity" in settings.measures:

@@ -15,6 +15,8 @@ from ..untrusted import one_line, read_json_object
 
 __all__ = ["OwnedFolder", "as_stored"]
 
+DELETED = "deleted"  # in the marker of work that is gone
+
 
 def nothing(path: Path) -> bool:
     return False
@@ -100,7 +102,10 @@ class OwnedFolder:
         """Delete what the work wrote in the folder."""
         with self.locked():
             remove_own(self.path, self._own)
-            self.marker.unlink(missing_ok=True)
+            if all(path in (self.marker, self._lock) for path in self.path.iterdir()):
+                self.marker.unlink(missing_ok=True)
+            elif self.marker.exists():  # beside other files it says that the folder may be used again, for any work
+                write_json(self.marker, {**json.loads(self.marker.read_bytes()), DELETED: True})
 
     def _refuse_other_files(self) -> None:
         for place in (self.path, *self.path.absolute().parents):
@@ -125,6 +130,8 @@ class OwnedFolder:
     def _refuse_other_work(self, wanted: Mapping[str, Any], compared: Iterable[str] | None = None) -> None:
         remedy = f"choose another output folder, or pass overwrite to delete that {self._work}"
         there = read_json_object(self.marker)
+        if DELETED in there:
+            return
         differences = {
             name: f"{name} is {_shown(there, name)} there and {_shown(wanted, name)} here"
             for name in ({**wanted, **there} if compared is None else compared)

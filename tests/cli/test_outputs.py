@@ -304,7 +304,8 @@ def test_a_training_that_is_measured_anew_leaves_other_files(place):
     (runs / "notes.json").write_text("mine")
     assert main(f"{COMMANDS['reproduce'][0]} --output new --overwrite".split()) == 0
     left = {path.name for path in (place / "new" / "trained").rglob("*") if path.is_file()}
-    assert left == {"notes.txt", "notes.json", ".lock"}
+    assert left == {"notes.txt", "notes.json", "experiment.json", ".lock"}  # the folder may be used again
+    assert main(recall.replace("--steps 2", "--steps 3").split()) == 0
     remove_trainings(place / "nowhere")
 
 
@@ -386,6 +387,13 @@ def test_a_model_that_is_named_by_a_link_has_its_results_in_its_own_folder(place
     (place / "latest").symlink_to("model")
     assert main(f"evaluate latest {QUICK}".split()) == 0
     assert f"Results: {place / 'model' / 'evaluation.json'}" in capsys.readouterr().out
+
+
+def test_a_text_is_no_output_even_where_it_is_an_evaluation(place, capsys):
+    assert main(f"{COMMANDS['evaluate'][0]} --output new.json".split()) == 0
+    line = COMMANDS["evaluate"][0].replace("text.txt", "new.json")
+    for options in ("", " --overwrite"):
+        refused(place, capsys, f"{line} --output new.json{options}", "text that is read")
 
 
 def test_hard_links_to_an_output_keep_the_earlier_content(place):
