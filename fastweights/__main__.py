@@ -26,6 +26,8 @@ def _leave_current_folder() -> str | None:
         Why the command cannot run: this package was found in the current folder, and another one is installed, which the
         processes of the command would use.
     """
+    if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
+        return None
     try:
         here = os.getcwd()
     except OSError:  # it was deleted, and is not on the path

@@ -44,7 +44,8 @@ def _lines(plan: Any, indent: str = "") -> Iterator[str]:
 def _shown(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    plain = isinstance(value, str) and value and value.isprintable()
+    return value if plain else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def _finite(value: Any) -> Any:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_choice, check_path, check_size, check_text, describe_value, error_prefix
+from ..checks import check_path, check_size, check_text, closest, describe_value, error_prefix
 from ..layers import MixerChoice
 from .experiment import RecallExperiment
 from .overrides import Override, overridden, parse_overrides
@@ -83,8 +83,14 @@ def _made(values: dict[str, Any], changes: dict[str, Any], overrides: Sequence[O
     of_experiments = [override for override in overrides if override not in (*of_file, *of_parts)]
     whole = {name: values.pop(name) for name in OF_THE_FILE if name in values}
     whole = overridden({**whole, **{name: changes.pop(name) for name in OF_THE_FILE if name in changes}}, of_file)
-    for key, _ in of_parts:
-        check_choice("a part that --set names", ".".join(key[1:2]), values.get("parts", {}))
+    known = values["parts"] if isinstance(values.get("parts"), dict) else {}
+    for (_, *key), _ in of_parts:
+        if len(key) < 2 or key[0] not in known:
+            near = closest(key[0], known) if key else ""
+            raise ValueError(
+                f"--set parts.{'.'.join(key)} must name a part of the file and a key of it{near}; the parts are "
+                f"{', '.join(known) or 'none'}"
+            )
     parts = overridden(values, of_parts).get("parts", {"": {}})
     values.pop("parts", None)
     if not isinstance(parts, dict) or not parts or not all(isinstance(own, dict) for own in parts.values()):

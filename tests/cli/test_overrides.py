@@ -141,6 +141,8 @@ def test_fields_of_a_recall_experiment(folder):
         ("recall", "widht=3", ["'widht'", "did you mean 'width'"]),
         ("recall recall.toml", "widht=3", ["'widht'", "did you mean 'width'"]),
         ("recall recall.toml", "parts.narow.width=3", ["did you mean 'narrow'"]),
+        ("recall", "parts.narrow.width=3", ["the parts are none"]),
+        ("recall recall.toml", "parts=3", ["must name a part"]),
         ("recall recall.toml", "parts.narrow.widht=3", ["part narrow", "did you mean 'width'"]),
         ("recall recall.toml", "mixers.2.label=a", ["mixers.2.label", "0, 1", "'2'"]),
         ("recall recall.toml", "mixers.0.label=a", ["mixers.0.label", "'gdn'"]),

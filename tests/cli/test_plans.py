@@ -63,7 +63,7 @@ def folder(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("train run.toml --set length=64", ["length: 64", "parameters: ", "steps: 2", "tokens: 256", "output: trained"]),
+        ("train run.toml --set length=64", ["length: 64", 'prompt: ""', "parameters: ", "tokens: 256", "output: trained"]),
         ("train run.toml --set mixers=[\"gdn\",\"pgdn\"]", ["output: trained/gdn", "output: trained/pgdn"]),
         (RECALL, ["width: 8", "mixer: linear", "pairs: 4", "runs: 2", "ended: 0", "output: out", "parameters: "]),
         (EVALUATE, ["lengths: [16, 32]", "parameters: ", "text: text.txt", "output: model/evaluation.json"]),

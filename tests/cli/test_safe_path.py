@@ -143,6 +143,10 @@ def test_a_package_of_the_current_folder_beside_an_installed_one_is_refused(tmp_
     assert line.startswith("fastweights: error: python -m has found fastweights in the current folder")
     alone = run(sys.executable, "-S", "-m", "fastweights")  # without what is installed: Python's own modules come first
     assert alone.returncode == 0 and alone.stdout.splitlines()[-1] == str(tmp_path)
+    named = run(
+        sys.executable, "-S", "-P", "-m", "fastweights", path=str(tmp_path)
+    )  # PYTHONPATH is the user's own word
+    assert named.returncode == 0 and named.stdout.splitlines()[0] == str(tmp_path)
 
 
 def test_processes_have_the_path_of_their_parent(monkeypatch, tmp_path):
