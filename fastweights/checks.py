@@ -28,6 +28,8 @@ __all__ = [
     "LARGEST_HEADS",
     "LARGEST_WIDTH",
     "check_choice",
+    "check_dense",
+    "check_dtype",
     "check_flag",
     "check_list",
     "check_number",
@@ -124,7 +126,8 @@ def check_number(
         raise TypeError(f"{name} must be a number, got {describe_value(x)}; pass an int or float")
     number = constant(x)
     fits = (
-        math.isfinite(number)
+        not (isinstance(number, int) and number.bit_length() > 1000)  # more than a float holds
+        and math.isfinite(number)
         and (low is None or number >= low)
         and (high is None or number <= high)
         and (above is None or number > above)
@@ -133,7 +136,7 @@ def check_number(
     if not fits:
         bounds = {"more than": above, "at least": low, "less than": below, "at most": high}
         given = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
-        raise ValueError(f"{name} must be a finite number{f', {given}' * bool(given)}, got {number}")
+        raise ValueError(f"{name} must be a finite number{f', {given}' * bool(given)}, got {reprlib.repr(number)}")
     return float(number)
 
 
@@ -240,10 +243,31 @@ def shape_of(x: Tensor) -> str:
     return str(list(x.shape))
 
 
+def check_dtype(name: str, x: object) -> torch.dtype:
+    """A floating-point dtype that the ops take."""
+    wanted = f"{name} must be torch.float16, torch.bfloat16, torch.float32 or torch.float64"
+    if not isinstance(x, torch.dtype):
+        raise TypeError(f"{wanted}, got {describe_value(x)}; pass a torch.dtype")
+    if x not in FLOATS:
+        raise ValueError(f"{wanted}, got {x}; pass one of these")
+    return x
+
+
+def check_dense(name: str, x: Tensor) -> Tensor:
+    """A tensor with a place in memory for each number: not a sparse, nested or MKL-DNN one."""
+    if x.is_nested or x.layout != torch.strided:
+        kind = "a nested one" if x.is_nested else str(x.layout)
+        remedy = "pad its rows, or pack them into one and pass cu_seqlens" if x.is_nested else f"pass {name}.to_dense()"
+        raise ValueError(f"{name} must be a dense tensor, got {kind}; {remedy}")
+    return x
+
+
 def check_tensor(name: str, x: object, like: Tensor | None = None, *, integer: bool = False) -> Tensor:
     """A floating-point tensor (or one of 64-bit integers), on the device of `like`."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; convert it with torch.as_tensor")
+        got = "None" if x is None else type(x).__name__
+        raise TypeError(f"{name} must be a torch.Tensor, got {got}; convert it with torch.as_tensor")
+    check_dense(name, x)
     if integer and x.dtype != torch.int64:
         raise ValueError(f"{name} must be int64, got {x.dtype}; convert it with {name}.long()")
     if not integer and x.dtype not in FLOATS:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOATS, check_size, check_whole_number, shape_of
+from ..checks import FLOATS, check_dense, check_dtype, check_size, check_whole_number, shape_of
 from ..ops.framework.sequences import check_cu_seqlens
 from .cache import LayerCache
 from .options import MixerOptions
@@ -86,8 +86,12 @@ class Mixer(nn.Module):
             dtype: dtype of the parameters and inputs; that of the layer when None.
 
         Raises:
-            ValueError: the memory grows with the sequence, or the layer has no attribute `hidden_size`.
+            TypeError: dtype is not a torch.dtype.
+            ValueError: dtype is not a floating-point one, the memory grows with the sequence, or the layer has no attribute
+                `hidden_size`.
         """
+        if dtype is not None:
+            check_dtype("dtype", dtype)
         if self.state_size(1) != self.state_size(LONG):
             raise ValueError(f"{type(self).__name__} has no state_spec, as its memory grows with the sequence")
         bare: dict[int, Any] = {id(x): nn.Parameter(x.detach().to("meta")) for x in self.parameters()}
@@ -160,11 +164,12 @@ def check_input(layer: ConfiguredMixer, x_BTD: object, cache: LayerCache | None,
     wanted = f"x must be a tensor [batch, time >= 1, {layer.hidden_size}]"
     if not isinstance(x_BTD, Tensor):
         raise TypeError(f"{wanted}, got {type(x_BTD).__name__}; convert it with torch.as_tensor")
+    check_dense("x", x_BTD)
     if x_BTD.ndim != 3 or x_BTD.shape[2] != layer.hidden_size or x_BTD.shape[1] < 1:
         raise ValueError(f"{wanted}, got {shape_of(x_BTD)}")
     if not torch.compiler.is_compiling():  # a graph is traced with fake tensors, which torch checks
         check_like_parameters("x", x_BTD, layer)
-    count = check_cu_seqlens(cu_seqlens, x_BTD.shape[0], x_BTD.shape[1]).count
+    count = check_cu_seqlens(cu_seqlens, *x_BTD.shape[:2], like=x_BTD).count
     if cache is None:
         return
     if not isinstance(cache, LayerCache):

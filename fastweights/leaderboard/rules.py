@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import check_choice, check_text, check_texts, describe_value
+from ..checks import check_choice, check_number, check_text, check_texts, describe_value
 from ..layers.plugins import note_registration
 from ..ops import (
     delta_rule,
@@ -44,11 +44,26 @@ FEEDBACK, CORRECTION = 1 / (1 + math.exp(-1)), 0.02  # of Comba
 
 @dataclass(frozen=True, kw_only=True)
 class Gates:
-    """Fixed gates. A rule reads those that it has."""
+    """Fixed gates. A rule reads those that it has.
+
+    Attributes:
+        decay: of the memory from one token to the next, above 0 and at most 1.
+        gain: of a write, at least 0.
+        ridge: of a regression, above 0.
+
+    Raises:
+        TypeError: a gate that is not a number.
+        ValueError: a number outside these limits.
+    """
 
     decay: float = 1.0
     gain: float = 1.0
     ridge: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("decay", self.decay, above=0, high=1)
+        check_number("gain", self.gain, low=0)
+        check_number("ridge", self.ridge, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)

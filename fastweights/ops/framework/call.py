@@ -105,10 +105,13 @@ def call_key(
 ) -> Any:  # fmt: skip
     """All that the checks look at when they read no numbers; None where that is not hashable."""
     states = initial_state if isinstance(initial_state, tuple) else (initial_state,)
-    tensors = [
-        (x.shape, x.dtype, x.device) if isinstance(x, Tensor) else (x.__class__, x)
-        for x in (*inputs, *states, cu_seqlens)
-    ]
+    try:
+        tensors = [
+            (x.shape, x.dtype, x.device, x.layout) if isinstance(x, Tensor) else (x.__class__, x)
+            for x in (*inputs, *states, cu_seqlens)
+        ]
+    except RuntimeError:  # a nested tensor has no shape
+        return None
     plain = [(x.__class__, x) for x in (*options.values(), final, backend)]
     key = (spec, isinstance(initial_state, tuple), *tensors, *plain)
     try:
@@ -125,7 +128,7 @@ def check_call(
     sizes = checks.check_inputs(spec, inputs)
     values = checks.check_options(spec, options, sizes)
     check_flag("output_final_state", final)
-    count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T).count
+    count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, like=inputs[0]).count
     like = inputs[0]
     implementation = spec.backends[choose_backend(spec, backend, like, values, max(sizes.K, sizes.V))]
     recurs = (

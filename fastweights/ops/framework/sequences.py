@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...checks import shape_of, values_are_checked
+from ...checks import check_dense, shape_of, values_are_checked
 
 LARGEST_CHUNK = 64  # tokens; no op has longer ones
 CACHED_NUMBERS = 2**18  # in the states of sequences that are read at once: few enough to stay in a processor's cache
@@ -109,16 +109,25 @@ def _edges(cu_seqlens: Tensor) -> list[int]:
     return _read[key][2]
 
 
-def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int, *, read: bool = False) -> Sequences:
+def check_cu_seqlens(
+    cu_seqlens: Tensor | None, batch: int, time: int, *, read: bool = False, like: Tensor | None = None
+) -> Sequences:
     """The sequences that cu_seqlens [N+1] packs into one row: cumulative lengths, from 0 to T. On a GPU its numbers are read,
-    which waits for the device, only with `read` or FASTWEIGHTS_CHECK_VALUES=1."""
+    which waits for the device, only with `read` or FASTWEIGHTS_CHECK_VALUES=1. like: the row, which has no numbers itself where
+    cu_seqlens is on the device "meta"."""
     if cu_seqlens is None:
         return Sequences(batch, time)
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be an integer tensor [N+1], got {type(cu_seqlens).__name__}")
+    check_dense("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
         raise ValueError(
             f"cu_seqlens must be int32 or int64 [N+1] with N >= 1, got {cu_seqlens.dtype} {shape_of(cu_seqlens)}"
+        )
+    if cu_seqlens.is_meta and like is not None and not like.is_meta:
+        raise ValueError(
+            f"cu_seqlens must be on the device of the inputs, {like.device}, or on the CPU, got meta, which holds no numbers; "
+            "move it there"
         )
     if batch != 1:
         raise ValueError(f"cu_seqlens packs its sequences into one row, so the batch must be 1, got {batch}")
