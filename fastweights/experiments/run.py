@@ -6,8 +6,8 @@ import math
 import time
 from datetime import datetime, timezone
 
-from ..calling_script import work_begins
 from ..environment import machine, versions
+from ..training.calling_script import work_begins
 from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
 from .record import ClaimRecord
 

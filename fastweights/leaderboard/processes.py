@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ..calling_script import not_run_again, prepared
 from ..files import write_json
 from ..layers import import_mixers
+from ..training.calling_script import not_run_again, prepared
 from ..training.workers import WorkerError, gpus_of_workers, signals_held_back
 from .request import Request
 

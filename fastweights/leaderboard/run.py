@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..calling_script import work_begins
 from ..layers import MIXERS
+from ..training.calling_script import work_begins
 from .language import needle_setting, run_language, run_needle
 from .measured import read_rows
 from .parts import Part

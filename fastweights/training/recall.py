@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from ..calling_script import work_begins
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
+from .calling_script import work_begins
 from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
 from .objectives import objective_of

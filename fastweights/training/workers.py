@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from ..calling_script import not_run_again, prepared
 from ..environment import usable_cores
 from ..files import WriteError
 from ..layers import import_mixers
 from ..results.recall import RecallResult, save_result
 from ..stopping import SIGNALS, join_or_kill
+from .calling_script import not_run_again, prepared
 from .experiment import RecallRun
 from .folder import ExperimentFolder
 from .progress import Reporter
