@@ -27,13 +27,14 @@ def save_language_plots(results: Sequence[LanguageResult], folder: Path) -> list
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: a link, or a file that is no plot, is at one of the paths.
     """
     figures = [loss_plot(results)]
     if all(result.perplexities for result in results):
         figures.append(perplexity_plot(results))
     names = PLOT_FILES[: len(figures)]
     for name, figure in zip(names, figures, strict=True):
-        save_figure(figure, folder / name)
+        save_figure(figure, folder / name, own=(folder / "run.json").exists())  # a folder of `train_language`
     return [folder / name for name in names]
 
 

@@ -20,6 +20,7 @@ def save_perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]], path:
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: a link, or a file that is no plot, is at `path`.
     """
     save_figure(perplexity_plot(models), path)
 

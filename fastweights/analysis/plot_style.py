@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..files import write_bytes
+from ..outputs import check_file
 from .palette import FAMILIES, LINES, MARKERS, OTHERS
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MixerStyle",
     "finish_axes",
+    "is_plot",
     "length_axis",
     "log_ticks",
     "mixer_style",
@@ -35,6 +37,8 @@ __all__ = [
     "spread",
 ]
 
+SOFTWARE = "fastweights"  # what our PNG files say of themselves; those of earlier versions name Matplotlib alone
+LONGEST_TEXT = 2**16  # bytes of a text in a PNG file
 HIDDEN = 1.5  # pixels: a line that is nowhere further from another one is not seen beside it
 BETWEEN = 4.0  # pixels, at least, between two labels of an axis
 NOTE_WIDTH = 46  # characters
@@ -176,8 +180,34 @@ def _keep_apart(axis: Axis, begin: str, end: str) -> None:
                 label.set_visible(False)
 
 
-def save_figure(figure: Figure, path: Path, source: str = "", dpi: int = 150) -> None:
-    """Write a PNG file, atomically. source: a text that the file keeps, such as a checksum of what is drawn."""
+def save_figure(figure: Figure, path: Path, source: str = "", dpi: int = 150, *, own: bool = False) -> None:
+    """Write a PNG file, atomically.
+
+    Args:
+        source: a text that the file keeps, such as a checksum of what is drawn.
+        own: whether a file at `path` is surely a plot of ours, as its folder belongs to a command.
+
+    Raises:
+        ValueError: a link, or a file that is no plot of Matplotlib's, is at `path`.
+    """
+    check_file("plot", path, lambda there: own or is_plot(there, earlier=True), "plot")
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Source": source} if source else None)
+    metadata = {"Software": SOFTWARE, **({"Source": source} if source else {})}
+    figure.savefig(buffer, format="png", dpi=dpi, metadata=metadata)
     write_bytes(path, buffer.getvalue())
+
+
+def is_plot(path: Path, *, earlier: bool) -> bool:
+    """Whether a file is one of our plots. earlier: also one of Matplotlib's, as earlier versions wrote them."""
+    with path.open("rb") as file:
+        if file.read(8) != b"\x89PNG\r\n\x1a\n":
+            return False
+        while len(head := file.read(8)) == 8:  # chunks: length, kind, content, checksum
+            length, kind = int.from_bytes(head[:4], "big"), head[4:]
+            if kind == b"tEXt" and length < LONGEST_TEXT:
+                name, _, value = file.read(length).partition(b"\0")
+                if name == b"Software":
+                    return value.startswith(SOFTWARE.encode()) or (earlier and value.startswith(b"Matplotlib"))
+                length = 0
+            file.seek(length + 4, io.SEEK_CUR)
+    return False

@@ -50,6 +50,7 @@ def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: a link, or a file that is no plot, is at one of the paths.
     """
     measure = results[0].measure
     plots = {
@@ -59,8 +60,9 @@ def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
     }
     if any(result.by_token for result in results):
         plots["by-token.png"] = measure_by_token
+    own = (folder / "experiment.json").exists()  # a folder of `run_recall`
     for name, draw in plots.items():
-        save_figure(draw(results), folder / name)
+        save_figure(draw(results), folder / name, own=own)
     return [folder / name for name in plots]
 
 

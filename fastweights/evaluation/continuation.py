@@ -18,6 +18,7 @@ from ..checks import (
     check_unicode,
     check_whole_number,
 )
+from ..terminal import show
 from .reading import check_model, evaluating, prompt_tokens
 
 __all__ = ["TimedStreamer", "continue_text"]
@@ -106,6 +107,9 @@ class TimedStreamer(TextStreamer):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.times: list[float] = []
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        show(text, end="\n" if stream_end else "")
 
     def put(self, value: Tensor) -> None:
         super().put(value)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from datetime import datetime, timezone
 
 from ..environment import machine, versions
+from ..results.records import reading_fields
 from ..training.calling_script import work_begins
 from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
 from .record import ClaimRecord
@@ -44,7 +46,8 @@ def _measured(claim: Claim, conditions: Conditions) -> tuple[Measurement, Verdic
     if claim.measure is None or claim.decide is None:
         return Measurement({}), Verdict("not resolved", f"needs {claim.needs}")
     try:
-        found = claim.measure(conditions)
+        with reading_fields(f"in {conditions.measurements}") if claim.device == "files" else nullcontext():
+            found = claim.measure(conditions)
     except Unmeasured as missing:
         return Measurement({}), Verdict("not testable here", str(missing))
     return found, claim.decide(found)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..safe_path import same_path
 from ..training import RecallRun
 from ..training.batches import training_batches
 from ..training.calling_script import not_run_again, prepared
@@ -52,5 +53,9 @@ def in_processes(measure: Callable[[Job], Found], jobs: Sequence[Job], condition
     workers = min(len(jobs), conditions.workers or usual_workers(conditions.device))
     spawn = multiprocessing.get_context("spawn")
     prepare = prepared(torch.set_num_threads)
-    with not_run_again(), ProcessPoolExecutor(workers, spawn, initializer=prepare, initargs=(1,)) as processes:
+    with (
+        same_path(),
+        not_run_again(),
+        ProcessPoolExecutor(workers, spawn, initializer=prepare, initargs=(1,)) as processes,
+    ):
         return list(processes.map(measure, jobs))

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..files import write_json
 from .marks import Standing, compared_with_chance
-from .recall import RecallResult, ResultsError, read_object, result_from_record
+from .recall import RecallResult
+from .records import ResultsError, from_record, read_object
 
 __all__ = [
     "RecallSummary",
@@ -188,4 +189,4 @@ def load_results(path: Path) -> list[RecallResult]:
     record = read_object(path)
     if record.get("format") != FORMAT or not isinstance(record.get("runs"), list):
         raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
-    return [result_from_record(run, path) for run in record["runs"]]
+    return [from_record(RecallResult, run, path) for run in record["runs"]]

@@ -38,8 +38,8 @@ class TextCorpus:
         held_out: files and folders of held-out text, all else in `paths` or `dataset` then being trained on.
         excluded: folders inside those of `paths` and `held_out` that are left out.
         held_out_fraction: part of the files or rows that is held out where `held_out` names none.
-        dataset, dataset_config, dataset_split: a dataset of the Hugging Face hub in place of paths; needs the `datasets`
-            library, and the network unless the dataset was fetched before.
+        dataset, dataset_config, dataset_split: in place of paths a dataset of the Hugging Face hub, which needs the network
+            unless it was fetched before, or a folder that `save_to_disk` of the `datasets` library has written.
         text_field: where a row has its text.
         max_megabytes: read no more than about this many million characters (beside those of `held_out`); None for all.
 
@@ -168,17 +168,22 @@ class TextCorpus:
 
     @cached_property
     def _dataset(self) -> Any:
+        name = str(self.dataset)
         try:
             import datasets
         except ImportError:
             raise ValueError(
-                f"dataset {self.dataset!r} needs the `datasets` library; pip install datasets, or set paths to local files"
+                f"dataset {name!r} needs the `datasets` library; pip install 'fastweights[train]', or set paths to local files"
             ) from None
         try:
-            return datasets.load_dataset(self.dataset, self.dataset_config, split=self.dataset_split)
+            if Path(name, "dataset_dict.json").is_file():  # several splits
+                return datasets.load_from_disk(name)[self.dataset_split]
+            if Path(name, "state.json").is_file():
+                return datasets.load_from_disk(name)
+            return datasets.load_dataset(name, self.dataset_config, split=self.dataset_split)
         except Exception as error:  # the library raises errors of many kinds for a wrong name and for a missing network
             raise ValueError(
-                f"dataset {self.dataset!r} (config {self.dataset_config!r}, split {self.dataset_split!r}) cannot be loaded: "
+                f"dataset {name!r} (config {self.dataset_config!r}, split {self.dataset_split!r}) cannot be loaded: "
                 f"{error}; check the name and the network, or set paths to local files"
             ) from None
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ...checks import check_path, error_prefix
+from ...untrusted import check_file
+
 __all__ = ["PLAIN_SUFFIXES", "TextFile", "field_text", "plain_pieces", "rows", "text_files"]
 
 # The suffixes of plain text inside a folder; a file that the corpus names may have any suffix.
@@ -72,13 +75,15 @@ def text_files(
     """
     files: list[TextFile] = []
     binary = 0
-    for given in map(Path, paths):
+    for given in (check_path("corpus path", path) for path in paths):
         if given.is_dir():
             found = list(_files_in(given, skipped | {"__pycache__"}, {Path(path).resolve() for path in excluded}))
             readable = [file for file in found if file.suffix == ".parquet" or file.is_text()]
             binary += len(found) - len(readable)
             files += readable
         elif given.exists():
+            with error_prefix("corpus file"):
+                check_file(given, None)
             file = TextFile(given, given.name, True)
             if file.suffix != ".parquet" and not file.is_text():
                 raise ValueError(

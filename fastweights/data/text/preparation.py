@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from ...checks import check_path, describe_value
 from ...checksums import CHECKSUMS, damage, write_checksums
-from ...files import PARTIAL_FILES, WriteError, disk_is_full, staged_folder, writing
+from ...files import WriteError, disk_is_full, staged_folder, writing
+from ...outputs import check_place, locked
+from ...ownership import Own, any_file, check_own, drop_partials
 from .corpus import TextCorpus
-from .shards import ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
+from .shards import SHARDS, ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
 from .tokenizer import TextTokenizer, fingerprint, vocabulary_size
 
 __all__ = ["PreparedText", "prepare_text"]
 
+# What the tokenizers library and transformers write for a tokenizer that is trained here.
+TOKENIZER: Own = dict.fromkeys(
+    ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", CHECKSUMS), any_file
+)
 BATCH_CHARACTERS = 2**22  # text that is tokenized at a time
 
 Progress = Callable[[str, int, int | None], None]
@@ -74,6 +77,7 @@ def prepare_text(
             f"tokenizer must be a TextTokenizer, got {describe_value(tokenizer)}; TextTokenizer(path=...) is one"
         )
     folder = check_path("cache", cache, "a folder that can be written to")
+    check_place("cache", folder)
     loaded = tokenizer.load() if tokenizer.path is not None else None
     if next(corpus.texts(), None) is None:
         raise ValueError("corpus must hold text to train on, but all its files are empty or held out; pass others")
@@ -89,14 +93,15 @@ def prepare_text(
         loaded = _trained(corpus, tokenizer, folder, report, progress)
     content = fingerprint(loaded)
     tokens = folder / f"tokens-{_key(corpus.fingerprint, content)}"
-    with _alone(tokens):
+    with _alone(tokens, SHARDS):
         why = shards_damage(tokens, content=read_all) if tokens.exists() else None
         if why is None and tokens.exists() and not corpus.held_out and not len(TokenShards(tokens, "held_out")):
             why = "an earlier version of fastweights held no text out"
         if why is not None:
             report(f"the tokens in {tokens} cannot be used, as {why}; the corpus is tokenized again")
         if why is not None or not tokens.exists():
-            with staged_folder(tokens) as staged:
+            check_own("cache", folder, {tokens.name: SHARDS})
+            with staged_folder(tokens, SHARDS) as staged:
                 _tokenize(corpus, loaded, staged, progress)
             if corpus.unreadable_files:
                 report(f"left out {corpus.unreadable_files:,} files of the corpus: binary, or not UTF-8")
@@ -109,15 +114,16 @@ def _trained(
     corpus: TextCorpus, settings: TextTokenizer, folder: Path, report: Callable[[str], None], progress: Progress
 ) -> Any:
     path = folder / f"tokenizer-{_key(corpus.fingerprint, repr(settings))}"
-    with _alone(path):
+    with _alone(path, TOKENIZER):
         # One of an earlier version has no checksums. Trained again it might be another one, and so end its trainings.
         why = damage(path) if (path / CHECKSUMS).exists() else None
         if why is not None:
             report(f"the tokenizer in {path} cannot be used, as {why}; it is trained again")
         if why is not None or not path.exists():
+            check_own("cache", folder, {path.name: TOKENIZER})
             trained = settings.train(_train_texts(corpus, settings, progress))
             # The tokenizers library raises a bare Exception where the disk is full.
-            with writing("the tokenizer", path, Exception), staged_folder(path) as staged:
+            with writing("the tokenizer", path, Exception), staged_folder(path, TOKENIZER) as staged:
                 trained.save_pretrained(staged)
                 write_checksums(staged)
             report(f"trained a tokenizer of {len(trained):,} tokens: {path}")
@@ -137,11 +143,10 @@ def _train_texts(corpus: TextCorpus, settings: TextTokenizer, progress: Progress
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path, own: Own) -> Iterator[None]:
     """Lets one process at a time make `path`, and deletes what a killed one left."""
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
-        for partial in path.parent.glob(f".{path.name}{PARTIAL_FILES}"):
-            shutil.rmtree(partial)
+    with locked("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
+        drop_partials(path.parent, {path.name: own})
         yield
 
 

@@ -15,6 +15,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ...layers import import_mixers
+from ...out_of_memory import OutOfMemory, within_memory
+from ...safe_path import same_path
 from ...stopping import Stopped, StopSignals, join_or_kill
 from ..calling_script import not_run_again, prepared, work_begins
 from ..workers import WorkerError
@@ -65,9 +67,10 @@ def train_together(
     try:
         while waiting or running:
             while waiting and places:
-                run, gpu, divergence = waiting.pop(0), places.pop(0), context.SimpleQueue()
-                process = context.Process(target=prepared(_train), args=(run, imports, divergence))
-                with not_run_again(), _visible(gpu):
+                run, gpu = waiting.pop(0), places.pop(0)
+                with same_path(), not_run_again(), _visible(gpu):
+                    divergence = context.SimpleQueue()  # starts a process too, which tracks what queues leave behind
+                    process = context.Process(target=prepared(_train), args=(run, imports, divergence))
                     process.start()
                 running[process.sentinel] = (process, run, divergence, gpu)
             for sentinel in wait(list(running)):
@@ -106,7 +109,11 @@ def _train(run: LanguageRun, imports: Sequence[str], divergence: Any) -> None:
     torch.set_num_threads(1)
     import_mixers(imports)
     try:
-        why = train_here(run)
+        with within_memory("a smaller batch_size, or fewer workers,"):
+            why = train_here(run)
+    except OutOfMemory as error:
+        print(f"{run.output}: {error}", file=sys.stderr)
+        sys.exit(1)
     except Stopped as stopped:
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
