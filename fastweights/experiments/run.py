@@ -7,9 +7,9 @@ import time
 from contextlib import nullcontext
 from datetime import datetime, timezone
 
-from ..calling_script import work_begins
 from ..environment import machine, versions
 from ..results.records import reading_fields
+from ..training.calling_script import work_begins
 from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
 from .record import ClaimRecord
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..calling_script import not_run_again, prepared
 from ..safe_path import same_path
 from ..training import RecallRun
 from ..training.batches import training_batches
+from ..training.calling_script import not_run_again, prepared
 from ..training.objectives import Objective
 from ..training.train import Training
 from ..training.workers import usual_workers

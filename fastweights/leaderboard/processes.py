@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from ..calling_script import not_run_again, prepared
 from ..files import write_json
 from ..layers import import_mixers
 from ..out_of_memory import OutOfMemory, within_memory
 from ..safe_path import same_path
+from ..training.calling_script import not_run_again, prepared
 from ..training.workers import WorkerError, gpus_of_workers, signals_held_back
 from .request import Request
 

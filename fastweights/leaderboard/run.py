@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ..calling_script import work_begins
 from ..files import file_name
 from ..layers import MIXERS
 from ..outputs import claimed
 from ..results import ResultsError
+from ..training.calling_script import work_begins
 from ..training.folder import remove_trainings
 from ..training.output_folder import as_stored
 from .language import needle_setting, run_language, run_needle

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..calling_script import work_begins
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
 from ..layers.choice import check_backend
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
+from .calling_script import work_begins
 from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
 from .objectives import objective_of

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from ..calling_script import not_run_again, prepared
 from ..environment import usable_cores
 from ..files import WriteError
 from ..layers import import_mixers
@@ -28,6 +27,7 @@ from ..out_of_memory import OutOfMemory, within_memory
 from ..results.recall import RecallResult, save_result
 from ..safe_path import HAS_SAFE_PATH, same_path
 from ..stopping import SIGNALS, join_or_kill
+from .calling_script import not_run_again, prepared
 from .experiment import RecallRun
 from .folder import ExperimentFolder
 from .progress import Reporter

@@ -15,7 +15,7 @@ from fastweights.leaderboard import PARTS, part_rows, table_of
 from fastweights.leaderboard.run import rows_beside
 from fastweights.leaderboard.terminal import parts_table, plain
 
-from ..analysis.test_table_width import TABLES
+from ..analysis.terminal_tables import TABLES
 from ..documentation.site import ROOT
 
 MEASUREMENTS = ROOT / "benchmarks" / "results"

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from ...calling_script import not_run_again, prepared, work_begins
 from ...layers import import_mixers
 from ...out_of_memory import OutOfMemory, within_memory
 from ...safe_path import same_path
 from ...stopping import Stopped, StopSignals, join_or_kill
+from ..calling_script import not_run_again, prepared, work_begins
 from ..workers import WorkerError
 from .folder import LanguageFolder
 from .run import LanguageRun

@@ -15,7 +15,6 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
-from ...calling_script import work_begins
 from ...checks import check_flag, check_size, describe_value
 from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from ...environment import machine, versions
@@ -26,6 +25,7 @@ from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ...results import LanguageResult
 from ...results.language import load_result, save_result
 from ...stopping import StopSignals
+from ..calling_script import work_begins
 from ..output_folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .checkpoints import checkpoint_step, checkpoints_in, latest_whole

@@ -85,8 +85,8 @@ def _script() -> Path | None:
 
 def _registers() -> bool:
     """Whether there are mixers or tasks that are not the library's."""
-    from .data import TASKS
-    from .layers.registry import MIXERS, ORDER
+    from ..data import TASKS
+    from ..layers.registry import MIXERS, ORDER
 
     return not set(MIXERS) <= set(ORDER) or any(
         task.__module__.split(".")[0] != "fastweights" for task in TASKS.values()
