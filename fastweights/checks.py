@@ -54,6 +54,7 @@ LARGEST_WIDTH = 2**20  # channels of a layer's input; like the next two far abov
 LARGEST_HEADS = 2**16
 LARGEST_DEPTH = 10_000  # layers of a model; the deepest that have been trained have about a thousand
 LARGEST_COUNT = 10**9  # steps, rows or examples of one command: more would not end
+LONGEST_VALUE = 200  # characters of a value in a message
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes of a file's name and of a path that Linux takes; others take no more
 LARGEST_COUNTER = 2**63 - 1  # a seed or an index is one 64-bit word of the random generator's key
 
@@ -67,12 +68,23 @@ def closest(name: object, known: Iterable[str]) -> str:
 def describe_value(x: object) -> str:
     """How a message shows an argument: numbers and text as they are written, other objects by their type."""
     if isinstance(x, Tensor):
-        return f"a tensor of shape {shape_of(x)}"
-    if x is None or isinstance(x, (bool, int, float, str)):
-        return repr(x)
+        return "a nested tensor" if x.is_nested else f"a tensor of shape {shape_of(x)}"
+    if isinstance(x, int) and not isinstance(x, bool):
+        return _number(x)
+    if x is None or isinstance(x, (bool, float, str)):
+        return _short(repr(x))
     if isinstance(x, (list, tuple, dict, set)):
         return reprlib.repr(x)
-    return f"{type(x).__name__} {reprlib.repr(x)}"
+    return f"{type(x).__name__} {_short(reprlib.repr(x))}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 50]}...{text[-40:]}"
+
+
+def _number(x: int, form: str = "") -> str:
+    """A whole number. Python itself refuses to write one of more than 4,300 digits."""
+    return format(x, form) if x.bit_length() < 10 * LONGEST_VALUE else f"a number of {x.bit_length():,} bits"
 
 
 def check_whole_number(name: str, x: object, *, low: int = 0, high: int = LARGEST_COUNTER) -> int:
@@ -82,7 +94,7 @@ def check_whole_number(name: str, x: object, *, low: int = 0, high: int = LARGES
     if not low <= number <= high:
         if number > high == LARGEST_COUNTER:
             bounds = f"from {low} to 2^63 - 1"  # the largest that a random generator takes
-        raise ValueError(f"{name} must be a whole number {bounds}, got {number}")
+        raise ValueError(f"{name} must be a whole number {bounds}, got {_number(number)}")
     return number
 
 
@@ -90,10 +102,10 @@ def check_size(name: str, x: object, *, high: int | None = None) -> int:
     """A positive whole number, up to `high` where it is given."""
     number = _whole(name, x, "a positive whole number")
     if number < 1:
-        raise ValueError(f"{name} must be a positive whole number, got {number}")
+        raise ValueError(f"{name} must be a positive whole number, got {_number(number)}")
     if high is not None and number > high:
         raise ValueError(
-            f"{name} must be a positive whole number of at most {high:,}, got {number:,}; pass a smaller one"
+            f"{name} must be a positive whole number of at most {high:,}, got {_number(number, ',')}; pass a smaller one"
         )
     return number
 
@@ -123,8 +135,10 @@ def check_number(
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name} must be a number, got {describe_value(x)}; pass an int or float")
     number = constant(x)
+    beyond = isinstance(number, int) and number.bit_length() > 1023  # no float can be compared with it
     fits = (
-        math.isfinite(number)
+        not beyond
+        and math.isfinite(number)
         and (low is None or number >= low)
         and (high is None or number <= high)
         and (above is None or number > above)
@@ -133,7 +147,7 @@ def check_number(
     if not fits:
         bounds = {"more than": above, "at least": low, "less than": below, "at most": high}
         given = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
-        raise ValueError(f"{name} must be a finite number{f', {given}' * bool(given)}, got {number}")
+        raise ValueError(f"{name} must be a finite number{f', {given}' * bool(given)}, got {describe_value(number)}")
     return float(number)
 
 
@@ -159,7 +173,7 @@ def check_choice(name: str, x: object, choices: Iterable[object]) -> Any:
         raise TypeError(f"{name} must be one of {', '.join(map(repr, known))}, got {describe_value(x)}")
     if x not in known:
         near = closest(x, [choice for choice in known if isinstance(choice, str)]) if isinstance(x, str) else ""
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {x!r}{near}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {describe_value(x)}{near}")
     return x
 
 

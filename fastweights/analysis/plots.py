@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..kinds import checked
 from ..results import RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
 from .naming import short_unit, task_of
@@ -37,6 +38,7 @@ _GUESS: dict[str, Any] = {
 _BEST: dict[str, Any] = {**_GUESS, "linestyle": (0, (6, 2)), "gid": "\nbest", "label": "best predictor"}
 
 
+@checked
 def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
     """Draw all plots into `folder` as PNG files, each written atomically; their paths.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
+from ..kinds import checked
 from ..results import LanguageResult, RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
 from .naming import short_unit, task_of
@@ -14,6 +15,7 @@ from .table_style import LENGTHS_PER_TABLE, add_row, plain_table
 __all__ = ["language_tables", "recall_table", "stage_table"]
 
 
+@checked
 def recall_table(results: Sequence[RecallResult]) -> Table:
     """The best accuracy (or error) of each mixer, one section for each number of pairs, the best mixer first."""
     rows, measure = summarize(results), results[0].measure
@@ -35,6 +37,7 @@ def recall_table(results: Sequence[RecallResult]) -> Table:
     return table
 
 
+@checked
 def stage_table(results: Sequence[RecallResult]) -> Table:
     """The accuracy (or error) of each mixer at the end of every stage of a curriculum, on that stage's task."""
     measure, unit = results[0].measure, short_unit(results)

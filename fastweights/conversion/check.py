@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..checks import check_tensor, shape_of
+from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from .convert import check_source, own_config, set_value
 from .plan import conversions_between
@@ -22,6 +23,7 @@ __all__ = ["LogitsCheck", "check_logits"]
 LARGEST_ROUNDING = 1e-3  # of the largest logit: far above rounding in float32
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LogitsCheck:
     """How far the logits of a converted model are from those of its source.
@@ -53,6 +55,7 @@ class LogitsCheck:
             )
 
 
+@checked
 @torch.no_grad()
 def check_logits(source: PreTrainedModel, converted: FastWeightsForCausalLM, tokens_BT: Tensor) -> LogitsCheck:
     """Run both models on tokens_BT, int64 [B, T]; the converted one at the neutral setting too, if there is one. Both are

@@ -22,6 +22,7 @@ from ..checks import (
 )
 from ..data.text.tokenizer import load_tokenizer
 from ..files import TENSOR_ERRORS, check_place, staged_folder, write_bytes, write_json, writing
+from ..kinds import checked
 from ..models.card import write_card
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
@@ -35,6 +36,7 @@ from .training import recorded_training
 __all__ = ["ConversionReport", "convert_folder"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ConversionReport:
     """What a conversion did, and how the logits compare.
@@ -59,6 +61,7 @@ class ConversionReport:
     output: Path
 
 
+@checked
 def convert_folder(
     source: str | Path,
     output: str | Path,

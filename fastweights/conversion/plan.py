@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..checks import closest
+from ..kinds import checked
 from ..layers import MIXERS
 from ..models import FastWeightsConfig
 from .table import CONVERSIONS, Conversion
@@ -53,6 +54,7 @@ def conversions_between(before: FastWeightsConfig, after: FastWeightsConfig) -> 
     return conversions
 
 
+@checked
 def condition(conversion: Conversion) -> str:
     """The options that a source needs and that its mixer has not by default, such as "decay='head'"; empty where there are
     none."""

@@ -18,12 +18,14 @@ from ..checks import (
     check_unicode,
     check_whole_number,
 )
+from ..kinds import checked
 from ..terminal import show
 from .reading import check_model, evaluating, prompt_tokens
 
 __all__ = ["TimedStreamer", "continue_text"]
 
 
+@checked
 def continue_text(
     model: Any,
     tokenizer: Any,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checks import check_choice, check_list, check_number, check_size, check_texts, check_whole_number
+from ..kinds import checked
 from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
 from .reading import MOST_EXAMPLES
@@ -79,6 +80,7 @@ class EvaluationSettings:
             check_number("depths", depth, low=0, high=1)
 
 
+@checked
 def evaluate(
     model: Any,
     tokenizer: Any,

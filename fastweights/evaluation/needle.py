@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..checks import check_number
+from ..kinds import checked
 from ..results import NeedleRecall
 from .answers import Question, check_questions, score_answers, token_counter
 from .needle_text import NEEDLE_TASKS, haystack_words, needle_of, needle_prompt
@@ -14,6 +15,7 @@ __all__ = ["DEPTHS", "NEEDLE_TASKS", "NeedleRecall", "check_needles", "needle_re
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
+@checked
 def needle_recall(
     model: Any,
     tokenizer: Any,

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checks import check_size, check_whole_number
+from ..kinds import checked
 from ..layers.norms import at_least_float32
 from ..results import LengthPerplexity
 from .reading import check_model, evaluating, hidden_blocks
@@ -19,6 +20,7 @@ from .windows import check_lengths, text_windows
 __all__ = ["LengthPerplexity", "perplexity_by_length"]
 
 
+@checked
 def perplexity_by_length(
     model: Any,
     documents: Iterable[Sequence[int] | np.ndarray | Tensor],

@@ -7,6 +7,7 @@ import torch
 
 from ..checks import check_size, check_whole_number, describe_value
 from ..data import IGNORE_INDEX, Batch
+from ..kinds import checked
 from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks
 
 __all__ = ["recall_accuracy", "right_and_asked"]
@@ -21,6 +22,7 @@ class Task(Protocol):
     def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Batch: ...
 
 
+@checked
 def recall_accuracy(
     model: Any,
     task: Task,

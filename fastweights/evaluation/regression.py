@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..data import LinearRegression
+from ..kinds import checked
 from .reading import evaluating
 
 __all__ = ["RegressionErrors", "kalman_predictions", "regression_errors", "ridge_predictions"]
@@ -17,6 +18,7 @@ _TEST_BATCH = 128
 _LEAST_VARIANCE = 1e-10  # of the noise, for the predictors: without any, the equations of few examples are singular
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class RegressionErrors:
     """Squared errors of predictions of y_1 ... y_n, each from the examples before it; means over sequences and outputs.
@@ -33,6 +35,7 @@ class RegressionErrors:
     kalman: list[float]
 
 
+@checked
 def regression_errors(
     model: Any, task: LinearRegression, *, seed: int, examples: int, device: str | torch.device = "cpu"
 ) -> RegressionErrors:

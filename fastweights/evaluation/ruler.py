@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..kinds import checked
 from ..results import RulerRecall
 from .answers import Question, check_questions, score_answers, token_counter
 from .needle_text import haystack_words
@@ -12,6 +13,7 @@ from .ruler_text import RULER_TASKS, ruler_draft, ruler_prompt
 __all__ = ["RULER_TASKS", "RulerRecall", "check_ruler", "ruler_recall"]
 
 
+@checked
 def ruler_recall(
     model: Any,
     tokenizer: Any,

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from ..data import IGNORE_INDEX, Batch, RecallTask
+from ..kinds import checked
 
 __all__ = ["TaskInWords", "word_tokens"]
 
 
+@checked
 def word_tokens(tokenizer: Any, count: int) -> Tensor:
     """The first `count` tokens of a vocabulary that are words, int64 [count]: symbol s of a task is the s-th of them.
 
@@ -35,6 +37,7 @@ def word_tokens(tokenizer: Any, count: int) -> Tensor:
     )
 
 
+@checked
 class TaskInWords:
     """A recall task whose batches hold tokens of a text model.
 

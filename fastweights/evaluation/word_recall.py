@@ -6,6 +6,7 @@ from typing import Any
 
 from ..checks import check_choice, check_size
 from ..data import RecallTask, make_task
+from ..kinds import checked
 from ..results import WordRecall
 from .reading import MOST_EXAMPLES, check_model, prompt_tokens
 from .recall import recall_accuracy
@@ -22,6 +23,7 @@ WORD_TASKS: dict[str, dict[str, object]] = {
 }
 
 
+@checked
 def word_recall(
     model: Any,
     tokenizer: Any,

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..kinds import checked
+
 __all__ = [
     "OWN",
     "PAPERS",
@@ -45,6 +47,7 @@ class Unmeasured(Exception):
     """A measurement needs something that this machine does not have. The message says what, and how to get it."""
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
     """What a measurement runs with.
@@ -64,6 +67,7 @@ class Conditions:
     workers: int | None = None
 
 
+@checked
 @dataclass(frozen=True)
 class Measurement:
     """Measured numbers by name, each with one value per seed.
@@ -97,6 +101,7 @@ class Measurement:
         return Measurement({name: [-x for x in values] for name, values in self.values.items()})
 
 
+@checked
 @dataclass(frozen=True)
 class Verdict:
     """What the rule of a claim says of the measured numbers, with the numbers that decided."""
@@ -109,6 +114,7 @@ def decided(holds: bool, reason: str, otherwise: Status = "does not hold") -> Ve
     return Verdict("holds" if holds else otherwise, reason)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """One claim of a paper, or a question of our own.

@@ -8,6 +8,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from ..checks import check_choice, check_text, closest
+from ..kinds import checked
 from . import claims, own
 from .claim import OWN, SOURCES, Claim
 
@@ -34,6 +35,7 @@ def claim_names() -> tuple[str, ...]:
     return tuple(_ledger())
 
 
+@checked
 def claims_of(paper: str | None = None) -> tuple[Claim, ...]:
     """The claims of one paper, of all papers, or with `OWN` the results of our own.
 
@@ -46,6 +48,7 @@ def claims_of(paper: str | None = None) -> tuple[Claim, ...]:
     return tuple(claim for claim in _ledger().values() if claim.paper == paper)
 
 
+@checked
 def find_claim(name: str) -> Claim:
     """The claim of a name, in upper or lower case.
 

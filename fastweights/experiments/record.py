@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import committed_results, write_json
+from ..kinds import checked
 from ..results.records import from_record, read_object
 from .claim import Measurement, Status
 from .ledger import claim_names, find_claim
@@ -17,6 +18,7 @@ __all__ = ["ClaimRecord", "committed_records", "load_record", "load_records", "s
 COMMITTED = committed_results(Path(__file__).parent / "records", "claims")
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
     """What was measured for a claim, when, where and by which command.
@@ -51,6 +53,7 @@ class ClaimRecord:
         return Measurement(values, self.origin, tuple(self.undertrained))
 
 
+@checked
 def save_record(folder: Path, record: ClaimRecord) -> Path:
     """Write the record to its file in `folder`, which is made if it does not exist, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +62,7 @@ def save_record(folder: Path, record: ClaimRecord) -> Path:
     return path
 
 
+@checked
 def load_record(path: Path) -> ClaimRecord:
     """Raises:
     ResultsError: the file is damaged or holds something else.
@@ -66,6 +70,7 @@ def load_record(path: Path) -> ClaimRecord:
     return from_record(ClaimRecord, read_object(path), path)
 
 
+@checked
 def load_records(folder: Path) -> dict[str, ClaimRecord]:
     """The records in a folder by name: that of the claim, with "-cuda" where a GPU has measured a larger size of it. None where
     there is no folder."""

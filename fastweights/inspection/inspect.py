@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_choice, check_size
+from ..kinds import checked
 from .keys import key_gram, preconditioner
 from .memory import memory_window, state_norms
 from .panels import Panel
@@ -22,6 +23,7 @@ from .transitions import jacobians, write_eigenvalues
 __all__ = ["MEASURES", "Inspection", "Measure", "inspect_model"]
 
 
+@checked
 @dataclass(frozen=True)
 class Measure:
     """A measure by name.
@@ -56,6 +58,7 @@ MEASURES = {
 }  # fmt: skip
 
 
+@checked
 @dataclass
 class Inspection:
     """The panels of every measure and layer.
@@ -71,6 +74,7 @@ class Inspection:
     tokens: int = 0
 
 
+@checked
 def inspect_model(
     model: Any, ids: Sequence[int] | Tensor, *, every: int = 64, measures: Sequence[str] | None = None
 ) -> Inspection:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..analysis.plot_style import plain_axes
 from ..files import write_bytes, write_json
+from ..kinds import checked
 from .inspect import MEASURES, Inspection
 from .panels import Panel
 
@@ -29,6 +30,7 @@ STYLE = (
 )
 
 
+@checked
 def save_inspection(inspection: Inspection, folder: Path, *, title: str, facts: dict[str, Any]) -> list[Path]:
     """Write arrays.npz (x and y of every panel under "measure/layer/panel/x" and "/y"), inspection.json (what they are),
     a PNG per measure and index.html, each atomically. Other files in the folder stay.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..checks import check_text, describe_value
+from ..kinds import checked
 from .registry import mixer_spec
 
 __all__ = ["MixerChoice", "option_value", "parse_mixers", "written_value"]
@@ -73,6 +74,7 @@ class MixerChoice:
         return {"name": self.name, "options": dict(self.options), "label": self.label}
 
 
+@checked
 def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
     """The choices that a text names: `NAME[:OPTION=VALUE[,OPTION=VALUE...]][@LABEL]`, separated by commas.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from ..checks import check_choice, check_text, check_whole_number, closest, describe_value, error_prefix
+from ..kinds import checked
 from .mixer import Mixer
 from .plugins import load_plugins
 
@@ -39,6 +40,7 @@ DESCRIPTION = ("summary", "equation", "source", "state")  # and "cost", which ma
 Layer = TypeVar("Layer", bound=type[Mixer])
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class MixerSpec:
     """One named mixer.
@@ -89,6 +91,7 @@ _REGISTRY = _Registry()
 MIXERS: Mapping[str, MixerSpec] = _REGISTRY
 
 
+@checked
 @overload
 def register_mixer(
     name: str,
@@ -181,6 +184,7 @@ def mixer_spec(name: str, options: Mapping[str, Any]) -> MixerSpec:
     return spec
 
 
+@checked
 def build_mixer(name: str, *, hidden_size: int, num_heads: int, layer_idx: int = 0, **options: Any) -> Mixer:
     """The layer called `name`, with the options of `MIXERS[name]` and, over them, those given.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..environment import machine, versions
 from ..files import committed_results, write_bytes
+from ..kinds import checked
 from ..results.records import ResultsError, from_record, read_object
 
 __all__ = [
@@ -30,6 +31,7 @@ COMMITTED = committed_results(Path(__file__).parent / "results", "leaderboard")
 LATER = "measured later"  # when and where the seeds were that joined a row, in the order in which they joined
 
 
+@checked
 class Board:
     """The rows of a part at a size. Rows that are added replace those of the same keys, and the file on the disk has them.
 
@@ -81,6 +83,7 @@ class Board:
         write_bytes(self.path, text.encode())
 
 
+@checked
 def board_path(folder: Path, part: str, size: str) -> Path:
     return folder / f"{part}-{size}.json"
 
@@ -96,6 +99,7 @@ class _Content:
     rows: dict[str, dict[str, Any]]
 
 
+@checked
 def load_board(path: Path) -> Board:
     """Raises:
     ResultsError: the file is damaged or of another version.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..kinds import checked
 from ..layers import MIXERS
 from .language import needle_setting, run_language, run_needle
 from .measured import read_rows
@@ -24,6 +25,7 @@ RULES_SIZE = "cpu"  # the rules without training have one size
 NOT_DECLARED = "has no declared rule (fastweights.leaderboard.register_rule declares one)"
 
 
+@checked
 def run_part(part: Part, request: Request) -> Path | None:
     """Measure a part for the mixers of a request; the file of its board, None where its numbers are read."""
     size = SIZES[request.size]
@@ -56,6 +58,7 @@ def find_rules(mixers: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
+@checked
 def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[dict[str, Any]]:
     """The rows of a part that there are: measured in `folder`, or read from `measurements`."""
     if part.kind == "read":
@@ -92,6 +95,7 @@ def resolution_of(part: Part, size: str) -> float | None:
     return SIZES[size].language.close if part.kind == "language" else None
 
 
+@checked
 def table_of(
     part: Part, size: str, rows: Sequence[Mapping[str, Any]], mixers: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:

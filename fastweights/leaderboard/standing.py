@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..kinds import checked
+
 __all__ = ["Standing", "places"]
 
 
+@checked
 @dataclass(frozen=True)
 class Standing:
     """A mixer in a column.
@@ -27,6 +30,7 @@ class Standing:
     tied: bool
 
 
+@checked
 def places(rows: Sequence[Mapping[str, Any]], better: str, resolution: float | None = None) -> list[Standing]:
     """The rows of one column, the best first.
 

@@ -10,12 +10,14 @@ from torch import Tensor
 from transformers import Cache
 
 from ..checks import LARGEST_DEPTH, check_whole_number
+from ..kinds import checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 
 __all__ = ["FastWeightsCache"]
 
 
+@checked
 class FastWeightsCache(Cache):
     """The states of all layers after the sequences that a model has read. Its size depends on their length only where a
     layer is softmax attention.

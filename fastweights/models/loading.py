@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from ..checks import check_choice, describe_value
 from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
 from ..data.text.tokenizer import vocabulary_size
+from ..kinds import checked
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
@@ -39,6 +40,7 @@ SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@checked
 def load_language_model(
     path: str | Path, *, device: str = "cpu", dtype: str | None = None, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ..kinds import checked
 from .configuration import FastWeightsConfig
 from .modeling import FastWeightsModel
 
 __all__ = ["VectorModel"]
 
 
+@checked
 class VectorModel(nn.Module):
     """y = W_out body(W_in x), causal: tasks whose tokens are vectors read and answer through linear layers.
 

@@ -22,6 +22,8 @@ from typing import Literal
 
 import numpy as np
 
+from ..kinds import checked
+
 __all__ = ["Standing", "compared_with_chance", "still_falling", "undertrained"]
 
 PART = 0.2
@@ -35,6 +37,7 @@ CHANCE_ERRORS = 3.0  # standard errors: in a table of 24 mixers, a guesser passe
 Standing = Literal["below chance", "at chance", "above chance"]
 
 
+@checked
 def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> bool:
     """Whether the loss was still falling at the end of training, or the curve is too short to tell.
 
@@ -54,6 +57,7 @@ def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequen
     return level > CONVERGED and (_falls(fall, error) or fall + LEAST_ERRORS * error > LARGEST_UNSEEN)
 
 
+@checked
 def still_falling(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> bool:
     """Whether the loss was still falling at the end of training; no where fewer than 5 points are in its last fifth. Arguments
     as for `undertrained`."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number
+from ..kinds import checked
 from ..results import LanguageResult, still_falling
 
 __all__ = ["SCHEDULES", "check_optimization", "learning_rate_factor", "still_learning", "weight_decay_groups"]
@@ -26,6 +27,7 @@ def check_optimization(settings: Any) -> None:
     check_positive("max_gradient_norm", settings.max_gradient_norm)
 
 
+@checked
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups for a torch optimizer: matrices decay; norms, biases and the decay parameters of the layers (those
     that a module names in `_no_weight_decay`) do not. Parameters that do not train are left out, shared ones come once.

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
+from ..kinds import checked
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
 from .experiment import RecallExperiment, RecallRun
@@ -18,6 +19,7 @@ from .workers import Job, WorkerError, train_runs, usual_workers
 __all__ = ["check_models", "run_recall", "run_recall_parts"]
 
 
+@checked
 def run_recall(
     experiment: RecallExperiment,
     output: str | Path,
@@ -65,6 +67,7 @@ def run_recall(
     return together[""]
 
 
+@checked
 def run_recall_parts(
     parts: Mapping[str, RecallExperiment],
     outputs: Mapping[str, str | Path],

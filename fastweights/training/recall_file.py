@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import check_path, check_size, check_text, describe_value, error_prefix
+from ..kinds import checked
 from ..layers import MixerChoice
 from .experiment import RecallExperiment
 from .settings import Stage
@@ -50,6 +51,7 @@ class RecallFile:
         return {name: Path(self.output, name) for name in self.parts}
 
 
+@checked
 def load_recall_file(path: str | Path, **changes: Any) -> RecallFile:
     """The experiments that a .toml file describes.
 

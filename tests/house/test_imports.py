@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 ORDER = (
     ("_version",),
     ("checks", "cuda_graphs", "environment", "files", "stopping", "untrusted"),
-    ("checksums", "terminal"),
+    ("checksums", "kinds", "terminal"),
     ("kernels", "data", "results"),
     ("ops",),
     ("layers", "integrations"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checks import check_number, check_positive, check_text, check_texts
+from ...kinds import checked
 from .files import TextFile, field_text, plain_pieces, rows, text_files
 
 __all__ = ["Document", "TextCorpus", "pytorch_source"]
@@ -21,6 +22,7 @@ PYTHON_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "
 LONGEST_DOCUMENT = 2**21  # characters; a longer row becomes several documents, as a long file does
 
 
+@checked
 @dataclass(frozen=True)
 class Document:
     """One text, and whether it is kept from training."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...checks import check_size
+from ...kinds import checked
 from .shards import TokenShards
 
 __all__ = ["PackedRows", "ShuffledRows", "pack_rows"]
@@ -18,6 +19,7 @@ IGNORED = -100  # the label that transformers' losses leave out
 Row = tuple[np.ndarray, np.ndarray]
 
 
+@checked
 class PackedRows:
     """A stream of tokens cut into rows of `length` tokens; the last, shorter one is left out.
 
@@ -67,6 +69,7 @@ class ShuffledRows(torch.utils.data.Dataset[Row]):
         return np.random.Generator(np.random.Philox(key=[self.seed, run])).permutation(len(self.rows))
 
 
+@checked
 def pack_rows(rows: Sequence[Row]) -> dict[str, Tensor]:
     """B rows of T tokens as one packed row, as the model takes it.
 

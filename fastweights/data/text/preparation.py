@@ -16,6 +16,7 @@ import filelock
 from ...checks import check_path, describe_value
 from ...checksums import CHECKSUMS, damage, write_checksums
 from ...files import PARTIAL_FILES, WriteError, disk_is_full, staged_folder, writing
+from ...kinds import checked
 from .corpus import TextCorpus
 from .shards import ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
 from .tokenizer import TextTokenizer, fingerprint, vocabulary_size
@@ -25,6 +26,7 @@ __all__ = ["PreparedText", "prepare_text"]
 BATCH_CHARACTERS = 2**22  # text that is tokenized at a time
 
 
+@checked
 @dataclass(frozen=True)
 class PreparedText:
     """A tokenizer, and the tokens of train and held-out text.
@@ -39,6 +41,7 @@ class PreparedText:
     fingerprints: dict[str, str]
 
 
+@checked
 def prepare_text(
     corpus: TextCorpus,
     tokenizer: TextTokenizer,

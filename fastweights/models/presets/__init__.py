@@ -8,11 +8,13 @@ from importlib import resources
 from typing import Any
 
 from ...checks import check_text, closest
+from ...kinds import checked
 from ..configuration import FastWeightsConfig
 
 __all__ = ["PRESETS", "Preset", "preset"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """One model of a paper.
@@ -39,6 +41,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+@checked
 def preset(name: str, **changes: Any) -> FastWeightsConfig:
     """The configuration called `name`, with `changes` (another vocabulary, for example) over the file's values.
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from ...checks import check_choice
 from ...data.text import TextCorpus, TextTokenizer
+from ...kinds import checked
 from ..toml_file import check_run_file, from_mapping, read_toml
 from .run import LanguageRun
 
 __all__ = ["load_run"]
 
 
+@checked
 def load_run(path: str | Path, **changes: Any) -> LanguageRun:
     """The run that a file describes, with `changes` (fields of `LanguageRun`) over it.
 

@@ -1,0 +1,61 @@
+"""Every public function and class, called with each kind of wrong value for each of its arguments in turn.
+
+A value of another kind than the annotation names is refused; one that may fit is taken, or refused in the same words. The names
+are found here, not listed: a new one fails until tests/public_calls.py has a valid call of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from .bad_calls import check_refused, check_taken_or_refused
+from .public_calls import CALLS, WITHOUT, public
+from .wrong_values import VALUES, may_fit
+
+PUBLIC = public()
+# Arguments of any type by their annotation, which are models and tokenizers of transformers.
+OF_TRANSFORMERS = ("model", "tokenizer")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_public_name_has_a_call_or_a_reason() -> None:
+    assert set(PUBLIC) == set(CALLS) | set(WITHOUT)
+    assert not set(CALLS) & set(WITHOUT)
+
+
+def arguments(made: Any) -> Iterator[tuple[str, Any]]:
+    """Arguments that are passed by name, with their annotations."""
+    hints = get_type_hints(
+        made.__init__ if isinstance(made, type) and not hasattr(made, "__dataclass_fields__") else made
+    )
+    for name, parameter in inspect.signature(made).parameters.items():
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            yield name, hints.get(name, Any)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name: str, tmp_path: Path) -> None:
+    made, valid = PUBLIC[name], CALLS[name]()
+    made(**valid)
+    wrong = []
+    for argument, hint in arguments(made):
+        fitting = set() if argument in OF_TRANSFORMERS and hint is Any else may_fit(hint)
+        for kind, value in VALUES.items():
+            check = check_taken_or_refused if kind in fitting else check_refused
+            try:
+                given = {**valid, argument: value()}
+                check(argument, lambda given=given: made(**given), tmp_path)
+            except (AssertionError, pytest.fail.Exception) as error:
+                wrong.append(f"{argument} = {kind}: {str(error).splitlines()[0][:300]}")
+            except BaseException as error:
+                wrong.append(f"{argument} = {kind}: raised {type(error).__name__} {str(error)[:300]}")
+    assert not wrong, "\n" + "\n".join(wrong)
