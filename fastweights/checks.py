@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral
@@ -28,12 +29,15 @@ __all__ = [
     "LARGEST_HEADS",
     "LARGEST_WIDTH",
     "check_choice",
+    "check_dense",
+    "check_device",
     "check_flag",
     "check_list",
     "check_number",
     "check_path",
     "check_positive",
     "check_size",
+    "check_some",
     "check_tensor",
     "check_text",
     "check_texts",
@@ -74,8 +78,21 @@ def describe_value(x: object) -> str:
     if x is None or isinstance(x, (bool, float, str)):
         return _short(repr(x))
     if isinstance(x, (list, tuple, dict, set)):
-        return reprlib.repr(x)
-    return f"{type(x).__name__} {_short(reprlib.repr(x))}"
+        return _SHORT.repr(x)
+    return f"{type(x).__name__} {_SHORT.repr(x)}"
+
+
+class _Short(reprlib.Repr):
+    """Objects without their addresses, which tell nobody anything."""
+
+    def repr_instance(self, x: object, level: int) -> str:
+        return re.sub(r" at 0x[0-9a-f]+", "", super().repr_instance(x, level))
+
+    def repr_int(self, x: int, level: int) -> str:
+        return _number(x)
+
+
+_SHORT = _Short()
 
 
 def _short(text: str) -> str:
@@ -228,6 +245,12 @@ def check_list(name: str, x: object, what: str, kind: type = object) -> tuple[An
     return tuple(x)
 
 
+def check_some(name: str, x: Collection[object], what: str) -> None:
+    """ValueError where there are no entries; `what` describes one of them."""
+    if not len(x):
+        raise ValueError(f"{name} must hold at least one {what}, got none")
+
+
 def check_texts(name: str, x: object, *, what: str = "strings", empty: bool = True) -> tuple[str, ...]:
     """A list or tuple of strings, as a tuple; `empty` says whether one of them may be ''."""
     texts: tuple[str, ...] = check_list(name, x, what, str)
@@ -269,6 +292,35 @@ def check_tensor(name: str, x: object, like: Tensor | None = None, *, integer: b
             f"{name} must be on the device of the other inputs, {like.device}, got {x.device}; move it there"
         )
     return x
+
+
+def check_dense(name: str, x: Tensor) -> Tensor:
+    """A tensor of real numbers that are all in memory."""
+    if x.is_nested or x.layout is not torch.strided:
+        kind = "a nested" if x.is_nested else "a sparse"
+        raise ValueError(
+            f"{name} must be a dense tensor, got {kind} one; convert it with to_dense() or to_padded_tensor()"
+        )
+    if x.device.type == "meta":
+        raise ValueError(f"{name} must hold numbers, got a tensor on the device 'meta'; load or make them first")
+    if x.is_complex():
+        raise ValueError(f"{name} must be of real numbers, got {x.dtype}; pass its real part")
+    return x
+
+
+def check_device(device: object) -> None:
+    """ValueError unless `device` is one of torch's that this machine has and that computes."""
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(
+            f"device must be a torch device such as 'cpu' or 'cuda', got {describe_value(device)}; pass a string"
+        )
+    try:
+        torch.zeros(1, device=check_unicode("device", str(device))).item()  # the device "meta" keeps no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(
+            f"device must be a torch device that this machine has, got {describe_value(str(device))}: "
+            f"{_short(str(error).partition(chr(10))[0])}"
+        ) from None
 
 
 @contextmanager

@@ -6,17 +6,19 @@ of `fastweights.checks`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 from torch import Tensor
 
-from .checks import describe_value
+from .checks import check_dense, check_path, describe_value
 
 __all__ = ["checked", "is_kind"]
 
@@ -37,7 +39,9 @@ def checked(made: Made) -> Made:
     """The function, or the class with an `__init__`, that raises TypeError for an argument of another kind than its annotation
     names. A list may stand for a tuple, an int for a float."""
     if isinstance(made, type):
-        made.__init__ = _checked_function(made.__init__, made)  # type: ignore[misc]
+        # the fields of a dataclass may be annotated in several modules, whose names its __init__ does not know
+        annotated = made if dataclasses.is_dataclass(made) else made.__init__  # type: ignore[misc]
+        made.__init__ = _checked_function(made.__init__, annotated)  # type: ignore[misc]
         return made
     return _checked_function(made, made)  # type: ignore[return-value]
 
@@ -50,12 +54,22 @@ def _checked_function(function: Callable[..., Any], annotated: Any) -> Callable[
     def call(*arguments: Any, **named: Any) -> Any:
         given = signature.bind(*arguments, **named).arguments
         for name, value in given.items():
-            keywords = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-            if name in hints() and not keywords and not is_kind(value, hints()[name]):
-                raise TypeError(f"{name} must be {_in_words(hints()[name])}, got {describe_value(value)}")
+            if name in hints() and signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+                _check(name, value, hints()[name])
         return function(*arguments, **named)
 
     return call
+
+
+def _check(name: str, value: object, hint: Any) -> None:
+    """TypeError for another kind than that of the annotation; ValueError for a path that no file can have and a tensor that
+    few functions of torch take."""
+    if not is_kind(value, hint):
+        raise TypeError(f"{name} must be {_in_words(hint)}, got {describe_value(value)}")
+    if isinstance(value, Path) or (isinstance(value, str) and Path in get_args(hint)):
+        check_path(name, value)
+    if isinstance(value, Tensor):
+        check_dense(name, value)
 
 
 def is_kind(value: object, hint: Any) -> bool:
@@ -86,7 +100,8 @@ def is_kind(value: object, hint: Any) -> bool:
 def _is_several(value: object, base: type, inside: tuple[Any, ...]) -> bool:
     """Whether a value holds entries of a kind; those of a generator are not looked at."""
     if not isinstance(value, (list, tuple)):
-        return base is Iterable and isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+        others = (Iterable,) if base is Iterable else (Sequence, np.ndarray) if base is Sequence else ()
+        return isinstance(value, others) and not isinstance(value, (str, bytes, Mapping))
     if base is tuple and inside[-1] is not ...:
         return len(value) == len(inside) and all(map(is_kind, value, inside))
     return all(is_kind(entry, inside[0]) for entry in value)

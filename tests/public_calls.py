@@ -5,6 +5,7 @@ A new public name without a valid call here, or a reason to have none, fails tes
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -31,7 +32,7 @@ from fastweights.training.language import LanguageRun
 from .evaluation.small import TEXT, model, save, tokenizer
 from .results.made_up import TRAINED, made_up
 
-__all__ = ["CALLS", "WITHOUT", "public"]
+__all__ = ["CALLS", "COSTLY", "NAMED", "TAKEN", "WITHOUT", "public"]
 
 # Public packages are those with __all__ outside these, which are the commands, kernels and what vLLM calls.
 INSIDE = ("cli", "contract", "kernels", "serving", "shared", "framework")
@@ -41,6 +42,14 @@ WITHOUT: dict[str, str] = {
     "training.StopSignals": "takes nothing",
     "integrations.flash_linear_attention.register": "takes nothing, needs flash-linear-attention",
     "integrations.flash_linear_attention.unregister": "takes nothing, needs flash-linear-attention",
+    "data.Batch": "a tuple of the tensors that a task has drawn",
+    "data.VectorBatch": "a tuple of the tensors that a task has drawn",
+    "data.RecallTask": "a base class, whose tasks are called",
+    "data.StateTracking": "a base class, whose tasks are called",
+    "data.Task": "a base class, whose tasks are called",
+    "layers.LayerCache": "made by layers in compiled graphs; Mixer.forward checks it",
+    "layers.probe": "a context manager, which checks when it is entered; see tests/layers/test_probe.py",
+    "models.FastWeightsConfig": "every field is tried in tests/models/test_bad_calls.py; others are those of transformers",
     "layers.Mixer": "a base class, whose layers are called",
     "layers.RuleCall": "made by MemoryLayer.forward, which checks its arguments",
     "layers.Seen": "made by probe, which checks its arguments",
@@ -48,6 +57,35 @@ WITHOUT: dict[str, str] = {
     "testing.OpCase": "the declaration of an op for the tests",
     "testing.OpInputs": "the inputs of an op for the tests",
 }
+
+
+# Calls that cost much: wrong values are refused before the work, which is not done here.
+COSTLY = {
+    "conversion.convert_folder",
+    "training.run_recall",
+    "training.run_recall_parts",
+    "training.language.train_language",
+}
+# What messages call an argument.
+NAMED = {
+    ("experiments.find_claim", "name"): "claim",
+    ("experiments.load_record", "path"): "result",
+    ("leaderboard.find_part", "name"): "part",
+    ("leaderboard.load_board", "path"): "result",
+    ("results.load_results", "path"): "result",
+    ("training.load_recall_file", "path"): "run file",
+    ("training.language.load_run", "path"): "run file",
+    ("evaluation.load_language_model", "path"): "MODEL",
+    ("layers.MixerChoice", "name"): "mixer",
+    ("layers.build_mixer", "name"): "mixer",
+    ("layers.parse_mixers", "text"): "mixer",
+    ("evaluation.word_tokens", "count"): "symbols",
+}
+# Values that a function takes beside those of its annotation.
+TAKEN = {
+    ("data.text.TextCorpus", name): {"text", "long text", "half a character"}
+    for name in ("paths", "held_out", "excluded")
+} | {("layers.DecayOptions", "long_memory"): {"True"}}
 
 
 def public() -> dict[str, Any]:
@@ -115,7 +153,7 @@ def ids() -> Tensor:
 
 def fields(value: Any) -> dict[str, Any]:
     """The fields of a record, which make it again."""
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
 
 
 def row() -> dict[str, Any]:
@@ -143,13 +181,10 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "conversion.condition": lambda: {"conversion": conversion.CONVERSIONS["gdn", "pgdn"]},
     "conversion.convert": lambda: {"model": model(), "to": "pgdn"},
     "conversion.convert_folder": lambda: {"source": saved(), "output": "new", "to": "pgdn", "tokens": 8, "options": {}},
-    "data.Batch": lambda: {"input_ids": ids(), "labels": ids()},
-    "data.VectorBatch": lambda: {"inputs": torch.ones(1, 2, 3), "targets": torch.ones(1, 2, 1)},
     "data.make_task": lambda: {"name": "mqar", **TASK},
     "data.stream": lambda: {
         "task": make_task("mqar", pairs=4, vocab_size=32), "split": "train", "seed": 0, "batch_size": 2, "stop": 2,
     },
-    "data.Task": lambda: {"pairs": 4},
     "data.LinearRegression": lambda: {"pairs": 4},
     "data.text.Document": lambda: {"text": "text", "held_out": False},
     "data.text.PackedRows": lambda: {"shards": shards(), "length": 8},
@@ -203,15 +238,13 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         "inspection": Inspection({"window": {0: [panel()]}}, {0: "gdn"}, 2), "folder": Path("page"), "title": "a title",
         "facts": {},
     },
-    "integrations.transformers.accelerate": lambda: {"model": model()},
+    "integrations.transformers.accelerate": dict,
     "integrations.transformers.restore": dict,
-    "layers.LayerCache": dict,
     "layers.MixerChoice": lambda: {"name": "gdn", "options": {"conv_size": 2}, "label": "small"},
     "layers.MixerSpec": lambda: fields(MIXERS["gdn"]),
     "layers.build_mixer": lambda: {"name": "gdn", **SIZES},
     "layers.import_mixers": lambda: {"modules": ["math"]},
     "layers.parse_mixers": lambda: {"text": "gdn"},
-    "layers.probe": lambda: {"model": model()},
     "layers.register_mixer": lambda: {
         "name": "of a test", "summary": "s", "equation": "e", "source": "s", "state": "s",
     },
@@ -236,7 +269,6 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         "part": leaderboard.find_part("mqar"), "size": "small", "rows": [row()], "mixers": ["gdn"],
     },
     "models.FastWeightsCache": lambda: {"layers": [LayerCache()]},
-    "models.FastWeightsConfig": lambda: {**SIZES, "num_hidden_layers": 1},
     "models.FastWeightsForCausalLM": lambda: {"config": small_config()},
     "models.FastWeightsModel": lambda: {"config": small_config()},
     "models.VectorModel": lambda: {"config": small_config(), "inputs": 3, "outputs": 1},
@@ -287,7 +319,7 @@ for _name, _made in public().items():
         CALLS[_name] = lambda: {**SIZES}
     elif _made.__module__.startswith("fastweights.ops"):
         WITHOUT[_name] = OPS
-for _name in ("S3", "S5", "Parity", "StateTracking", "RecallTask"):
+for _name in ("S3", "S5", "Parity"):
     CALLS[f"data.{_name}"] = lambda: {"pairs": 4, "vocab_size": 256}
 
 
@@ -306,7 +338,7 @@ def run_file(text: str) -> str:
 
 
 def panel() -> Panel:
-    return Panel(name="a", x=torch.arange(3.0), y=torch.arange(3.0), x_label="x", y_label="y")
+    return Panel(name="a", x=torch.arange(3.0), y=torch.ones(3, 2), x_label="x", y_label="y")
 
 
 @cache

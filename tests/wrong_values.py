@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config
 
-__all__ = ["VALUES", "may_fit"]
+__all__ = ["UNTOLD", "VALUES", "may_fit"]
 
 VALUES: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
@@ -48,6 +48,8 @@ VALUES: dict[str, Callable[[], Any]] = {
     "a nested tensor": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "a tensor on meta": lambda: torch.ones(2, 3, device="meta"),
 }
+# What a callable's annotation does not tell from a function, which it may be called as or not.
+UNTOLD = {"a module", "a class"}
 _TENSORS = {"a tensor", "a tensor of whole numbers", "an empty tensor"}
 _FIT: dict[Any, set[str]] = {
     type(None): {"None"},
@@ -74,7 +76,7 @@ def may_fit(hint: Any) -> set[str]:
         return _FIT[hint]
     base = kind or hint
     if base is Callable or hint is Callable:
-        return {"a function", "a module", "a class"}
+        return {"a function"}
     if not isinstance(base, type):
         return set()
     if issubclass(base, Mapping):

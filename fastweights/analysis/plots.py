@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import check_some
 from ..kinds import checked
 from ..results import RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
@@ -44,7 +45,10 @@ def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: no results.
+        WriteError: the folder does not exist or cannot be written to.
     """
+    check_some("results", results, "result")
     measure = results[0].measure
     plots = {
         f"{measure}-by-pairs.png": measure_by_pairs,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..checks import check_tensor, shape_of
+from ..checks import check_tensor, describe_value, shape_of
 from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from .convert import check_source, own_config, set_value
@@ -66,7 +66,7 @@ def check_logits(source: PreTrainedModel, converted: FastWeightsForCausalLM, tok
         ValueError: models of different layers, or tokens that are none of the vocabulary.
     """
     if not isinstance(converted, FastWeightsForCausalLM):
-        raise TypeError(f"converted must be a FastWeightsForCausalLM, got {type(converted).__name__}")
+        raise TypeError(f"converted must be a FastWeightsForCausalLM, got {describe_value(converted)}")
     check_source("source", source)
     check_tensor("tokens_BT", tokens_BT, integer=True)
     if tokens_BT.ndim != 2 or tokens_BT.numel() == 0:

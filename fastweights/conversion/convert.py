@@ -64,7 +64,7 @@ def check_source(name: str, model: object) -> None:
     """TypeError unless conversions start from models of its kind."""
     if not isinstance(model, (FastWeightsForCausalLM, Mamba2ForCausalLM)):
         raise TypeError(
-            f"{name} must be a FastWeightsForCausalLM or transformers' Mamba2ForCausalLM, got {type(model).__name__}"
+            f"{name} must be a FastWeightsForCausalLM or transformers' Mamba2ForCausalLM, got {describe_value(model)}"
         )
 
 

@@ -20,7 +20,7 @@ from ..checks import (
 )
 from ..kinds import checked
 from ..terminal import show
-from .reading import check_model, evaluating, prompt_tokens
+from .reading import check_model, check_tokenizer, evaluating, prompt_tokens
 
 __all__ = ["TimedStreamer", "continue_text"]
 
@@ -55,6 +55,7 @@ def continue_text(
             model whose logits are not finite.
     """
     check_model(model)
+    check_tokenizer(tokenizer)
     check_unicode("prompt", prompt)
     check_flag("greedy", greedy)
     check_size("max_new_tokens", max_new_tokens, high=LARGEST_COUNT)

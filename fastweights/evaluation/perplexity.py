@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import check_size, check_whole_number
+from ..checks import LARGEST_COUNT, check_size, check_whole_number
 from ..kinds import checked
 from ..layers.norms import at_least_float32
 from ..results import LengthPerplexity
@@ -59,7 +59,7 @@ def perplexity_by_length(
             vocabulary, a loss that is not finite.
     """
     for name, value in (("texts", texts), ("stretch", stretch), ("block", block), ("batch_size", batch_size)):
-        check_size(name, value)
+        check_size(name, value, high=LARGEST_COUNT)
     check_model(model)
     if separator is not None:
         check_whole_number("separator", separator, high=model.config.vocab_size - 1)

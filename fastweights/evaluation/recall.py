@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..checks import check_size, check_whole_number, describe_value
+from ..checks import check_device, check_size, check_whole_number, describe_value
 from ..data import IGNORE_INDEX, Batch
 from ..kinds import checked
 from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks
@@ -61,6 +61,7 @@ def right_and_asked(
     check_size("examples", examples, high=MOST_EXAMPLES)
     check_whole_number("seed", seed)
     check_size("block", block)
+    check_device(device)
     right_T = asked_T = torch.zeros((), dtype=torch.int64)
     with evaluating(model):
         for index, start in enumerate(range(0, examples, _TEST_BATCH)):

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..checks import check_device, check_size, check_whole_number, describe_value
 from ..data import LinearRegression
 from ..kinds import checked
-from .reading import evaluating
+from .reading import MOST_EXAMPLES, evaluating
 
 __all__ = ["RegressionErrors", "kalman_predictions", "regression_errors", "ridge_predictions"]
 
@@ -40,6 +41,11 @@ def regression_errors(
     model: Any, task: LinearRegression, *, seed: int, examples: int, device: str | torch.device = "cpu"
 ) -> RegressionErrors:
     """The errors on `examples` test sequences. model: takes inputs [B, T, channels] to outputs [B, T, outputs]."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, such as a VectorModel, got {describe_value(model)}")
+    check_whole_number("seed", seed)
+    check_size("examples", examples, high=MOST_EXAMPLES)
+    check_device(device)
     sums = torch.zeros(3, task.pairs, dtype=torch.float64)
     with evaluating(model):
         for index, start in enumerate(range(0, examples, _TEST_BATCH)):

@@ -8,6 +8,7 @@ from ..kinds import checked
 from ..results import RulerRecall
 from .answers import Question, check_questions, score_answers, token_counter
 from .needle_text import haystack_words
+from .reading import check_tokenizer
 from .ruler_text import RULER_TASKS, ruler_draft, ruler_prompt
 
 __all__ = ["RULER_TASKS", "RulerRecall", "check_ruler", "ruler_recall"]
@@ -55,6 +56,7 @@ def ruler_recall(
             finite.
     """
     check_questions(model, length=length, examples=examples, seed=seed, block=block, batch_size=batch_size)
+    check_tokenizer(tokenizer)
     words, count_tokens = haystack_words(text), token_counter(tokenizer)
 
     def question(index: int) -> Question:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_size
 from ..data import IGNORE_INDEX, Batch, RecallTask
 from ..kinds import checked
+from .reading import check_tokenizer
 
 __all__ = ["TaskInWords", "word_tokens"]
 
@@ -24,6 +26,8 @@ def word_tokens(tokenizer: Any, count: int) -> Tensor:
     Raises:
         ValueError: the vocabulary holds fewer words.
     """
+    check_tokenizer(tokenizer)
+    check_size("count", count)
     special, found = set(tokenizer.all_special_ids), dict[str, int]()
     for token in range(len(tokenizer)):
         word = tokenizer.decode([token]).strip().casefold()

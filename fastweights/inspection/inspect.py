@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_choice, check_size
+from ..evaluation.reading import check_model
 from ..kinds import checked
 from .keys import key_gram, preconditioner
 from .memory import memory_window, state_norms
@@ -87,8 +88,10 @@ def inspect_model(
         measures: names in `MEASURES`; all of them when None.
 
     Raises:
+        TypeError: another model, or arguments of a wrong kind.
         ValueError: a name that is no measure, fewer than 2 tokens, or ids outside the model's vocabulary.
     """
+    check_model(model)
     check_size("every", every)
     names = list(MEASURES if measures is None else measures)
     for name in names:

@@ -91,7 +91,6 @@ _REGISTRY = _Registry()
 MIXERS: Mapping[str, MixerSpec] = _REGISTRY
 
 
-@checked
 @overload
 def register_mixer(
     name: str,
@@ -120,6 +119,7 @@ def register_mixer(
 ) -> Layer: ...
 
 
+@checked
 def register_mixer(
     name: str, *, layer: Any = None, options: Mapping[str, Any] | None = None, **description: str
 ) -> Any:
@@ -176,8 +176,8 @@ def mixer_spec(name: str, options: Mapping[str, Any]) -> MixerSpec:
     check_text("mixer", name, what="the name of a mixer")
     if name not in MIXERS:
         raise ValueError(
-            f"unknown mixer {name!r}{closest(name, MIXERS)}; choose from {', '.join(MIXERS)}, or register it first (a command "
-            "imports the module that does with --import MODULE)"
+            f"unknown mixer {describe_value(name)}{closest(name, MIXERS)}; choose from {', '.join(MIXERS)}, or register it "
+            "first (a command imports the module that does with --import MODULE)"
         )
     spec = MIXERS[name]
     _check_options(name, spec.layer, options)

@@ -46,6 +46,7 @@ def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequen
         losses: mean loss (nats) since the point before.
         learning: sum of the learning rates of all steps up to the point, in any unit.
     """
+    _check_curve(steps, losses, learning)
     if not len(steps):
         return True
     last = np.asarray(steps) > (1 - PART) * steps[-1]
@@ -61,10 +62,17 @@ def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequen
 def still_falling(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> bool:
     """Whether the loss was still falling at the end of training; no where fewer than 5 points are in its last fifth. Arguments
     as for `undertrained`."""
-    if (np.asarray(steps) > (1 - PART) * steps[-1]).sum() < 5:
+    _check_curve(steps, losses, learning)
+    if not len(steps) or (np.asarray(steps) > (1 - PART) * steps[-1]).sum() < 5:
         return False
     level, fall, error = _extrapolated(steps, losses, learning)
     return level > CONVERGED and _falls(fall, error)
+
+
+def _check_curve(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> None:
+    for name, values in (("losses", losses), ("learning", learning)):
+        if len(values) != len(steps):
+            raise ValueError(f"{name} must have one number per entry of steps, {len(steps)}, got {len(values)}")
 
 
 def _falls(fall: float, error: float) -> bool:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..checks import LARGEST_WIDTH, check_positive, check_size, check_whole_number
+from ..checks import LARGEST_WIDTH, check_positive, check_size, check_whole_number, describe_value
 from ..kinds import checked
 from ..layers import LayerCache, Mixer
 
@@ -53,7 +53,7 @@ def check_mixer(
 class _Check:
     def __init__(self, layer: Mixer, hidden_size: int | None, length: int, tolerance: float | None, seed: int) -> None:
         if not isinstance(layer, Mixer):
-            raise TypeError(f"layer must be a fastweights.layers.Mixer, got {type(layer).__name__}")
+            raise TypeError(f"layer must be a fastweights.layers.Mixer, got {describe_value(layer)}")
         check_whole_number("length", length, low=8, high=LONGEST)
         check_whole_number("seed", seed)
         if tolerance is not None:

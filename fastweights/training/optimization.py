@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number
+from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number, describe_value
 from ..kinds import checked
 from ..results import LanguageResult, still_falling
 
@@ -36,7 +36,7 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
         ValueError: a negative weight_decay.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module, got {describe_value(model)}")
     check_number("weight_decay", weight_decay, low=0)
     exempt = {
         id(parameter)

@@ -80,6 +80,9 @@ def run_recall_parts(
     imports: Sequence[str] = (),
 ) -> dict[str, list[RecallResult]]:
     """`run_recall` for several experiments by name, each with a folder of its own: all their runs wait in one queue."""
+    if set(outputs) != set(parts):
+        wanted, got = describe_value(list(parts)), describe_value(list(outputs))
+        raise ValueError(f"outputs must have a folder for each of parts, {wanted}, got {got}")
     for experiment in parts.values():
         if not isinstance(experiment, RecallExperiment):
             raise TypeError(f"experiment must be a RecallExperiment, got {describe_value(experiment)}")

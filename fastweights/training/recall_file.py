@@ -20,6 +20,7 @@ __all__ = ["RecallFile", "load_recall_file"]
 OF_THE_FILE = ("output", "workers")  # keys that are no fields of an experiment
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecallFile:
     """What a run file of recall says.

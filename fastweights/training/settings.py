@@ -144,6 +144,8 @@ class Settings:
         for name, largest in LARGEST.items():
             if name not in _OPTIONAL or getattr(self, name) is not None:
                 object.__setattr__(self, name, check_size(name, getattr(self, name), high=largest))
+        if self.intermediate_size is not None:
+            check_whole_number("intermediate_size", self.intermediate_size, high=LARGEST_WIDTH)
         check_optimization(self)
         self._check_layers_and_stages()
         largest = max([self.batch_size, *(stage.batch_size or 0 for stage in self.curriculum)])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...checks import check_size
+from ...checks import check_size, describe_value
 from ...kinds import checked
 from .shards import TokenShards
 
@@ -28,7 +28,7 @@ class PackedRows:
 
     def __init__(self, shards: TokenShards, length: int) -> None:
         if not isinstance(shards, TokenShards):
-            raise TypeError(f"shards must be TokenShards, got {type(shards).__name__}")
+            raise TypeError(f"shards must be TokenShards, got {describe_value(shards)}")
         if len(shards) < check_size("length", length):
             raise ValueError(
                 f"{shards.split} text must have at least one row of length {length}, got {len(shards)} tokens; "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ...checks import check_text, closest
+from ...checks import check_text, closest, describe_value
 from ...kinds import checked
 from ..configuration import FastWeightsConfig
 
@@ -50,5 +50,7 @@ def preset(name: str, **changes: Any) -> FastWeightsConfig:
     """
     check_text("name", name, what="the name of a preset")
     if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}{closest(name, PRESETS)}; choose from {', '.join(PRESETS)}")
+        raise ValueError(
+            f"unknown preset {describe_value(name)}{closest(name, PRESETS)}; choose from {', '.join(PRESETS)}"
+        )
     return FastWeightsConfig(**{**PRESETS[name].config, **changes})
