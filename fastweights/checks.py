@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import reprlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -86,7 +85,7 @@ class _Short(reprlib.Repr):
     """Objects without their addresses, which tell nobody anything."""
 
     def repr_instance(self, x: object, level: int) -> str:
-        return re.sub(r" at 0x[0-9a-f]+", "", super().repr_instance(x, level))
+        return f"<{type(x).__name__}>" if " at 0x" in repr(x) else super().repr_instance(x, level)
 
     def repr_int(self, x: int, level: int) -> str:
         return _number(x)
@@ -115,12 +114,12 @@ def check_whole_number(name: str, x: object, *, low: int = 0, high: int = LARGES
     return number
 
 
-def check_size(name: str, x: object, *, high: int | None = None) -> int:
-    """A positive whole number, up to `high` where it is given."""
+def check_size(name: str, x: object, *, high: int = LARGEST_COUNTER) -> int:
+    """A positive whole number up to `high`."""
     number = _whole(name, x, "a positive whole number")
     if number < 1:
         raise ValueError(f"{name} must be a positive whole number, got {_number(number)}")
-    if high is not None and number > high:
+    if number > high:
         raise ValueError(
             f"{name} must be a positive whole number of at most {high:,}, got {_number(number, ',')}; pass a smaller one"
         )
@@ -314,13 +313,15 @@ def check_device(device: object) -> None:
         raise TypeError(
             f"device must be a torch device such as 'cpu' or 'cuda', got {describe_value(device)}; pass a string"
         )
+    wanted = f"device must be a torch device that this machine has, got {describe_value(str(device))}"
     try:
-        torch.zeros(1, device=check_unicode("device", str(device))).item()  # the device "meta" keeps no numbers
+        known = torch.device(check_unicode("device", str(device)))
+    except RuntimeError:
+        raise ValueError(f"{wanted}; name one such as 'cpu' or 'cuda'") from None
+    try:
+        torch.zeros(1, device=known).item()  # the device "meta" keeps no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(
-            f"device must be a torch device that this machine has, got {describe_value(str(device))}: "
-            f"{_short(str(error).partition(chr(10))[0])}"
-        ) from None
+        raise ValueError(f"{wanted}: {_short(str(error).partition(chr(10))[0])}") from None
 
 
 @contextmanager

@@ -70,9 +70,9 @@ def check_taken_or_refused(argument: str, call: Callable[[], object], folder: Pa
 
 def check_words(argument: str, error: Exception) -> None:
     """The error of a refusal names the argument, in words of the argument, and what to do, in a few lines."""
-    message = str(error)
+    message, names = str(error), "|".join(map(re.escape, argument.split("|")))
     assert len(message) < LONGEST, f"a message of {len(message)} characters"
-    assert re.search(rf"(?<![\w.]){re.escape(argument)}\b", message), f"{argument} is not named: {message}"
+    assert re.search(rf"(?<![\w.])(?:{names})\b", message), f"{argument} is not named: {message}"
     assert not re.search(INTERNAL, message), f"not in words of the argument: {message}"
     assert re.search(REMEDY, message), f"it does not say what to do: {message}"
 

@@ -32,7 +32,7 @@ from fastweights.training.language import LanguageRun
 from .evaluation.small import TEXT, model, save, tokenizer
 from .results.made_up import TRAINED, made_up
 
-__all__ = ["CALLS", "COSTLY", "NAMED", "TAKEN", "WITHOUT", "public"]
+__all__ = ["CALLS", "COSTLY", "NAMED", "TAKEN", "UNTRIED", "WITHOUT", "public"]
 
 # Public packages are those with __all__ outside these, which are the commands, kernels and what vLLM calls.
 INSIDE = ("cli", "contract", "kernels", "serving", "shared", "framework")
@@ -50,6 +50,7 @@ WITHOUT: dict[str, str] = {
     "layers.LayerCache": "made by layers in compiled graphs; Mixer.forward checks it",
     "layers.probe": "a context manager, which checks when it is entered; see tests/layers/test_probe.py",
     "models.FastWeightsConfig": "every field is tried in tests/models/test_bad_calls.py; others are those of transformers",
+    "data.text.PreparedText": "made by prepare_text, which checks its arguments",
     "layers.Mixer": "a base class, whose layers are called",
     "layers.RuleCall": "made by MemoryLayer.forward, which checks its arguments",
     "layers.Seen": "made by probe, which checks its arguments",
@@ -80,7 +81,12 @@ NAMED = {
     ("layers.build_mixer", "name"): "mixer",
     ("layers.parse_mixers", "text"): "mixer",
     ("evaluation.word_tokens", "count"): "symbols",
+    ("models.preset", "name"): "preset",
+    ("training.RecallExperiment", "mixers"): "mixer",
+    ("training.run_recall_parts", "parts"): "experiment",
 }
+# Values that fit and cannot be refused: what they lead to, a caller's own code or a long text says.
+UNTRIED = {("evaluation.regression_errors", "model", "a module"), ("evaluation.continue_text", "prompt", "long text")}
 # Values that a function takes beside those of its annotation.
 TAKEN = {
     ("data.text.TextCorpus", name): {"text", "long text", "half a character"}
@@ -188,7 +194,6 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "data.LinearRegression": lambda: {"pairs": 4},
     "data.text.Document": lambda: {"text": "text", "held_out": False},
     "data.text.PackedRows": lambda: {"shards": shards(), "length": 8},
-    "data.text.PreparedText": lambda: {"tokenizer": tokenizer(), "train": shards(), "held_out": shards(), "fingerprints": {}},
     "data.text.TextCorpus": lambda: {"paths": ("text.txt",)},
     "data.text.TextTokenizer": dict,
     "data.text.TokenShards": lambda: {"folder": shards().folder, "split": "train"},
@@ -246,7 +251,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "layers.import_mixers": lambda: {"modules": ["math"]},
     "layers.parse_mixers": lambda: {"text": "gdn"},
     "layers.register_mixer": lambda: {
-        "name": "of a test", "summary": "s", "equation": "e", "source": "s", "state": "s",
+        "name": "of-a-test", "summary": "s", "equation": "e", "source": "s", "state": "s",
     },
     "leaderboard.Board": lambda: {"path": Path("a.json"), "part": "mqar", "size": "small", "setting": {}, "rows": {}},
     "leaderboard.Gates": dict,

@@ -87,5 +87,5 @@ def may_fit(hint: Any) -> set[str]:
         entries = may_fit(inside[0])
         several = {"an empty list"} | ({"a list of objects"} if "an object" in entries else set())
         nested = {"a list in a list"} if "an empty list" in entries else set()
-        return several | nested | ({"a set", *_TENSORS} if base is Iterable else set())
+        return several | nested | ({"a set", "another config", *_TENSORS} if base is Iterable else set())
     return set()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..analysis.plot_style import plain_axes
+from ..checks import check_unicode
 from ..files import write_bytes, write_json
 from ..kinds import checked
 from .inspect import MEASURES, Inspection
@@ -43,6 +44,7 @@ def save_inspection(inspection: Inspection, folder: Path, *, title: str, facts: 
         ImportError: matplotlib is not installed. Nothing is written.
         OSError: a file cannot be written.
     """
+    check_unicode("title", title)
     pictures = {name: _picture(name, inspection) for name in inspection.panels}
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {}

@@ -54,7 +54,7 @@ class MixerChoice:
         if label != label.strip() or not label.isprintable() or len(label) > LONGEST_LABEL:
             raise ValueError(
                 f"label of a mixer must be one line of at most {LONGEST_LABEL} characters without spaces around it, got "
-                f"{label!r}; choose another, NAME:OPTION=VALUE@LABEL in a command"
+                f"{describe_value(label)}; choose another, NAME:OPTION=VALUE@LABEL in a command"
             )
         object.__setattr__(self, "label", label)
 

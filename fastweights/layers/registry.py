@@ -153,7 +153,9 @@ def register_mixer(
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"options must be a mapping of option names to values, got {describe_value(options)}")
     if not isinstance(layer, type) or not issubclass(layer, Mixer):
-        raise TypeError(f"layer of mixer {name!r} must be a subclass of fastweights.layers.Mixer, got {layer!r}")
+        raise TypeError(
+            f"layer of mixer {name!r} must be a subclass of fastweights.layers.Mixer, got {describe_value(layer)}"
+        )
     spec = MixerSpec(layer=layer, options=dict(options or {}), **description)
     taken = _REGISTRY.specs.get(name)
     if taken is not None and _place(taken.layer) != _place(layer):

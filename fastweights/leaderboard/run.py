@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..checks import check_choice
 from ..kinds import checked
 from ..layers import MIXERS
 from .language import needle_setting, run_language, run_needle
@@ -61,6 +62,7 @@ def find_rules(mixers: Sequence[str]) -> tuple[str, ...]:
 @checked
 def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[dict[str, Any]]:
     """The rows of a part that there are: measured in `folder`, or read from `measurements`."""
+    check_choice("size", size, (*SIZES, RULES_SIZE))
     if part.kind == "read":
         return read_rows(part.name, measurements)
     path = board_path(folder, part.name, _size_of(part, size))

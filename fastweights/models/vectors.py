@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ..checks import LARGEST_WIDTH, check_size
 from ..kinds import checked
 from .configuration import FastWeightsConfig
 from .modeling import FastWeightsModel
@@ -23,6 +24,8 @@ class VectorModel(nn.Module):
 
     def __init__(self, config: FastWeightsConfig, *, inputs: int, outputs: int) -> None:
         super().__init__()
+        check_size("inputs", inputs, high=LARGEST_WIDTH)
+        check_size("outputs", outputs, high=LARGEST_WIDTH)
         self.read_in = nn.Linear(inputs, config.hidden_size)
         self.model = FastWeightsModel(config)
         del self.model.embed_tokens

@@ -57,7 +57,7 @@ class _Check:
         check_whole_number("length", length, low=8, high=LONGEST)
         check_whole_number("seed", seed)
         if tolerance is not None:
-            check_positive("tolerance", tolerance)
+            tolerance = check_positive("tolerance", tolerance)
         width = getattr(layer, "hidden_size", None) if hidden_size is None else hidden_size
         if width is None:
             raise ValueError(f"hidden_size must be given: {type(layer).__name__} has no attribute of this name")

@@ -216,7 +216,9 @@ def check_device(device: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise ValueError(f"device must be a torch device such as 'cpu' or 'cuda', got {device!r}") from None
+        raise ValueError(
+            f"device must be a torch device such as 'cpu' or 'cuda', got {describe_value(device)}"
+        ) from None
     if kind == "meta":
         raise ValueError("device must be one that computes, such as 'cpu' or 'cuda', got 'meta'")
     if kind == "cuda" and not torch.cuda.is_available():
