@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import check_some
+from ..kinds import checked
 from ..results import RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
 from .naming import short_unit, task_of
@@ -45,13 +47,16 @@ _GUESS: dict[str, Any] = {
 _BEST: dict[str, Any] = {**_GUESS, "linestyle": (0, (6, 2)), "gid": "\nbest", "label": "best predictor"}
 
 
+@checked
 def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
     """Draw all plots into `folder` as PNG files, each written atomically; their paths.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: a link, or a file that is no plot, is at one of the paths.
+        ValueError: no results; a link, or a file that is no plot, is at one of the paths.
+        WriteError: the folder does not exist or cannot be written to.
     """
+    check_some("results", results, "result")
     measure = results[0].measure
     plots = {
         f"{measure}-by-pairs.png": measure_by_pairs,

@@ -24,6 +24,7 @@ from ..checks import (
 )
 from ..data.text.tokenizer import load_tokenizer
 from ..files import TENSOR_ERRORS, staged_folder, write_bytes, write_json, writing
+from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from ..models.card import write_card
 from ..outputs import claimed_folder, described_files, listed_files
@@ -42,6 +43,7 @@ __all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
 DESCRIPTION = "conversion.json"
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ConversionReport:
     """What a conversion did, and how the logits compare.
@@ -66,6 +68,7 @@ class ConversionReport:
     output: Path
 
 
+@checked
 def convert_folder(
     source: str | Path,
     output: str | Path,

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from ..checks import check_list, check_path, check_size, check_text, check_whole_number, describe_value
+from ..kinds import checked
 
 __all__ = [
     "OWN",
@@ -49,6 +50,7 @@ class Unmeasured(Exception):
     """A measurement needs something that this machine does not have. The message says what, and how to get it."""
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
     """What a measurement runs with.
@@ -90,6 +92,7 @@ class Conditions:
             check_size("workers", self.workers)
 
 
+@checked
 @dataclass(frozen=True)
 class Measurement:
     """Measured numbers by name, each with one value per seed.
@@ -123,6 +126,7 @@ class Measurement:
         return Measurement({name: [-x for x in values] for name, values in self.values.items()})
 
 
+@checked
 @dataclass(frozen=True)
 class Verdict:
     """What the rule of a claim says of the measured numbers, with the numbers that decided."""
@@ -135,6 +139,7 @@ def decided(holds: bool, reason: str, otherwise: Status = "does not hold") -> Ve
     return Verdict("holds" if holds else otherwise, reason)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """One claim of a paper, or a question of our own.

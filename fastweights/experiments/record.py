@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import committed_results, write_json
+from ..kinds import checked
 from ..outputs import check_file, claimed, has_keys
 from ..results.records import from_record, read_object
 from .claim import Measurement, Status
@@ -21,6 +22,7 @@ __all__ = ["ClaimRecord", "claimed_records", "committed_records", "load_record",
 COMMITTED = committed_results(Path(__file__).parent / "records", "claims")
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
     """What was measured for a claim, when, where and by which command.
@@ -55,6 +57,7 @@ class ClaimRecord:
         return Measurement(values, self.origin, tuple(self.undertrained))
 
 
+@checked
 def save_record(folder: Path, record: ClaimRecord) -> Path:
     """Write the record to its file in `folder`, which is made if it does not exist, whole or not at all.
 
@@ -85,6 +88,7 @@ def _is_record(claim: str, path: Path) -> bool:
     return has_keys(path, "declaration", "status", "numbers", claim=claim)
 
 
+@checked
 def load_record(path: Path) -> ClaimRecord:
     """Raises:
     ResultsError: the file is damaged or holds something else.
@@ -92,6 +96,7 @@ def load_record(path: Path) -> ClaimRecord:
     return from_record(ClaimRecord, read_object(path), path)
 
 
+@checked
 def load_records(folder: Path) -> dict[str, ClaimRecord]:
     """The records in a folder by name: that of the claim, with "-cuda" where a GPU has measured a larger size of it. None where
     there is no folder."""

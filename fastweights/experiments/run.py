@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from datetime import datetime, timezone
 
 from ..environment import machine, versions
+from ..kinds import checked
 from ..results.records import reading_fields
 from ..training.calling_script import work_begins
 from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
@@ -16,6 +17,7 @@ from .record import ClaimRecord
 __all__ = ["run_claim"]
 
 
+@checked
 def run_claim(claim: Claim, conditions: Conditions) -> ClaimRecord:
     """Measure and decide. What cannot be measured on this machine is recorded with the reason."""
     work_begins("run_claim")

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..analysis.plot_style import log_ticks, plain_axes
+from ..checks import check_unicode
 from ..files import staged_folder, write_bytes, write_json
+from ..kinds import checked
 from ..outputs import check_file, described_files, listed_files
 from ..ownership import Own, is_own
 from .inspect import MEASURES, Inspection
@@ -35,6 +37,7 @@ STYLE = (
 )
 
 
+@checked
 def save_inspection(inspection: Inspection, folder: Path, *, title: str, facts: dict[str, Any]) -> list[Path]:
     """Write arrays.npz (x and y of every panel under "measure/layer/panel/x" and "/y"), inspection.json (what they are),
     a PNG per measure and index.html, each atomically. The files of an earlier inspection go, all others stay.
@@ -48,6 +51,7 @@ def save_inspection(inspection: Inspection, folder: Path, *, title: str, facts: 
         ValueError: a link, or a file that no inspection wrote, is at one of the paths. Nothing is written.
         OSError: a file cannot be written.
     """
+    check_unicode("title", title)
     pictures = {name: _picture(name, inspection) for name in inspection.panels}
     own = written_inspection(folder)
     for name in _names(inspection.panels):

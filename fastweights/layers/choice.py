@@ -12,6 +12,7 @@ import torch
 
 from ..checks import check_text, describe_value
 from ..kernels.availability import why_unavailable
+from ..kinds import checked
 from .registry import MIXERS, mixer_spec
 
 __all__ = ["MixerChoice", "check_backend", "option_value", "parse_mixers", "written_value"]
@@ -56,7 +57,7 @@ class MixerChoice:
         if label != label.strip() or not label.isprintable() or len(label) > LONGEST_LABEL:
             raise ValueError(
                 f"label of a mixer must be one line of at most {LONGEST_LABEL} characters without spaces around it, got "
-                f"{label!r}; choose another, NAME:OPTION=VALUE@LABEL in a command"
+                f"{describe_value(label)}; choose another, NAME:OPTION=VALUE@LABEL in a command"
             )
         object.__setattr__(self, "label", label)
 
@@ -76,6 +77,7 @@ class MixerChoice:
         return {"name": self.name, "options": dict(self.options), "label": self.label}
 
 
+@checked
 def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
     """The choices that a text names: `NAME[:OPTION=VALUE[,OPTION=VALUE...]][@LABEL]`, separated by commas.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..environment import machine, versions
 from ..files import committed_results, write_bytes
+from ..kinds import checked
 from ..outputs import check_file, has_keys
 from ..results.records import ResultsError, from_record, read_object
 
@@ -32,6 +33,7 @@ COMMITTED = committed_results(Path(__file__).parent / "results", "leaderboard")
 LATER = "measured later"  # when and where the seeds were that joined a row, in the order in which they joined
 
 
+@checked
 class Board:
     """The rows of a part at a size. Rows that are added replace those of the same keys, and the file on the disk has them.
 
@@ -92,6 +94,7 @@ class Board:
         write_bytes(self.path, text.encode())
 
 
+@checked
 def board_path(folder: Path, part: str, size: str) -> Path:
     return folder / f"{part}-{size}.json"
 
@@ -112,6 +115,7 @@ class _Content:
     rows: dict[str, dict[str, Any]]
 
 
+@checked
 def load_board(path: Path) -> Board:
     """Raises:
     ResultsError: the file is damaged or of another version.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_choice, check_number, check_text, check_texts, describe_value
+from ..kinds import checked
 from ..layers.plugins import note_registration
 from ..ops import (
     delta_rule,
@@ -42,6 +43,7 @@ CENTER, BOUND = -0.2, 1.5  # of the preconditioned write keys
 FEEDBACK, CORRECTION = 1 / (1 + math.exp(-1)), 0.02  # of Comba
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Gates:
     """Fixed gates. A rule reads those that it has.
@@ -88,6 +90,7 @@ class Rule:
             yield Gates(**dict(zip(self.gates, values, strict=True)))
 
 
+@checked
 class RuleInputs:
     """A stream with one head, and gates as tensors: the arguments of an op.
 

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from ..checks import check_choice
 from ..files import file_name
+from ..kinds import checked
 from ..layers import MIXERS
 from ..outputs import claimed
 from ..results import ResultsError
@@ -41,6 +43,7 @@ RULES_SIZE = "cpu"  # the rules without training have one size
 NOT_DECLARED = "has no declared rule (fastweights.leaderboard.register_rule declares one)"
 
 
+@checked
 def run_part(part: Part, request: Request) -> Path | None:
     """Measure a part for the mixers of a request; the file of its board, None where its numbers are read."""
     work_begins("run_part")
@@ -106,8 +109,10 @@ def find_rules(mixers: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
+@checked
 def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[dict[str, Any]]:
     """The rows of a part that there are: measured in `folder`, or read from `measurements`."""
+    check_choice("size", size, (*SIZES, RULES_SIZE))
     if part.kind == "read":
         return read_rows(part.name, measurements)
     path = board_path(folder, part.name, _size_of(part, size))
@@ -142,6 +147,7 @@ def resolution_of(part: Part, size: str) -> float | None:
     return SIZES[size].language.close if part.kind == "language" else None
 
 
+@checked
 def table_of(
     part: Part, size: str, rows: Sequence[Mapping[str, Any]], mixers: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:

@@ -11,6 +11,7 @@ from transformers import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..checks import LARGEST_DEPTH, check_size, check_whole_number, describe_value, shape_of, values_are_checked
+from ..kinds import checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 
@@ -21,6 +22,7 @@ CACHE_NAMES = ("past_key_values", "cache")  # of a model's argument; transformer
 CACHE_NAME = next(name for name in CACHE_NAMES if name in BaseModelOutputWithPast.__dataclass_fields__)
 
 
+@checked
 class FastWeightsCache(Cache):
     """The states of all layers after the sequences that a model has read. Its size depends on their length only where a
     layer is softmax attention.

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..checks import check_choice, describe_value
+from ..checks import check_choice, check_device, describe_value
 from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
 from ..data.text.tokenizer import vocabulary_size
+from ..kinds import checked
 from ..ownership import Own, any_file
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
 from .card import USES, is_card
@@ -50,6 +51,7 @@ SAVED_NAMES = (
 SAVED_MODEL: Own = {**dict.fromkeys(SAVED_NAMES, any_file), "README.md": is_card}
 
 
+@checked
 def load_language_model(
     path: str | Path, *, device: str = "cpu", dtype: str | None = None, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
@@ -70,7 +72,7 @@ def load_language_model(
     """
     folder = model_folder(path, trust_remote_code=trust_remote_code)
     check_has_tokenizer(folder)
-    _check_device(device)
+    check_device(device)
     if dtype is not None:
         check_choice("dtype", dtype, DTYPES)
     model, tokenizer = load_weights(folder, dtype), load_tokenizer(folder, trust_remote_code=trust_remote_code)
@@ -227,10 +229,3 @@ def _quietly() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.zeros(1, device=device).item()  # the device "meta" keeps no numbers
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device must be a torch device that this machine has, got {device!r}: {error}") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from ..kinds import checked
 from .marks import Standing, compared_with_chance
 from .recall import RecallResult
 from .records import ResultsError, from_record, read_object
@@ -23,6 +24,7 @@ __all__ = [
 FORMAT = 1  # of results.json
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecallSummary:
     """The best learning rate's results for one mixer and number of pairs.
@@ -95,6 +97,7 @@ def best_results(results: Sequence[RecallResult]) -> list[RecallResult]:
     return by_rate[max(by_rate, key=merit)]
 
 
+@checked
 def summarize(results: Sequence[RecallResult]) -> list[RecallSummary]:
     """One row for each mixer and number of pairs, in the order in which they first appear."""
     groups: dict[tuple[str, int], list[RecallResult]] = {}
@@ -167,6 +170,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+@checked
 def save_results(path: Path, *, experiment: dict[str, Any], results: Sequence[RecallResult]) -> None:
     """Write the experiment's configuration, the summary (see `RecallSummary`) and all runs (see `RecallResult`)."""
     write_json(
@@ -180,6 +184,7 @@ def save_results(path: Path, *, experiment: dict[str, Any], results: Sequence[Re
     )
 
 
+@checked
 def load_results(path: Path) -> list[RecallResult]:
     """All runs of a results.json.
 

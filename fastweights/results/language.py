@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from ..kinds import checked
 from .records import from_record, read_object
 
 __all__ = ["LanguageResult", "load_result", "save_result", "training_record"]
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageResult:
     """One trained model and its measurements.

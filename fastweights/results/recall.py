@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from ..kinds import checked
 from .records import ResultsError, from_record, read_object
 
 __all__ = ["RecallResult", "load_result", "save_result"]
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecallResult:
     """The result of one run.

@@ -23,6 +23,8 @@ class ResultsError(ValueError):
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; ResultsError if there is none."""
+    if not path.exists():
+        raise ResultsError(f"result {path} does not exist; name another file")
     try:
         return read_json_object(path)
     except ValueError as error:

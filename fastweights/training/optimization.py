@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number
+from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number, describe_value
+from ..kinds import checked
 from ..results import LanguageResult, still_falling
 
 __all__ = [
@@ -42,7 +43,7 @@ def undecayed_parameters(model: nn.Module) -> set[str]:
         TypeError: model is no module.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module, got {describe_value(model)}")
     found = set()
     for prefix, module in model.named_modules():
         named = getattr(module, "_no_weight_decay", ())
@@ -52,6 +53,7 @@ def undecayed_parameters(model: nn.Module) -> set[str]:
     return found
 
 
+@checked
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups for a torch optimizer: matrices decay; norms, biases and `undecayed_parameters` do not. Parameters that
     do not train are left out, shared ones come once.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
+from ..kinds import checked
 from ..layers.choice import check_backend
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
@@ -21,6 +22,7 @@ from .workers import Job, WorkerError, train_runs, usual_workers
 __all__ = ["check_models", "plan_recall", "run_recall", "run_recall_parts"]
 
 
+@checked
 def run_recall(
     experiment: RecallExperiment,
     output: str | Path,
@@ -69,6 +71,7 @@ def run_recall(
     return together[""]
 
 
+@checked
 def run_recall_parts(
     parts: Mapping[str, RecallExperiment],
     outputs: Mapping[str, str | Path],
@@ -82,6 +85,9 @@ def run_recall_parts(
 ) -> dict[str, list[RecallResult]]:
     """`run_recall` for several experiments by name, each with a folder of its own: all their runs wait in one queue."""
     work_begins("run_recall")
+    if set(outputs) != set(parts):
+        wanted, got = describe_value(list(parts)), describe_value(list(outputs))
+        raise ValueError(f"outputs must have a folder for each of parts, {wanted}, got {got}")
     for experiment in parts.values():
         if not isinstance(experiment, RecallExperiment):
             raise TypeError(f"experiment must be a RecallExperiment, got {describe_value(experiment)}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import check_path, check_size, check_text, closest, describe_value, error_prefix
+from ..kinds import checked
 from ..layers import MixerChoice
 from .experiment import RecallExperiment
 from .overrides import Override, overridden, parse_overrides
@@ -20,6 +21,7 @@ __all__ = ["RecallFile", "load_recall_file"]
 OF_THE_FILE = ("output", "workers")  # keys that are no fields of an experiment
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecallFile:
     """What a run file of recall says.
@@ -51,6 +53,7 @@ class RecallFile:
         return {name: Path(self.output, name) for name in self.parts}
 
 
+@checked
 def load_recall_file(path: str | Path | None, *, overrides: Sequence[str] = (), **changes: Any) -> RecallFile:
     """The experiments that a .toml file describes; without a file the default one.
 

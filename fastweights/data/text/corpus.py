@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...checks import check_number, check_positive, check_text, check_texts
+from ...checks import check_number, check_positive, check_text, check_texts, describe_value
 from .files import TextFile, field_text, plain_pieces, rows, text_files
 from .splitting import Document, Length, Piece, cut, split
 
@@ -69,7 +69,9 @@ class TextCorpus:
             if value is not None or name not in ("dataset", "dataset_config"):
                 check_text(name, value)
         if self.dataset is not None and self.paths:
-            raise ValueError(f"dataset must be None where paths are given, got {self.dataset!r}; choose one of them")
+            raise ValueError(
+                f"dataset must be None where paths are given, got {describe_value(self.dataset)}; choose one of them"
+            )
         if self.max_megabytes is not None:
             check_positive("max_megabytes", self.max_megabytes)
 

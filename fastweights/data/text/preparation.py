@@ -13,6 +13,7 @@ from typing import Any
 from ...checks import check_path, describe_value
 from ...checksums import CHECKSUMS, damage, write_checksums
 from ...files import WriteError, disk_is_full, staged_folder, writing
+from ...kinds import checked
 from ...outputs import check_place, locked
 from ...ownership import Own, any_file, check_own, drop_partials
 from .corpus import TextCorpus
@@ -30,6 +31,7 @@ BATCH_CHARACTERS = 2**22  # text that is tokenized at a time
 Progress = Callable[[str, int, int | None], None]
 
 
+@checked
 @dataclass(frozen=True)
 class PreparedText:
     """A tokenizer, and the tokens of train and held-out text.
@@ -44,6 +46,7 @@ class PreparedText:
     fingerprints: dict[str, str]
 
 
+@checked
 def prepare_text(
     corpus: TextCorpus,
     tokenizer: TextTokenizer,

@@ -155,6 +155,7 @@ class LanguageRun:
         for name in ("output", "cache"):
             check_path(name, check_text(name, getattr(self, name), what="the path of a folder"), "the path of a folder")
         check_unicode("prompt", self.prompt)
+        object.__setattr__(self, "mixers", check_texts("mixers", self.mixers, what="names of mixers"))
         self._check_model()
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if not isinstance(getattr(self, name), made):
@@ -164,7 +165,6 @@ class LanguageRun:
         object.__setattr__(self, "report_to", check_texts("report_to", trackers, what="names of trackers"))
         for tracker in self.report_to:
             check_choice("report_to", tracker, TRACKERS)
-        object.__setattr__(self, "mixers", check_texts("mixers", self.mixers, what="names of mixers"))
         lengths = check_list("context_lengths", self.context_lengths, "whole numbers")
         lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in lengths)
         object.__setattr__(self, "context_lengths", lengths)

@@ -20,6 +20,7 @@ from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, To
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
+from ...kinds import checked
 from ...layers.choice import check_backend
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ...results import LanguageResult
@@ -51,6 +52,7 @@ CONTINUED_TOKENS = 100
 PATIENCE = timedelta(hours=1)  # for the main process, which measures a model while the others wait to train the next
 
 
+@checked
 def train_language(
     run: LanguageRun,
     *,
