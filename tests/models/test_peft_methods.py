@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "VERA": {"r": 2}, "WAVEFT": {"n_frequency": 8}, "PROMPT_TUNING": {"num_virtual_tokens": 3},
     "P_TUNING": {"num_virtual_tokens": 3, "encoder_hidden_size": 8},
 }  # fmt: skip
-FAST = {"ADALORA", "IA3", "LN_TUNING", "LOHA", "LORA", "OFT", "PROMPT_TUNING", "P_TUNING", "VERA"}
+FAST = {"ADALORA", "IA3", "LN_TUNING", "OFT", "PROMPT_TUNING", "P_TUNING", "VERA"}
 UNMERGED = {"LILY", "PROMPT_TUNING", "P_TUNING"}
 EMBEDDINGS: dict[str, Any] = {
     "LoRA": peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["embed_tokens", "v_proj", "in_proj"]),
@@ -37,6 +37,7 @@ EMBEDDINGS: dict[str, Any] = {
     "copy": peft.LoraConfig(task_type="CAUSAL_LM", r=2, modules_to_save=["embed_tokens"]),
     "copies": peft.LoraConfig(task_type="CAUSAL_LM", r=2, modules_to_save=["embed_tokens", "lm_head"]),
 }
+SLOW = {"DoRA", "LoRA and head", "copies"}
 # PEFT warns that merging into one weight that two layers share changes both.
 MERGED_TIED = {"token indices", "trainable tokens", "copy", "copies"}
 
@@ -82,7 +83,9 @@ def test_methods_by_their_default_targets(method, tmp_path):
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("name", EMBEDDINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in EMBEDDINGS]
+)
 def test_adapters_on_the_embedding(name, tied, tmp_path):
     torch.manual_seed(0)
     mergeable = not tied or name in MERGED_TIED
