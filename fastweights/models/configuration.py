@@ -49,7 +49,7 @@ TRANSFORMERS_KEYS = {
     "_name_or_path",
     "attn_implementation",
     "auto_map",
-    "classifier_dropout",  # of a head that labels tokens, with token_classification_bias
+    "classifier_dropout",  # of a head that labels tokens
     "experts_implementation",
     "gguf_file",
     "how_to_load",
@@ -58,7 +58,6 @@ TRANSFORMERS_KEYS = {
     "num_labels",
     "output_attentions",
     "quantization_config",
-    "token_classification_bias",
     "torch_dtype",
 }
 NAMED, LONGEST_KEY = 20, 60  # how many unknown keys of a file a warning names, and how many characters of each
