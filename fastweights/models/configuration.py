@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -98,7 +98,7 @@ class FastWeightsConfig(PreTrainedConfig):
     model_type = "fastweights"
     keys_to_ignore_at_inference = list(CACHE_NAMES)
     attribute_map = {"num_attention_heads": "num_heads"}
-    auto_map: ClassVar[dict[str, str]] = {}  # TRL reads it of every model that it loads from a folder
+    auto_map = dict[str, str]()  # TRL reads it of every model that it loads from a folder
 
     vocab_size: int = 32000
     hidden_size: int = 1024
