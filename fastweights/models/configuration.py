@@ -6,7 +6,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -47,7 +47,7 @@ TRANSFORMERS_KEYS = {
     "_name_or_path",
     "attn_implementation",
     "auto_map",
-    "classifier_dropout",  # of a head that labels tokens, with token_classification_bias
+    "classifier_dropout",  # of a head that labels tokens
     "experts_implementation",
     "gguf_file",
     "how_to_load",
@@ -56,7 +56,6 @@ TRANSFORMERS_KEYS = {
     "num_labels",
     "output_attentions",
     "quantization_config",
-    "token_classification_bias",
     "torch_dtype",
 }
 NAMED, LONGEST_KEY = 20, 60  # how many unknown keys of a file a warning names, and how many characters of each
@@ -97,7 +96,7 @@ class FastWeightsConfig(PreTrainedConfig):
     model_type = "fastweights"
     keys_to_ignore_at_inference = list(CACHE_NAMES)
     attribute_map = {"num_attention_heads": "num_heads"}
-    auto_map: ClassVar[dict[str, str]] = {}  # TRL reads it of every model that it loads from a folder
+    auto_map = dict[str, str]()  # TRL reads it of every model that it loads from a folder
 
     vocab_size: int = 32000
     hidden_size: int = 1024

@@ -112,7 +112,6 @@ def test_fields_of_heads_are_known():
         num_labels=3,
         problem_type="single_label_classification",
         classifier_dropout=0.0,
-        token_classification_bias=False,
     )
     assert made.num_labels == 3 and len(made.id2label) == 3
     named = FastWeightsConfig(id2label={0: "a", 1: "b", 2: "c"}, label2id={"a": 0, "b": 1, "c": 2})
