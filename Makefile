@@ -3,10 +3,11 @@
 #   make lm        trains two small language models on the text of this machine's Python, results in runs/lm
 #   make test      runs the tests, the kernels' own in Triton's interpreter
 #   make test-vllm runs the tests of serving with vLLM on the CPU, in an environment of its own
+#   make test-ecosystem runs the tests with TRL, PEFT and the newest transformers on the CPU, in an environment of its own
 #   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
 #   make docs      builds the documentation into site/index.html, without the network once its tools are installed
 #   make test-triton compiles the kernels for sm_80, sm_90 and sm_100 by the versions of Triton in TRITONS
-#   make test-transformers runs the tests of accelerate() with the versions of transformers in TRANSFORMERS
+#   make test-transformers runs the tests of accelerate(), caches and heads with the versions of transformers in TRANSFORMERS
 # Each makes the virtual environment when it is missing. To use a torch of your own:
 #   make recall TORCH="torch==2.9.1"      another version, or the path of a wheel
 #   make recall VENV=path/to/environment  an environment that exists; a torch found in it is kept
@@ -22,14 +23,17 @@ DEFAULT_TORCH := torch==2.13.0
 DEFAULT_TRITON := triton==3.6.0; sys_platform == "linux" and platform_machine == "x86_64"
 
 TRITONS ?= 3.5.1 3.6.0 3.7.1 3.8.0 3.9.0
-TRANSFORMERS ?= 5.6.0 5.9.0 5.12.0 5.14.0 5.15.0 5.17.0 5.20.0 5.23.0
+TRANSFORMERS ?= 5.6.0 5.9.0 5.12.0 5.14.0 5.15.0 5.17.0 5.20.0 5.23.0 5.24.0
 
 DOCS_INSTALLED := $(VENV)/.fastweights-docs-installed
 
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.fastweights-installed
 
-.PHONY: recall lm docs test test-slow test-all test-triton test-transformers test-vllm lint install clean
+ECOSYSTEM_VENV ?= .venv-ecosystem
+ECOSYSTEM_INSTALLED := $(ECOSYSTEM_VENV)/.fastweights-installed
+
+.PHONY: recall lm docs test test-slow test-all test-triton test-transformers test-vllm test-ecosystem lint install clean
 
 recall: $(INSTALLED)
 	$(BIN)/fastweights recall $(ARGS)
@@ -64,6 +68,9 @@ test-all: $(INSTALLED)
 test-vllm: $(VLLM_INSTALLED)
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n auto --dist loadgroup -q tests/serving $(ARGS)
 
+test-ecosystem: $(ECOSYSTEM_INSTALLED)
+	OMP_NUM_THREADS=1 $(ECOSYSTEM_VENV)/bin/python -m pytest -n auto --dist worksteal -q tests/ecosystem $(ARGS)
+
 # Each version of Triton goes into a folder of its own in front of the environment's; torch takes it as it comes.
 test-triton: $(INSTALLED)
 	for version in $(TRITONS); do \
@@ -75,12 +82,13 @@ test-triton: $(INSTALLED)
 	done
 
 # Each version of transformers, with the versions of what it needs, goes into a folder of its own in front of the environment's.
+TRANSFORMERS_TESTS := tests/integrations tests/models/test_cache_name.py tests/models/test_heads.py
 test-transformers: $(INSTALLED)
 	for version in $(TRANSFORMERS); do \
 	  folder=$(VENV)/transformers-$$version; \
 	  test -d $$folder || $(BIN)/python -m pip install -q --target $$folder transformers==$$version || exit; \
 	  echo "transformers $$version"; \
-	  PYTHONPATH=$$folder $(PYTEST) tests/integrations $(ARGS) || exit; \
+	  PYTHONPATH=$$folder $(PYTEST) $(TRANSFORMERS_TESTS) $(ARGS) || exit; \
 	done
 
 lint: $(INSTALLED)
@@ -113,5 +121,11 @@ $(VLLM_INSTALLED): pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip install -q -e .
 	@touch $@
 
+$(ECOSYSTEM_INSTALLED): pyproject.toml
+	test -x $(ECOSYSTEM_VENV)/bin/python || $(PYTHON) -m venv $(ECOSYSTEM_VENV)
+	$(ECOSYSTEM_VENV)/bin/python -c 'import torch' 2>/dev/null || $(ECOSYSTEM_VENV)/bin/python -m pip install -q "$(DEFAULT_TORCH)"
+	$(ECOSYSTEM_VENV)/bin/python -m pip install -q -e ".[train,test,ecosystem]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(ECOSYSTEM_VENV) build site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@ Bad input ends with one line on stderr and exit code 2, a failure while working 
 torch and what builds on it are imported by the subcommands when they run: `--help` needs neither.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -12,6 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from .._version import __version__
+from ..untrusted import one_line
+from ._help import Command
 from ._options import fail
 from .convert import convert
 from .evaluate import evaluate
@@ -51,21 +54,42 @@ class _Stoppable(TyperGroup):
 
 app = typer.Typer(
     cls=_Stoppable,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
 for command in (recall, train, convert, evaluate, inspect, generate, mixers, reproduce, leaderboard, serve):
-    app.command()(command)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+    app.command(cls=Command)(command)
+app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on `arguments` (those of the process when None) and return its exit code."""
+    with _short_warnings():
+        try:
+            return app(arguments, prog_name="fastweights", standalone_mode=False) or 0
+        except SystemExit as ended:  # how typer ends the options of completion
+            return int(ended.code or 0)
+        except USAGE_ERROR as error:
+            return fail(error.format_message(), 2)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Each warning is printed once, without the file and line of the library that gives it."""
+    usual, lines = warnings.formatwarning, set()
+
+    def new_line(message: Warning | str, *where: object, **others: object) -> str:
+        line = f"fastweights: warning: {one_line(message)}\n"
+        is_new = line not in lines
+        lines.add(line)
+        return line if is_new else ""
+
+    warnings.formatwarning = new_line
     try:
-        return app(arguments, prog_name="fastweights", standalone_mode=False) or 0
-    except USAGE_ERROR as error:
-        return fail(error.format_message(), 2)  # type: ignore[attr-defined]
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _show_version(wanted: bool) -> None:

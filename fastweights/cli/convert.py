@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..terminal import show
-from ._options import Imports, import_mixers, one_line_errors
+from ._options import DryRun, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path
+from ._output import show_plan
 
 if TYPE_CHECKING:
     from ..conversion import ConversionReport
@@ -36,7 +37,12 @@ def convert(
         ),
     ],
     to: Annotated[str, typer.Option(metavar="MIXER", help="The new memory layer; see --list.")],
-    output: Annotated[Path, typer.Option(help="Folder for the new model; must not exist or be empty.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            parser=output_path, metavar="FOLDER", help="Folder for the new model; must not exist or be empty."
+        ),
+    ],
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Option of the new layer, such as b_scale=0.5; may be repeated."),
@@ -54,6 +60,9 @@ def convert(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
     imports: Imports = None,
     list_conversions: Annotated[
         bool,
@@ -65,24 +74,22 @@ def convert(
     Starts from transformers' Mamba-2 checkpoints and from models of fastweights. Shows how far the logits of the two are
     apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --tokens, or a machine with more memory,"):
         import_mixers(imports)
         from transformers.utils.logging import disable_progress_bar
 
         from ..conversion import convert_folder
+        from ..conversion.folder import plan_conversion
 
         disable_progress_bar()  # of every file that is read or written
-        report = convert_folder(
-            source,
-            output,
-            to=to,
-            prompt=prompt,
-            tokens=tokens,
-            seed=seed,
-            peak=peak,
-            steps=steps,
-            options=_named_values(option or []),
-        )
+        settings: dict[str, Any] = {
+            "to": to, "prompt": prompt, "tokens": tokens, "seed": seed, "peak": peak, "steps": steps,
+            "options": _named_values(option or []), "overwrite": overwrite,
+        }  # fmt: skip
+        if dry_run:
+            show_plan(plan_conversion(source, output, **settings))
+            return
+        report = convert_folder(source, output, **settings)
     _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
 
 

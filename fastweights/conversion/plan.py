@@ -41,7 +41,10 @@ def converted_config(config: FastWeightsConfig, to: str, options: Mapping[str, A
     changed = config.to_dict()
     for key in ("mixer", "architectures", "transformers_version", "dtype"):
         changed.pop(key, None)
-    return FastWeightsConfig(**changed, mixer=entries[0] if same else entries)
+    unknown = {key: changed.pop(key) for key in FastWeightsConfig.unknown_keys(list(changed))}
+    converted = FastWeightsConfig(**changed, mixer=entries[0] if same else entries)
+    converted.update(unknown)
+    return converted
 
 
 def conversions_between(before: FastWeightsConfig, after: FastWeightsConfig) -> dict[int, Conversion]:

@@ -1,4 +1,4 @@
-"""Reading text with a trained model: tokens of a prompt, long sequences in blocks, a clear error when memory is full."""
+"""Reading text with a trained model: tokens of a prompt, long sequences in blocks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..checks import describe_value
 from ..models import FastWeightsCache
+from ..out_of_memory import within_memory
 
 __all__ = [
     "MOST_EXAMPLES",
@@ -83,13 +84,3 @@ def prompt_tokens(tokenizer: Any, text: str) -> list[int]:
     while ids and ids[-1] in after:
         ids.pop()
     return ids
-
-
-@contextmanager
-def within_memory(remedy: str) -> Iterator[None]:
-    """Replaces torch's error for a full device by an OSError that names `remedy`, which needs less memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        what = ". ".join(str(error).split(". ")[:2])  # the rest is advice on torch's allocator
-        raise OSError(f"the device's memory is full; {remedy} needs less. {what}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -51,7 +52,7 @@ class HeldOutText:
         Raises:
             ValueError: a path that does not exist, or files without text; at once, before any document is asked for.
         """
-        texts = (document.text for document in self._corpus.documents() if self._paths or document.held_out)
+        texts = self._corpus.texts() if self._paths else self._held_out()
         try:
             first = list(islice(texts, 1))
         except ValueError as error:
@@ -67,12 +68,15 @@ class HeldOutText:
         if not self._paths:
             return None
         texts, left = [], _HAYSTACK_CHARACTERS
-        for document in self._corpus.documents():
-            texts.append(document.text[:left])
+        for text in self._corpus.texts():
+            texts.append(text[:left])
             left -= len(texts[-1])
             if left <= 0:
                 break
         return "\n\n".join(texts)
+
+    def _held_out(self) -> Iterator[str]:
+        return (document.text for document in self._corpus.documents() if document.held_out)
 
 
 def _sources(corpus: TextCorpus) -> str:
@@ -92,5 +96,8 @@ def _of_training(run: Path) -> tuple[TextCorpus, str]:
         raise ValueError(
             f"{run} must say what text the model was trained on, but it is damaged: {one_line(error)}; pass --text"
         ) from None
+    # What a training wrote between its texts was not there when it read them.
+    folders = [folder for folder in (run.parent, run.parent.parent) if (folder / run.name).is_file()]
+    corpus = dataclasses.replace(corpus, excluded=(*corpus.excluded, *map(str, folders)))
     doubt = "; the model that this training continued may have been trained on it" if continued else ""
     return corpus, f"held-out text of the training in {run.parent}{doubt}"

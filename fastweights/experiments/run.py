@@ -7,6 +7,7 @@ import time
 from contextlib import nullcontext
 from datetime import datetime, timezone
 
+from ..calling_script import work_begins
 from ..environment import machine, versions
 from ..kinds import checked
 from ..results.records import reading_fields
@@ -19,6 +20,7 @@ __all__ = ["run_claim"]
 @checked
 def run_claim(claim: Claim, conditions: Conditions) -> ClaimRecord:
     """Measure and decide. What cannot be measured on this machine is recorded with the reason."""
+    work_begins("run_claim")
     start = time.perf_counter()
     found, verdict = _measured(claim, conditions)
     seeds = list(conditions.seeds)

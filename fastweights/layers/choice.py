@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..checks import check_text, describe_value
-from ..kinds import checked
-from .registry import mixer_spec
+import torch
 
-__all__ = ["MixerChoice", "option_value", "parse_mixers", "written_value"]
+from ..checks import check_text, describe_value
+from ..kernels.availability import why_unavailable
+from ..kinds import checked
+from .registry import MIXERS, mixer_spec
+
+__all__ = ["MixerChoice", "check_backend", "option_value", "parse_mixers", "written_value"]
 
 LONGEST_LABEL = 100
 COMMA = re.compile(r",(?![^\[]*\])")  # one that separates: not between brackets
@@ -139,3 +142,11 @@ def _choice(text: str) -> MixerChoice:
 def written_value(value: object) -> str:
     """An option's value as it is typed: the inverse of `option_value`, as far as there is one."""
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value, default=repr)
+
+
+def check_backend(name: str, options: Mapping[str, Any], device: str) -> None:
+    """ValueError where the mixer `name` with these options has kernels for its backend that cannot run on the device."""
+    backend = {**MIXERS[name].options, **options}.get("backend")
+    reason = why_unavailable(torch.float32, torch.device(device)) if backend == "triton" else None
+    if reason is not None:
+        raise ValueError(f"mixer {name!r}: backend 'triton' {reason}; use 'torch' or 'auto'")

@@ -16,6 +16,7 @@ from ..checks import FLOATS, check_size, check_whole_number, shape_of
 from ..ops.framework.sequences import check_cu_seqlens
 from .cache import LayerCache
 from .options import MixerOptions
+from .wrapped import execution_device, placement_hooks, remove_placement
 
 __all__ = ["ConfiguredMixer", "Mixer", "check_input"]
 
@@ -91,7 +92,9 @@ class Mixer(nn.Module):
             raise ValueError(f"{type(self).__name__} has no state_spec, as its memory grows with the sequence")
         bare: dict[int, Any] = {id(x): nn.Parameter(x.detach().to("meta")) for x in self.parameters()}
         bare |= {id(x): x.to("meta") for x in self.buffers()}
+        bare |= {id(hook): hook for hook in placement_hooks(self)}  # they hold weights
         layer, cache = copy.deepcopy(self, bare).to(dtype=dtype), LayerCache()
+        remove_placement(layer)
         with torch.no_grad():
             layer(_token(layer), cache)
         return cache
@@ -149,7 +152,7 @@ def _token(layer: Mixer) -> Tensor:
     width, first = getattr(layer, "hidden_size", None), next(layer.parameters(), torch.zeros(()))
     if width is None:
         raise ValueError(f"{type(layer).__name__} must have the attribute hidden_size, the width of its input; set it")
-    return first.new_zeros(1, 1, check_size("hidden_size", width))
+    return first.new_zeros(1, 1, check_size("hidden_size", width), device=execution_device(layer))
 
 
 def check_input(layer: ConfiguredMixer, x_BTD: object, cache: LayerCache | None, cu_seqlens: Tensor | None) -> None:

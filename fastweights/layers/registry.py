@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 from ..checks import check_choice, check_text, check_whole_number, closest, describe_value, error_prefix
 from ..kinds import checked
 from .mixer import Mixer
-from .plugins import load_plugins
+from .plugins import load_plugins, note_registration
 
 __all__ = ["MIXERS", "MixerSpec", "build_mixer", "mixer_spec", "register_mixer"]
 
@@ -165,6 +165,7 @@ def register_mixer(
             raise TypeError(f"the constructor of {layer.__name__} must take {needed} as a keyword")
     _check_options(name, layer, spec.options)
     _REGISTRY.specs[name] = spec
+    note_registration()
     return layer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 from ..environment import machine, versions
 from ..files import committed_results, write_bytes
 from ..kinds import checked
+from ..outputs import check_file, has_keys
 from ..results.records import ResultsError, from_record, read_object
 
 __all__ = [
     "LATER",
     "Board",
     "board_path",
+    "is_board",
     "joined_origins",
     "library_rows",
     "load_board",
@@ -64,7 +66,7 @@ class Board:
                 )
                 raise ValueError(
                     f"output holds {new.path.name}, measured at another setting ({', '.join(changed)}); pass another "
-                    "--output, or delete that file"
+                    "--output, or --overwrite to delete those results"
                 )
             new.rows = there.rows
         return new
@@ -76,6 +78,15 @@ class Board:
     def add_together(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep rows by their keys. The file has all of them or, where writing is interrupted, none."""
         self.rows |= {key: dict(row) for key, row in rows.items()}
+        self._save()
+
+    def drop(self, names: Collection[str]) -> None:
+        """Delete the rows of these mixers or rules, on the disk too."""
+        self.rows = {key: row for key, row in self.rows.items() if row.get("mixer", row.get("rule")) not in names}
+        self._save()
+
+    def _save(self) -> None:
+        check_file("output", self.path, is_board, "result")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = {"format": FORMAT, "part": self.part, "size": self.size, "setting": self.setting}
         lines = [f"{json.dumps(key)}: {json.dumps(row, allow_nan=False)}" for key, row in self.rows.items()]
@@ -86,6 +97,11 @@ class Board:
 @checked
 def board_path(folder: Path, part: str, size: str) -> Path:
     return folder / f"{part}-{size}.json"
+
+
+def is_board(path: Path) -> bool:
+    """Whether a file holds the results of a part, of any setting and version."""
+    return has_keys(path, "format", "part", "size", "setting", "rows")
 
 
 @dataclasses.dataclass(frozen=True)

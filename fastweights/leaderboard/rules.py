@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..checks import check_choice, check_text, check_texts, describe_value
 from ..kinds import checked
+from ..layers.plugins import note_registration
 from ..ops import (
     delta_rule,
     elementwise_longhorn,
@@ -280,6 +281,7 @@ def register_rule(
 
     def register(rule: RuleFunction) -> RuleFunction:
         _REGISTERED[name] = Rule(name=name, gates=tuple(gates), state=state, answers=_answers(name, rule))
+        note_registration()
         return rule
 
     return register

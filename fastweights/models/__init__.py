@@ -1,10 +1,22 @@
 """Language models of fast-weight layers. Importing this makes transformers' Auto classes know them."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from .cache import FastWeightsCache
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
+from .heads import (
+    FastWeightsForQuestionAnswering,
+    FastWeightsForSequenceClassification,
+    FastWeightsForTokenClassification,
+)
 from .modeling import FastWeightsModel
 from .presets import PRESETS, preset
 from .vectors import VectorModel
@@ -14,6 +26,9 @@ __all__ = [
     "FastWeightsCache",
     "FastWeightsConfig",
     "FastWeightsForCausalLM",
+    "FastWeightsForQuestionAnswering",
+    "FastWeightsForSequenceClassification",
+    "FastWeightsForTokenClassification",
     "FastWeightsModel",
     "VectorModel",
     "preset",
@@ -22,3 +37,6 @@ __all__ = [
 AutoConfig.register(FastWeightsConfig.model_type, FastWeightsConfig)
 AutoModel.register(FastWeightsConfig, FastWeightsModel)
 AutoModelForCausalLM.register(FastWeightsConfig, FastWeightsForCausalLM)
+AutoModelForSequenceClassification.register(FastWeightsConfig, FastWeightsForSequenceClassification)
+AutoModelForTokenClassification.register(FastWeightsConfig, FastWeightsForTokenClassification)
+AutoModelForQuestionAnswering.register(FastWeightsConfig, FastWeightsForQuestionAnswering)

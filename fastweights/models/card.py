@@ -8,19 +8,58 @@ import re
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..files import write_bytes
 from ..layers.registry import MIXERS
+from ..ownership import FILE, what_stands
 from ..untrusted import one_line
 
-__all__ = ["model_card", "write_card"]
+__all__ = ["USES", "auto_class", "is_card", "model_card", "write_card"]
 
 SIGNATURE = re.compile(r"\n<!-- written by fastweights: ([0-9a-f]{16}) -->\n$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 STATE_AT = (1_000, 10_000)  # tokens
 
-WITH_TOKENIZER = """\
+
+class Use(NamedTuple):
+    """What a class of models is for."""
+
+    auto_class: str
+    task: str  # in the Hugging Face hub's words
+    title: str
+    sentence: str
+    output: str
+
+
+LANGUAGE_MODEL = "Language model", "A causal language model"
+USES = {
+    "FastWeightsForCausalLM": Use("AutoModelForCausalLM", "text-generation", *LANGUAGE_MODEL, "logits"),
+    "FastWeightsForSequenceClassification": Use(
+        "AutoModelForSequenceClassification",
+        "text-classification",
+        "Classifier of texts",
+        "A model with labels of texts",
+        "logits",
+    ),
+    "FastWeightsForTokenClassification": Use(
+        "AutoModelForTokenClassification",
+        "token-classification",
+        "Classifier of tokens",
+        "A model with labels of tokens",
+        "logits",
+    ),
+    "FastWeightsForQuestionAnswering": Use(
+        "AutoModelForQuestionAnswering",
+        "question-answering",
+        "Model of answers",
+        "A model that finds where the answer to a question starts and ends in a text",
+        "start_logits",
+    ),
+    "FastWeightsModel": Use("AutoModel", "text-generation", *LANGUAGE_MODEL, "last_hidden_state"),
+}
+
+GENERATES = """\
 import fastweights.models  # makes the Auto classes of transformers know the model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -30,7 +69,17 @@ model = AutoModelForCausalLM.from_pretrained(folder)
 tokens = tokenizer("The", return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(tokens, max_new_tokens=20)[0]))
 """
-WITHOUT_TOKENIZER = """\
+READS_TEXT = """\
+import fastweights.models  # makes the Auto classes of transformers know the model
+from transformers import AutoTokenizer, {auto_class}
+
+folder = "."  # this folder, or the name of the model on the Hugging Face hub
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = {auto_class}.from_pretrained(folder)
+tokens = tokenizer("The", return_tensors="pt").input_ids
+print(model(tokens).{output})
+"""
+READS_TOKENS = """\
 import fastweights.models  # makes the Auto classes of transformers know the model
 import torch
 from transformers import {auto_class}
@@ -38,8 +87,19 @@ from transformers import {auto_class}
 folder = "."  # this folder, or the name of the model on the Hugging Face hub
 model = {auto_class}.from_pretrained(folder)
 tokens = torch.tensor([[0, 1, 2]])  # there was no tokenizer beside the model when this was written
-print(model(tokens){output})
+print(model(tokens).{output})
 """
+
+
+def auto_class(model: Any) -> str:
+    """The Auto class of transformers that loads a model."""
+    return _use(model).auto_class
+
+
+def _use(model: Any) -> Use:
+    """Wrappers are subclasses, as FSDP2 makes them."""
+    kinds = (USES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in USES)
+    return next(kinds, USES["FastWeightsModel"])
 
 
 def write_card(folder: Path, model: Any, facts: Mapping[str, str] | None = None) -> None:
@@ -48,7 +108,7 @@ def write_card(folder: Path, model: Any, facts: Mapping[str, str] | None = None)
     facts: of the model's training, by what a reader looks for ("Steps", "Learning rate").
     """
     path = folder / "README.md"
-    if not os.path.lexists(path) or _is_ours(path):
+    if not os.path.lexists(path) or is_card(path):
         text = model_card(model, facts, tokenizer=any((folder / name).is_file() for name in TOKENIZER_FILES))
         write_bytes(path, f"{text}\n<!-- written by fastweights: {_digest(text)} -->\n".encode())
 
@@ -58,11 +118,9 @@ def model_card(model: Any, facts: Mapping[str, str] | None = None, *, tokenizer:
     config = model.config
     layers = [name for name, _ in config.mixers()]
     own = sorted({name for name in layers if not MIXERS[name].layer.__module__.startswith("fastweights.")})
-    has_output = hasattr(model, "lm_head")
-    usage = WITH_TOKENIZER
-    if not (tokenizer and has_output):
-        auto_class, output = ("AutoModelForCausalLM", ".logits") if has_output else ("AutoModel", ".last_hidden_state")
-        usage = WITHOUT_TOKENIZER.format(auto_class=auto_class, output=output)
+    use = _use(model)
+    text = (GENERATES if use.auto_class == "AutoModelForCausalLM" else READS_TEXT) if tokenizer else READS_TOKENS
+    usage = text.format(**use._asdict())
     needed = (
         f"\nFirst import the module that registers {', '.join(own)}, which the library does not have.\n" if own else ""
     )
@@ -72,13 +130,13 @@ def model_card(model: Any, facts: Mapping[str, str] | None = None, *, tokenizer:
     return f"""\
 ---
 library_name: fastweights
-pipeline_tag: text-generation
+pipeline_tag: {use.task}
 tags: [fastweights, linear-attention]
 ---
 
-# Language model with {" and ".join(dict.fromkeys(layers))} layers
+# {use.title} with {" and ".join(dict.fromkeys(layers))} layers
 
-A causal language model of the Python library fastweights: memory layers in place of softmax attention.
+{use.sentence} of the Python library fastweights: memory layers in place of softmax attention.
 
 | | |
 |---|---|
@@ -119,10 +177,10 @@ def _cell(value: str) -> str:
     return one_line(value).replace("|", "\\|")
 
 
-def _is_ours(path: Path) -> bool:
+def is_card(path: Path) -> bool:
     """Whether the file is a card as it was written: signed, and not changed since."""
     try:
-        text = path.read_text("utf-8") if path.is_file() else ""
+        text = path.read_text("utf-8") if what_stands(path) == FILE else ""
     except (OSError, UnicodeDecodeError):
         return False
     signed = SIGNATURE.search(text)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import os
+import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from ..checks import (
     LARGEST_DEPTH,
@@ -23,15 +24,13 @@ from ..checks import (
 from ..layers.mixer import ConfiguredMixer
 from ..layers.registry import MIXERS, mixer_spec
 from ..layers.softmax_attention import SoftmaxAttention
+from ..untrusted import one_line
+from .adapters import LORA_TARGETS, tell_peft
+from .cache import CACHE_NAMES
 from .inputs import LARGEST_VOCABULARY, check_token
 
-__all__ = ["LORA_TARGETS", "FastWeightsConfig"]
+__all__ = ["LORA_TARGETS", "FastWeightsConfig", "how_to_load"]
 
-# The layers that an adapter of the peft library is for where it names none: the projections of a memory's input and output, by
-# the last part of their names. Every mixer of the library has some of them.
-LORA_TARGETS = ("q_proj", "k_proj", "qk_proj", "v_proj", "o_proj", "in_proj", "out_proj")
-# In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`.
-HOW_TO_LOAD = "import fastweights.models, then AutoModelForCausalLM.from_pretrained"
 # Far above every model there is, and small enough that a slip of the keyboard does not fill the memory.
 LARGEST = {
     "vocab_size": LARGEST_VOCABULARY,
@@ -48,6 +47,7 @@ TRANSFORMERS_KEYS = {
     "_name_or_path",
     "attn_implementation",
     "auto_map",
+    "classifier_dropout",  # of a head that labels tokens, with token_classification_bias
     "experts_implementation",
     "gguf_file",
     "how_to_load",
@@ -56,8 +56,10 @@ TRANSFORMERS_KEYS = {
     "num_labels",
     "output_attentions",
     "quantization_config",
+    "token_classification_bias",
     "torch_dtype",
 }
+NAMED, LONGEST_KEY = 20, 60  # how many unknown keys of a file a warning names, and how many characters of each
 
 
 class FastWeightsConfig(PreTrainedConfig):
@@ -84,14 +86,18 @@ class FastWeightsConfig(PreTrainedConfig):
             in training mode then does not return; see `FastWeightsForCausalLM.forward`.
         pad_token_id, bos_token_id, eos_token_id: as everywhere in transformers.
 
+    Labels of a head (`num_labels`, `id2label`, `label2id`, `problem_type`) and `dtype` are given as everywhere in transformers.
+
     Raises:
-        ValueError: an unknown key (the message names the nearest valid one), mixer or option, or a value that does not fit.
+        ValueError: an unknown key (the message names the nearest valid one; keys of a saved configuration are only warned of),
+            mixer or option, or a value that does not fit.
         TypeError: a value of a wrong kind.
     """
 
     model_type = "fastweights"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = list(CACHE_NAMES)
     attribute_map = {"num_attention_heads": "num_heads"}
+    auto_map: ClassVar[dict[str, str]] = {}  # TRL reads it of every model that it loads from a folder
 
     vocab_size: int = 32000
     hidden_size: int = 1024
@@ -127,7 +133,7 @@ class FastWeightsConfig(PreTrainedConfig):
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             check_token(name, getattr(self, name), self.vocab_size, several=name == "eos_token_id")
         self._check_mixers()
-        super().__post_init__(**{**kwargs, "how_to_load": HOW_TO_LOAD})
+        super().__post_init__(**{**kwargs, "how_to_load": how_to_load("AutoModelForCausalLM")})
 
     @property
     def num_branches(self) -> int:
@@ -184,33 +190,75 @@ class FastWeightsConfig(PreTrainedConfig):
         return name, options
 
     @classmethod
+    def unknown_keys(cls, keys: Iterable[str]) -> list[str]:
+        """Those of the keys that neither this class nor transformers knows."""
+        known = cls._fields() | TRANSFORMERS_KEYS
+        return [key for key in keys if key not in known]
+
+    @classmethod
+    def _fields(cls) -> set[str]:
+        return {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
+
+    @classmethod
     def _refuse_unknown(cls, keys: Iterable[str]) -> None:
-        known = {field.name for field in dataclasses.fields(cls)} | set(cls.attribute_map)
-        for key in keys:
-            if key not in known | TRANSFORMERS_KEYS:
-                raise ValueError(f"{cls.__name__} has no key {key!r}{closest(key, known)}")
+        for key in cls.unknown_keys(keys):
+            raise ValueError(f"{cls.__name__} has no key {key!r}{closest(key, cls._fields())}")
+
+    @classmethod
+    def _warn_of_unknown(cls, keys: list[str]) -> None:
+        named = [f"'{one_line(key)[:LONGEST_KEY]}'{closest(key, cls._fields())}" for key in keys[:NAMED]]
+        more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+        warnings.warn(
+            f"{cls.__name__} does not know these keys of a saved configuration, which change nothing in the model: "
+            f"{', '.join(named)}{more}",
+            stacklevel=4,
+        )
+
+    def _keep(self, key: str, value: Any) -> None:
+        """Keep a key of a file as an attribute, as transformers does. Left out are those that would hide a method, belong to
+        transformers alone, or are settings of generation, which transformers refuses to save here."""
+        if not (key.startswith("_") or hasattr(type(self), key) or hasattr(GenerationConfig(), key)):
+            setattr(self, key, value)
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers. PEFT calls this before it looks up which layers an adapter is for."""
-        _tell_peft()
+        tell_peft(self.model_type)
         return super().to_dict()
+
+    def get_text_config(self, decoder: Any = None, encoder: Any = None) -> FastWeightsConfig:
+        """This configuration, whatever attributes it has: transformers would take one named `decoder` or `generator` for it."""
+        return self
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike) -> Any:
+        """As in transformers; unknown keys are kept as `from_dict` keeps them."""
+        return cls.from_dict(cls._dict_from_json_file(json_file))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers, but keys given beside the dictionary are checked like those in it, and an unknown one that
-        nobody asked to have returned is refused."""
+        """As in transformers: the configuration that a saved dictionary describes. Keys of it that are unknown, which other
+        tools write, are kept as attributes, with a warning that names them. Keys given beside the dictionary are checked like
+        those of a new configuration, and an unknown one that nobody asked to have returned is refused.
+
+        Raises:
+            ValueError, TypeError: as for a new configuration.
+        """
+        saved = dict(config_dict)
+        unknown = {key: saved.pop(key) for key in cls.unknown_keys(config_dict)}
+        if unknown:
+            cls._warn_of_unknown(list(unknown))
         fields = {field.name for field in dataclasses.fields(cls)} - {"dtype"}
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in fields}
         return_unused = kwargs.pop("return_unused_kwargs", False)
-        config, unused = super().from_dict({**config_dict, **overrides}, return_unused_kwargs=True, **kwargs)
+        config, unused = super().from_dict({**saved, **overrides}, return_unused_kwargs=True, **kwargs)
+        for key, value in unknown.items():
+            config._keep(key, value)
         if return_unused:
             return config, unused
         cls._refuse_unknown(unused)
         return config
 
 
-def _tell_peft() -> None:
-    """Put the targets of LoRA into PEFT's table of models, if PEFT has been imported."""
-    table = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", None)
-    if table is not None:
-        table.setdefault(FastWeightsConfig.model_type, list(LORA_TARGETS))
+def how_to_load(auto_class: str) -> str:
+    """In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`."""
+    return f"import fastweights.models, then {auto_class}.from_pretrained"

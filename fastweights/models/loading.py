@@ -14,13 +14,16 @@ from ..checks import check_choice, check_device, describe_value
 from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
 from ..data.text.tokenizer import vocabulary_size
 from ..kinds import checked
+from ..ownership import Own, any_file
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
+from .card import USES, is_card
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
 from .weight_files import check_memory, check_names, check_shapes, check_weights
 
 __all__ = [
     "DTYPES",
+    "SAVED_MODEL",
     "check_has_tokenizer",
     "check_special_tokens",
     "check_vocabulary",
@@ -38,6 +41,14 @@ __all__ = [
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 DTYPES = ("float32", "bfloat16", "float16")
+
+# What a folder of a saved model and its tokenizer consists of: what a command that saves another model there may delete.
+SAVED_NAMES = (
+    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "training_args.bin"),
+)
+SAVED_MODEL: Own = {**dict.fromkeys(SAVED_NAMES, any_file), "README.md": is_card}
 
 
 @checked
@@ -122,6 +133,7 @@ def load_config(folder: Path) -> Any:
     """The configuration in a `model_folder`; ValueError if it does not fit, or if the weights beside it are not safe to load."""
     with loading(f"the model in {folder}"):
         config = FastWeightsConfig.from_pretrained(folder, local_files_only=True)
+    _check_has_output_layer(folder, config)
     check_special_tokens(folder)
     shapes = check_weights(folder, config)
     with loading(f"the model in {folder}"), torch.device("meta"):  # built without memory for its weights
@@ -129,6 +141,16 @@ def load_config(folder: Path) -> Any:
     check_shapes(folder, shapes, model)
     check_names(folder, shapes, model)
     return config
+
+
+def _check_has_output_layer(folder: Path, config: Any) -> None:
+    """ValueError if the model was saved with the head of another task."""
+    named = config.architectures if isinstance(config.architectures, list) else []
+    for use in (USES.get(str(name)) for name in named):
+        if use is not None and use.auto_class not in ("AutoModelForCausalLM", "AutoModel"):
+            raise ValueError(
+                f"{folder} must hold a language model, got a model for {use.task}; load it with {use.auto_class}"
+            )
 
 
 def check_special_tokens(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..checks import LARGEST_COUNT, check_choice, check_number, check_path, check_size, check_text, check_texts
 from ..models.loading import DTYPES, check_has_tokenizer, check_vocabulary, load_config, load_tokenizer, model_folder
+from ..safe_path import safe_children
 from .vllm.version import check_version
 
 __all__ = ["SERVER", "serve", "server_command"]
@@ -98,7 +99,8 @@ def _check_others(others: object) -> None:
 
 def serve(command: Sequence[str]) -> None:
     """Run the server in the place of this process, so that signals reach it."""
-    os.execv(command[0], list(command))
+    with safe_children():
+        os.execv(command[0], list(command))
 
 
 def _dtype_of(config: Any) -> str:

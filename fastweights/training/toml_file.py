@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["check_run_file", "from_mapping", "read_toml"]
+__all__ = ["check_run_file", "from_mapping", "parse_toml", "read_toml"]
 
 Made = TypeVar("Made")
 LARGEST_RUN_FILE = 2**20  # bytes
@@ -56,6 +56,14 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise ValueError(f"run file {file} is not valid TOML: {one_line(error)}") from None
     except RecursionError:
         raise ValueError(f"run file {file} must not nest tables or lists hundreds of levels deep") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a text; ValueError where it is not valid TOML."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("tables and lists must not nest hundreds of levels deep") from None
 
 
 def from_mapping(kind: type[Made], values: Mapping[str, Any], what: str, others: Collection[str] = ()) -> Made:

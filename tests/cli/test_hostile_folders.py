@@ -393,13 +393,16 @@ def test_what_is_never_run_does_no_harm(place, capfd):
     assert len(printed) == 1 and "tokens, " in printed[0] and listing(place) == before
 
 
-def test_results_do_not_follow_links_out_of_the_folder(place, capfd):
+@pytest.mark.parametrize("name", ["evaluation.json", "evaluation-perplexity.png"])
+def test_results_do_not_follow_links_out_of_the_folder(place, capfd, name):
     (place / "mine").write_text("years of work")
-    for name in ("evaluation.json", "evaluation-perplexity.png"):
-        (place / "stranger" / name).symlink_to(place / "mine")
+    (place / "stranger" / name).symlink_to(place / "mine")
     options = ["--lengths", "40", "--stretch", "8", "--texts", "1", "--text", "text.txt"]
+    before = listing(place)
+    assert main(["evaluate", "stranger", *options]) == 2
+    assert f"{name} is one" in capfd.readouterr().err and listing(place) == before
+    (place / "stranger" / name).unlink()
     assert main(["evaluate", "stranger", *options]) == 0
-    assert (place / "mine").read_text() == "years of work"
     assert json.loads((place / "stranger" / "evaluation.json").read_text())["results"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -39,13 +40,16 @@ def test_without_a_vllm_that_fits_it_says_what_to_install(found, says, tmp_path,
 
 def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
     started = []
-    monkeypatch.setattr("os.execv", lambda program, command: started.append((program, command)))
+    monkeypatch.setattr("os.execv", lambda program, command: started.append((program, command, dict(os.environ))))
     save(tmp_path / "run" / "model")
     assert (
         main(["serve", str(tmp_path / "run"), "--port", "8123", "--memory", "0.5", "--name", "own", "--enforce-eager"])
         == 0
     )
-    ((program, command),) = started
+    ((program, command, environment),) = started
+    assert (
+        environment["PYTHONSAFEPATH"] == "1"
+    )  # python -m leaves the current folder off its path, and so do its children
     assert program == command[0] == sys.executable
     assert command[1:5] == ["-m", SERVER, "--model", str(tmp_path / "run" / "model")]
     options = command[5:]

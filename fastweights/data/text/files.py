@@ -47,6 +47,11 @@ class TextFile:
         """Whether each row is a document, and not the whole file."""
         return self.suffix in ROW_SUFFIXES
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its text is longer than the file."""
+        return self.suffix == ".parquet" or self.path.name.lower().endswith(".gz")
+
     def is_text(self) -> bool:
         """Whether its first 64 KiB are UTF-8 without NUL bytes."""
         with opened(self) as file:
@@ -180,7 +185,7 @@ def _parquet_rows(file: TextFile, text_field: str) -> Iterator[str]:
 def opened(file: TextFile) -> Iterator[IO[bytes]]:
     """Its bytes, decompressed."""
     try:
-        with gzip.open(file.path) if file.path.name.lower().endswith(".gz") else file.path.open("rb") as stream:
+        with gzip.open(file.path) if file.is_compressed else file.path.open("rb") as stream:
             yield stream  # type: ignore[misc]  # a GzipFile reads bytes too
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"corpus file {file.path} is a damaged gzip file: {error}") from None

@@ -11,15 +11,20 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_choice, check_path
-from ...checksums import damage, write_checksums
+from ...checksums import CHECKSUMS, damage, write_checksums
 from ...files import write_json, writing
+from ...ownership import Own, any_file
 from ...untrusted import read_json_object
 
-__all__ = ["ShardWriter", "TokenShards", "shards_damage", "text_hash", "token_dtype", "write_manifest"]
+__all__ = ["SHARDS", "ShardWriter", "TokenShards", "shards_damage", "text_hash", "token_dtype", "write_manifest"]
 
 SHARD_TOKENS = 2**27
 MANIFEST = "manifest.json"
 FORMAT = 2
+# Files of a folder of shards.
+SHARDS: Own = dict.fromkeys(
+    ("train-*.bin", "held_out-*.bin", "train-starts.npy", "held_out-starts.npy", MANIFEST, CHECKSUMS), any_file
+)
 
 
 def token_dtype(vocab_size: int) -> str:

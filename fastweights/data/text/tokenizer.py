@@ -18,6 +18,7 @@ from .tokenizer_file import check_tokenizer_file
 __all__ = ["END_OF_TEXT", "TextTokenizer", "fingerprint", "load_tokenizer", "vocabulary_size"]
 
 END_OF_TEXT = "<|endoftext|>"
+PADDING_SIDE = "left"  # transformers' generate() continues a prompt after its last column
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
 LARGEST_VOCABULARY = 2**20  # of a tokenizer that is trained; those in use have up to a quarter of it
 LONGEST_RUN = 4096
@@ -76,7 +77,7 @@ class TextTokenizer:
             if path.is_dir():
                 return load_tokenizer(path, trust_remote_code=self.trust_remote_code)
             check_tokenizer_file(read_json_object(path))
-            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), padding_side=PADDING_SIDE)
         except AsksForCode as error:
             raise ValueError(
                 f"{error}; or set trust_remote_code = true in [tokenizer], if you have read and trust that code"
@@ -88,7 +89,8 @@ class TextTokenizer:
         return tokenizer
 
     def train(self, texts: Iterable[str]) -> Any:
-        """A byte-level BPE, the same for the same texts. It encodes every string, and decoding returns the same string.
+        """A byte-level BPE, the same for the same texts. It encodes every string, and decoding returns the same string. It pads
+        on the left, as generate() expects it.
 
         Raises:
             ValueError: no text, or one that UTF-8 cannot write.
@@ -118,6 +120,7 @@ class TextTokenizer:
             tokenizer_object=tokenizer,
             eos_token=END_OF_TEXT,
             pad_token=END_OF_TEXT,
+            padding_side=PADDING_SIDE,
             clean_up_tokenization_spaces=False,
         )
 

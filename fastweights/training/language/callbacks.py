@@ -14,7 +14,7 @@ import torch.distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...checks import error_prefix
-from ...files import write_bytes, writing
+from ...files import open_to_append, write_bytes, writing
 from ...stopping import StopSignals
 from ...untrusted import check_file
 from .checkpoints import checkpoints_in
@@ -76,7 +76,7 @@ class RunLog(TrainerCallback):
         else:
             return
         if state.is_world_process_zero:
-            with writing(self._path.name, self._path.parent), self._path.open("a") as file:
+            with writing(self._path.name, self._path.parent), open_to_append(self._path) as file:
                 file.write(_line(point))
 
 
