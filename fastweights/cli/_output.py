@@ -19,7 +19,7 @@ def tables_aside(as_json: bool) -> AbstractContextManager[Any]:
 def show_json(document: Any) -> None:
     """The one JSON document on standard output of a command with --json. What is not finite is null."""
     json.dump(_finite(document), sys.stdout, indent=1, allow_nan=False)
-    print()
+    show("")
 
 
 def show_plan(plan: Any, as_json: bool = False) -> None:

@@ -48,7 +48,6 @@ def claims_of(paper: str | None = None) -> tuple[Claim, ...]:
     return tuple(claim for claim in _ledger().values() if claim.paper == paper)
 
 
-@checked
 def find_claim(name: str) -> Claim:
     """The claim of a name, in upper or lower case.
 

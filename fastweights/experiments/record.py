@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..checks import describe_value
 from ..files import committed_results, write_json
 from ..kinds import checked
 from ..outputs import check_file, claimed, has_keys
-from ..results.records import from_record, read_object
-from .claim import Measurement, Status
+from ..results.records import ResultsError, from_record, read_object
+from .claim import STATUSES, Measurement, Status
 from .ledger import claim_names, find_claim
 
 __all__ = ["ClaimRecord", "claimed_records", "committed_records", "load_record", "load_records", "save_record"]
@@ -93,7 +94,11 @@ def load_record(path: Path) -> ClaimRecord:
     """Raises:
     ResultsError: the file is damaged or holds something else.
     """
-    return from_record(ClaimRecord, read_object(path), path)
+    content = read_object(path)
+    if "status" in content and content["status"] not in STATUSES:
+        got = describe_value(content["status"])
+        raise ResultsError(f"result {path} has the unknown status {got}; run the claim again")
+    return from_record(ClaimRecord, content, path)
 
 
 @checked

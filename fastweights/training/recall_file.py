@@ -53,7 +53,6 @@ class RecallFile:
         return {name: Path(self.output, name) for name in self.parts}
 
 
-@checked
 def load_recall_file(path: str | Path | None, *, overrides: Sequence[str] = (), **changes: Any) -> RecallFile:
     """The experiments that a .toml file describes; without a file the default one.
 

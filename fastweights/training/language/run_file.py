@@ -10,7 +10,6 @@ from typing import Any
 
 from ...checks import check_choice
 from ...data.text import TextCorpus, TextTokenizer
-from ...kinds import checked
 from ..overrides import overridden, parse_overrides
 from ..toml_file import check_run_file, from_mapping, read_toml
 from .run import LanguageRun
@@ -20,7 +19,6 @@ __all__ = ["load_run"]
 TABLES: dict[str, type[Any]] = {"corpus": TextCorpus, "tokenizer": TextTokenizer}
 
 
-@checked
 def load_run(path: str | Path, *, overrides: Sequence[str] = (), **changes: Any) -> LanguageRun:
     """The run that a file describes, with `changes` (fields of `LanguageRun`) over it, and over both `overrides`, keys and values
     such as "model.num_heads=8".
