@@ -138,8 +138,9 @@ class OpSpec:
     parameters: Mapping[str, Parameter] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = {name: role for name, role in self.inputs.items() if isinstance(role, Parameter)}
-        object.__setattr__(self, "parameters", found)
+        object.__setattr__(
+            self, "parameters", {n: role for n, role in self.inputs.items() if isinstance(role, Parameter)}
+        )
         for name, backend in self.backends.items():
             backend.bind(self, name)
         if self.recurrent is not None:
@@ -148,5 +149,4 @@ class OpSpec:
 
 def spec_of(op: Callable[..., Any]) -> OpSpec:
     """The declaration beside a public op."""
-    found = vars(sys.modules[op.__module__]).values()
-    return next(x for x in found if isinstance(x, OpSpec) and x.name == op.__name__)
+    return next(x for x in vars(sys.modules[op.__module__]).values() if isinstance(x, OpSpec) and x.name == op.__name__)
