@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from numbers import Integral
@@ -28,12 +28,17 @@ __all__ = [
     "LARGEST_HEADS",
     "LARGEST_WIDTH",
     "check_choice",
+    "check_dense",
+    "check_device",
+    "check_dtype",
     "check_flag",
     "check_list",
     "check_number",
     "check_path",
     "check_positive",
+    "check_real",
     "check_size",
+    "check_some",
     "check_tensor",
     "check_text",
     "check_texts",
@@ -54,6 +59,7 @@ LARGEST_WIDTH = 2**20  # channels of a layer's input; like the next two far abov
 LARGEST_HEADS = 2**16
 LARGEST_DEPTH = 10_000  # layers of a model; the deepest that have been trained have about a thousand
 LARGEST_COUNT = 10**9  # steps, rows or examples of one command: more would not end
+LONGEST_VALUE = 200  # characters of a value in a message
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes of a file's name and of a path that Linux takes; others take no more
 LARGEST_COUNTER = 2**63 - 1  # a seed or an index is one 64-bit word of the random generator's key
 
@@ -67,12 +73,36 @@ def closest(name: object, known: Iterable[str]) -> str:
 def describe_value(x: object) -> str:
     """How a message shows an argument: numbers and text as they are written, other objects by their type."""
     if isinstance(x, Tensor):
-        return f"a tensor of shape {shape_of(x)}"
-    if x is None or isinstance(x, (bool, int, float, str)):
-        return repr(x)
+        return "a nested tensor" if x.is_nested else f"a tensor of shape {shape_of(x)}"
+    if isinstance(x, int) and not isinstance(x, bool):
+        return _number(x)
+    if x is None or isinstance(x, (bool, float, str)):
+        return _short(repr(x))
     if isinstance(x, (list, tuple, dict, set)):
-        return reprlib.repr(x)
-    return f"{type(x).__name__} {reprlib.repr(x)}"
+        return _SHORT.repr(x)
+    return f"{type(x).__name__} {_SHORT.repr(x)}"
+
+
+class _Short(reprlib.Repr):
+    """Objects without their addresses, which tell nobody anything."""
+
+    def repr_instance(self, x: object, level: int) -> str:
+        return f"<{type(x).__name__}>" if " at 0x" in repr(x) else super().repr_instance(x, level)
+
+    def repr_int(self, x: int, level: int) -> str:
+        return _number(x)
+
+
+_SHORT = _Short()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 50]}...{text[-40:]}"
+
+
+def _number(x: int, form: str = "") -> str:
+    """A whole number. Python itself refuses to write one of more than 4,300 digits."""
+    return format(x, form) if x.bit_length() < 10 * LONGEST_VALUE else f"a number of {x.bit_length():,} bits"
 
 
 def check_whole_number(name: str, x: object, *, low: int = 0, high: int = LARGEST_COUNTER) -> int:
@@ -82,18 +112,18 @@ def check_whole_number(name: str, x: object, *, low: int = 0, high: int = LARGES
     if not low <= number <= high:
         if number > high == LARGEST_COUNTER:
             bounds = f"from {low} to 2^63 - 1"  # the largest that a random generator takes
-        raise ValueError(f"{name} must be a whole number {bounds}, got {number}")
+        raise ValueError(f"{name} must be a whole number {bounds}, got {_number(number)}")
     return number
 
 
-def check_size(name: str, x: object, *, high: int | None = None) -> int:
-    """A positive whole number, up to `high` where it is given."""
+def check_size(name: str, x: object, *, high: int = LARGEST_COUNTER) -> int:
+    """A positive whole number up to `high`."""
     number = _whole(name, x, "a positive whole number")
     if number < 1:
-        raise ValueError(f"{name} must be a positive whole number, got {number}")
-    if high is not None and number > high:
+        raise ValueError(f"{name} must be a positive whole number, got {_number(number)}")
+    if number > high:
         raise ValueError(
-            f"{name} must be a positive whole number of at most {high:,}, got {number:,}; pass a smaller one"
+            f"{name} must be a positive whole number of at most {high:,}, got {_number(number, ',')}; pass a smaller one"
         )
     return number
 
@@ -123,8 +153,10 @@ def check_number(
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name} must be a number, got {describe_value(x)}; pass an int or float")
     number = constant(x)
+    beyond = isinstance(number, int) and number.bit_length() > 1023  # no float can be compared with it
     fits = (
-        math.isfinite(number)
+        not beyond
+        and math.isfinite(number)
         and (low is None or number >= low)
         and (high is None or number <= high)
         and (above is None or number > above)
@@ -133,7 +165,7 @@ def check_number(
     if not fits:
         bounds = {"more than": above, "at least": low, "less than": below, "at most": high}
         given = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
-        raise ValueError(f"{name} must be a finite number{f', {given}' * bool(given)}, got {number}")
+        raise ValueError(f"{name} must be a finite number{f', {given}' * bool(given)}, got {describe_value(number)}")
     return float(number)
 
 
@@ -159,7 +191,7 @@ def check_choice(name: str, x: object, choices: Iterable[object]) -> Any:
         raise TypeError(f"{name} must be one of {', '.join(map(repr, known))}, got {describe_value(x)}")
     if x not in known:
         near = closest(x, [choice for choice in known if isinstance(choice, str)]) if isinstance(x, str) else ""
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {x!r}{near}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {describe_value(x)}{near}")
     return x
 
 
@@ -214,6 +246,12 @@ def check_list(name: str, x: object, what: str, kind: type = object) -> tuple[An
     return tuple(x)
 
 
+def check_some(name: str, x: Collection[object], what: str) -> None:
+    """ValueError where there are no entries; `what` describes one of them."""
+    if not len(x):
+        raise ValueError(f"{name} must hold at least one {what}, got none")
+
+
 def check_texts(name: str, x: object, *, what: str = "strings", empty: bool = True) -> tuple[str, ...]:
     """A list or tuple of strings, as a tuple; `empty` says whether one of them may be ''."""
     texts: tuple[str, ...] = check_list(name, x, what, str)
@@ -240,10 +278,31 @@ def shape_of(x: Tensor) -> str:
     return str(list(x.shape))
 
 
+def check_dtype(name: str, x: object) -> torch.dtype:
+    """A floating-point dtype that the ops take."""
+    wanted = f"{name} must be torch.float16, torch.bfloat16, torch.float32 or torch.float64"
+    if not isinstance(x, torch.dtype):
+        raise TypeError(f"{wanted}, got {describe_value(x)}; pass a torch.dtype")
+    if x not in FLOATS:
+        raise ValueError(f"{wanted}, got {x}; pass one of these")
+    return x
+
+
+def check_dense(name: str, x: Tensor) -> Tensor:
+    """A tensor with a place in memory for each number: not a sparse, nested or MKL-DNN one."""
+    if x.is_nested or x.layout != torch.strided:
+        kind = "a nested one" if x.is_nested else str(x.layout)
+        remedy = "pad its rows, or pack them into one and pass cu_seqlens" if x.is_nested else f"pass {name}.to_dense()"
+        raise ValueError(f"{name} must be a dense tensor, got {kind}; {remedy}")
+    return x
+
+
 def check_tensor(name: str, x: object, like: Tensor | None = None, *, integer: bool = False) -> Tensor:
     """A floating-point tensor (or one of 64-bit integers), on the device of `like`."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}; convert it with torch.as_tensor")
+        got = "None" if x is None else type(x).__name__
+        raise TypeError(f"{name} must be a torch.Tensor, got {got}; convert it with torch.as_tensor")
+    check_dense(name, x)
     if integer and x.dtype != torch.int64:
         raise ValueError(f"{name} must be int64, got {x.dtype}; convert it with {name}.long()")
     if not integer and x.dtype not in FLOATS:
@@ -255,6 +314,33 @@ def check_tensor(name: str, x: object, like: Tensor | None = None, *, integer: b
             f"{name} must be on the device of the other inputs, {like.device}, got {x.device}; move it there"
         )
     return x
+
+
+def check_real(name: str, x: Tensor) -> Tensor:
+    """A tensor of real numbers that are all in memory."""
+    check_dense(name, x)
+    if x.device.type == "meta":
+        raise ValueError(f"{name} must hold numbers, got a tensor on the device 'meta'; load or make them first")
+    if x.is_complex():
+        raise ValueError(f"{name} must be of real numbers, got {x.dtype}; pass its real part")
+    return x
+
+
+def check_device(device: object) -> None:
+    """ValueError unless `device` is one of torch's that this machine has and that computes."""
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(
+            f"device must be a torch device such as 'cpu' or 'cuda', got {describe_value(device)}; pass a string"
+        )
+    wanted = f"device must be a torch device that this machine has, got {describe_value(str(device))}"
+    try:
+        known = torch.device(check_unicode("device", str(device)))
+    except RuntimeError:
+        raise ValueError(f"{wanted}; name one such as 'cpu' or 'cuda'") from None
+    try:
+        torch.zeros(1, device=known).item()  # the device "meta" keeps no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"{wanted}: {_short(str(error).partition(chr(10))[0])}") from None
 
 
 @contextmanager

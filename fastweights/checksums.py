@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from .files import write_json
+from .untrusted import read_json_object
 
-__all__ = ["CHECKSUMS", "damage", "write_checksums"]
+__all__ = ["CHECKSUMS", "damage", "file_hash", "write_checksums"]
 
 CHECKSUMS = "checksums.json"
 BLOCK = 2**22  # bytes read at a time: a file may be larger than memory
@@ -17,7 +17,7 @@ BLOCK = 2**22  # bytes read at a time: a file may be larger than memory
 def write_checksums(folder: Path) -> None:
     """Write the sizes and SHA-256 hashes of all files in `folder`, and in the folders within it, to `CHECKSUMS`."""
     files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    entries = {name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for name, file in files.items()}
+    entries = {name: {"bytes": file.stat().st_size, "sha256": file_hash(file)} for name, file in files.items()}
     write_json(folder / CHECKSUMS, entries)
 
 
@@ -27,12 +27,12 @@ def damage(folder: Path, *, content: bool = True) -> str | None:
     Args:
         content: read all files; without, only their sizes are compared.
     """
-    try:
-        entries = json.loads((folder / CHECKSUMS).read_bytes())
-        expected = [(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()]
-    except FileNotFoundError:
+    if not (folder / CHECKSUMS).exists():
         return f"it has no {CHECKSUMS}"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    try:
+        entries = read_json_object(folder / CHECKSUMS)
+        expected = [(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()]
+    except (ValueError, TypeError, KeyError, AttributeError):
         return f"{CHECKSUMS} cannot be read"
     for name, size, _ in expected:  # sizes first: they cost nothing
         file = folder / name
@@ -42,7 +42,7 @@ def damage(folder: Path, *, content: bool = True) -> str | None:
             return f"{name} has {file.stat().st_size:,} bytes, where {size:,} were written"
     for name, _, digest in expected if content else ():
         try:
-            same = _sha256(folder / name) == digest
+            same = file_hash(folder / name) == digest
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
         if not same:
@@ -50,7 +50,8 @@ def damage(folder: Path, *, content: bool = True) -> str | None:
     return None
 
 
-def _sha256(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, which may be larger than memory."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):

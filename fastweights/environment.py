@@ -12,7 +12,16 @@ import torch
 
 from ._version import __version__
 
-__all__ = ["check_version", "cpu_model", "installed_version", "is_version", "machine", "usable_cores", "versions"]
+__all__ = [
+    "check_version",
+    "cpu_model",
+    "installed_version",
+    "is_version",
+    "machine",
+    "usable_cores",
+    "usable_memory",
+    "versions",
+]
 
 
 def versions() -> dict[str, str]:
@@ -54,6 +63,16 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def usable_memory() -> float:
+    """The bytes of main memory that this process may use: the machine's, or a container's share of them."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return float("inf")
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    share = Path("/sys/fs/cgroup/memory.max")
+    limit = share.read_text().strip() if share.is_file() else ""
+    return min(physical, int(limit)) if limit.isdecimal() else physical
 
 
 def machine(device: str) -> dict[str, Any]:

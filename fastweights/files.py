@@ -10,18 +10,20 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
+from .ownership import FILE, FOLDER, Own, is_owned, remove_own, what_stands
+
 __all__ = [
-    "PARTIAL_FILES",
     "TENSOR_ERRORS",
     "WriteError",
-    "check_place",
     "committed_results",
     "disk_is_full",
     "file_name",
+    "open_to_append",
+    "partial_path",
     "publish_folder",
     "staged_folder",
     "write_bytes",
@@ -29,24 +31,12 @@ __all__ = [
     "writing",
 ]
 
-PARTIAL_FILES = ".*.partial"  # glob of the files that a process leaves when it is killed while writing
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TENSOR_ERRORS = (RuntimeError, SafetensorError)  # of torch and safetensors, where the disk is full
 
 
 class WriteError(OSError):
     """A file could not be written. The message says which, where and why."""
-
-
-def check_place(name: str, folder: Path) -> None:
-    """ValueError unless `folder`, the argument `name`, is a folder that can be written to or can be made."""
-    above = folder.absolute()
-    while not os.path.lexists(above):
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(
-            f"{name} {folder} must be in a folder that can be written to, and {above} is none; name another place"
-        )
 
 
 def committed_results(packaged: Path, name: str) -> Path:
@@ -94,10 +84,12 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path` through a temporary file in the same folder and `os.replace`.
 
     Raises:
-        WriteError: the folder does not exist, cannot be written to, or is full. `path` is then unchanged.
+        WriteError: the folder does not exist, cannot be written to, or is full; or a link, a pipe or a folder is at `path`,
+            which is then unchanged.
     """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    partial = partial_path(path)
     with writing(path.name, path.parent):
+        _refuse_other_than(FILE, path)
         try:
             with partial.open("xb") as file:
                 file.write(content)
@@ -114,28 +106,66 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
+def partial_path(path: Path, token: str | None = None) -> Path:
+    """Where a file or folder is written before it becomes `path`; `ownership.drop_partials` knows such names. token: eight
+    hexadecimal digits that several processes agree on; by default new ones."""
+    return path.with_name(f".{path.name}.{token or secrets.token_hex(4)}.partial")
+
+
+def open_to_append(path: Path) -> IO[str]:
+    """A text file to append lines to. OSError where a link is at `path`."""
+    return open(path, "a", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666))
+
+
+def _refuse_other_than(kind: str, path: Path) -> None:
+    there = what_stands(path)
+    if there not in (None, kind):
+        raise OSError(errno.EEXIST, f"there is {there}", str(path))
+
+
 @contextmanager
-def staged_folder(path: Path) -> Iterator[Path]:
-    """A new folder to fill. It replaces `path` when the body ends. If the body fails, `path` stays unchanged."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+def staged_folder(path: Path, own: Own | None = None) -> Iterator[Path]:
+    """A new folder to fill. It becomes `path` when the body ends. If the body fails, `path` stays unchanged. own: as for
+    `publish_folder`."""
+    partial = partial_path(path)
     with writing(path.name, path.parent):
         partial.mkdir(parents=True)
     try:
         yield partial
         with writing(path.name, path.parent):
-            publish_folder(partial, path)
+            publish_folder(partial, path, own)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def publish_folder(partial: Path, path: Path) -> None:
-    """Make the folder `partial`, once all its files are on the disk, the folder `path`."""
+def publish_folder(partial: Path, path: Path, own: Own | None = None) -> None:
+    """Make the folder `partial`, once all its files are on the disk, the folder `path`.
+
+    own: what goes of an earlier folder `path`. Where that holds more, the new files join what is left. None: an earlier folder
+        may only be empty.
+    """
     for file in partial.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())
-    old = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    if path.exists():
-        os.replace(path, old)
-    os.replace(partial, path)
-    shutil.rmtree(old, ignore_errors=True)
+    _refuse_other_than(FOLDER, path)
+    if not path.exists():
+        os.rename(partial, path)
+    elif is_owned(path, own or {}):
+        old = partial_path(path)
+        os.rename(path, old)
+        os.rename(partial, path)
+        shutil.rmtree(old, ignore_errors=True)
+    elif own is None:
+        raise FileExistsError(errno.EEXIST, "other files are there", str(path))
+    else:
+        remove_own(path, own)
+        _join(partial, path)
+
+
+def _join(partial: Path, path: Path) -> None:
+    """Move the files of `partial` to `path`, but for names at which a person's own files are, such as a card that was edited."""
+    for file in sorted(partial.iterdir(), key=lambda file: file.suffix != ".json"):  # first what describes the others
+        if not os.path.lexists(path / file.name):
+            os.rename(file, path / file.name)
+    shutil.rmtree(partial)

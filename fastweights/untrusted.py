@@ -9,15 +9,31 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["AsksForCode", "check_folder", "one_line", "read_json_object"]
+__all__ = [
+    "AsksForCode",
+    "check_file",
+    "check_folder",
+    "check_nesting",
+    "check_sizes",
+    "one_line",
+    "read_json_object",
+]
 
 READ = (".json", ".safetensors", ".jinja", ".txt", ".model", ".bin")  # what a library may read of such a folder
-LARGEST_TEXT = 512 * 2**20  # bytes of a vocabulary, an index of weights or a template
+LARGEST_TEXT = (
+    64 * 2**20
+)  # bytes of a vocabulary, an index of weights or a template; as JSON they take up to 20 times as much
 LARGEST_SETTINGS = 16 * 2**20
+DEEPEST = (
+    64  # objects and lists inside each other; libraries that go through deeper ones end with an error of their own
+)
+# What libraries list one by one from a single number in a file, by the end of its key.
+LARGEST_SIZES = {"num_labels": 2**20, "layers": 10_000, "n_layer": 10_000}
+LARGEST_TOKENS = 2**20  # of a tokenizer, which may list as many as a setting says
 # Files with a JSON object of settings, in which transformers looks for code to run.
 SETTINGS = (
     *(
@@ -51,10 +67,11 @@ def check_folder(folder: Path, *, trust_remote_code: bool = False) -> None:
             settings that are no JSON object, or lead to other files.
     """
     for path in _files(folder):
-        _check_file(path)
+        check_file(path, None if path.suffix in (".safetensors", ".bin") else LARGEST_TEXT)
     for name in SETTINGS:
         if (folder / name).is_file():
             settings = read_json_object(folder / name, LARGEST_SETTINGS)
+            check_sizes(folder / name, settings)
             if not trust_remote_code:
                 _refuse_code(folder / name, settings)
             for key in DETOURS:
@@ -66,11 +83,12 @@ def read_json_object(path: Path, largest: int = LARGEST_TEXT) -> dict[str, Any]:
     """The JSON object in a file of at most `largest` bytes.
 
     Raises:
-        ValueError: it is damaged, too large or no object.
+        ValueError: it is damaged, too large, nested too deeply or no object.
     """
-    _check_file(path, largest)
+    check_file(path, largest)
     try:
         found = json.loads(path.read_bytes())
+        check_nesting(found)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {one_line(error)}") from None
     if not isinstance(found, dict):
@@ -78,10 +96,47 @@ def read_json_object(path: Path, largest: int = LARGEST_TEXT) -> dict[str, Any]:
     return found
 
 
-def one_line(error: object) -> str:
-    """The message of an error as one line of printable characters and of a sensible length."""
-    words = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(str(error).split()))
-    return words if len(words) <= LONGEST_MESSAGE else f"{words[:LONGEST_MESSAGE]} ..."
+def check_nesting(value: object) -> None:
+    """ValueError if objects and lists are inside each other too deeply."""
+    level, depth = [value], 0
+    while level := [inner for outer in level for inner in _inside(outer) if isinstance(inner, (dict, list))]:
+        depth += 1
+        if depth >= DEEPEST:
+            raise ValueError(f"objects and lists must be at most {DEEPEST} deep")
+
+
+def _inside(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def check_sizes(path: Path, settings: Mapping[str, Any]) -> None:
+    """ValueError if a number in settings would make a library list millions of layers, labels or tokens."""
+    of_tokenizer = path.name == "tokenizer_config.json"
+    for key, value in _numbers(settings):
+        ends = (largest for end, largest in LARGEST_SIZES.items() if key.endswith(end))
+        largest = next(ends, LARGEST_TOKENS if of_tokenizer and "max" not in key else None)
+        if largest is not None and value > largest:
+            raise ValueError(
+                f"{path}: {one_line(key)} must be a positive whole number of at most {largest:,}, got {one_line(value)}"
+            )
+
+
+def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Whole numbers by their keys, those of inner objects too."""
+    left: list[object] = [settings]
+    while left:
+        value = left.pop()
+        left += _inside(value)
+        if isinstance(value, dict):
+            yield from ((key, number) for key, number in value.items() if isinstance(number, int))
+
+
+def one_line(error: object, longest: int = LONGEST_MESSAGE) -> str:
+    """The message of an error as one line of printable characters and of a sensible length, without its middle where it is
+    longer: the end often says what to do."""
+    text = str(error)
+    cut = text if len(text) <= longest else f"{text[: 2 * longest // 3]} ... {text[-longest // 3 :]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(cut.split()))
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -92,7 +147,8 @@ def _files(folder: Path) -> Iterator[Path]:
             yield from (path for path in place.iterdir() if path.suffix in READ)
 
 
-def _check_file(path: Path, largest: int = LARGEST_TEXT) -> None:
+def check_file(path: Path, largest: int | None = LARGEST_TEXT) -> None:
+    """ValueError unless `path` is a file, and no pipe, device or folder, of at most `largest` bytes."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -100,7 +156,7 @@ def _check_file(path: Path, largest: int = LARGEST_TEXT) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
         raise ValueError(f"{path} must be a file, got {kind}")
-    if path.suffix not in (".safetensors", ".bin") and status.st_size > largest:
+    if largest is not None and status.st_size > largest:
         raise ValueError(f"{path} must have at most {largest:,} bytes, got {status.st_size:,}")
 
 

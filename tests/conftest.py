@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,3 +36,22 @@ def pytest_collection_finish() -> None:
     transformers' Trainer alone starts one per training."""
     gc.collect()
     gc.freeze()
+
+
+# What Python does with the signals that ask a process to stop, where nobody has told it otherwise.
+DEFAULTS = {
+    signal.SIGINT: signal.default_int_handler,
+    **dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIG_DFL),
+}
+
+
+@pytest.fixture
+def signals_arrive() -> Iterator[None]:
+    """Signals that the tests' own parent ignores (nohup: SIGHUP; a shell's background job: SIGINT) arrive at the test and at the
+    processes that it starts."""
+    ignored = [number for number in DEFAULTS if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, DEFAULTS[number])
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)

@@ -12,6 +12,8 @@ import pytest
 
 from fastweights.stopping import SIGNALS, Stopped, StopSignals, join_or_kill
 
+pytestmark = pytest.mark.usefixtures("signals_arrive")
+
 
 def send(number):
     os.kill(os.getpid(), number)

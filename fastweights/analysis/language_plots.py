@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..results import LanguageResult
-from .plot_style import length_axis, mixer_styles, plain_axes, save_figure
+from .plot_style import finish_axes, length_axis, mixer_styles, plain_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,13 +27,14 @@ def save_language_plots(results: Sequence[LanguageResult], folder: Path) -> list
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: a link, or a file that is no plot, is at one of the paths.
     """
     figures = [loss_plot(results)]
     if all(result.perplexities for result in results):
         figures.append(perplexity_plot(results))
     names = PLOT_FILES[: len(figures)]
     for name, figure in zip(names, figures, strict=True):
-        save_figure(figure, folder / name)
+        save_figure(figure, folder / name, own=(folder / "run.json").exists())  # a folder of `train_language`
     return [folder / name for name in names]
 
 
@@ -43,7 +44,15 @@ def loss_plot(results: Sequence[LanguageResult]) -> Figure:
     styles = mixer_styles(result.name for result in results)
     for result in results:
         style, tokens = styles[result.name], result.tokens / result.steps
-        axes.plot([s * tokens for s in result.loss_steps], result.losses, color=style.colour, linewidth=1, alpha=0.7)
+        axes.plot(
+            [s * tokens for s in result.loss_steps],
+            result.losses,
+            color=style.colour,
+            linestyle=style.line,
+            linewidth=1,
+            alpha=0.7,
+            gid=result.name,
+        )
         axes.plot(
             [s * tokens for s in result.held_out_steps],
             result.held_out_losses,
@@ -68,7 +77,9 @@ def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
         lengths = [entry["length"] for entry in result.perplexities]
         for key, line, label in (("loss", "-", result.name), ("last_loss", "--", f"{result.name}, last 256 tokens")):
             values = [math.exp(entry[key]) for entry in result.perplexities]
-            axes.plot(lengths, values, line, color=style.colour, marker=style.marker, markersize=6, label=label)
+            axes.plot(
+                lengths, values, line, color=style.colour, marker=style.marker, markersize=6, label=label, gid=label
+            )
     length_axis(axes, sorted({entry["length"] for result in results for entry in result.perplexities}))
     trained = results[0].run["length"]
     axes.axvline(trained, color="#555555", linestyle=(0, (2, 2)), linewidth=1, label=f"trained at {trained:,}")
@@ -91,6 +102,7 @@ def _panel(title: str, results: Sequence[LanguageResult]) -> tuple[Figure, Axes]
 def _finished(figure: Figure, axes: Axes) -> Figure:
     plain_axes(axes)
     axes.legend(fontsize=9, frameon=False)
+    finish_axes(figure)
     return figure
 
 

@@ -43,6 +43,25 @@ FAMILIES: dict[str, dict[str, str]] = {
 # For mixers of users and variants of a mixer.
 OTHERS = ("#034A42", "#096067", "#0B7A6F", "#13929C", "#05AF9E", "#06C7D5")
 
-# Their numbers have no common divisor: no two of the first 44 styles share both.
+# Their numbers have no common divisor: no two of the first 68 styles share both, and no two of the first 17 a marker.
 LINES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+# Three numbers are a star: how many points it has, 1, and its angle.
+MARKERS = (
+    "o",
+    "s",
+    "^",
+    "D",
+    "v",
+    (4, 1, 0),
+    (3, 1, 0),
+    (3, 1, 180),
+    "<",
+    ">",
+    "h",
+    (4, 1, 45),
+    "p",
+    "X",
+    "P",
+    "d",
+    "*",
+)

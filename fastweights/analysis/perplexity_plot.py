@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..results import LengthPerplexity
-from .plot_style import length_axis, mixer_styles, plain_axes, save_figure
+from .plot_style import finish_axes, length_axis, mixer_styles, plain_axes, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +20,7 @@ def save_perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]], path:
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: a link, or a file that is no plot, is at `path`.
     """
     save_figure(perplexity_plot(models), path)
 
@@ -39,8 +40,9 @@ def perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
         style = styles[name]
         lengths = [row.length for row in rows]
         look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linewidth": 1.2}
-        axes.plot(lengths, [row.perplexity for row in rows], label=name, **look)
-        axes.plot(lengths, [row.last_perplexity for row in rows], linestyle="--", markerfacecolor="white", **look)
+        axes.plot(lengths, [row.perplexity for row in rows], label=name, gid=name, **look)
+        look |= {"linestyle": "--", "markerfacecolor": "white", "gid": f"{name}, last tokens"}
+        axes.plot(lengths, [row.last_perplexity for row in rows], **look)
     length_axis(axes, sorted({row.length for rows in models.values() for row in rows}))
     axes.set_xlabel("context length, tokens")
     axes.set_ylabel("perplexity on held-out text")
@@ -49,4 +51,5 @@ def perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:
     meaning = Line2D([], [], color="#555555", linestyle="--", label="the last tokens\nbefore the length")
     handles = [*axes.get_legend_handles_labels()[0], meaning]
     figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False, labelspacing=0.7)
+    finish_axes(figure)
     return figure

@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import check_some
+from ..kinds import checked
 from ..results import RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
 from .naming import short_unit, task_of
-from .plot_style import MixerStyle, mixer_styles, plain_axes, save_figure, spread
+from .plot_style import (
+    MixerStyle,
+    finish_axes,
+    log_ticks,
+    mixer_styles,
+    plain_axes,
+    save_figure,
+    spread,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,12 +47,16 @@ _GUESS: dict[str, Any] = {
 _BEST: dict[str, Any] = {**_GUESS, "linestyle": (0, (6, 2)), "gid": "\nbest", "label": "best predictor"}
 
 
+@checked
 def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
     """Draw all plots into `folder` as PNG files, each written atomically; their paths.
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: no results; a link, or a file that is no plot, is at one of the paths.
+        WriteError: the folder does not exist or cannot be written to.
     """
+    check_some("results", results, "result")
     measure = results[0].measure
     plots = {
         f"{measure}-by-pairs.png": measure_by_pairs,
@@ -51,8 +65,9 @@ def save_plots(results: Sequence[RecallResult], folder: Path) -> list[Path]:
     }
     if any(result.by_token for result in results):
         plots["by-token.png"] = measure_by_token
+    own = (folder / "experiment.json").exists()  # a folder of `run_recall`
     for name, draw in plots.items():
-        save_figure(draw(results), folder / name)
+        save_figure(draw(results), folder / name, own=own)
     return [folder / name for name in plots]
 
 
@@ -96,7 +111,8 @@ def measure_by_state_size(results: Sequence[RecallResult]) -> Figure:
     for axes, count in zip(panels, pairs, strict=True):
         own = [row for row in rows if row.pairs == count]
         sizes = [row.state_size for row in own]
-        _logarithmic(axes, sorted(set(sizes)), "state size: numbers per sequence (equal ones spread)", margin=2.0)
+        _logarithmic(axes, sorted(set(sizes)), "state size: numbers per sequence\n(equal ones spread)", margin=2.0)
+        log_ticks(axes, "x")
         low, high = axes.get_xlim()
         for row, factor in zip(own, spread(sizes, (high / low) ** 0.025 - 1), strict=True):
             _draw_point(axes, row.state_size * factor, row, styles[row.mixer])
@@ -108,8 +124,6 @@ def measure_by_state_size(results: Sequence[RecallResult]) -> Figure:
 
 def loss_curves(results: Sequence[RecallResult]) -> Figure:
     """One panel for each number of pairs: training loss over steps, every seed at the mixer's best learning rate."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
     pairs = sorted({result.run["pairs"] for result in results})
     mixers = list(dict.fromkeys(result.mixer for result in results))
     styles = mixer_styles(mixers)
@@ -139,9 +153,8 @@ def loss_curves(results: Sequence[RecallResult]) -> Figure:
         axes.set_xlabel("optimizer step")
         axes.set_ylabel("squared error" if is_error else "cross-entropy, nats per query")
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
+    for axes in panels:  # which share the axis
+        log_ticks(axes, "y")
     return _finished(figure, panels, mixers, results, hollow=False)
 
 
@@ -248,15 +261,10 @@ def _measure_axis(axes: Axes, rows: Sequence[RecallSummary]) -> None:
 
 
 def _logarithmic(axes: Axes, values: Sequence[int], label: str, *, margin: float) -> None:
-    """A logarithmic x axis over `values` (ascending), with a tick at each that is not too close to the one before."""
+    """A logarithmic x axis over `values` (ascending), with a tick at each."""
     axes.set_xscale("log")
-    low, high = values[0] / margin, values[-1] * margin
-    axes.set_xlim(low, high)
-    ticks: list[int] = []
-    for value in values:
-        if not ticks or math.log(value / ticks[-1]) > 0.1 * math.log(high / low):
-            ticks.append(value)
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_xlim(values[0] / margin, values[-1] * margin)
+    axes.set_xticks(values, [f"{value:,}" for value in values])
     axes.set_xticks([], minor=True)
     axes.set_xlabel(label)
 
@@ -307,4 +315,5 @@ def _finished(
         labelspacing=0.7,
         handlelength=3.2,
     )
+    finish_axes(figure)
     return figure

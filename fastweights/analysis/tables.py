@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
+from ..checks import check_some
+from ..kinds import checked
 from ..results import LanguageResult, RecallResult, RecallSummary, summarize
 from ..results.experiment import best_results, describe_experiment
 from .naming import short_unit, task_of
@@ -14,8 +16,10 @@ from .table_style import LENGTHS_PER_TABLE, add_row, plain_table
 __all__ = ["language_tables", "recall_table", "stage_table"]
 
 
+@checked
 def recall_table(results: Sequence[RecallResult]) -> Table:
     """The best accuracy (or error) of each mixer, one section for each number of pairs, the best mixer first."""
+    check_some("results", results, "result")
     rows, measure = summarize(results), results[0].measure
     table = plain_table(
         f"{measure.capitalize()}: {describe_experiment(results)}",
@@ -35,12 +39,14 @@ def recall_table(results: Sequence[RecallResult]) -> Table:
     return table
 
 
+@checked
 def stage_table(results: Sequence[RecallResult]) -> Table:
     """The accuracy (or error) of each mixer at the end of every stage of a curriculum, on that stage's task."""
+    check_some("results", results, "result")
     measure, unit = results[0].measure, short_unit(results)
     stages = [
         f"{stage['pairs']:,} {unit}" + ("" if stage["length"] is None else f", {stage['length']:,} tokens")
-        for stage in results[0].run["curriculum"]
+        for stage in results[0].run.get("curriculum", ())
     ]
     table = plain_table(
         f"{measure.capitalize()} by stage",

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from .._version import __version__
 from ..untrusted import one_line
+from ._help import Command
 from ._options import fail
 from .convert import convert
 from .evaluate import evaluate
@@ -53,13 +54,13 @@ class _Stoppable(TyperGroup):
 
 app = typer.Typer(
     cls=_Stoppable,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
 for command in (recall, train, convert, evaluate, inspect, generate, mixers, reproduce, leaderboard, serve):
-    app.command()(command)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+    app.command(cls=Command)(command)
+app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _short_warnings():
         try:
             return app(arguments, prog_name="fastweights", standalone_mode=False) or 0
+        except SystemExit as ended:  # how typer ends the options of completion
+            return int(ended.code or 0)
         except USAGE_ERROR as error:
             return fail(error.format_message(), 2)  # type: ignore[attr-defined]
 

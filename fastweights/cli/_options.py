@@ -2,7 +2,6 @@
 
 import errno
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,21 +9,33 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from ..out_of_memory import within_memory
 from ..stopping import Stopped
+from ..terminal import show
+from ..untrusted import one_line
 
 __all__ = [
+    "FEWER",
+    "AsJson",
     "Device",
+    "DryRun",
     "Imports",
+    "Overrides",
+    "Overwrite",
+    "Quiet",
     "Workers",
     "check_trainings",
     "fail",
     "import_mixers",
     "one_line_errors",
+    "output_path",
     "training_errors",
     "values",
 ]
 
 Value = TypeVar("Value")
+LONGEST_ERROR = 1000  # characters: about half a screen
+FEWER = "a smaller --workers"
 Imports = Annotated[
     list[str] | None,
     typer.Option(
@@ -35,7 +46,37 @@ Imports = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="Torch device, such as cpu or cuda.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Delete what this command has written there before, and nothing else, and start again."
+    ),
+]
 Workers = Annotated[int | None, typer.Option(help="Trainings at the same time; by default one per core, or 8 per GPU.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what the command would do, and write nothing.", show_default=False)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; errors are shown all the same.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Results as one JSON document on standard output, all else on standard error.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A field of the run file, such as model.num_heads=8 for `train` or width=64 for `recall`; may be repeated. The "
+        "value is TOML; text needs no quotation marks.",
+        show_default=False,
+    ),
+]
+
+
+def output_path(text: str) -> Path:
+    """The value of an option --output; an empty one, as an unset variable of a shell gives it, is not the current folder."""
+    if not str(text).strip():
+        raise typer.BadParameter("--output must be the path of a file or folder, got an empty one")
+    return Path(text)
 
 
 def import_mixers(modules: Sequence[str] | None) -> None:
@@ -47,20 +88,21 @@ def import_mixers(modules: Sequence[str] | None) -> None:
 
 
 def fail(message: str, code: int) -> int:
-    """Print one line to stderr, without the system's numbers of errors; returns the exit code."""
-    line = re.sub(r"\[Errno -?\d+\] ", "", " ".join(message.split()))
-    print(f"fastweights: error: {line}", file=sys.stderr)
+    """Print one short line to stderr, without the system's numbers of errors; returns the exit code."""
+    line = re.sub(r"\[Errno -?\d+\] ", "", one_line(message, LONGEST_ERROR))
+    show(f"fastweights: error: {line}", error=True)
     return code
 
 
 @contextmanager
-def one_line_errors(continues: str = "") -> Iterator[None]:
+def one_line_errors(continues: str = "", memory: str = "a smaller model") -> Iterator[None]:
     """Ends the command with one line and exit code 2 for bad input, 1 for a failure, 130 for Ctrl-C, 128 and the signal's
     number for a signal.
-    continues: how to continue after a failure or an interruption, for the message."""
+    continues: how to continue after a failure or an interruption, for the message. memory: what needs less memory."""
     remedy = f"; {continues}" if continues else ""
     try:
-        yield
+        with within_memory(memory):
+            yield
     except (ValueError, TypeError) as error:
         raise typer.Exit(fail(str(error), 2)) from None
     except OSError as error:
@@ -81,7 +123,7 @@ def training_errors(continues: str, prefix: str = "") -> Iterator[None]:
     try:
         yield
     except WorkerError as error:
-        print(error.details, file=sys.stderr, end="")
+        show(error.details, error=True, end="")
         raise typer.Exit(fail(f"{prefix}{error}; {continues}", 1)) from None
 
 
@@ -109,7 +151,7 @@ def check_trainings(
 ) -> tuple[int, ...] | None:
     """Check the options of a command that trains many models. Returns the values of --seeds, None where it is not given."""
     from ..checks import check_size, check_whole_number  # here: help must not import torch
-    from ..files import check_place
+    from ..outputs import check_place
     from ..training.settings import check_device
 
     check_device(device)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._options import Imports, import_mixers, one_line_errors
+from ..terminal import show
+from ._options import DryRun, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path
+from ._output import show_plan
 
 if TYPE_CHECKING:
     from ..conversion import ConversionReport
@@ -18,11 +20,11 @@ def _show_conversions(wanted: bool) -> None:
         from ..conversion import CONVERSIONS, condition
 
         for (source, target), conversion in CONVERSIONS.items():
-            print(f"{source} -> {target}")
+            show(f"{source} -> {target}")
             needed = condition(conversion)
             if needed:
-                print(f"    only where the layers of the source have {needed}, which is not {source}'s default")
-            print(f"    new parameters: {conversion.first_values}\n    same logits: {conversion.equality}")
+                show(f"    only where the layers of the source have {needed}, which is not {source}'s default")
+            show(f"    new parameters: {conversion.first_values}\n    same logits: {conversion.equality}")
         raise typer.Exit
 
 
@@ -35,7 +37,12 @@ def convert(
         ),
     ],
     to: Annotated[str, typer.Option(metavar="MIXER", help="The new memory layer; see --list.")],
-    output: Annotated[Path, typer.Option(help="Folder for the new model; must not exist or be empty.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            parser=output_path, metavar="FOLDER", help="Folder for the new model; must not exist or be empty."
+        ),
+    ],
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Option of the new layer, such as b_scale=0.5; may be repeated."),
@@ -53,6 +60,9 @@ def convert(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps in the run file.")] = 2000,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
     imports: Imports = None,
     list_conversions: Annotated[
         bool,
@@ -64,24 +74,22 @@ def convert(
     Starts from transformers' Mamba-2 checkpoints and from models of fastweights. Shows how far the logits of the two are
     apart, and saves the model with the source's tokenizer and a run file for `fastweights train`.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --tokens, or a machine with more memory,"):
         import_mixers(imports)
         from transformers.utils.logging import disable_progress_bar
 
         from ..conversion import convert_folder
+        from ..conversion.folder import plan_conversion
 
         disable_progress_bar()  # of every file that is read or written
-        report = convert_folder(
-            source,
-            output,
-            to=to,
-            prompt=prompt,
-            tokens=tokens,
-            seed=seed,
-            peak=peak,
-            steps=steps,
-            options=_named_values(option or []),
-        )
+        settings: dict[str, Any] = {
+            "to": to, "prompt": prompt, "tokens": tokens, "seed": seed, "peak": peak, "steps": steps,
+            "options": _named_values(option or []), "overwrite": overwrite,
+        }  # fmt: skip
+        if dry_run:
+            show_plan(plan_conversion(source, output, **settings))
+            return
+        report = convert_folder(source, output, **settings)
     _show(report, "tokens of the prompt" if prompt is not None else "random tokens")
 
 
@@ -103,22 +111,22 @@ def _show(report: "ConversionReport", kind: str) -> None:
     for conversion in {id(own): own for own in report.conversions.values()}.values():
         layers = [index for index, own in report.conversions.items() if own is conversion]
         count = f"{len(layers)} of {report.layers}"
-        print(f"{conversion.source} -> {conversion.target} in {count} layers: {_ranges(layers)}")
-        print(f"  new parameters: {conversion.first_values}")
-        print(f"  same logits: {conversion.equality}")
-    print(f"{report.parameters:,} parameters, {report.new_parameters:,} of them new")
-    print(f"Largest difference of logits over {check.tokens} {kind} (largest logit {check.largest_logit:.3g}):")
-    print(
+        show(f"{conversion.source} -> {conversion.target} in {count} layers: {_ranges(layers)}")
+        show(f"  new parameters: {conversion.first_values}")
+        show(f"  same logits: {conversion.equality}")
+    show(f"{report.parameters:,} parameters, {report.new_parameters:,} of them new")
+    show(f"Largest difference of logits over {check.tokens} {kind} (largest logit {check.largest_logit:.3g}):")
+    show(
         f"  where they should be equal: {'no such setting' if check.neutral is None else format(check.neutral, '.3g')}"
     )
-    print(f"  as saved: {check.saved:.3g}")
+    show(f"  as saved: {check.saved:.3g}")
     run_file = report.output / "train.toml"
-    print(f"Saved in {report.output}, with {', '.join(report.tokenizer) or 'no tokenizer, as the source has none'}")
+    show(f"Saved in {report.output}, with {', '.join(report.tokenizer) or 'no tokenizer, as the source has none'}")
     if not report.tokenizer:
-        print(f"Before training, name the tokenizer of the source under [tokenizer] in {run_file}")
+        show(f"Before training, name the tokenizer of the source under [tokenizer] in {run_file}")
     if report.training is not None:
-        print(f"Text, length and batch size of {run_file}: as in {report.training}")
-    print(f"Continue: fastweights train {run_file}")
+        show(f"Text, length and batch size of {run_file}: as in {report.training}")
+    show(f"Continue: fastweights train {run_file}")
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -1,15 +1,26 @@
 """`fastweights evaluate`: what a trained text model can do, by context length."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from ._options import Device, Imports, import_mixers, one_line_errors, values
+from ..terminal import Console, show
+from ._options import (
+    AsJson,
+    Device,
+    DryRun,
+    Imports,
+    Overwrite,
+    Quiet,
+    import_mixers,
+    one_line_errors,
+    output_path,
+    values,
+)
+from ._output import show_json, show_plan, tables_aside
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -35,8 +46,12 @@ def evaluate(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Where results go; evaluation.json in MODEL if not given.")
+        Path | None,
+        typer.Option(
+            parser=output_path, metavar="FILE.json", help="Where results go; evaluation.json in MODEL if not given."
+        ),
     ] = None,
+    overwrite: Overwrite = False,
     texts: Annotated[int, typer.Option(help="Texts that perplexity is measured on, at most.")] = 16,
     stretch: Annotated[
         int, typer.Option(help="Tokens before a length that the perplexity of the last tokens is over.")
@@ -54,10 +69,13 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(help="Texts read at a time.")] = 1,
     device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     imports: Imports = None,
     lm_eval: Annotated[
         list[str] | None,
-        typer.Option(metavar="TASK,...", help="Tasks of lm-evaluation-harness (pip install 'fastweights\\[eval]')."),
+        typer.Option(metavar="TASK,...", help="Tasks of lm-evaluation-harness (pip install 'fastweights[eval]')."),
     ] = None,
     include_path: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder with lm-evaluation-harness tasks of your own.")
@@ -73,18 +91,20 @@ def evaluate(
 ) -> None:
     """Measure a trained text model: perplexity by context length, recall, retrieval of needles, lm-evaluation-harness.
 
+    Without --text, the run.json of the training in MODEL's folder says which text is read, and the command names it.
     Texts are read in blocks: memory does not grow with the context length (only softmax attention keeps all of it).
-    Results are saved as they come; a file that is there is replaced.
+    Results are saved as they come; those of an earlier evaluation are replaced.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --block or --batch-size, or --dtype bfloat16,"):
         import_mixers(imports)
         from ..analysis.evaluation_tables import evaluation_tables
+        from ..analysis.plot_style import is_plot
         from ..evaluation.evaluate import EvaluationSettings
         from ..evaluation.evaluate import evaluate as measurements
-        from ..evaluation.reading import within_memory
-        from ..evaluation.report import EvaluationReport
+        from ..evaluation.report import EvaluationReport, is_evaluation, plan_evaluation
         from ..evaluation.text import HeldOutText
-        from ..models.loading import load_language_model
+        from ..models.loading import load_language_model, model_folder
+        from ..outputs import beside, claimed
 
         settings = EvaluationSettings(
             measures=() if lm_eval and not on else values("--on", on or ["perplexity"], str),
@@ -109,11 +129,27 @@ def evaluate(
             num_fewshot=num_fewshot,
             ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
         )
-        output = model / "evaluation.json" if output is None else output
-        with within_memory("a smaller --block or --batch-size, or --dtype bfloat16,"):
+        model_folder(model)  # says what is wrong with it, before anything is said of a place in it
+        output = beside(model, "evaluation.json") if output is None else output
+        if output.absolute() in {path.absolute() for path in text or ()}:
+            raise ValueError(
+                f"output must be another file than the text that is read, got {output}; choose another name"
+            )
+        held_out = HeldOutText(text or (), model)
+        files: dict[Path, Callable[[Path], bool]] = {output: is_evaluation}
+        if "perplexity" in settings.measures:
+            plot = output.parent / f"{output.stem}-perplexity.png"
+            files[plot] = partial(is_plot, earlier=is_evaluation(output))
+        if dry_run:
+            with claimed("output", files, "evaluation", overwrite=False):
+                plan = plan_evaluation(model, settings, tasks, text=held_out.name, output=output)
+            show_plan(plan, as_json)
+            return
+        with claimed("output", files, "evaluation", overwrite=overwrite), tables_aside(as_json):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-            held_out = HeldOutText(text or (), model)
             documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
+            if documents and held_out.notice:
+                show(held_out.notice, error=True)
             haystack = held_out.haystack()
             measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
             report = EvaluationReport(
@@ -122,7 +158,7 @@ def evaluate(
             try:
                 if harness is not None:
                     report.add("lm-eval", harness(language_model, tokenizer, tasks, batch_size=batch_size, seed=seed))
-                with Console(stderr=True).status("Measuring") as status:
+                with Console(stderr=True, quiet=quiet).status("Measuring") as status:
                     for measure, rows in measured:
                         report.add(measure, rows)
                         status.update(f"Measuring; done: {measure} at {rows[-1].length:,} tokens")
@@ -131,11 +167,13 @@ def evaluate(
                 for table in evaluation_tables(report.results):
                     console.print(table)
                 if "perplexity" in report.results:
-                    print(f"Text: {held_out.name}")
+                    show(f"Text: {held_out.name}")
                 if report.results:
-                    print(f"Results: {output}")
-    if "perplexity" in report.results:
-        _plot(report.results["perplexity"], model.resolve().name, output.with_name(f"{output.stem}-perplexity.png"))
+                    show(f"Results: {output}")
+            if "perplexity" in report.results:
+                _plot(report.results["perplexity"], model.resolve().name, plot)
+    if as_json:
+        show_json(report.document())
 
 
 def _harness(tasks: Sequence[str], **options: Any) -> Any:
@@ -159,9 +197,9 @@ def _plot(rows: Any, name: str, path: Path) -> None:
 
     try:
         save_perplexity_plot({name: rows}, path)
-        print(f"Plot: {path}")
+        show(f"Plot: {path}")
     except ImportError:
-        print(
+        show(
             "No plot: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-            file=sys.stderr,
+            error=True,
         )

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ._options import Imports, import_mixers, one_line_errors
+from ..terminal import show
+from ._options import Imports, Quiet, import_mixers, one_line_errors
 
 
 def generate(
@@ -27,6 +28,7 @@ def generate(
         str | None, typer.Option(help="Torch device, such as cpu or cuda; the GPU, where there is one, if not given.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
     """Print a model's continuation of a text, token by token, and then how fast it came.
@@ -34,34 +36,33 @@ def generate(
     Only the continuation goes to standard output. The prompt may be of any length: it is read in blocks
     where memory asks for it.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --block, or --dtype bfloat16,"):
         import_mixers(imports)
         import torch
 
         from ..evaluation import continue_text
         from ..evaluation.continuation import TimedStreamer
-        from ..evaluation.reading import within_memory
         from ..models.loading import load_language_model
 
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         text = _standard_input() if prompt == "-" else prompt
-        with within_memory("a smaller --block, or --dtype bfloat16,"):
-            language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-            streamer = TimedStreamer(tokenizer)
-            continue_text(
-                language_model,
-                tokenizer,
-                text,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                greedy=greedy,
-                seed=seed,
-                block=block,
-                streamer=streamer,
-            )
-            print(streamer.speed(), file=sys.stderr)
+        language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
+        streamer = TimedStreamer(tokenizer)
+        continue_text(
+            language_model,
+            tokenizer,
+            text,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            greedy=greedy,
+            seed=seed,
+            block=block,
+            streamer=streamer,
+        )
+        if not quiet:
+            show(streamer.speed(), error=True)
 
 
 def _standard_input() -> str:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ._options import Device, Imports, import_mixers, one_line_errors, values
+from ..terminal import show
+from ._options import Device, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path, values
 
 # The names of fastweights.inspection.MEASURES (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -25,8 +26,12 @@ def inspect(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the results; inspection in MODEL if not given.")
+        Path | None,
+        typer.Option(
+            parser=output_path, metavar="DIR", help="Folder for the results; inspection in MODEL if not given."
+        ),
     ] = None,
+    overwrite: Overwrite = False,
     tokens: Annotated[int, typer.Option(help="Tokens of the text to read, at most.")] = 1024,
     every: Annotated[int, typer.Option(help="Tokens between two looks at the memory.")] = 64,
     measures: Annotated[
@@ -34,6 +39,7 @@ def inspect(
     ] = None,
     device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
     imports: Imports = None,
 ) -> None:
     """Show what the memories of a trained model do while it reads a text, by layer and head.
@@ -41,36 +47,39 @@ def inspect(
     Writes arrays.npz, one PNG per measure and index.html, a page that needs no network. What does not fit a layer's rule is left
     out.
     """
-    with one_line_errors():
+    with one_line_errors(memory="a smaller --tokens, or a larger --every,"):
         import_mixers(imports)
         from ..checks import check_size
-        from ..evaluation.reading import within_memory
         from ..evaluation.text import HeldOutText
-        from ..files import check_place
         from ..inspection import inspect_model, save_inspection
-        from ..models.loading import load_language_model
+        from ..inspection.page import written_inspection
+        from ..models.loading import load_language_model, model_folder
+        from ..outputs import beside, claimed_folder
 
         check_size("--tokens", tokens, high=2**30)
         names = values("--measures", measures, str) if measures else None
-        folder = model / "inspection" if output is None else output
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--output must be a folder, but {folder} is a file; choose another name")
-        check_place("--output", folder)
-        with within_memory("a smaller --tokens, or a larger --every,"):
+        model_folder(model)  # says what is wrong with it, before anything is said of a place in it
+        folder = beside(model, "inspection") if output is None else output
+        with claimed_folder("--output", folder, lambda: written_inspection(folder), "inspection"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             held_out = HeldOutText(text or (), model)
-            ids = list(islice(chain.from_iterable(held_out.documents(tokenizer)), tokens))
+            documents = held_out.documents(tokenizer)
+            if held_out.notice:
+                show(held_out.notice, error=True)
+            ids = list(islice(chain.from_iterable(documents), tokens))
             if len(ids) < 2:
                 raise ValueError(
                     f"the text must have at least 2 tokens to read, {held_out.name} has {len(ids)}; pass a longer one"
                 )
             found = inspect_model(language_model, ids, every=every, measures=names)
-        facts = {"model": str(model), "text": held_out.name, "tokens": len(ids), "every": every}
-        try:
-            saved = save_inspection(found, folder, title=f"Memories of {model.resolve().name}", facts=facts)
-        except ImportError:
-            raise OSError("matplotlib is missing; pip install 'fastweights[viz]', then give the same command") from None
+            facts = {"model": str(model), "text": held_out.name, "tokens": len(ids), "every": every}
+            try:
+                saved = save_inspection(found, folder, title=f"Memories of {model.resolve().name}", facts=facts)
+            except ImportError:
+                raise OSError(
+                    "matplotlib is missing; pip install 'fastweights[viz]', then give the same command"
+                ) from None
     left_out = [name for name in names or () if name not in found.panels]
     if left_out:
-        print(f"No layer has what is measured by: {', '.join(left_out)}")
-    print(f"Page: {next(path for path in saved if path.suffix == '.html')}")
+        show(f"No layer has what is measured by: {', '.join(left_out)}")
+    show(f"Page: {next(path for path in saved if path.suffix == '.html')}")

@@ -4,10 +4,24 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Device, Imports, Workers, check_trainings, import_mixers, one_line_errors, training_errors
+from ..terminal import Console, show
+from ._options import (
+    FEWER,
+    Device,
+    DryRun,
+    Imports,
+    Overwrite,
+    Quiet,
+    Workers,
+    check_trainings,
+    import_mixers,
+    one_line_errors,
+    output_path,
+    training_errors,
+)
+from ._output import show_plan
 
 # Those of fastweights.leaderboard (a test compares them), written out because help must not import torch.
 PARTS = "mqar, regression, tracking, language, needle, training-speed, decoding-speed, memory, rules"
@@ -36,11 +50,16 @@ def leaderboard(
     seeds: Annotated[
         list[str] | None, typer.Option(metavar="N,...", help="Seeds; those of the size if not given.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for results and trainings.")] = Path("runs/leaderboard"),
+    output: Annotated[
+        Path, typer.Option(parser=output_path, metavar="FOLDER", help="Folder for results and trainings.")
+    ] = Path("runs/leaderboard"),
+    overwrite: Overwrite = False,
     measurements: Annotated[
         Path, typer.Option(help="Folder with the benchmarks' result files, for speed and memory.")
     ] = Path("benchmarks/results"),
     workers: Workers = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
     """Compare memory layers on the same tasks, at equal state size and equal parameters.
@@ -50,12 +69,14 @@ def leaderboard(
     those that the library comes with. Speed and memory are read from the files of the benchmarks; what these lack is named with
     the command that measures it.
     """
-    with one_line_errors(CONTINUES), StopSignals():
+    with one_line_errors(CONTINUES, FEWER), StopSignals():
         import_mixers(imports)
         from ..checks import check_choice
         from ..layers import MIXERS, MixerChoice, parse_mixers
+        from ..layers.choice import check_backend
         from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
-        from ..leaderboard.run import rows_beside
+        from ..leaderboard.plan import plan_part
+        from ..leaderboard.run import claimed_boards, forget, rows_beside
         from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
         from ..training.progress import reporter_for
 
@@ -77,18 +98,26 @@ def leaderboard(
         repeated = {label for label in labels if labels.count(label) > 1}
         if repeated:
             raise ValueError(f"--mixers must differ from each other, but {min(repeated)!r} is there twice; drop one")
+        for choice in choices:
+            check_backend(choice.name, choice.options, device)
         request = Request(
             mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
-            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True)),
+            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True, quiet=quiet)),
         )  # fmt: skip
-        for part in chosen:
-            with training_errors(CONTINUES):
-                path = run_part(part, request)
-            rows = part_rows(part, size, output, measurements)
-            library = rows_beside(part, size, rows)
-            Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
-            print(where_others_are_from(library, output), end="")
-            if path is not None:
-                print(f"Results: {path}\n")
-            elif how := how_to_measure(part, labels, rows, imports or (), measurements):
-                print(how)
+        with claimed_boards("--output", chosen, request):
+            if dry_run:
+                show_plan({"part": [plan_part(part, request) for part in chosen]})
+                return
+            for part in chosen:
+                if overwrite:
+                    forget(part, request)
+                with training_errors(CONTINUES):
+                    path = run_part(part, request)
+                rows = part_rows(part, size, output, measurements)
+                library = rows_beside(part, size, rows)
+                Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
+                show(where_others_are_from(library, output), end="")
+                if path is not None:
+                    show(f"Results: {path}\n")
+                elif how := how_to_measure(part, labels, rows, imports or (), measurements):
+                    show(how)

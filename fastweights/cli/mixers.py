@@ -3,8 +3,8 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from ..terminal import Console
 from ._options import Imports, import_mixers, one_line_errors
 
 

@@ -1,19 +1,34 @@
 """`fastweights recall`: train and compare memory layers on associative recall."""
 
-import sys
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Device, Imports, import_mixers, one_line_errors, training_errors, values
+from ..terminal import Console, show
+from ._options import (
+    AsJson,
+    Device,
+    DryRun,
+    Imports,
+    Overrides,
+    Overwrite,
+    Quiet,
+    import_mixers,
+    one_line_errors,
+    output_path,
+    training_errors,
+    values,
+)
+from ._output import show_json, show_plan, tables_aside
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
 TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
 MIXERS, PAIRS = ["linear,gla,deltanet,gdn"], ["4,16"]
 LEARNING_RATES, SEEDS = ["0.003,0.01"], ["0"]
+LESS_MEMORY = "a smaller --batch-size, or a smaller --workers,"
 
 
 def recall(
@@ -31,7 +46,7 @@ def recall(
         typer.Option(
             metavar="MIXER,...",
             help="Memory layers to compare: NAME, NAME:OPTION=VALUE,... with options, or NAME:OPTION=VALUE,...@LABEL, as in "
-            "gdn,gdn:conv_size=2,expand_v=2@small; `fastweights mixers` lists them and their options.",
+            "gdn,gdn:conv_size=2@small; `fastweights mixers` lists them and their options.",
         ),
     ] = MIXERS,
     task: Annotated[str, typer.Option(help=f"Recall task: {TASKS}.")] = "mqar-shuffled",
@@ -55,7 +70,9 @@ def recall(
     ] = SEEDS,
     test_examples: Annotated[int, typer.Option(help="Held-out sequences to test on.")] = 1024,
     device: Device = "cpu",
-    output: Annotated[Path, typer.Option(help="Folder for results, plots and checkpoints.")] = Path("runs/recall"),
+    output: Annotated[
+        Path, typer.Option(parser=output_path, metavar="FOLDER", help="Folder for results, plots and checkpoints.")
+    ] = Path("runs/recall"),
     workers: Annotated[
         int | None, typer.Option(help="Processes, each on one core; by default one per core, or one per GPU.")
     ] = None,
@@ -63,9 +80,11 @@ def recall(
     log_every: Annotated[
         int, typer.Option(help="Steps of a run between two lines of progress where there is no terminal.")
     ] = 100,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete the results in the output folder and start again.")
-    ] = False,
+    overwrite: Overwrite = False,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     imports: Imports = None,
     list_mixers: Annotated[
         bool, typer.Option("--list", help="List the memory layers and exit, as `fastweights mixers` does.")
@@ -77,13 +96,17 @@ def recall(
     again, with the same numbers in the end.
     """
     continues = f"the same command{' without --overwrite' * overwrite} continues where it stopped"
-    with one_line_errors(continues), StopSignals():
+    with one_line_errors(continues, LESS_MEMORY), StopSignals():
         import_mixers(imports)
         from ..analysis import mixers_table, recall_table, save_plots, stage_table
         from ..layers import parse_mixers
-        from ..training import RecallExperiment, RecallFile, load_recall_file, run_recall_parts
+        from ..training import load_recall_file, run_recall_parts
+        from ..training.folder import ExperimentFolder
         from ..training.progress import reporter_for
+        from ..training.recall import plan_recall
 
+        if list_mixers and as_json:
+            raise ValueError("--json must be left out with --list, which shows a table; drop one of the two")
         if list_mixers:
             Console().print(mixers_table())
             return
@@ -104,13 +127,13 @@ def recall(
             "test_examples": test_examples,
             "device": device,
         }
-        if run_file is None:
-            study = RecallFile(output=str(output), parts={"": RecallExperiment(**settings)}, workers=workers)
-        else:
-            options = {**settings, "output": str(output), "workers": workers}
-            given = {name: value for name, value in options.items() if _is_given(context, name)}
-            study = load_recall_file(run_file, **given)
+        options = {**settings, "output": str(output), "workers": workers}
+        given = {name: value for name, value in options.items() if _is_given(context, name)}
+        study = load_recall_file(run_file, overrides=overrides or (), **given)
         folders = study.folders()
+        if dry_run:
+            show_plan({"parts": plan_recall(study.parts, folders, overwrite=overwrite)}, as_json)
+            return
         with training_errors(continues):
             found = run_recall_parts(
                 study.parts,
@@ -118,25 +141,30 @@ def recall(
                 workers=study.workers,
                 overwrite=overwrite,
                 checkpoint_seconds=checkpoint_seconds,
-                reporter=reporter_for(Console(stderr=True), log_every),
+                reporter=reporter_for(Console(stderr=True, quiet=quiet), log_every),
                 log_every=log_every,
                 imports=imports or (),
             )
-    for name, results in found.items():
-        if name:
-            print(f"Part {name}")
-        Console().print(recall_table(results))
-        if study.parts[name].curriculum:
-            Console().print(stage_table(results))
-        print(f"Results: {folders[name] / 'results.json'}")
-        with one_line_errors():
-            try:
-                print("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
-            except ImportError:
-                print(
-                    "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-                    file=sys.stderr,
-                )
+    with tables_aside(as_json):
+        for name, results in found.items():
+            if name:
+                show(f"Part {name}")
+            Console().print(recall_table(results))
+            if study.parts[name].curriculum:
+                Console().print(stage_table(results))
+            show(f"Results: {folders[name] / 'results.json'}")
+            with one_line_errors():
+                try:
+                    with ExperimentFolder(folders[name]).locked():
+                        show("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
+                except ImportError:
+                    show(
+                        "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
+                        error=True,
+                    )
+    if as_json:
+        documents = {name: json.loads((folder / "results.json").read_bytes()) for name, folder in folders.items()}
+        show_json(documents.get("", documents))
 
 
 def _is_given(context: typer.Context, option: str) -> bool:

@@ -4,10 +4,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Device, Workers, check_trainings, one_line_errors, training_errors
+from ..terminal import Console, show
+from ._options import (
+    FEWER,
+    Device,
+    DryRun,
+    Overwrite,
+    Quiet,
+    Workers,
+    check_trainings,
+    one_line_errors,
+    output_path,
+    training_errors,
+)
+from ._output import show_plan
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights.experiments (a test compares them)
 CONTINUES = "the same command continues where trainings stopped"
@@ -29,18 +41,24 @@ def reproduce(
     seeds: Annotated[
         list[str] | None, typer.Option(metavar="N,...", help="Seeds; the claim's own if not given.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the results, one file per claim.")] = Path("runs/claims"),
+    output: Annotated[
+        Path,
+        typer.Option(parser=output_path, metavar="FOLDER", help="Folder for the results, one file per claim."),
+    ] = Path("runs/claims"),
+    overwrite: Overwrite = False,
     measurements: Annotated[
         Path, typer.Option(help="Folder with the benchmarks' result files, for claims about speed.")
     ] = Path("benchmarks/results"),
     workers: Workers = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
 ) -> None:
     """Measure claims of the papers again and say which hold.
 
     Each claim has a setting, the paper's numbers, the outcome that was expected and the rule that decides. A claim that does not
     hold is a result: the exit code is 0.
     """
-    with one_line_errors(CONTINUES), StopSignals():
+    with one_line_errors(CONTINUES, FEWER), StopSignals():
         from ..experiments import (
             Conditions,
             claims_of,
@@ -50,7 +68,9 @@ def reproduce(
             run_claim,
             save_record,
         )
+        from ..experiments.record import claimed_records, record_path
         from ..experiments.tables import claim_page, claims_table
+        from ..training.folder import remove_trainings
 
         named = [find_claim(name) for name in claims or ()]
         chosen = named or (list(claims_of(paper)) if paper or list_claims else [])
@@ -66,15 +86,32 @@ def reproduce(
                 Console().print(claims_table(claims_shown, records))
             return
         given = check_trainings(device, output, workers, seeds)
-        for claim in chosen:
-            if not named and device == "cpu" and claim.device == "cuda" and claim.measure is not None:
-                print(f"{claim.name}: left out, needs --device cuda ({claim.cost})")
-                continue
-            conditions = Conditions(
-                seeds=given or claim.seeds, device=device, folder=output / "trained", measurements=measurements, workers=workers
-            )  # fmt: skip
-            with training_errors(CONTINUES, f"{claim.name}: "):
-                record = run_claim(claim, conditions)
-            path = save_record(output, record)
-            Console().print(claim_page(claim, record))
-            print(f"Result: {path}\n")
+        names = [claim.name for claim in chosen]
+        with claimed_records("--output", output, names, device, overwrite=overwrite and not dry_run):
+            if dry_run:
+                plans = [
+                    {
+                        "name": claim.name, "says": claim.says, "setting": claim.setting,
+                        "cost": f"{claim.cost} ({claim.device})", "seeds": given or claim.seeds,
+                        "output": str(record_path(output, claim.name, device)),
+                    }
+                    for claim in chosen
+                ]  # fmt: skip
+                show_plan({"claim": plans})
+                return
+            for claim in chosen:
+                if not named and device == "cpu" and claim.device == "cuda" and claim.measure is not None:
+                    show(f"{claim.name}: left out, needs --device cuda ({claim.cost})")
+                    continue
+                if overwrite:
+                    for name in {claim.name, claim.result_name(device)}:
+                        remove_trainings(output / "trained" / name)
+                conditions = Conditions(
+                    seeds=given or claim.seeds, device=device, folder=output / "trained", measurements=measurements,
+                    workers=workers,
+                )  # fmt: skip
+                with training_errors(CONTINUES, f"{claim.name}: "):
+                    record = run_claim(claim, conditions)
+                path = save_record(output, record)
+                Console().print(claim_page(claim, record))
+                show(f"Result: {path}\n")

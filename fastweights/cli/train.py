@@ -1,14 +1,16 @@
 """`fastweights train`: train language models on text."""
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ..stopping import StopSignals
-from ._options import Imports, fail, import_mixers, one_line_errors
+from ..terminal import Console, show
+from ._options import DryRun, Imports, Overrides, Overwrite, Quiet, fail, import_mixers, one_line_errors
+from ._output import show_plan
+
+LESS_MEMORY = "a smaller batch_size with a larger accumulation, or gradient_checkpointing = true,"
 
 
 def train(
@@ -20,17 +22,19 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of first weights and data order.")] = None,
     precision: Annotated[str | None, typer.Option(help="no, bf16 or fp16.")] = None,
     stop_at: Annotated[
-        int | None, typer.Option(help="End after this step with a checkpoint; the same command then continues.")
+        int | None,
+        typer.Option(help="End after this step with a checkpoint; without this option the same command continues."),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete an earlier training in the output folder and start again.")
-    ] = False,
+    overwrite: Overwrite = False,
+    settings: Overrides = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
     imports: Imports = None,
 ) -> None:
     """Train language models as a run file says: text, tokenizer, model, optimizer.
 
-    The options replace what the file says. An interrupted command continues when it is given again. For several GPUs or
-    machines start it with `torchrun --nproc-per-node N -m fastweights train ...` or accelerate launch.
+    The options replace what the file says, those of --set last. An interrupted command continues when it is given again. For
+    several GPUs or machines start it with `torchrun --nproc-per-node N -m fastweights train ...` or accelerate launch.
     """
     try:
         from accelerate import PartialState
@@ -39,11 +43,13 @@ def train(
         from ..analysis.language_plots import save_language_plots
         from ..analysis.tables import language_tables
         from ..training.language import NonFiniteLoss, load_run, train_language
+        from ..training.language.folder import LanguageFolder
+        from ..training.language.plan import plan_training
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
 
     disable_progress_bar()  # the command shows its own, not one per saved file
-    options = {
+    options: dict[str, Any] = {
         "output": output,
         "max_steps": max_steps,
         "batch_size": batch_size,
@@ -52,12 +58,16 @@ def train(
         "precision": precision,
     }
     command = "the same command without --overwrite" if overwrite else "the same command"
-    with one_line_errors(f"{command} continues after the last checkpoint"), StopSignals() as signals:
+    with one_line_errors(f"{command} continues after the last checkpoint", LESS_MEMORY), StopSignals() as signals:
         import_mixers(imports)
-        run = load_run(run_file, **{name: value for name, value in options.items() if value is not None})
+        given = {name: value for name, value in options.items() if value is not None}
+        run = load_run(run_file, overrides=settings or (), **given)
+        if dry_run:
+            show_plan(plan_training(run, stop_at=stop_at, overwrite=overwrite))
+            return
         try:
             results = train_language(
-                run, stop_at=stop_at, overwrite=overwrite, console=Console(stderr=True), signals=signals
+                run, stop_at=stop_at, overwrite=overwrite, console=Console(stderr=True, quiet=quiet), signals=signals
             )
         except NonFiniteLoss as error:
             raise typer.Exit(fail(str(error), 1)) from None
@@ -68,10 +78,11 @@ def train(
     Console().print(*language_tables(results), sep="\n")
     for result in results:
         if result.continuation is not None:
-            print(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")
-    print("Models: " + ", ".join(result.folder for result in results))
+            show(f"{result.name} continues {run.prompt!r} with:\n{result.continuation}\n")
+    show("Models: " + ", ".join(result.folder for result in results))
     with one_line_errors():
         try:
-            print("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
+            with LanguageFolder(Path(run.output)).locked():
+                show("Plots: " + ", ".join(str(path) for path in save_language_plots(results, Path(run.output))))
         except ImportError:
-            print("No plots: matplotlib is missing; pip install 'fastweights[viz]'", file=sys.stderr)
+            show("No plots: matplotlib is missing; pip install 'fastweights[viz]'", error=True)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..checks import check_tensor, shape_of
+from ..checks import check_tensor, describe_value, shape_of
+from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from .convert import check_source, own_config, set_value
 from .plan import conversions_between
@@ -22,6 +23,7 @@ __all__ = ["LogitsCheck", "check_logits"]
 LARGEST_ROUNDING = 1e-3  # of the largest logit: far above rounding in float32
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LogitsCheck:
     """How far the logits of a converted model are from those of its source.
@@ -53,6 +55,7 @@ class LogitsCheck:
             )
 
 
+@checked
 @torch.no_grad()
 def check_logits(source: PreTrainedModel, converted: FastWeightsForCausalLM, tokens_BT: Tensor) -> LogitsCheck:
     """Run both models on tokens_BT, int64 [B, T]; the converted one at the neutral setting too, if there is one. Both are
@@ -63,7 +66,7 @@ def check_logits(source: PreTrainedModel, converted: FastWeightsForCausalLM, tok
         ValueError: models of different layers, or tokens that are none of the vocabulary.
     """
     if not isinstance(converted, FastWeightsForCausalLM):
-        raise TypeError(f"converted must be a FastWeightsForCausalLM, got {type(converted).__name__}")
+        raise TypeError(f"converted must be a FastWeightsForCausalLM, got {describe_value(converted)}")
     check_source("source", source)
     check_tensor("tokens_BT", tokens_BT, integer=True)
     if tokens_BT.ndim != 2 or tokens_BT.numel() == 0:

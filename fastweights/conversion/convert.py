@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..checks import check_text, check_whole_number, describe_value
+from ..kinds import checked
 from ..models import FastWeightsConfig, FastWeightsForCausalLM
 from .mamba2 import mamba2_config, mamba2_weights
 from .plan import conversions_between, converted_config
@@ -18,6 +19,7 @@ from .plan import conversions_between, converted_config
 __all__ = ["check_source", "convert", "fitting_config", "own_config", "set_value"]
 
 
+@checked
 def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -> FastWeightsForCausalLM:
     """A copy of `model` whose layers are of the mixer `to`, on the same device and in the same dtype.
 
@@ -62,7 +64,7 @@ def check_source(name: str, model: object) -> None:
     """TypeError unless conversions start from models of its kind."""
     if not isinstance(model, (FastWeightsForCausalLM, Mamba2ForCausalLM)):
         raise TypeError(
-            f"{name} must be a FastWeightsForCausalLM or transformers' Mamba2ForCausalLM, got {type(model).__name__}"
+            f"{name} must be a FastWeightsForCausalLM or transformers' Mamba2ForCausalLM, got {describe_value(model)}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..checks import (
     LARGEST_COUNT,
+    check_flag,
     check_path,
     check_positive,
     check_size,
@@ -21,8 +23,12 @@ from ..checks import (
     check_whole_number,
 )
 from ..data.text.tokenizer import load_tokenizer
-from ..files import TENSOR_ERRORS, check_place, staged_folder, write_bytes, write_json, writing
+from ..files import TENSOR_ERRORS, staged_folder, write_bytes, write_json, writing
+from ..kinds import checked
+from ..models import FastWeightsForCausalLM
 from ..models.card import write_card
+from ..outputs import claimed_folder, described_files, listed_files
+from ..ownership import Own
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config
@@ -32,9 +38,12 @@ from .source import copy_tokenizer, load_config, load_model, model_folder
 from .table import Conversion
 from .training import recorded_training
 
-__all__ = ["ConversionReport", "convert_folder"]
+__all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
+
+DESCRIPTION = "conversion.json"
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ConversionReport:
     """What a conversion did, and how the logits compare.
@@ -59,6 +68,7 @@ class ConversionReport:
     output: Path
 
 
+@checked
 def convert_folder(
     source: str | Path,
     output: str | Path,
@@ -70,6 +80,7 @@ def convert_folder(
     peak: float | None = None,
     steps: int = 2000,
     options: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> ConversionReport:
     """Convert the model `source` (its folder, that of its training run, or a name on the hub) and save it in the folder `output`.
 
@@ -77,7 +88,7 @@ def convert_folder(
     source is stored in. The output appears when everything is written, or not at all.
 
     Args:
-        output: must not exist, or be empty.
+        output: must not exist, or be empty, or be an earlier conversion with `overwrite`.
         to, seed, options: as for `convert`.
         prompt: text on which the logits of both models are compared; random tokens when None.
         tokens: how many of these.
@@ -85,15 +96,109 @@ def convert_folder(
             paper's for models of the size. The run file that is written beside the model starts from a tenth of it. It keeps
             the text, tokenizer, rows and precision that run.json, or the train.toml of an earlier conversion, records.
         steps: of the training that this run file describes.
+        overwrite: replace an earlier conversion in the output folder. Files that are not as it wrote them are refused.
 
     Raises:
         ValueError: what `convert` refuses; a source that is missing, damaged or of another architecture; an output that is
-            not empty or cannot be made; logits that differ where they must be equal, or are not finite.
+            not empty, cannot be made, is in use by another process or to which a link leads; logits that differ where they must
+            be equal, or are not finite.
         WriteError: the output could not be written, as where the disk is full. There is none then.
     """
+    source, output = _checked(source, output, prompt, tokens, seed, peak, steps, overwrite)
+    with claimed_folder("output", output, lambda: _earlier(output, overwrite), "conversion") as own:
+        folder_of_source = model_folder(source)
+        if own and folder_of_source.resolve().is_relative_to(output.resolve()):
+            raise ValueError(
+                f"output must be another folder than the source, got {output} for {source}; name another one"
+            )
+        training = recorded_training(folder_of_source, output)
+        before = own_config(load_config(folder_of_source))
+        after = fitting_config(before, to, options or {})
+        model, stored = load_model(folder_of_source)
+        converted = convert(model, to=to, seed=seed, **(options or {}))
+        check = check_logits(model, converted, _tokens(folder_of_source, model, prompt, tokens))
+        check.insist()
+        parameters = converted.num_parameters()
+        with writing("the converted model", output, *TENSOR_ERRORS), staged_folder(output, own or None) as folder:
+            converted.to(stored).save_pretrained(folder)  # type: ignore[arg-type]  # transformers' wrapper hides self
+            tokenizer = copy_tokenizer(folder_of_source, folder)
+            write_card(
+                folder, converted, {"Converted from": Path(source).name, "Memory layers now": to, "Trained since": "no"}
+            )
+            settings = run_file(
+                output,
+                training=training,
+                peak=peak,
+                parameters=parameters,
+                steps=steps,
+                tokenizer=bool(tokenizer),
+            )
+            write_bytes(folder / "train.toml", settings.encode())
+            facts = {"from": source, "to": to, "seed": seed, **asdict(check), "files": listed_files(folder)}
+            write_json(folder / DESCRIPTION, facts)
+        return ConversionReport(
+            conversions=conversions_between(before, after),
+            layers=converted.config.num_hidden_layers,
+            parameters=parameters,
+            new_parameters=parameters - model.num_parameters(),
+            check=check,
+            tokenizer=tokenizer,
+            training=training.file,
+            output=output,
+        )
+
+
+def plan_conversion(
+    source: str | Path,
+    output: str | Path,
+    *,
+    to: str,
+    prompt: str | None = None,
+    tokens: int = 256,
+    seed: int = 0,
+    peak: float | None = None,
+    steps: int = 2000,
+    options: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """What `convert_folder` would make: the memory layers before and after, the parameters, and where it goes. Weights are not
+    read, and nothing is written.
+
+    Raises:
+        ValueError: as `convert_folder`, but for damaged weights.
+    """
+    source, output = _checked(source, output, prompt, tokens, seed, peak, steps, overwrite)
+    with claimed_folder("output", output, lambda: _earlier(output, overwrite), "conversion"):
+        folder = model_folder(source)
+        recorded_training(folder, output)
+        before = own_config(load_config(folder))
+        after = fitting_config(before, to, options or {})
+    with torch.device("meta"):
+        models = [FastWeightsForCausalLM(config) for config in (before, after)]
+    old, new = (model.num_parameters() for model in models)
+    return {
+        "source": source, "mixers before": [name for name, _ in before.mixers()],
+        "mixers after": [name for name, _ in after.mixers()],
+        "new layers": sorted(conversions_between(before, after)), "parameters": new, "new parameters": new - old,
+        "output": str(output), "run file": str(output / "train.toml"),
+    }  # fmt: skip
+
+
+def _checked(
+    source: str | Path,
+    output: str | Path,
+    prompt: str | None,
+    tokens: int,
+    seed: int,
+    peak: float | None,
+    steps: int,
+    overwrite: bool,
+) -> tuple[str, Path]:
+    """The source, and the output with a name that the run file can hold: refused before the work, which may take long."""
     source = str(check_path("source", source, "a folder or a name on the Hugging Face hub"))
     output = check_path("output", output, "the path of a folder")
-    _check_output(output)
+    _check_name(output)
+    check_flag("overwrite", overwrite)
     check_size("steps", steps, high=LARGEST_COUNT)
     check_size("tokens", tokens, high=2**20)
     check_whole_number("seed", seed)
@@ -101,54 +206,31 @@ def convert_folder(
         check_positive("peak", peak)
     if prompt is not None:
         check_text("prompt", check_unicode("prompt", prompt), what="text to compare the logits on", empty=False)
-    folder_of_source = model_folder(source)
-    training = recorded_training(folder_of_source, output)
-    before = own_config(load_config(folder_of_source))
-    after = fitting_config(before, to, options or {})
-    model, stored = load_model(folder_of_source)
-    converted = convert(model, to=to, seed=seed, **(options or {}))
-    check = check_logits(model, converted, _tokens(folder_of_source, model, prompt, tokens))
-    check.insist()
-    parameters = converted.num_parameters()
-    with writing("the converted model", output, *TENSOR_ERRORS), staged_folder(output) as folder:
-        converted.to(stored).save_pretrained(folder)  # type: ignore[arg-type]  # transformers' wrapper hides self
-        tokenizer = copy_tokenizer(folder_of_source, folder)
-        write_card(
-            folder, converted, {"Converted from": Path(source).name, "Memory layers now": to, "Trained since": "no"}
-        )
-        settings = run_file(
-            output,
-            training=training,
-            peak=peak,
-            parameters=parameters,
-            steps=steps,
-            tokenizer=bool(tokenizer),
-        )
-        write_bytes(folder / "train.toml", settings.encode())
-        write_json(folder / "conversion.json", {"from": source, "to": to, "seed": seed, **asdict(check)})
-    return ConversionReport(
-        conversions=conversions_between(before, after),
-        layers=converted.config.num_hidden_layers,
-        parameters=parameters,
-        new_parameters=parameters - model.num_parameters(),
-        check=check,
-        tokenizer=tokenizer,
-        training=training.file,
-        output=output,
-    )
+    return source, output
 
 
-def _check_output(output: Path) -> None:
-    """Refused before the work, which may take long, and not after it."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ValueError(f"output must not exist or be an empty folder, and {output} is neither; name another one")
-    check_place("output", output)
+def _check_name(output: Path) -> None:
+    real = os.path.realpath(output)
+    if real == os.getcwd():
+        raise ValueError(
+            f"output must be a folder with a name of its own, got the current folder, {output}; name another one"
+        )
     try:
-        str(output.resolve()).encode()
+        real.encode()
     except UnicodeEncodeError:
         raise ValueError(
             f"output must have a name in UTF-8 for the run file, got {str(output)!r}; name another"
         ) from None
+
+
+def _earlier(output: Path, overwrite: bool) -> Own:
+    """What an earlier conversion wrote in the output folder, to be replaced."""
+    own = described_files(output / DESCRIPTION, "from", "to", "seed")
+    if own and not overwrite:
+        raise ValueError(
+            f"output {output} holds a conversion; name another folder, or pass overwrite to replace that one"
+        )
+    return own
 
 
 def _tokens(source: Path, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:

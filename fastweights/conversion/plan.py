@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ..checks import closest
+from ..checks import closest, describe_value
+from ..kinds import checked
 from ..layers import MIXERS
 from ..models import FastWeightsConfig
 from .table import CONVERSIONS, Conversion
@@ -56,6 +57,7 @@ def conversions_between(before: FastWeightsConfig, after: FastWeightsConfig) -> 
     return conversions
 
 
+@checked
 def condition(conversion: Conversion) -> str:
     """The options that a source needs and that its mixer has not by default, such as "decay='head'"; empty where there are
     none."""
@@ -117,7 +119,7 @@ def _no_conversion(names: list[str], to: str) -> str:
     pairs = ", ".join(_pair(conversion) for conversion in CONVERSIONS.values())
     have = ", ".join(dict.fromkeys(names))
     return (
-        f"to must be a mixer that {have} continues as, and there is no conversion from {have} to {to!r}{hint}; "
+        f"to must be a mixer that {have} continues as, and there is no conversion from {have} to {describe_value(to)}{hint}; "
         f"there are {pairs}"
     )
 

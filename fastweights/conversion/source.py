@@ -10,11 +10,10 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config, PreTrainedModel
 
-from ..checks import LARGEST_DEPTH, check_size
 from ..models import FastWeightsConfig
 from ..models.loading import check_special_tokens, has_tokenizer, load_weights, loading, models_inside, saved_in
 from ..models.loading import load_config as load_own_config
-from ..models.weight_files import check_shapes, check_weights
+from ..models.weight_files import check_memory, check_shapes, check_weights
 from ..untrusted import check_folder, read_json_object
 
 __all__ = ["copy_tokenizer", "load_config", "load_model", "model_folder"]
@@ -70,8 +69,6 @@ def load_config(folder: Path) -> FastWeightsConfig | Mamba2Config:
     if _is_own(folder):
         return load_own_config(folder)
     with loading(str(folder)):
-        layers = read_json_object(folder / "config.json").get("num_hidden_layers", 1)
-        check_size("num_hidden_layers", layers, high=LARGEST_DEPTH)  # transformers would list a billion of them
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     check_special_tokens(folder)
     shapes = check_weights(folder, config)
@@ -105,6 +102,7 @@ def _is_own(folder: Path) -> bool:
 
 
 def _load_mamba2(folder: Path) -> PreTrainedModel:
+    check_memory(folder)
     with loading(str(folder)):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..kinds import checked
 from ..layers import Mixer
 
 __all__ = ["CONVERSIONS", "Conversion"]
@@ -14,6 +15,7 @@ __all__ = ["CONVERSIONS", "Conversion"]
 LARGE_RIDGE = 1e8  # above any key energy by more than float32 resolves
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
     """How a trained mixer continues as another. Source and target are names of `fastweights.layers.MIXERS`.

@@ -13,7 +13,7 @@ from typing import Any
 from ..checks import check_positive, check_size
 from ..data.text import TextCorpus, TextTokenizer
 from ..results.language import training_record
-from ..untrusted import read_json_object
+from ..untrusted import check_file, one_line, read_json_object
 
 __all__ = ["RecordedTraining", "recorded_training"]
 
@@ -55,7 +55,7 @@ def recorded_training(folder: Path, output: Path) -> RecordedTraining:
         ValueError: the file is damaged.
     """
     run, train = training_record(folder), folder.resolve() / "train.toml"
-    file = run if run is not None else train if train.is_file() else None
+    file = run if run is not None else train if train.exists() else None
     if file is None:
         return RecordedTraining()
     try:
@@ -63,7 +63,7 @@ def recorded_training(folder: Path, output: Path) -> RecordedTraining:
         return _recorded(file, record, (file.parent, folder.resolve(), output.resolve()))
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{file} must say how the source was trained, but it is damaged: {error}; delete it to convert without it"
+            f"{file} must say how the source was trained, but it is damaged: {one_line(error)}; delete it to convert without it"
         ) from None
 
 
@@ -152,4 +152,5 @@ def _read_toml(file: Path) -> dict[str, Any]:
         import tomllib
     else:  # the `train` extra brings it
         import tomli as tomllib
+    check_file(file)
     return tomllib.loads(file.read_text("utf-8"))

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from ..checks import check_number, check_size
+from ..checks import LARGEST_WIDTH, check_number, check_size
 from ._draws import Draws
 from .task import Task
 
@@ -79,7 +79,7 @@ class LinearRegression(Task):
                 "leave it out and set pairs"
             )
         for name in ("inputs", "outputs"):
-            self._set(name, check_size(name, getattr(self, name)))
+            self._set(name, check_size(name, getattr(self, name), high=LARGEST_WIDTH))
         self._set("noise", check_number("noise", self.noise, low=0))
         self._set("drift", check_number("drift", self.drift, low=0, high=1))
         self._set("correlation", check_number("correlation", self.correlation, above=-1, below=1))

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..checks import check_choice, check_size
 from ._draws import Draws
-from .task import RecallTask
+from .task import LONGEST, RecallTask
 
 __all__ = ["S3", "S5", "Parity", "StateTracking"]
 
@@ -63,7 +63,7 @@ class StateTracking(RecallTask):
             )
         check_choice("elements", self.elements, ("all", "swaps"))
         if self.test_length is not None:
-            self._set("test_length", check_size("test_length", self.test_length))
+            self._set("test_length", check_size("test_length", self.test_length, high=LONGEST))
         needed = len(_group(self.items))
         if self.vocab_size < needed:
             raise ValueError(

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..checks import check_size, check_whole_number
+from ..checks import LARGEST_COUNT, check_size, check_whole_number
 from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks, prompt_tokens, read
 
 __all__ = ["Answer", "Question", "Scores", "answer_prompts", "check_questions", "score_answers", "token_counter"]
@@ -145,7 +145,7 @@ def check_questions(
 ) -> None:
     """Refuses arguments of a measure that asks questions about texts."""
     check_model(model)
-    check_size("length", length)
+    check_size("length", length, high=LARGEST_COUNT)
     check_size("examples", examples, high=MOST_EXAMPLES)
     check_whole_number("seed", seed)
     check_size("block", block)

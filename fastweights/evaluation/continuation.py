@@ -17,12 +17,16 @@ from ..checks import (
     check_size,
     check_unicode,
     check_whole_number,
+    describe_value,
 )
-from .reading import check_model, evaluating, prompt_tokens
+from ..kinds import checked
+from ..terminal import show
+from .reading import check_model, check_tokenizer, evaluating, prompt_tokens
 
 __all__ = ["TimedStreamer", "continue_text"]
 
 
+@checked
 def continue_text(
     model: Any,
     tokenizer: Any,
@@ -52,11 +56,14 @@ def continue_text(
             model whose logits are not finite.
     """
     check_model(model)
+    check_tokenizer(tokenizer)
     check_unicode("prompt", prompt)
     check_flag("greedy", greedy)
     check_size("max_new_tokens", max_new_tokens, high=LARGEST_COUNT)
     if block is not None:
-        check_size("block", block)
+        check_size("block", block, high=LARGEST_COUNT)
+    if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+        raise TypeError(f"streamer must be one of transformers' streamers, or None, got {describe_value(streamer)}")
     sampling = {} if greedy else _sampling(temperature, top_p, seed)
     end = tokenizer.eos_token_id
     tokens = (
@@ -86,7 +93,7 @@ def continue_text(
 
 def _sampling(temperature: float, top_p: float, seed: int | None) -> dict[str, float]:
     """The checked arguments of sampling, for generate()."""
-    check_positive("temperature", temperature)
+    temperature = check_positive("temperature", temperature)
     check_number("top_p", top_p, above=0, high=1)
     if seed is not None:
         torch.manual_seed(check_whole_number("seed", seed))
@@ -106,6 +113,9 @@ class TimedStreamer(TextStreamer):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.times: list[float] = []
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        show(text, end="\n" if stream_end else "")
 
     def put(self, value: Tensor) -> None:
         super().put(value)

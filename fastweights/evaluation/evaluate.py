@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checks import check_choice, check_list, check_number, check_size, check_texts, check_whole_number
+from ..kinds import checked
 from .needle import DEPTHS, NEEDLE_TASKS, NeedleRecall, check_needles, needle_recall
 from .perplexity import perplexity_by_length
-from .reading import MOST_EXAMPLES
+from .reading import MOST_EXAMPLES, check_model, check_tokenizer
 from .ruler import RULER_TASKS, check_ruler, ruler_recall
 from .windows import check_lengths
 from .word_recall import WORD_TASKS, task_in_words, word_recall
@@ -59,7 +60,7 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         for measure in check_texts("measures", self.measures, what="names of measures"):
             check_choice("a measure", measure, MEASURES)
-        check_lengths(self.lengths, 2)
+        check_lengths(check_list("lengths", self.lengths, "whole numbers"), 2)
         for name in (
             "texts",
             "stretch",
@@ -79,6 +80,7 @@ class EvaluationSettings:
             check_number("depths", depth, low=0, high=1)
 
 
+@checked
 def evaluate(
     model: Any,
     tokenizer: Any,
@@ -100,6 +102,8 @@ def evaluate(
         ValueError: lengths, pairs, symbols or text that do not fit a recall, needle or RULER task, at once, before anything is
             measured; for other errors, each measure's own function raises when it runs.
     """
+    check_model(model)
+    check_tokenizer(tokenizer)
     lengths = check_lengths(settings.lengths, 2)
     _check_fit(tokenizer, settings, lengths[0], text)
     return _measurements(model, tokenizer, settings, lengths, documents, text)

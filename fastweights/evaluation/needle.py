@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ..checks import check_number
+from ..kinds import checked
 from ..results import NeedleRecall
 from .answers import Question, check_questions, score_answers, token_counter
 from .needle_text import NEEDLE_TASKS, haystack_words, needle_of, needle_prompt
+from .reading import check_tokenizer
 
 __all__ = ["DEPTHS", "NEEDLE_TASKS", "NeedleRecall", "check_needles", "needle_recall"]
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
+@checked
 def needle_recall(
     model: Any,
     tokenizer: Any,
@@ -49,6 +52,7 @@ def needle_recall(
             whose losses are not finite.
     """
     check_questions(model, length=length, examples=examples, seed=seed, block=block, batch_size=batch_size)
+    check_tokenizer(tokenizer)
     check_number("depth", depth, low=0, high=1)
     words, count_tokens = haystack_words(text), token_counter(tokenizer)
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import check_size, check_whole_number
+from ..checks import LARGEST_COUNT, check_size, check_whole_number
+from ..kinds import checked
 from ..layers.norms import at_least_float32
 from ..results import LengthPerplexity
 from .reading import check_model, evaluating, hidden_blocks
@@ -19,6 +20,7 @@ from .windows import check_lengths, text_windows
 __all__ = ["LengthPerplexity", "perplexity_by_length"]
 
 
+@checked
 def perplexity_by_length(
     model: Any,
     documents: Iterable[Sequence[int] | np.ndarray | Tensor],
@@ -57,7 +59,7 @@ def perplexity_by_length(
             vocabulary, a loss that is not finite.
     """
     for name, value in (("texts", texts), ("stretch", stretch), ("block", block), ("batch_size", batch_size)):
-        check_size(name, value)
+        check_size(name, value, high=LARGEST_COUNT)
     check_model(model)
     if separator is not None:
         check_whole_number("separator", separator, high=model.config.vocab_size - 1)

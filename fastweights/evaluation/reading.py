@@ -1,4 +1,4 @@
-"""Reading text with a trained model: tokens of a prompt, long sequences in blocks, a clear error when memory is full."""
+"""Reading text with a trained model: tokens of a prompt, long sequences in blocks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import describe_value
 from ..models import FastWeightsCache
+from ..out_of_memory import within_memory
 
-__all__ = ["MOST_EXAMPLES", "check_model", "evaluating", "hidden_blocks", "prompt_tokens", "read", "within_memory"]
+__all__ = [
+    "MOST_EXAMPLES",
+    "check_model",
+    "check_tokenizer",
+    "evaluating",
+    "hidden_blocks",
+    "prompt_tokens",
+    "read",
+    "within_memory",
+]
 
 
 MOST_EXAMPLES = 10**7  # which give an accuracy to 0.02 %
@@ -17,9 +28,18 @@ MOST_EXAMPLES = 10**7  # which give an accuracy to 0.02 %
 
 def check_model(model: object) -> None:
     """TypeError for a model that is none, such as its name."""
-    if not isinstance(model, nn.Module) or not hasattr(model, "lm_head"):
+    if not isinstance(model, nn.Module) or not hasattr(model, "lm_head") or not hasattr(model, "config"):
         raise TypeError(
-            f"model must be a FastWeightsForCausalLM, got {type(model).__name__}; load_language_model loads one from its folder"
+            f"model must be a FastWeightsForCausalLM, got {describe_value(model)}; load_language_model loads one from its folder"
+        )
+
+
+def check_tokenizer(tokenizer: object) -> None:
+    """TypeError for a tokenizer that is none, such as its path."""
+    if not callable(tokenizer) or not callable(getattr(tokenizer, "decode", None)):
+        raise TypeError(
+            f"tokenizer must be one of transformers' tokenizers, got {describe_value(tokenizer)}; load_language_model loads the "
+            "one beside a model"
         )
 
 
@@ -64,13 +84,3 @@ def prompt_tokens(tokenizer: Any, text: str) -> list[int]:
     while ids and ids[-1] in after:
         ids.pop()
     return ids
-
-
-@contextmanager
-def within_memory(remedy: str) -> Iterator[None]:
-    """Replaces torch's error for a full device by an OSError that names `remedy`, which needs less memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        what = ". ".join(str(error).split(". ")[:2])  # the rest is advice on torch's allocator
-        raise OSError(f"the device's memory is full; {remedy} needs less. {what}") from None

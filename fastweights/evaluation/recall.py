@@ -5,8 +5,9 @@ from typing import Any, Protocol
 
 import torch
 
-from ..checks import check_size, check_whole_number, describe_value
+from ..checks import check_device, check_size, check_whole_number, describe_value
 from ..data import IGNORE_INDEX, Batch
+from ..kinds import checked
 from .reading import MOST_EXAMPLES, check_model, evaluating, hidden_blocks
 
 __all__ = ["recall_accuracy", "right_and_asked"]
@@ -21,6 +22,7 @@ class Task(Protocol):
     def batch(self, split: str, *, seed: int, index: int, batch_size: int) -> Batch: ...
 
 
+@checked
 def recall_accuracy(
     model: Any,
     task: Task,
@@ -59,6 +61,7 @@ def right_and_asked(
     check_size("examples", examples, high=MOST_EXAMPLES)
     check_whole_number("seed", seed)
     check_size("block", block)
+    check_device(device)
     right_T = asked_T = torch.zeros((), dtype=torch.int64)
     with evaluating(model):
         for index, start in enumerate(range(0, examples, _TEST_BATCH)):

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..checks import check_device, check_size, check_whole_number, describe_value
 from ..data import LinearRegression
-from .reading import evaluating
+from ..kinds import checked
+from .reading import MOST_EXAMPLES, evaluating
 
 __all__ = ["RegressionErrors", "kalman_predictions", "regression_errors", "ridge_predictions"]
 
@@ -17,6 +19,7 @@ _TEST_BATCH = 128
 _LEAST_VARIANCE = 1e-10  # of the noise, for the predictors: without any, the equations of few examples are singular
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class RegressionErrors:
     """Squared errors of predictions of y_1 ... y_n, each from the examples before it; means over sequences and outputs.
@@ -33,10 +36,16 @@ class RegressionErrors:
     kalman: list[float]
 
 
+@checked
 def regression_errors(
     model: Any, task: LinearRegression, *, seed: int, examples: int, device: str | torch.device = "cpu"
 ) -> RegressionErrors:
     """The errors on `examples` test sequences. model: takes inputs [B, T, channels] to outputs [B, T, outputs]."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, such as a VectorModel, got {describe_value(model)}")
+    check_whole_number("seed", seed)
+    check_size("examples", examples, high=MOST_EXAMPLES)
+    check_device(device)
     sums = torch.zeros(3, task.pairs, dtype=torch.float64)
     with evaluating(model):
         for index, start in enumerate(range(0, examples, _TEST_BATCH)):

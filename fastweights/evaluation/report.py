@@ -1,19 +1,25 @@
-"""The result file of an evaluation: measurements, model, settings and machine."""
+"""The result file of an evaluation: measurements, model, settings and machine. And what an evaluation would measure."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import torch
+
 from ..environment import machine, versions
 from ..files import write_json
+from ..models import FastWeightsForCausalLM
+from ..models.loading import load_config, model_folder
+from ..outputs import check_file, has_keys
 from .evaluate import EvaluationSettings
 
-__all__ = ["EvaluationReport"]
+__all__ = ["EvaluationReport", "is_evaluation", "plan_evaluation"]
 
 FORMAT = 1
 
@@ -21,14 +27,15 @@ FORMAT = 1
 class EvaluationReport:
     """Collects results and saves after each one: an interruption costs only the current measurement.
 
-    path: of the JSON file, replaced if it exists; its folder is made. None keeps the results in memory alone.
+    path: of the JSON file, whose folder is made; that of an earlier evaluation is replaced. None keeps the results in memory
+        alone.
     model: the model measured; name: what the file calls it; text: where the text came from.
 
     Attributes:
         results: rows of every measure so far.
 
     Raises:
-        ValueError: `path` is a folder, or cannot be written to.
+        ValueError: `path` is a folder, a link or a file that no evaluation wrote, or cannot be written to.
     """
 
     def __init__(self, path: Path | None, *, model: Any, name: str, settings: EvaluationSettings, text: str) -> None:
@@ -57,7 +64,12 @@ class EvaluationReport:
         if measure == "lm-eval":
             self._head["versions"]["lm-eval"] = version("lm-eval")
         if self.path is not None:
-            write_json(self.path, {**self._head, "results": self._records()})
+            check_file("output", self.path, is_evaluation, "evaluation")  # somebody may have put one there
+            write_json(self.path, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """What the file holds."""
+        return {**self._head, "results": self._records()}
 
     def _records(self) -> dict[str, list[dict[str, Any]]]:
         return {
@@ -66,10 +78,36 @@ class EvaluationReport:
         }
 
 
+def is_evaluation(path: Path) -> bool:
+    """Whether a file is the report of an evaluation, of this or an earlier version."""
+    return has_keys(path, "format", "model", "settings", "results", "versions")
+
+
+def plan_evaluation(
+    model: Path, settings: EvaluationSettings, tasks: Sequence[str] = (), *, text: str, output: Path
+) -> dict[str, Any]:
+    """The model in a folder with its number of parameters, the settings and the file of the results. Weights are not read, and
+    nothing is written.
+
+    Args:
+        tasks: of lm-evaluation-harness.
+        text: what a report calls the text.
+
+    Raises:
+        ValueError: no model of this library in the folder.
+    """
+    config = load_config(model_folder(model))
+    with torch.device("meta"):
+        parameters = FastWeightsForCausalLM(config).num_parameters()
+    return {
+        "model": str(model), "parameters": parameters, "settings": dataclasses.asdict(settings), "lm-eval": list(tasks),
+        "text": text, "output": str(output),
+    }  # fmt: skip
+
+
 def _check_writable(path: Path) -> None:
     """Makes the file's folder, and tries to write to it."""
-    if path.is_dir():
-        raise ValueError(f"output must be a file, but {path} is a folder; choose a name for a file in it")
+    check_file("output", path, is_evaluation, "evaluation")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path.parent).close()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..kinds import checked
 from ..results import RulerRecall
 from .answers import Question, check_questions, score_answers, token_counter
 from .needle_text import haystack_words
+from .reading import check_tokenizer
 from .ruler_text import RULER_TASKS, ruler_draft, ruler_prompt
 
 __all__ = ["RULER_TASKS", "RulerRecall", "check_ruler", "ruler_recall"]
 
 
+@checked
 def ruler_recall(
     model: Any,
     tokenizer: Any,
@@ -53,6 +56,7 @@ def ruler_recall(
             finite.
     """
     check_questions(model, length=length, examples=examples, seed=seed, block=block, batch_size=batch_size)
+    check_tokenizer(tokenizer)
     words, count_tokens = haystack_words(text), token_counter(tokenizer)
 
     def question(index: int) -> Question:

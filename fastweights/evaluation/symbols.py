@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import check_size
 from ..data import IGNORE_INDEX, Batch, RecallTask
+from ..kinds import checked
+from .reading import check_tokenizer
 
 __all__ = ["TaskInWords", "word_tokens"]
 
 
+@checked
 def word_tokens(tokenizer: Any, count: int) -> Tensor:
     """The first `count` tokens of a vocabulary that are words, int64 [count]: symbol s of a task is the s-th of them.
 
@@ -22,6 +26,8 @@ def word_tokens(tokenizer: Any, count: int) -> Tensor:
     Raises:
         ValueError: the vocabulary holds fewer words.
     """
+    check_tokenizer(tokenizer)
+    check_size("count", count)
     special, found = set(tokenizer.all_special_ids), dict[str, int]()
     for token in range(len(tokenizer)):
         word = tokenizer.decode([token]).strip().casefold()
@@ -35,6 +41,7 @@ def word_tokens(tokenizer: Any, count: int) -> Tensor:
     )
 
 
+@checked
 class TaskInWords:
     """A recall task whose batches hold tokens of a text model.
 

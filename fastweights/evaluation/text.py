@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from ..data.text.corpus import TextCorpus
 from ..results.language import training_record
-from ..untrusted import read_json_object
+from ..untrusted import one_line, read_json_object
 
 __all__ = ["HeldOutText"]
 
@@ -27,6 +28,8 @@ class HeldOutText:
 
     Attributes:
         name: what a report calls it.
+        notice: a line that says which files, folders or dataset the run.json of the training names, to be shown before they are
+            read: a stranger's may name anything. "" where no run.json is read.
 
     Raises:
         ValueError: the run.json of the training is damaged.
@@ -35,8 +38,10 @@ class HeldOutText:
     def __init__(self, paths: Sequence[str | Path], model: Path | None = None) -> None:
         self._paths = tuple(map(str, paths))
         run = None if model is None or self._paths else training_record(model)
+        self.notice = ""
         if run is not None:
             self._corpus, self.name = _of_training(run)
+            self.notice = f"Reading the text that {run} names: {_sources(self._corpus)}"
         else:
             self._corpus = TextCorpus(paths=self._paths)
             self.name = ", ".join(self._paths) or _UNKNOWN
@@ -47,7 +52,7 @@ class HeldOutText:
         Raises:
             ValueError: a path that does not exist, or files without text; at once, before any document is asked for.
         """
-        texts = (document.text for document in self._corpus.documents() if self._paths or document.held_out)
+        texts = self._corpus.texts() if self._paths else self._held_out()
         try:
             first = list(islice(texts, 1))
         except ValueError as error:
@@ -63,12 +68,23 @@ class HeldOutText:
         if not self._paths:
             return None
         texts, left = [], _HAYSTACK_CHARACTERS
-        for document in self._corpus.documents():
-            texts.append(document.text[:left])
+        for text in self._corpus.texts():
+            texts.append(text[:left])
             left -= len(texts[-1])
             if left <= 0:
                 break
         return "\n\n".join(texts)
+
+    def _held_out(self) -> Iterator[str]:
+        return (document.text for document in self._corpus.documents() if document.held_out)
+
+
+def _sources(corpus: TextCorpus) -> str:
+    """What a corpus reads, in words."""
+    if corpus.dataset is not None:
+        return one_line(f"the dataset {corpus.dataset!r} of the Hugging Face hub")
+    paths = dict.fromkeys([*corpus.held_out, *corpus.paths])
+    return ", ".join(map(one_line, paths)) or "the source of the Python installation"
 
 
 def _of_training(run: Path) -> tuple[TextCorpus, str]:
@@ -78,7 +94,10 @@ def _of_training(run: Path) -> tuple[TextCorpus, str]:
         corpus, continued = TextCorpus(**settings["corpus"]), "path" in settings["model"]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{run} must say what text the model was trained on, but it is damaged: {error}; pass --text"
+            f"{run} must say what text the model was trained on, but it is damaged: {one_line(error)}; pass --text"
         ) from None
+    # What a training wrote between its texts was not there when it read them.
+    folders = [folder for folder in (run.parent, run.parent.parent) if (folder / run.name).is_file()]
+    corpus = dataclasses.replace(corpus, excluded=(*corpus.excluded, *map(str, folders)))
     doubt = "; the model that this training continued may have been trained on it" if continued else ""
     return corpus, f"held-out text of the training in {run.parent}{doubt}"

@@ -6,8 +6,9 @@ from typing import Any
 
 from ..checks import check_choice, check_size
 from ..data import RecallTask, make_task
+from ..kinds import checked
 from ..results import WordRecall
-from .reading import MOST_EXAMPLES, check_model, prompt_tokens
+from .reading import MOST_EXAMPLES, check_model, check_tokenizer, prompt_tokens
 from .recall import recall_accuracy
 from .symbols import TaskInWords, word_tokens
 
@@ -22,6 +23,7 @@ WORD_TASKS: dict[str, dict[str, object]] = {
 }
 
 
+@checked
 def word_recall(
     model: Any,
     tokenizer: Any,
@@ -51,6 +53,7 @@ def word_recall(
             finite.
     """
     check_model(model)
+    check_tokenizer(tokenizer)
     check_size("examples", examples, high=MOST_EXAMPLES)
     check_size("block", block)
     in_words = task_in_words(tokenizer, task, length=length, pairs=pairs, symbols=symbols)

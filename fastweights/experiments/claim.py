@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+
+from ..checks import check_list, check_path, check_size, check_text, check_whole_number, describe_value
+from ..kinds import checked
+
 __all__ = [
     "OWN",
     "PAPERS",
@@ -45,6 +50,7 @@ class Unmeasured(Exception):
     """A measurement needs something that this machine does not have. The message says what, and how to get it."""
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
     """What a measurement runs with.
@@ -55,6 +61,10 @@ class Conditions:
         folder: for checkpoints and results of trainings, which continue from there after an interruption.
         measurements: folder of the benchmarks' result files, which claims about speed are read from.
         workers: processes that train at the same time; None for one per core or GPU.
+
+    Raises:
+        TypeError: an attribute of a wrong kind.
+        ValueError: no seed, one that is negative or there twice, an unknown device, or a number of workers that is not positive.
     """
 
     seeds: tuple[int, ...]
@@ -63,7 +73,26 @@ class Conditions:
     measurements: Path = Path("benchmarks/results")
     workers: int | None = None
 
+    def __post_init__(self) -> None:
+        seeds = check_list("seeds", self.seeds, "whole numbers")
+        if not seeds or len(set(map(repr, seeds))) < len(seeds):
+            raise ValueError(
+                f"seeds must be a list of at least one seed, none of them twice, got {describe_value(self.seeds)}"
+            )
+        for seed in seeds:
+            check_whole_number("seeds", seed)
+        check_text("device", self.device, what="a torch device")
+        try:
+            torch.device(self.device)
+        except RuntimeError:
+            raise ValueError(f"device must be a torch device such as 'cpu' or 'cuda', got {self.device!r}") from None
+        check_path("folder", self.folder)
+        check_path("measurements", self.measurements)
+        if self.workers is not None:
+            check_size("workers", self.workers)
 
+
+@checked
 @dataclass(frozen=True)
 class Measurement:
     """Measured numbers by name, each with one value per seed.
@@ -97,6 +126,7 @@ class Measurement:
         return Measurement({name: [-x for x in values] for name, values in self.values.items()})
 
 
+@checked
 @dataclass(frozen=True)
 class Verdict:
     """What the rule of a claim says of the measured numbers, with the numbers that decided."""
@@ -109,6 +139,7 @@ def decided(holds: bool, reason: str, otherwise: Status = "does not hold") -> Ve
     return Verdict("holds" if holds else otherwise, reason)
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """One claim of a paper, or a question of our own.

@@ -7,7 +7,8 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ..checks import check_choice, check_text, closest
+from ..checks import check_choice, check_text, closest, describe_value
+from ..kinds import checked
 from . import claims, own
 from .claim import OWN, SOURCES, Claim
 
@@ -34,6 +35,7 @@ def claim_names() -> tuple[str, ...]:
     return tuple(_ledger())
 
 
+@checked
 def claims_of(paper: str | None = None) -> tuple[Claim, ...]:
     """The claims of one paper, of all papers, or with `OWN` the results of our own.
 
@@ -46,6 +48,7 @@ def claims_of(paper: str | None = None) -> tuple[Claim, ...]:
     return tuple(claim for claim in _ledger().values() if claim.paper == paper)
 
 
+@checked
 def find_claim(name: str) -> Claim:
     """The claim of a name, in upper or lower case.
 
@@ -56,5 +59,7 @@ def find_claim(name: str) -> Claim:
     known = {claim.upper(): claim for claim in _ledger()}
     if name.upper() not in known:
         nearest = closest(name.upper(), known)
-        raise ValueError(f"claim must be one that `fastweights reproduce --list` shows, got {name!r}{nearest}")
+        raise ValueError(
+            f"claim must be one that `fastweights reproduce --list` shows, got {describe_value(name)}{nearest}"
+        )
     return _ledger()[known[name.upper()]]

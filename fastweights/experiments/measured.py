@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
+from ..results.records import read_object
 from .claim import Unmeasured
 
 __all__ = ["device_ms", "origin", "read_results", "steps"]
@@ -15,9 +15,9 @@ __all__ = ["device_ms", "origin", "read_results", "steps"]
 def read_results(folder: Path, name: str, command: str) -> dict[str, Any]:
     """The result file `name`, which `command` writes."""
     path = folder / name
-    if not path.is_file():
+    if not path.exists():
         raise Unmeasured(f"needs {path}, which `{command}` measures on that GPU; --measurements names another folder")
-    return json.loads(path.read_bytes())
+    return read_object(path)
 
 
 def origin(name: str, content: dict[str, Any], measured: dict[str, Any] | None = None) -> str:

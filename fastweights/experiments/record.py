@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..files import committed_results, write_json
-from ..results.recall import ResultsError, read_object
-from .claim import STATUSES, Measurement, Status
+from ..kinds import checked
+from ..outputs import check_file, claimed, has_keys
+from ..results.records import from_record, read_object
+from .claim import Measurement, Status
 from .ledger import claim_names, find_claim
 
-__all__ = ["ClaimRecord", "committed_records", "load_record", "load_records", "save_record"]
+__all__ = ["ClaimRecord", "claimed_records", "committed_records", "load_record", "load_records", "save_record"]
 
 COMMITTED = committed_results(Path(__file__).parent / "records", "claims")
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
     """What was measured for a claim, when, where and by which command.
@@ -51,28 +57,46 @@ class ClaimRecord:
         return Measurement(values, self.origin, tuple(self.undertrained))
 
 
+@checked
 def save_record(folder: Path, record: ClaimRecord) -> Path:
-    """Write the record to its file in `folder`, which is made if it does not exist, whole or not at all."""
+    """Write the record to its file in `folder`, which is made if it does not exist, whole or not at all.
+
+    Raises:
+        ValueError: a link, or a file that is no record of the claim, is there.
+    """
+    path = record_path(folder, record.claim, record.machine["device"])
+    check_file("output", path, partial(_is_record, record.claim), "result")
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{find_claim(record.claim).result_name(record.machine['device'])}.json"
     write_json(path, dataclasses.asdict(record))
     return path
 
 
+def claimed_records(
+    name: str, folder: Path, claims: Iterable[str], device: str, *, overwrite: bool
+) -> AbstractContextManager[None]:
+    """Holds the files that `save_record` writes for these claims to the folder that the argument `name` names; see `claimed`."""
+    files = {record_path(folder, claim, device): partial(_is_record, claim) for claim in claims}
+    return claimed(name, files, "result", overwrite=overwrite)
+
+
+def record_path(folder: Path, claim: str, device: str) -> Path:
+    """The file of a result that a device has measured."""
+    return folder / f"{find_claim(claim).result_name(device)}.json"
+
+
+def _is_record(claim: str, path: Path) -> bool:
+    return has_keys(path, "declaration", "status", "numbers", claim=claim)
+
+
+@checked
 def load_record(path: Path) -> ClaimRecord:
     """Raises:
     ResultsError: the file is damaged or holds something else.
     """
-    content = read_object(path)
-    try:
-        record = ClaimRecord(**content)
-    except TypeError as error:
-        raise ResultsError(f"result {path} has other fields ({error}); run the claim again") from None
-    if record.status not in STATUSES:
-        raise ResultsError(f"result {path} has the unknown status {record.status!r}; run the claim again")
-    return record
+    return from_record(ClaimRecord, read_object(path), path)
 
 
+@checked
 def load_records(folder: Path) -> dict[str, ClaimRecord]:
     """The records in a folder by name: that of the claim, with "-cuda" where a GPU has measured a larger size of it. None where
     there is no folder."""

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from datetime import datetime, timezone
 
 from ..environment import machine, versions
+from ..kinds import checked
+from ..results.records import reading_fields
+from ..training.calling_script import work_begins
 from .claim import Claim, Conditions, Measurement, Unmeasured, Verdict
 from .record import ClaimRecord
 
 __all__ = ["run_claim"]
 
 
+@checked
 def run_claim(claim: Claim, conditions: Conditions) -> ClaimRecord:
     """Measure and decide. What cannot be measured on this machine is recorded with the reason."""
+    work_begins("run_claim")
     start = time.perf_counter()
     found, verdict = _measured(claim, conditions)
     seeds = list(conditions.seeds)
@@ -42,7 +48,8 @@ def _measured(claim: Claim, conditions: Conditions) -> tuple[Measurement, Verdic
     if claim.measure is None or claim.decide is None:
         return Measurement({}), Verdict("not resolved", f"needs {claim.needs}")
     try:
-        found = claim.measure(conditions)
+        with reading_fields(f"in {conditions.measurements}") if claim.device == "files" else nullcontext():
+            found = claim.measure(conditions)
     except Unmeasured as missing:
         return Measurement({}), Verdict("not testable here", str(missing))
     return found, claim.decide(found)

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..safe_path import same_path
 from ..training import RecallRun
 from ..training.batches import training_batches
+from ..training.calling_script import not_run_again, prepared
 from ..training.objectives import Objective
 from ..training.train import Training
 from ..training.workers import usual_workers
@@ -50,5 +52,10 @@ def in_processes(measure: Callable[[Job], Found], jobs: Sequence[Job], condition
     """`measure` of every job, in as many processes as the conditions allow, each of one thread."""
     workers = min(len(jobs), conditions.workers or usual_workers(conditions.device))
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, initializer=torch.set_num_threads, initargs=(1,)) as processes:
+    prepare = prepared(torch.set_num_threads)
+    with (
+        same_path(),
+        not_run_again(),
+        ProcessPoolExecutor(workers, spawn, initializer=prepare, initargs=(1,)) as processes,
+    ):
         return list(processes.map(measure, jobs))

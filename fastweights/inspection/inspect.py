@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ..checks import check_choice, check_size
+from ..evaluation.reading import check_model
+from ..kinds import checked
 from .keys import key_gram, preconditioner
 from .memory import memory_window, state_norms
 from .panels import Panel
@@ -22,6 +24,7 @@ from .transitions import jacobians, write_eigenvalues
 __all__ = ["MEASURES", "Inspection", "Measure", "inspect_model"]
 
 
+@checked
 @dataclass(frozen=True)
 class Measure:
     """A measure by name.
@@ -56,6 +59,7 @@ MEASURES = {
 }  # fmt: skip
 
 
+@checked
 @dataclass
 class Inspection:
     """The panels of every measure and layer.
@@ -71,6 +75,7 @@ class Inspection:
     tokens: int = 0
 
 
+@checked
 def inspect_model(
     model: Any, ids: Sequence[int] | Tensor, *, every: int = 64, measures: Sequence[str] | None = None
 ) -> Inspection:
@@ -83,8 +88,10 @@ def inspect_model(
         measures: names in `MEASURES`; all of them when None.
 
     Raises:
+        TypeError: another model, or arguments of a wrong kind.
         ValueError: a name that is no measure, fewer than 2 tokens, or ids outside the model's vocabulary.
     """
+    check_model(model)
     check_size("every", every)
     names = list(MEASURES if measures is None else measures)
     for name in names:

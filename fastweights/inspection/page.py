@@ -5,21 +5,29 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..analysis.plot_style import plain_axes
-from ..files import write_bytes, write_json
+from ..analysis.plot_style import log_ticks, plain_axes
+from ..checks import check_unicode
+from ..files import staged_folder, write_bytes, write_json
+from ..kinds import checked
+from ..outputs import check_file, described_files, listed_files
+from ..ownership import Own, is_own
 from .inspect import MEASURES, Inspection
 from .panels import Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["save_inspection"]
+__all__ = ["save_inspection", "written_inspection"]
+
+DESCRIPTION = "inspection.json"
+
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -29,9 +37,10 @@ STYLE = (
 )
 
 
+@checked
 def save_inspection(inspection: Inspection, folder: Path, *, title: str, facts: dict[str, Any]) -> list[Path]:
     """Write arrays.npz (x and y of every panel under "measure/layer/panel/x" and "/y"), inspection.json (what they are),
-    a PNG per measure and index.html, each atomically. Other files in the folder stay.
+    a PNG per measure and index.html, each atomically. The files of an earlier inspection go, all others stay.
 
     Args:
         title: heading of the page.
@@ -39,10 +48,14 @@ def save_inspection(inspection: Inspection, folder: Path, *, title: str, facts: 
 
     Raises:
         ImportError: matplotlib is not installed. Nothing is written.
+        ValueError: a link, or a file that no inspection wrote, is at one of the paths. Nothing is written.
         OSError: a file cannot be written.
     """
+    check_unicode("title", title)
     pictures = {name: _picture(name, inspection) for name in inspection.panels}
-    folder.mkdir(parents=True, exist_ok=True)
+    own = written_inspection(folder)
+    for name in _names(inspection.panels):
+        check_file("folder", folder / name, lambda path: is_own(path, own.get(path.name)), "inspection")
     arrays: dict[str, Any] = {}
     described = {}
     for name, layers in inspection.panels.items():
@@ -55,10 +68,21 @@ def save_inspection(inspection: Inspection, folder: Path, *, title: str, facts: 
     np.savez_compressed(buffer, **arrays)
     written = {"arrays.npz": buffer.getvalue(), **{f"{name}.png": picture for name, picture in pictures.items()}}
     written["index.html"] = _page(inspection, pictures, title, facts).encode()
-    for file, content in written.items():
-        write_bytes(folder / file, content)
-    write_json(folder / "inspection.json", {**facts, "layers": inspection.layers, "panels": described})
-    return [folder / file for file in (*written, "inspection.json")]
+    with staged_folder(folder, own) as staged:
+        for file, content in written.items():
+            write_bytes(staged / file, content)
+        facts = {**facts, "layers": inspection.layers, "panels": described, "files": listed_files(staged)}
+        write_json(staged / DESCRIPTION, facts)
+    return [folder / file for file in (*written, DESCRIPTION)]
+
+
+def _names(measures: Iterable[str]) -> list[str]:
+    return [*(f"{name}.png" for name in measures), "arrays.npz", "index.html", DESCRIPTION]
+
+
+def written_inspection(folder: Path) -> Own:
+    """What an earlier inspection wrote in a folder."""
+    return described_files(folder / DESCRIPTION, "layers", "panels", earlier=_names(MEASURES))
 
 
 def _picture(name: str, inspection: Inspection) -> bytes:
@@ -105,12 +129,14 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.tick_params(labelsize=8, which="both")
     if panel.log_x:
         axes.set_xscale("log")
+        log_ticks(axes, "x")
     finite = y[np.isfinite(y) & (y > 0)]
     low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 1.0)
     if high < 1.001 * low:  # one value but for rounding
         axes.set_ylim(0.9 * low, 1.1 * high)
     elif panel.log_y and high > 5 * low:
         axes.set_yscale("log")
+        log_ticks(axes, "y")
     plain_axes(axes)
 
 

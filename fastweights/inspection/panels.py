@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..kinds import checked
+
 __all__ = ["Panel", "distribution", "over_time"]
 
 BINS = 60
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Panel:
     """One line per head over a common x.

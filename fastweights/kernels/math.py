@@ -8,6 +8,7 @@ from triton.language.extra import libdevice
 
 # A decay of exp(-40) is as good as 0, and sums over a chunk stay small enough for float32.
 STRONGEST = tl.constexpr(-40.0)
+LARGEST_LOG_RATE = tl.constexpr(44.0)  # as ops/step_decay has it
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -111,6 +112,14 @@ def softplus(x):
     """log(1 + exp(x))"""
     e = tl.exp(-tl.abs(x))  # of the logarithm of 1 + e float32 keeps little where e is small
     return tl.maximum(x, 0.0) + tl.where(e < 1e-3, e - 0.5 * e * e, tl.log(1 + e))
+
+
+@triton.jit
+def log_rate_and_rest(A_log):
+    """A_log as far as it counts, NaN as NaN, and what is above."""
+    A_log = A_log.to(tl.float32)
+    rest = tl.where(A_log > LARGEST_LOG_RATE, A_log - LARGEST_LOG_RATE, 0.0)
+    return A_log - rest, rest
 
 
 @triton.jit

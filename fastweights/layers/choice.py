@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..checks import check_text, describe_value
-from .registry import mixer_spec
+import torch
 
-__all__ = ["MixerChoice", "option_value", "parse_mixers", "written_value"]
+from ..checks import check_text, describe_value
+from ..kernels.availability import why_unavailable
+from ..kinds import checked
+from .registry import MIXERS, mixer_spec
+
+__all__ = ["MixerChoice", "check_backend", "option_value", "parse_mixers", "written_value"]
 
 LONGEST_LABEL = 100
 COMMA = re.compile(r",(?![^\[]*\])")  # one that separates: not between brackets
@@ -53,7 +57,7 @@ class MixerChoice:
         if label != label.strip() or not label.isprintable() or len(label) > LONGEST_LABEL:
             raise ValueError(
                 f"label of a mixer must be one line of at most {LONGEST_LABEL} characters without spaces around it, got "
-                f"{label!r}; choose another, NAME:OPTION=VALUE@LABEL in a command"
+                f"{describe_value(label)}; choose another, NAME:OPTION=VALUE@LABEL in a command"
             )
         object.__setattr__(self, "label", label)
 
@@ -73,6 +77,7 @@ class MixerChoice:
         return {"name": self.name, "options": dict(self.options), "label": self.label}
 
 
+@checked
 def parse_mixers(text: str) -> tuple[MixerChoice, ...]:
     """The choices that a text names: `NAME[:OPTION=VALUE[,OPTION=VALUE...]][@LABEL]`, separated by commas.
 
@@ -137,3 +142,11 @@ def _choice(text: str) -> MixerChoice:
 def written_value(value: object) -> str:
     """An option's value as it is typed: the inverse of `option_value`, as far as there is one."""
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value, default=repr)
+
+
+def check_backend(name: str, options: Mapping[str, Any], device: str) -> None:
+    """ValueError where the mixer `name` with these options has kernels for its backend that cannot run on the device."""
+    backend = {**MIXERS[name].options, **options}.get("backend")
+    reason = why_unavailable(torch.float32, torch.device(device)) if backend == "triton" else None
+    if reason is not None:
+        raise ValueError(f"mixer {name!r}: backend 'triton' {reason}; use 'torch' or 'auto'")

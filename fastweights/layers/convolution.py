@@ -13,8 +13,8 @@ from ..ops.framework.decode import from_rows, into_rows
 from ..ops.framework.few_tokens import needs_gradient
 from ..ops.short_convolution import short_convolution
 from ..ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
-from .few_rows import is_unhooked
 from .initialization import OwnInitialMatrices
+from .wrapped import is_bare
 
 __all__ = ["FIRST_FILTERS", "ShortConvolution", "convolve_together"]
 
@@ -98,7 +98,7 @@ def convolve_together(
                 "a cache with rows of a pool must be used under torch.no_grad(), as its states are overwritten; use one without "
                 "rows for gradients"
             )
-    joined = keep and cu_seqlens is None and all(map(is_unhooked, convolutions))
+    joined = keep and cu_seqlens is None and all(is_bare(one, ShortConvolution) for one in convolutions)
     if joined and all(window is not None for window in windows):
         parts = [
             TokenConvolution(x, one.weight, one.bias, window, norm)

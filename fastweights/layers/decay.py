@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.linear_rows import linear_rows
-from ..ops.step_decay import step_decay, takes_step_decay
+from ..ops.step_decay import LARGEST_LOG_RATE, exp_rate, step_decay, takes_step_decay
 from .few_rows import joins
-from .gates_together import ProjectedGate
+from .gates_together import ProjectedGate, first_part
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
 
@@ -32,6 +32,9 @@ def ramp_over_heads(name: str, num_heads: int, device: torch.device | None = Non
 
 class SoftplusDecay(OwnInitialValues):
     """g = -exp(A_log) softplus(projection(x) + dt_bias): the discretised decay of Mamba-2, one rate A per head.
+
+    Where A_log is above `LARGEST_LOG_RATE`, exp(A_log) or its gradient could overflow: the rest of it is added to the argument
+    of softplus. Decays stay the same: they are zero unless that argument is so low that softplus is the exponential function.
 
     First values: A uniform in `rates`, dt = softplus(dt_bias) log-uniform in `steps`; with `long_memory` the ramps over
     the heads that it names. Weight decay would pull every head to the same rate, so neither parameter has any.
@@ -67,7 +70,7 @@ class SoftplusDecay(OwnInitialValues):
 
     def log_decay(self, dt: Tensor) -> Tensor:
         """dt [B, T, heads * channels] -> g [B, T, heads, channels]."""
-        return -at_least_float32(self.A_log).exp()[:, None] * dt.unflatten(2, (len(self.A_log), -1))
+        return -exp_rate(self.A_log)[:, None] * dt.unflatten(2, (len(self.A_log), -1))
 
     def of_steps(self, x_BTD: Tensor, projection: nn.Module) -> Tensor:
         """g [B, T, heads, channels] of steps that the projection makes of x."""
@@ -80,7 +83,9 @@ class SoftplusDecay(OwnInitialValues):
 
     def of_step(self, step: Tensor) -> Tensor:
         """step [B, T, heads * channels] -> g [B, T, heads, channels]."""
-        return self.log_decay(self.step_size(step))
+        excess = (at_least_float32(self.A_log) - LARGEST_LOG_RATE).relu()
+        bias = at_least_float32(self.dt_bias) + excess.repeat_interleave(len(self.dt_bias) // len(excess))
+        return self.log_decay(F.softplus(at_least_float32(step) + bias))
 
 
 class HeadDecay(SoftplusDecay, ProjectedGate):
@@ -102,7 +107,8 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
 
 
 class StepDecay(SoftplusDecay):
-    """Step size dt, kept within limits, and decay of Mamba-2 from steps [B, T, num_heads] that the layer has projected."""
+    """Step size dt, kept within limits, and decay of Mamba-2 from steps [B, T, num_heads] that the layer has projected. A_log
+    counts up to `LARGEST_LOG_RATE`."""
 
     def __init__(self, num_heads: int, smallest: float, largest: float | None, long_memory: str | None) -> None:
         super().__init__(num_heads, num_heads, long_memory=long_memory)
@@ -126,9 +132,13 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
             nn.Linear(hidden_size, channels, bias=False), nn.Linear(channels, num_heads * channels, bias=False)
         )
 
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        first = self.projection
+        return self.of_step(self.f_proj(x_BTD)) if first is None else self.of(first(x_BTD))
+
     @property
-    def projection(self) -> nn.Module:
-        return self.f_proj[0]
+    def projection(self) -> nn.Module | None:
+        return first_part(self.f_proj)
 
     def of(self, y: Tensor) -> Tensor:
         return self.of_steps(y, self.f_proj[1])
@@ -186,8 +196,8 @@ class GLADecay(ProjectedGate):
         return self._decay(self.gk_proj(x_BTD))
 
     @property
-    def projection(self) -> nn.Module:
-        return self.gk_proj[0]
+    def projection(self) -> nn.Module | None:
+        return first_part(self.gk_proj)
 
     def of(self, y: Tensor) -> Tensor:
         return self._decay(self.gk_proj[1](y))

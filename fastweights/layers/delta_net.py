@@ -140,38 +140,34 @@ class DeltaNet(MemoryLayer):
         beta_BTG, g, *own = gates_together(x_BTD, self.gain, self.decay, *own_gates)
         if beta_BTG is None:
             beta_BTG = torch.ones_like(v_BTGV[..., 0])
-        q_BTHK = self.feedback.queries(q_BTHK, k_BTHK)
+        keys, read_g = None, g
+        if self.options.state_feedback or self.options.output_correction is not None:
+            q_BTHK, keys, read_g = self.feedback(q_BTHK, k_BTHK, g)
         self.probe(q=q_BTHK, g=g)
-        if self.feedback.share is not None:
-            return self._closed_loop(q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, run)
+        if keys is not None:  # writes along k correct a part of the memory's answer to k before its decay
+            read_BTGK, k_BTGK = keys
+            q_BTGK = expand_heads(q_BTHK, v_BTGV.shape[2])
+            self.probe(beta=beta_BTG, read_key=read_BTGK)
+            return run(delta_rule, q_BTGK, read_BTGK, v_BTGV, beta_BTG, read_g, write_key=k_BTGK, state=("S",))
         if self.preconditioner is None:
             beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, k_BTHK, g)
             self.probe(beta=beta_BTG)
             return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, state=("S",))
 
         made = self.preconditioner
-        precond_g, precond_beta = made.gates.chosen(own, g, beta_BTG)
+        precond_g, precond_beta = made.gates(own, g, beta_BTG)
         self.probe(precond_g=precond_g, precond_beta=precond_beta)
         if self.options.gain == "beta" and self.options.squash == "softsign":  # one op, with kernels
             self.probe(beta=beta_BTG, write_key=lambda: made.write_keys(k_BTHK, precond_g, precond_beta, run)[0])
-            return run(
-                preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, made.scaled(beta_BTG), g, precond_g=precond_g,
-                precond_beta=precond_beta, center=made.center, bound=made.bound, state=("S", "A"),
+            return made(
+                run, preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, made.scaled(beta_BTG), g, precond_g=precond_g,
+                precond_beta=precond_beta, state=("S", "A"),
             )  # fmt: skip
         w_BTGK, energy = made.write_keys(k_BTHK, precond_g, precond_beta, run)  # the gain may need them first
         beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, w_BTGK, g)
         self.probe(beta=beta_BTG, write_key=w_BTGK)
         o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK, state=("S",))
         return o_BTGV, {**memory, **energy}
-
-    def _closed_loop(
-        self, q: Tensor, k: Tensor, v_BTGV: Tensor, beta_BTG: Tensor, g_BTG: Tensor | None, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """Writes along k that correct the fraction b of the memory's answer to k before its decay."""
-        q, k = (expand_heads(y, v_BTGV.shape[2]) for y in (q, k))  # b and a are of the value heads
-        read_BTGK, g_BTG = self.feedback.read_keys(k, g_BTG)
-        self.probe(beta=beta_BTG, read_key=read_BTGK)
-        return run(delta_rule, q, read_BTGK, v_BTGV, beta_BTG, g_BTG, write_key=k, state=("S",))
 
     def _gain_of_writes(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:
         """The factor of each write. w: write keys [B, T, H or G, K]."""

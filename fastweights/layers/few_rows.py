@@ -9,22 +9,16 @@ from torch import Tensor, nn
 from ..ops.linear_rows import linear_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
 from .shared_input import products_of_one_input, sums_gradients
+from .wrapped import is_bare
 
-__all__ = ["is_plain", "is_unhooked", "joins", "linear_together"]
+__all__ = ["is_plain", "joins", "linear_together"]
 
 PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
 
 
-def is_unhooked(module: nn.Module) -> bool:
-    """Whether nothing but its own forward and its backward runs when the module is called. Hooks of accelerate bring its
-    weights, so it must be called."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return "forward" not in module.__dict__ and not any(hooks)
-
-
 def is_plain(module: nn.Module) -> bool:
     """Whether the module does nothing but multiply with its weight: adapters, quantised layers and hooks do more."""
-    return type(module) in PLAIN and type(module.weight) is nn.Parameter and is_unhooked(module)
+    return is_bare(module, *PLAIN) and type(module.weight) is nn.Parameter
 
 
 def joins(x: Tensor, *modules: Any, backend: str = "auto") -> bool:

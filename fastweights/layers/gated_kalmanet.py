@@ -61,13 +61,12 @@ class Sketch(OwnInitialValues):
     def initial_values(self) -> dict[str, Tensor]:
         return {"basis": torch.linalg.qr(torch.empty_like(self.basis, dtype=torch.float32).normal_())[0]}
 
-    def forward(self, x_BTHK: Tensor) -> Tensor:
-        """Coordinates [B, T, H, sketch]; heads may be those of q and k or a multiple of them."""
-        return torch.einsum("bthk,hks->bths", x_BTHK, self._basis(x_BTHK.shape[2]).to(x_BTHK.dtype))
-
-    def rows(self, U_NGKV: Tensor) -> Tensor:
-        """U of the keys' coordinates, from that of the keys: [N, G, sketch, V]."""
-        return self._basis(U_NGKV.shape[1]).mT.to(U_NGKV.dtype) @ U_NGKV
+    def forward(self, x: Tensor, memory: bool = False) -> Tensor:
+        """Coordinates [B, T, H, sketch] of x [B, T, H, K]; heads may be those of q and k or a multiple of them. With `memory`
+        U of the keys' coordinates [N, G, sketch, V], from that of the keys, x [N, G, K, V]."""
+        if memory:
+            return self._basis(x.shape[1]).mT.to(x.dtype) @ x
+        return torch.einsum("bthk,hks->bths", x, self._basis(x.shape[2]).to(x.dtype))
 
     def _basis(self, heads: int) -> Tensor:
         basis = self.basis if self.learned else self.basis.detach()
@@ -145,7 +144,7 @@ class GatedKalmaNet(MemoryLayer):
         # U of all dimensions answers for the query itself and, projected, for the solution.
         direct, memory = run(linear_attention, q, k, v, g_BTG, scale=self.heads.key**-0.5, state=("U",))
         if "U" in run.memory:
-            run.memory = {**run.memory, "U": self.sketch.rows(run.memory["U"])}
+            run.memory = {**run.memory, "U": self.sketch(run.memory["U"], memory=True)}
         solved, solved_memory = self._solve(in_q, in_k, v, g_BTG, run)
         return torch.lerp(direct, solved, mix_BTG[..., None].to(direct.dtype)), {**solved_memory, **memory}
 

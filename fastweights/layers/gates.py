@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.linear_rows import linear_rows
+from ..ops.step_decay import exp_rate
 from .decay import HeadDecay
 from .few_rows import joins
 from .gates_together import ProjectedGate
@@ -72,7 +73,7 @@ class StepSize(OwnInitialValues, ProjectedGate):
         return self._scaled(self.gate.of(y))
 
     def _scaled(self, gain_BTG: Tensor) -> Tensor:
-        return at_least_float32(self.log_rate).exp() * gain_BTG
+        return exp_rate(self.log_rate) * gain_BTG
 
 
 class ImportanceGain(OwnInitialValues):
@@ -131,3 +132,5 @@ class PreconditionerGates(nn.Module):
             return g, beta
         assert beta_BTG is not None
         return torch.zeros_like(beta_BTG) if g_BTG is None else g_BTG, beta_BTG
+
+    forward = chosen

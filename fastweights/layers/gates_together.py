@@ -12,25 +12,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .few_rows import is_plain, is_unhooked
+from .few_rows import is_plain
 from .shared_input import trains_on_gpu
+from .wrapped import is_bare, is_unhooked
 
-__all__ = ["ProjectedGate", "gates_together"]
+__all__ = ["ProjectedGate", "first_part", "gates_together"]
+
+
+def first_part(projection: Any) -> nn.Module | None:
+    """The first part of a projection in two; None where its parts must not be called one by one, past hooks or an adapter."""
+    return projection[0] if is_bare(projection, nn.Sequential) else None
 
 
 class ProjectedGate(nn.Module):
     """A gate that first projects its input, by `projection`, and then computes with `of`."""
 
     @property
-    def projection(self) -> nn.Module:
+    def projection(self) -> nn.Module | None:
+        """None where the input must not be projected apart from the gate."""
         raise NotImplementedError
 
     def of(self, y: Tensor) -> Tensor:
         """The gate, given projection(x)."""
         raise NotImplementedError
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.of(self.projection(x_BTD))
 
 
 def gates_together(x: Tensor, *gates: nn.Module | None) -> list[Any]:
@@ -40,11 +44,12 @@ def gates_together(x: Tensor, *gates: nn.Module | None) -> list[Any]:
         joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
     if len(joined) < 2:
         return [None if gate is None else gate(x) for gate in gates]
-    weights = [cast(Tensor, gate.projection.weight) for gate in joined]
+    weights = [cast(Any, gate.projection).weight for gate in joined]
     columns = iter(F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
     return [None if gate is None else gate.of(next(columns)) if gate in joined else gate(x) for gate in gates]
 
 
 def _begins_with_product(gate: ProjectedGate) -> bool:
     """Whether the gate multiplies x with a weight first, and nothing notices how it is called."""
-    return is_plain(gate.projection) and gate.projection.bias is None and all(map(is_unhooked, gate.modules()))
+    first = gate.projection
+    return first is not None and is_plain(first) and first.bias is None and all(map(is_unhooked, gate.modules()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +30,14 @@ class OwnInitialValues(nn.Module):
 
     The values are computed without writing the parameters, so that a model that loads a checkpoint can write only the
     values that the checkpoint lacks.
+
+    Attributes:
+        _no_weight_decay: names of own parameters that weight decay must leave alone, such as the logarithm of a rate, whose 0 is
+            a rate of 1. Each has the mark `_no_weight_decay = True`, Mamba's convention, also where another tensor takes its
+            place.
     """
+
+    _no_weight_decay: ClassVar[tuple[str, ...]] = ()
 
     def initial_values(self) -> dict[str, Tensor]:
         """First value of each parameter by name, drawn from torch's generator, on the device of the parameter."""
@@ -38,6 +47,25 @@ class OwnInitialValues(nn.Module):
     def reset_parameters(self) -> None:
         for name, value in self.initial_values().items():
             self.get_parameter(name).copy_(value)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        self._mark_parameters()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._mark_parameters()  # a copied parameter has lost it
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        applied = super()._apply(*args, **kwargs)
+        self._mark_parameters()
+        return applied
+
+    def _mark_parameters(self) -> None:
+        for name in self._no_weight_decay:
+            parameter = self._parameters.get(name)
+            if parameter is not None:
+                parameter._no_weight_decay = True  # type: ignore[attr-defined]
 
 
 class OwnInitialMatrices(OwnInitialValues):

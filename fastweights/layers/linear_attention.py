@@ -133,7 +133,7 @@ class LinearAttention(MemoryLayer):
         write_key = k_BTHK
         if gates is not None:
             weight = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None and gates.tied else beta_BTG
-            precond_g, precond_beta = gates.chosen(own, g, weight)
+            precond_g, precond_beta = gates(own, g, weight)
             self.probe(precond_g=precond_g, precond_beta=precond_beta)
             if by_key is None:
                 q_BTHK, energy = run(

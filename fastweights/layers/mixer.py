@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..checks import FLOATS, check_size, check_whole_number, shape_of
+from ..checks import FLOATS, check_dense, check_dtype, check_size, check_whole_number, shape_of
 from ..ops.framework.sequences import check_cu_seqlens
 from .cache import LayerCache
 from .options import MixerOptions
+from .wrapped import execution_device, placement_hooks, remove_placement
 
 __all__ = ["ConfiguredMixer", "Mixer", "check_input"]
 
@@ -85,13 +86,19 @@ class Mixer(nn.Module):
             dtype: dtype of the parameters and inputs; that of the layer when None.
 
         Raises:
-            ValueError: the memory grows with the sequence, or the layer has no attribute `hidden_size`.
+            TypeError: dtype is not a torch.dtype.
+            ValueError: dtype is not a floating-point one, the memory grows with the sequence, or the layer has no attribute
+                `hidden_size`.
         """
+        if dtype is not None:
+            check_dtype("dtype", dtype)
         if self.state_size(1) != self.state_size(LONG):
             raise ValueError(f"{type(self).__name__} has no state_spec, as its memory grows with the sequence")
         bare: dict[int, Any] = {id(x): nn.Parameter(x.detach().to("meta")) for x in self.parameters()}
         bare |= {id(x): x.to("meta") for x in self.buffers()}
+        bare |= {id(hook): hook for hook in placement_hooks(self)}  # they hold weights
         layer, cache = copy.deepcopy(self, bare).to(dtype=dtype), LayerCache()
+        remove_placement(layer)
         with torch.no_grad():
             layer(_token(layer), cache)
         return cache
@@ -149,7 +156,7 @@ def _token(layer: Mixer) -> Tensor:
     width, first = getattr(layer, "hidden_size", None), next(layer.parameters(), torch.zeros(()))
     if width is None:
         raise ValueError(f"{type(layer).__name__} must have the attribute hidden_size, the width of its input; set it")
-    return first.new_zeros(1, 1, check_size("hidden_size", width))
+    return first.new_zeros(1, 1, check_size("hidden_size", width), device=execution_device(layer))
 
 
 def check_input(layer: ConfiguredMixer, x_BTD: object, cache: LayerCache | None, cu_seqlens: Tensor | None) -> None:
@@ -157,11 +164,12 @@ def check_input(layer: ConfiguredMixer, x_BTD: object, cache: LayerCache | None,
     wanted = f"x must be a tensor [batch, time >= 1, {layer.hidden_size}]"
     if not isinstance(x_BTD, Tensor):
         raise TypeError(f"{wanted}, got {type(x_BTD).__name__}; convert it with torch.as_tensor")
+    check_dense("x", x_BTD)
     if x_BTD.ndim != 3 or x_BTD.shape[2] != layer.hidden_size or x_BTD.shape[1] < 1:
         raise ValueError(f"{wanted}, got {shape_of(x_BTD)}")
     if not torch.compiler.is_compiling():  # a graph is traced with fake tensors, which torch checks
         check_like_parameters("x", x_BTD, layer)
-    count = check_cu_seqlens(cu_seqlens, x_BTD.shape[0], x_BTD.shape[1]).count
+    count = check_cu_seqlens(cu_seqlens, *x_BTD.shape[:2], like=x_BTD).count
     if cache is None:
         return
     if not isinstance(cache, LayerCache):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.l2_normalize import l2_normalize
 from ..ops.residual_norm import residual_norm
-from .few_rows import is_unhooked
+from .wrapped import is_bare
 
-__all__ = ["GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize"]
+__all__ = ["GatedRMSNorm", "GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize", "norm_of_sum"]
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -27,15 +27,34 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
-    def of_sum(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The residual stream x plus a branch (x itself without one), and its norm for projections: under autocast in autocast's
-        dtype, so that not every one of them casts it."""
-        if not is_unhooked(self):
-            s = x if branch is None else x + branch
-            return s, self(s)
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        return residual_norm(x, branch, self.weight, eps=self.eps, dtype=dtype)
+
+def norm_of_sum(norm: RMSNorm, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The residual stream x plus a branch (x itself without one), and its norm for projections: under autocast in autocast's
+    dtype, so that not every one of them casts it."""
+    if not is_bare(norm, RMSNorm):
+        s = x if branch is None else x + branch
+        return s, norm(s)
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return residual_norm(x, branch, norm.weight, eps=norm.eps, dtype=dtype)
+
+
+class GatedRMSNorm(RMSNorm):
+    """RMSNorm of each head by itself, then a gate, in one op."""
+
+    def forward(
+        self,
+        x: Tensor,
+        gate: Tensor | None = None,
+        activation: str = "silu",
+        value: Tensor | None = None,
+        skip: Tensor | None = None,
+        backend: str = "auto",
+    ) -> Tensor:
+        """The norm of x, or of x + skip value, times the activation of the gate. See `fastweights.ops.gated_rms_norm`."""
+        return gated_rms_norm(
+            x, self.weight, gate, activation=activation, eps=self.eps, value=value, skip=skip, backend=backend
+        )
 
 
 class GroupedRMSNorm(RMSNorm):

@@ -20,6 +20,7 @@ from ..checks import (
     closest,
 )
 from ..ops.framework.spec import BACKENDS
+from ..ops.shared.ridge import MOST_ITERATIONS
 from .convolution import FIRST_FILTERS
 from .decay import RAMPS
 from .heads import HeadSizes, head_width
@@ -39,7 +40,6 @@ __all__ = [
 ]
 
 LONGEST_CONVOLUTION = 1024  # tokens; the filters are short ones
-MOST_ITERATIONS = 10_000  # of a solver, each as long as a pass over the memory
 Made = TypeVar("Made", bound="MixerOptions")
 
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ops.framework import sequences
+
 __all__ = ["Rectangle", "by_length"]
 
 
@@ -15,31 +17,34 @@ def by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Packed sequences in groups of about the same length (up to twice the shortest), so that the rectangle of a group is mostly
     full. Yields the positions of a group's tokens in the row [tokens] and the group's own cu_seqlens."""
     lengths = cu_seqlens.diff()
-    group_N = lengths.clamp_min(1).double().log2().ceil()
-    group_T = group_N.repeat_interleave(lengths)
-    for group in group_N[lengths > 0].unique():
-        yield (group_T == group).nonzero()[:, 0], F.pad(lengths[group_N == group].cumsum(0), (1, 0))
+    for group in sequences.by_length(lengths):
+        yield sequences.tokens_of(group, lengths), F.pad(lengths[group].cumsum(0), (1, 0))
 
 
 class Rectangle:
-    """N packed sequences as N rows of the longest one's length L, each filled up with zeros at its end.
+    """N packed sequences of a row of T tokens as N rows of the longest one's length L, each filled up with zeros at its end. A
+    traced graph knows no length as a Python number: there L is T.
 
     Attributes:
         lengths: [N], number of tokens of each row.
-        valid: bool [N, L], where a row holds a token.
+        width: L.
     """
 
-    def __init__(self, cu_seqlens: Tensor) -> None:
-        self.lengths = cu_seqlens.diff()
-        longest = int(self.lengths.max())
-        self.valid = torch.arange(longest, device=cu_seqlens.device) < self.lengths[:, None]
+    def __init__(self, cu_seqlens: Tensor, time: int) -> None:
+        self.lengths, self._time = cu_seqlens.diff(), time
+        self.width = time if torch.compiler.is_compiling() else int(self.lengths.max())
+        place_L = torch.arange(self.width, device=cu_seqlens.device)
+        token_NL = (cu_seqlens[:-1, None] + place_L).where(
+            place_L < self.lengths[:, None], time
+        )  # T where there is none
+        self._token = token_NL.flatten().long()
 
     def lay_out(self, x_1T: Tensor) -> Tensor:
         """[1, T, ...] -> [N, L, ...]"""
-        rows = x_1T.new_zeros(*self.valid.shape, *x_1T.shape[2:])
-        rows[self.valid] = x_1T[0]
-        return rows
+        filled = torch.cat([x_1T[0], x_1T.new_zeros(1, *x_1T.shape[2:])])
+        return filled.index_select(0, self._token).unflatten(0, (len(self.lengths), self.width))
 
     def pack(self, x_NL: Tensor) -> Tensor:
         """[N, L, ...] -> [1, T, ...]"""
-        return x_NL[self.valid][None]
+        row = x_NL.new_zeros(self._time + 1, *x_NL.shape[2:]).index_copy(0, self._token, x_NL.flatten(0, 1))
+        return row[None, : self._time]

@@ -15,6 +15,7 @@ from .options import MemoryOptions, one_of, option
 from .posterior import PosteriorOptions, read_posterior, write_posterior
 from .projections import GATES, ValueSkip
 from .registry import MEAN_AND_IMPORTANCE, register_mixer
+from .wrapped import is_bare
 
 __all__ = ["PalimpsaD", "PalimpsaDOptions"]
 
@@ -84,7 +85,11 @@ class PalimpsaD(MemoryLayer):
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
         self.probe(output_gate=lambda: self.output.gate_values(x_BTD))
-        return self.output(o_BTGV, x_BTD, self.skip, v_BTGV)
+        if self.skip is None:
+            return self.output(o_BTGV, x_BTD)
+        if self.options.output_norm and is_bare(self.skip, ValueSkip):
+            return self.output(o_BTGV, x_BTD, v_BTGV, self.skip.D)
+        return self.output(self.skip(o_BTGV, v_BTGV), x_BTD)
 
     def state_size(self, length: int = 1) -> int:
         return self.heads.value_heads * self.heads.key * self.heads.value * (1 if self.importance is None else 2)

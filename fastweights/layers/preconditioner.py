@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,14 +78,17 @@ class KeyPreconditioner(OwnInitialValues):
     def initial_values(self) -> dict[str, Tensor]:
         return {} if self.center is None else {"center": torch.full_like(self.center, self.options.center)}
 
+    def forward(self, run: RuleCall, op: Any, *inputs: Any, **options: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """What run(op, *inputs, **options) gives with this centre and bound."""
+        center = 0.0 if self.center is None else self.center
+        return run(op, *inputs, center=center, bound=self.bound, **options)
+
     def write_keys(
         self, k_BTHK: Tensor, g: Tensor, beta: Tensor, run: RuleCall
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         """w [B, T, G, K] and A by name, for the log decay and the gain of A."""
-        w_BTGK, memory = run(
-            precondition_keys, k_BTHK, g, beta, 0.0 if self.center is None else self.center, bound=self.bound,
-            squash=self.options.squash, ridge=self.options.ridge, state=("A",),
-        )  # fmt: skip
+        settings = {"squash": self.options.squash, "ridge": self.options.ridge}
+        w_BTGK, memory = self(run, precondition_keys, k_BTHK, g, beta, **settings, state=("A",))
         return self.scaled(w_BTGK), memory
 
     def scaled(self, x: Tensor) -> Tensor:

@@ -6,14 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.gated_norm import gated_rms_norm
 from ..ops.gated_norm.torch_form import GATES
 from .cache import LayerCache
 from .convolution import ShortConvolution, convolve_together
-from .few_rows import is_unhooked, linear_together
+from .few_rows import linear_together
 from .heads import HeadSizes
 from .initialization import OwnInitialValues, ResidualProjection
-from .norms import RMSNorm, l2_normalize
+from .norms import GatedRMSNorm, l2_normalize
 
 __all__ = ["GATES", "OutputProjection", "QKVProjection", "SharedQKProjection", "ValueSkip", "backend_beside"]
 
@@ -185,7 +184,7 @@ class OutputProjection(nn.Module):
                 if gate_low_rank
                 else nn.Linear(hidden_size, channels, bias=False)
             )
-        self.norm = RMSNorm(heads.value, eps=norm_eps) if norm else None
+        self.norm = GatedRMSNorm(heads.value, eps=norm_eps) if norm else None
         self.o_proj = ResidualProjection(channels, hidden_size)
 
     def gate_values(self, x_BTD: Tensor) -> Tensor | None:
@@ -195,23 +194,12 @@ class OutputProjection(nn.Module):
         return GATES[self.gate](self.g_proj(x_BTD)).unflatten(2, (-1, self.width))
 
     def forward(
-        self, o_BTGV: Tensor, x_BTD: Tensor, skip: ValueSkip | None = None, v_BTGV: Tensor | None = None
+        self, o_BTGV: Tensor, x_BTD: Tensor, v_BTGV: Tensor | None = None, skip_G: Tensor | None = None
     ) -> Tensor:
-        """y [B, T, D]. skip: adds D v to o; one pass over o does it with the norm."""
-        if skip is not None and v_BTGV is not None and (self.norm is None or not is_unhooked(skip)):
-            o_BTGV, skip = skip(o_BTGV, v_BTGV), None
+        """y [B, T, D]. With v and skip, which need the norm, o + skip v takes the place of o, in the same pass."""
         z_BTGV = None if self.gate is None else self.g_proj(x_BTD).view_as(o_BTGV)
         if self.norm is not None:
-            o_BTGV = gated_rms_norm(
-                o_BTGV,
-                self.norm.weight,
-                z_BTGV,
-                activation=self.gate or "silu",
-                eps=self.norm.eps,
-                value=None if skip is None else v_BTGV,
-                skip=None if skip is None else skip.D,
-                backend=self.backend,
-            )
+            o_BTGV = self.norm(o_BTGV, z_BTGV, self.gate or "silu", v_BTGV, skip_G, self.backend)
         elif self.gate is not None and z_BTGV is not None:
             o_BTGV = o_BTGV * GATES[self.gate](z_BTGV)
         return self.o_proj(o_BTGV.flatten(2))

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from ..checks import check_choice, check_text, check_whole_number, closest, describe_value, error_prefix
+from ..kinds import checked
 from .mixer import Mixer
-from .plugins import load_plugins
+from .plugins import load_plugins, note_registration
 
 __all__ = ["MIXERS", "MixerSpec", "build_mixer", "mixer_spec", "register_mixer"]
 
@@ -39,6 +40,7 @@ DESCRIPTION = ("summary", "equation", "source", "state")  # and "cost", which ma
 Layer = TypeVar("Layer", bound=type[Mixer])
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class MixerSpec:
     """One named mixer.
@@ -117,6 +119,7 @@ def register_mixer(
 ) -> Layer: ...
 
 
+@checked
 def register_mixer(
     name: str, *, layer: Any = None, options: Mapping[str, Any] | None = None, **description: str
 ) -> Any:
@@ -150,7 +153,9 @@ def register_mixer(
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"options must be a mapping of option names to values, got {describe_value(options)}")
     if not isinstance(layer, type) or not issubclass(layer, Mixer):
-        raise TypeError(f"layer of mixer {name!r} must be a subclass of fastweights.layers.Mixer, got {layer!r}")
+        raise TypeError(
+            f"layer of mixer {name!r} must be a subclass of fastweights.layers.Mixer, got {describe_value(layer)}"
+        )
     spec = MixerSpec(layer=layer, options=dict(options or {}), **description)
     taken = _REGISTRY.specs.get(name)
     if taken is not None and _place(taken.layer) != _place(layer):
@@ -160,6 +165,7 @@ def register_mixer(
             raise TypeError(f"the constructor of {layer.__name__} must take {needed} as a keyword")
     _check_options(name, layer, spec.options)
     _REGISTRY.specs[name] = spec
+    note_registration()
     return layer
 
 
@@ -173,14 +179,15 @@ def mixer_spec(name: str, options: Mapping[str, Any]) -> MixerSpec:
     check_text("mixer", name, what="the name of a mixer")
     if name not in MIXERS:
         raise ValueError(
-            f"unknown mixer {name!r}{closest(name, MIXERS)}; choose from {', '.join(MIXERS)}, or register it first (a command "
-            "imports the module that does with --import MODULE)"
+            f"unknown mixer {describe_value(name)}{closest(name, MIXERS)}; choose from {', '.join(MIXERS)}, or register it "
+            "first (a command imports the module that does with --import MODULE)"
         )
     spec = MIXERS[name]
     _check_options(name, spec.layer, options)
     return spec
 
 
+@checked
 def build_mixer(name: str, *, hidden_size: int, num_heads: int, layer_idx: int = 0, **options: Any) -> Mixer:
     """The layer called `name`, with the options of `MIXERS[name]` and, over them, those given.
 

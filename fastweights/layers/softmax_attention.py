@@ -102,18 +102,24 @@ class SoftmaxAttention(ConfiguredMixer):
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTHK)
         if cu_seqlens is None:
             o_BTHK = self._attend(q_BTHK, k_BTHK, v_BTHK, None, cache)
-        elif cache is not None:
-            o_BTHK = self._attend_packed(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), cache)
+        elif cache is None or (torch.compiler.is_compiling() and not cache.memory):
+            o_BTHK = self._attend_documents(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), cache)
         else:
-            o_BTHK = self._attend_documents(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device))
+            o_BTHK = self._attend_packed(q_BTHK, k_BTHK, v_BTHK, cu_seqlens.to(x_BTD.device), cache)
         self.probe(o=o_BTHK)
         return self.o_proj(o_BTHK.flatten(2))
 
-    def _attend_documents(self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Answers [1, T, H, K] of whole sequences packed into one row."""
+    def _attend_documents(
+        self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, cache: LayerCache | None
+    ) -> Tensor:
+        """Answers [1, T, H, K] of whole sequences packed into one row; a cache only in a traced graph."""
         packed = takes_packed(q_1THK, v_1THK)
         if packed or torch.compiler.is_compiling():
             q_1THK, k_1THK = self._rotate(q_1THK, k_1THK, cu_seqlens=cu_seqlens)
+            if cache is not None:
+                rectangle = Rectangle(cu_seqlens, k_1THK.shape[1])
+                k, v = (rectangle.lay_out(y) for y in (k_1THK, v_1THK))
+                self._update_cache(cache, k, v, rectangle.width, rectangle.lengths)
             attend = packed_attention if packed else document_attention
             return attend(q_1THK, k_1THK, v_1THK, cu_seqlens, self.window)
         o_1THK = torch.zeros_like(q_1THK)
@@ -125,7 +131,7 @@ class SoftmaxAttention(ConfiguredMixer):
     def _attend_packed(
         self, q_1THK: Tensor, k_1THK: Tensor, v_1THK: Tensor, cu_seqlens: Tensor, cache: LayerCache | None
     ) -> Tensor:
-        rectangle = Rectangle(cu_seqlens)
+        rectangle = Rectangle(cu_seqlens, q_1THK.shape[1])
         q, k, v = (rectangle.lay_out(y) for y in (q_1THK, k_1THK, v_1THK))
         return rectangle.pack(self._attend(q, k, v, rectangle.lengths, cache))
 

@@ -232,28 +232,26 @@ def _ask(
 ) -> dict[int, list[tuple[float, float]]]:
     """By length, for the model in each folder, the mean loss of the answers and the part of them that is found."""
     from ..evaluation import load_language_model, needle_recall
-    from ..evaluation.reading import within_memory
 
     answers: dict[int, list[tuple[float, float]]] = {length: [] for length in lengths}
-    with within_memory("a smaller --workers"):
-        for folder in folders:
-            model, tokenizer = load_language_model(Path(folder) / "model", device=device)
-            for length, found in answers.items():
-                asked = [
-                    needle_recall(
-                        model,
-                        tokenizer,
-                        NEEDLE,
-                        length=length,
-                        depth=depth,
-                        examples=size.examples,
-                        batch_size=size.examples,
-                    )
-                    for depth in size.depths
-                ]
-                found.append(
-                    (statistics.fmean(one.answer_loss for one in asked), statistics.fmean(one.found for one in asked))
+    for folder in folders:
+        model, tokenizer = load_language_model(Path(folder) / "model", device=device)
+        for length, found in answers.items():
+            asked = [
+                needle_recall(
+                    model,
+                    tokenizer,
+                    NEEDLE,
+                    length=length,
+                    depth=depth,
+                    examples=size.examples,
+                    batch_size=size.examples,
                 )
+                for depth in size.depths
+            ]
+            found.append(
+                (statistics.fmean(one.answer_loss for one in asked), statistics.fmean(one.found for one in asked))
+            )
     return answers
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..layers import MIXERS
-from ..results.recall import read_object
+from ..results.records import read_object, reading_fields
 
 __all__ = ["commands", "cost_of_reading", "mixer_of", "read_rows"]
 
@@ -37,9 +37,14 @@ def cost_of_reading(part: str) -> str:
 
 
 def read_rows(part: str, folder: Path) -> list[dict[str, Any]]:
-    """The rows of a part: column, mixer, values (one, the median over repeated steps) and where it was measured."""
+    """The rows of a part: column, mixer, values (one, the median over repeated steps) and where it was measured.
+
+    Raises:
+        ResultsError: a file is damaged or of another version.
+    """
     files = {"training-speed": [_training], "decoding-speed": [_decoding], "memory": [_state, _activations]}
-    return [row for read in files[part] for row in read(folder)]
+    with reading_fields(f"of {part} in {folder}"):
+        return [row for read in files[part] for row in read(folder)]
 
 
 def _training(folder: Path) -> Iterator[dict[str, Any]]:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..checks import check_choice
+from ..kinds import checked
 
 __all__ = ["PARTS", "Part", "find_part"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """One part.
@@ -76,6 +78,7 @@ PARTS = {
 }  # fmt: skip
 
 
+@checked
 def find_part(name: str) -> Part:
     """The part of a name.
 

@@ -15,6 +15,9 @@ import torch
 
 from ..files import write_json
 from ..layers import import_mixers
+from ..out_of_memory import OutOfMemory, within_memory
+from ..safe_path import same_path
+from ..training.calling_script import not_run_again, prepared
 from ..training.workers import WorkerError, gpus_of_workers, signals_held_back
 from .request import Request
 
@@ -136,12 +139,12 @@ class _Process:
         context = multiprocessing.get_context("spawn")  # a forked CUDA does not work
         self.gpu = gpu
         self.connection, self._theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._theirs, work, imports, gpu), daemon=True)
+        self._process = context.Process(target=prepared(_serve), args=(self._theirs, work, imports, gpu), daemon=True)
 
     def begin(self, arguments: Sequence[Any]) -> None:
         """Give it a job. The first one starts it."""
         if self._process.pid is None:
-            with signals_held_back():  # Ctrl-C reaches all processes: this one decides
+            with same_path(), not_run_again(), signals_held_back():  # Ctrl-C reaches all processes: this one decides
                 self._process.start()
             self._theirs.close()
         with suppress(OSError):  # the process is gone: `receive` says so
@@ -175,7 +178,10 @@ def _serve(connection: Connection, work: Callable[..., Any], imports: Sequence[s
 
 def _result(work: Callable[..., Any], arguments: Sequence[Any], imports: Sequence[str]) -> Any:
     try:
-        import_mixers(imports)
-        return work(*arguments)
+        with within_memory("fewer workers"):
+            import_mixers(imports)
+            return work(*arguments)
+    except OutOfMemory as error:
+        return _Failure(str(error))
     except Exception as error:
         return _Failure(f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from ..environment import machine, versions
 from ..files import committed_results, write_bytes
-from ..results.recall import ResultsError, read_object
+from ..kinds import checked
+from ..outputs import check_file, has_keys
+from ..results.records import ResultsError, from_record, read_object
 
 __all__ = [
     "LATER",
     "Board",
     "board_path",
+    "is_board",
     "joined_origins",
     "library_rows",
     "load_board",
@@ -29,6 +33,7 @@ COMMITTED = committed_results(Path(__file__).parent / "results", "leaderboard")
 LATER = "measured later"  # when and where the seeds were that joined a row, in the order in which they joined
 
 
+@checked
 class Board:
     """The rows of a part at a size. Rows that are added replace those of the same keys, and the file on the disk has them.
 
@@ -61,7 +66,7 @@ class Board:
                 )
                 raise ValueError(
                     f"output holds {new.path.name}, measured at another setting ({', '.join(changed)}); pass another "
-                    "--output, or delete that file"
+                    "--output, or --overwrite to delete those results"
                 )
             new.rows = there.rows
         return new
@@ -73,6 +78,15 @@ class Board:
     def add_together(self, rows: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep rows by their keys. The file has all of them or, where writing is interrupted, none."""
         self.rows |= {key: dict(row) for key, row in rows.items()}
+        self._save()
+
+    def drop(self, names: Collection[str]) -> None:
+        """Delete the rows of these mixers or rules, on the disk too."""
+        self.rows = {key: row for key, row in self.rows.items() if row.get("mixer", row.get("rule")) not in names}
+        self._save()
+
+    def _save(self) -> None:
+        check_file("output", self.path, is_board, "result")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = {"format": FORMAT, "part": self.part, "size": self.size, "setting": self.setting}
         lines = [f"{json.dumps(key)}: {json.dumps(row, allow_nan=False)}" for key, row in self.rows.items()]
@@ -80,18 +94,36 @@ class Board:
         write_bytes(self.path, text.encode())
 
 
+@checked
 def board_path(folder: Path, part: str, size: str) -> Path:
     return folder / f"{part}-{size}.json"
 
 
+def is_board(path: Path) -> bool:
+    """Whether a file holds the results of a part, of any setting and version."""
+    return has_keys(path, "format", "part", "size", "setting", "rows")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    """What the file of a board holds."""
+
+    format: int
+    part: str
+    size: str
+    setting: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+
+
+@checked
 def load_board(path: Path) -> Board:
     """Raises:
     ResultsError: the file is damaged or of another version.
     """
-    content = read_object(path)
-    if content.get("format") != FORMAT or not isinstance(content.get("rows"), dict):
+    content = from_record(_Content, read_object(path), path)
+    if content.format != FORMAT:
         raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
-    return Board(path, content["part"], content["size"], content["setting"], content["rows"])
+    return Board(path, content.part, content.size, content.setting, content.rows)
 
 
 def measured_here(device: str) -> dict[str, str]:

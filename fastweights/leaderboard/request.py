@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..kinds import checked
 from ..layers import MixerChoice
 from ..training.progress import Reporter, Silent
 from ..training.workers import usual_workers
@@ -12,6 +13,7 @@ from ..training.workers import usual_workers
 __all__ = ["Request"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """Which mixers, where, and how.

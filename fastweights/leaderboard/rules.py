@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import check_choice, check_text, check_texts, describe_value
+from ..checks import check_choice, check_number, check_text, check_texts, describe_value
+from ..kinds import checked
+from ..layers.plugins import note_registration
 from ..ops import (
     delta_rule,
     elementwise_longhorn,
@@ -41,13 +43,29 @@ CENTER, BOUND = -0.2, 1.5  # of the preconditioned write keys
 FEEDBACK, CORRECTION = 1 / (1 + math.exp(-1)), 0.02  # of Comba
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Gates:
-    """Fixed gates. A rule reads those that it has."""
+    """Fixed gates. A rule reads those that it has.
+
+    Attributes:
+        decay: of the memory from one token to the next, above 0 and at most 1.
+        gain: of a write, at least 0.
+        ridge: of a regression, above 0.
+
+    Raises:
+        TypeError: a gate that is not a number.
+        ValueError: a number outside these limits.
+    """
 
     decay: float = 1.0
     gain: float = 1.0
     ridge: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("decay", self.decay, above=0, high=1)
+        check_number("gain", self.gain, low=0)
+        check_number("ridge", self.ridge, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +90,7 @@ class Rule:
             yield Gates(**dict(zip(self.gates, values, strict=True)))
 
 
+@checked
 class RuleInputs:
     """A stream with one head, and gates as tensors: the arguments of an op.
 
@@ -277,6 +296,7 @@ def register_rule(
 
     def register(rule: RuleFunction) -> RuleFunction:
         _REGISTERED[name] = Rule(name=name, gates=tuple(gates), state=state, answers=_answers(name, rule))
+        note_registration()
         return rule
 
     return register

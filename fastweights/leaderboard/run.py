@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from ..checks import check_choice
+from ..files import file_name
+from ..kinds import checked
 from ..layers import MIXERS
+from ..outputs import claimed
+from ..results import ResultsError
+from ..training.calling_script import work_begins
+from ..training.folder import remove_trainings
+from ..training.output_folder import as_stored
 from .language import needle_setting, run_language, run_needle
 from .measured import read_rows
 from .parts import Part
-from .record import board_path, library_rows, load_board
+from .record import board_path, is_board, library_rows, load_board
 from .request import Request
 from .rules import LEFT_OUT, SAME_RULE, known_rules
 from .sizes import SIZES
@@ -18,14 +27,26 @@ from .tables import part_table
 from .trainings import run_tasks
 from .untrained import declaration, measure_untrained
 
-__all__ = ["RULES_SIZE", "find_rules", "part_rows", "resolution_of", "rows_beside", "run_part", "table_of"]
+__all__ = [
+    "RULES_SIZE",
+    "claimed_boards",
+    "find_rules",
+    "forget",
+    "part_rows",
+    "resolution_of",
+    "rows_beside",
+    "run_part",
+    "table_of",
+]
 
 RULES_SIZE = "cpu"  # the rules without training have one size
 NOT_DECLARED = "has no declared rule (fastweights.leaderboard.register_rule declares one)"
 
 
+@checked
 def run_part(part: Part, request: Request) -> Path | None:
     """Measure a part for the mixers of a request; the file of its board, None where its numbers are read."""
+    work_begins("run_part")
     size = SIZES[request.size]
     if part.kind == "read":
         return None
@@ -35,6 +56,38 @@ def run_part(part: Part, request: Request) -> Path | None:
     if part.kind == "task":
         return run_tasks(part.name, size.tasks[part.name], request).path
     return (run_language if part.kind == "language" else run_needle)(size.language, request).path
+
+
+def claimed_boards(name: str, parts: Sequence[Part], request: Request) -> AbstractContextManager[None]:
+    """Holds the files of these parts in the output folder of a request, which the argument `name` names; see `claimed`."""
+    written = [part.name for part in parts if part.kind != "read"]
+    if "needle" in written:
+        written.append("language")  # whose models it trains where they are missing
+    sizes = {part.name: _size_of(part, request.size) for part in parts}
+    files = [board_path(request.output, part, sizes.get(part, request.size)) for part in written]
+    return claimed(name, dict.fromkeys(files, is_board), "result", overwrite=False)
+
+
+def forget(part: Part, request: Request) -> None:
+    """Delete what the output folder of a request has of its mixers in a part, rows and trainings; all rows of another setting."""
+    if part.kind == "read":
+        return
+    labels = [choice.label for choice in request.mixers]
+    path = board_path(request.output, part.name, _size_of(part, request.size))
+    if path.exists():
+        try:
+            board = load_board(path)
+        except ResultsError:  # of another version
+            board = None
+        if board is None or board.setting != as_stored(_setting_of(part, request.size)):
+            path.unlink()
+        else:
+            names = [choice.name for choice in request.mixers]
+            board.drop(find_rules(names) if part.kind == "rules" else labels)
+    trainings = request.trainings / f"{part.name}-{request.size}"
+    for place in (trainings, *trainings.glob("*")):  # a column of a task has a folder
+        for label in labels:
+            remove_trainings(place / file_name(label))
 
 
 def find_rules(mixers: Sequence[str]) -> tuple[str, ...]:
@@ -56,8 +109,10 @@ def find_rules(mixers: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
+@checked
 def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[dict[str, Any]]:
     """The rows of a part that there are: measured in `folder`, or read from `measurements`."""
+    check_choice("size", size, (*SIZES, RULES_SIZE))
     if part.kind == "read":
         return read_rows(part.name, measurements)
     path = board_path(folder, part.name, _size_of(part, size))
@@ -92,6 +147,7 @@ def resolution_of(part: Part, size: str) -> float | None:
     return SIZES[size].language.close if part.kind == "language" else None
 
 
+@checked
 def table_of(
     part: Part, size: str, rows: Sequence[Mapping[str, Any]], mixers: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:

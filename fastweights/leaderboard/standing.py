@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..checks import check_choice, check_number
+from ..kinds import checked
+
 __all__ = ["Standing", "places"]
 
 
+@checked
 @dataclass(frozen=True)
 class Standing:
     """A mixer in a column.
@@ -27,6 +31,7 @@ class Standing:
     tied: bool
 
 
+@checked
 def places(rows: Sequence[Mapping[str, Any]], better: str, resolution: float | None = None) -> list[Standing]:
     """The rows of one column, the best first.
 
@@ -37,6 +42,9 @@ def places(rows: Sequence[Mapping[str, Any]], better: str, resolution: float | N
         rows: each with `values`, one per seed.
         better: "higher" or "lower".
     """
+    check_choice("better", better, ("higher", "lower"))
+    if resolution is not None:
+        check_number("resolution", resolution, low=0)
     sign = -1.0 if better == "higher" else 1.0
     means = [statistics.fmean(row["values"]) for row in rows]
     ranges = [_range(row["values"], resolution or 0.0) for row in rows]

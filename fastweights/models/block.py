@@ -8,7 +8,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..layers import LayerCache, build_mixer
 from ..layers.few_rows import joins, linear_together
 from ..layers.initialization import ResidualProjection
-from ..layers.norms import RMSNorm
+from ..layers.norms import RMSNorm, norm_of_sum
 from ..ops.linear_rows import linear_rows
 from ..ops.silu_product import silu_product
 from .configuration import FastWeightsConfig
@@ -56,9 +56,9 @@ class FastWeightsBlock(GradientCheckpointingLayer):
         self, x_BTD: Tensor, past_key_values: LayerCache | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         """past_key_values: this layer's cache, under the name that transformers' checkpointing knows to leave out."""
-        x_BTD, normed_BTD = self.mixer_norm.of_sum(x_BTD, None)
+        x_BTD, normed_BTD = norm_of_sum(self.mixer_norm, x_BTD, None)
         mixed_BTD = self.mixer(normed_BTD, cache=past_key_values, cu_seqlens=cu_seqlens)
         if self.mlp is None:
             return x_BTD + mixed_BTD
-        x_BTD, normed_BTD = self.mlp_norm.of_sum(x_BTD, mixed_BTD)
+        x_BTD, normed_BTD = norm_of_sum(self.mlp_norm, x_BTD, mixed_BTD)
         return self.mlp(normed_BTD, x_BTD)

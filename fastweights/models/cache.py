@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from ..checks import LARGEST_DEPTH, check_whole_number
+from ..checks import LARGEST_DEPTH, check_size, check_whole_number, describe_value, shape_of, values_are_checked
+from ..kinds import checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 
@@ -21,6 +22,7 @@ CACHE_NAMES = ("past_key_values", "cache")  # of a model's argument; transformer
 CACHE_NAME = next(name for name in CACHE_NAMES if name in BaseModelOutputWithPast.__dataclass_fields__)
 
 
+@checked
 class FastWeightsCache(Cache):
     """The states of all layers after the sequences that a model has read. Its size depends on their length only where a
     layer is softmax attention.
@@ -128,18 +130,53 @@ class FastWeightsCache(Cache):
 
     # generate() compiles the model by itself when a cache says that it is compileable, and then passes masks of another kind.
     is_compileable = property(lambda self: False)
+    max_cache_len = property(lambda self: -1)  # as get_max_length
     is_croppable = property(lambda self: False)
     is_initialized = property(lambda self: self.batch_size != -1)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row n becomes what row beam_idx[n] was (beam search)."""
-        self._apply(lambda x: x.index_select(0, beam_idx.to(x.device)))
+        """Row n becomes what row beam_idx[n] was (beam search).
+
+        Raises:
+            ValueError: beam_idx is not int64 or int32 [rows], or names a row that the cache does not have. On a GPU its numbers
+                are looked at with FASTWEIGHTS_CHECK_VALUES=1 only.
+            TypeError: no tensor.
+        """
+        self._take_rows("beam_idx", beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row so many times, one copy after the other.
+
+        Raises:
+            ValueError, TypeError: repeats is no positive whole number.
+        """
+        check_size("repeats", repeats)
         self._apply(lambda x: x.repeat_interleave(repeats, 0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._apply(lambda x: x[indices.to(x.device)])
+        """Keep the rows of these indices, or where a bool tensor [N] is True. Errors as in `reorder_cache`."""
+        if isinstance(indices, Tensor) and indices.dtype == torch.bool and indices.ndim == 1:
+            if self.is_initialized and len(indices) != self.batch_size:
+                raise ValueError(
+                    f"indices must be int64, or bool for each of the {self.batch_size} rows of the cache, got bool "
+                    f"{shape_of(indices)}"
+                )
+            indices = indices.nonzero()[:, 0]
+        self._take_rows("indices", indices)
+
+    def _take_rows(self, name: str, rows: Tensor) -> None:
+        wanted = f"{name} must be int64 [rows], numbers of rows of the cache"
+        if not isinstance(rows, Tensor):
+            raise TypeError(f"{wanted}, got {describe_value(rows)}; convert it with torch.tensor")
+        if rows.dtype not in (torch.int32, torch.int64) or rows.ndim != 1:
+            raise ValueError(f"{wanted}, got {rows.dtype} {shape_of(rows)}; convert it with {name}.long()")
+        if self.is_initialized and len(rows) and values_are_checked(rows):
+            low, high = (int(end) for end in torch.aminmax(rows))
+            if low < 0 or high >= self.batch_size:
+                raise ValueError(
+                    f"{name} must be from 0 to {self.batch_size - 1}, the rows of the cache, got {low} to {high}"
+                )
+        self._apply(lambda x: x.index_select(0, rows.to(x.device)))
 
     def reset(self) -> None:
         """Forget everything."""

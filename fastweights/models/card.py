@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from ..files import write_bytes
 from ..layers.registry import MIXERS
+from ..ownership import FILE, what_stands
 from ..untrusted import one_line
 
-__all__ = ["USES", "auto_class", "model_card", "write_card"]
+__all__ = ["USES", "auto_class", "is_card", "model_card", "write_card"]
 
 SIGNATURE = re.compile(r"\n<!-- written by fastweights: ([0-9a-f]{16}) -->\n$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -107,7 +108,7 @@ def write_card(folder: Path, model: Any, facts: Mapping[str, str] | None = None)
     facts: of the model's training, by what a reader looks for ("Steps", "Learning rate").
     """
     path = folder / "README.md"
-    if not os.path.lexists(path) or _is_ours(path):
+    if not os.path.lexists(path) or is_card(path):
         text = model_card(model, facts, tokenizer=any((folder / name).is_file() for name in TOKENIZER_FILES))
         write_bytes(path, f"{text}\n<!-- written by fastweights: {_digest(text)} -->\n".encode())
 
@@ -176,10 +177,10 @@ def _cell(value: str) -> str:
     return one_line(value).replace("|", "\\|")
 
 
-def _is_ours(path: Path) -> bool:
+def is_card(path: Path) -> bool:
     """Whether the file is a card as it was written: signed, and not changed since."""
     try:
-        text = path.read_text("utf-8") if path.is_file() else ""
+        text = path.read_text("utf-8") if what_stands(path) == FILE else ""
     except (OSError, UnicodeDecodeError):
         return False
     signed = SIGNATURE.search(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -12,10 +11,10 @@ from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
 from .inputs import check_divisor, check_labels, kept_positions
-from .loss import IGNORED
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
 from .output_layer import OutputLayer
-from .rows import cumulative_lengths, starts
+from .rows import cumulative_lengths, predicted_labels
+from .trainer_labels import count_predicted_labels
 
 __all__ = ["FastWeightsForCausalLM"]
 
@@ -24,12 +23,24 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
     """The model with an output layer: token ids to logits over the next token."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _accepts_loss_kwargs = True
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
         self.model = FastWeightsModel(config)
         self.lm_head = OutputLayer(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Whether Trainer passes num_items_in_batch to forward: True unless it is set. transformers' Trainer asks every model for
+        it when it is made, which is the moment to tell it what labels to count."""
+        count_predicted_labels(FastWeightsForCausalLM)
+        return self._accepts_loss_kwargs
+
+    @accepts_loss_kwargs.setter
+    def accepts_loss_kwargs(self, accepts: bool) -> None:
+        self._accepts_loss_kwargs = accepts
 
     @can_return_tuple
     def forward(
@@ -50,6 +61,9 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        seq_idx: Tensor | None = None,
+        cache_position: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         cache: FastWeightsCache | None = None,
     ) -> CausalLMOutputWithPast:
         """Logits [B, T, vocab_size], and the loss where labels are given.
@@ -62,21 +76,23 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
 
         Args:
             labels: int64 [B, T], the input ids; the model shifts them: each token predicts the next one. -100 is ignored, and so
-                is the first token of every packed or padded sequence, which no token predicts.
+                are padding and the first token of every packed or padded sequence, which no token predicts.
             logits_to_keep: how many of the last positions get logits (0: all), or the positions as a tensor [P]. None is 0,
                 or no logits at all as said above.
-            num_items_in_batch: what the summed loss is divided by (Trainer's gradient accumulation); the number of labels
-                when None.
+            num_items_in_batch: what the summed loss is divided by (Trainer's gradient accumulation): the number of labels of a
+                step that are not ignored. When None: the number of those in this batch.
             input_ids, attention_mask, past_key_values, inputs_embeds, use_cache: as for `FastWeightsModel`.
             cu_seqlens, output_hidden_states, output_attentions, position_ids: as for `FastWeightsModel`.
-            cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, cache: as for `FastWeightsModel`.
+            cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, seq_idx: as for `FastWeightsModel`.
+            cache_position, token_type_ids, cache: as for `FastWeightsModel`.
 
         Raises:
             ValueError: an input that does not fit.
         """
         past_key_values = given_cache(past_key_values, cache)
         if isinstance(past_key_values, FastWeightsCache) and past_key_values.steps is not None:  # within generate()
-            others = inputs_embeds, labels, cu_seqlens, output_hidden_states, position_ids, cu_seq_lens_q, cu_seq_lens_k
+            documents = cu_seqlens, position_ids, cu_seq_lens_q, cu_seq_lens_k, seq_idx
+            others = inputs_embeds, labels, output_hidden_states, *documents
             next_logits = past_key_values.step(input_ids if all(x is None for x in others) else None)
             if next_logits is not None:
                 return CausalLMOutputWithPast(logits=next_logits, **named_cache(past_key_values))
@@ -97,16 +113,20 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             position_ids=position_ids,
+            seq_idx=seq_idx,
+            cache_position=cache_position,
             return_dict=True,
         )
         hidden_BTD = outputs.last_hidden_state
         loss = logits = None
         if labels is not None:
-            if cu_seqlens is not None:
-                labels = without_first_tokens(labels, cu_seqlens)
-            elif position_ids is not None:
-                labels = labels.masked_fill(starts(position_ids, *labels.shape).to(labels.device), IGNORED)
-            labels = labels if attention_mask is None else without_padding(labels, attention_mask)
+            labels = predicted_labels(
+                labels,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                cu_seqlens=cu_seqlens,
+                seq_idx=seq_idx,
+            )
             if self._can_chunk_loss():
                 no_logits = self.training and logits_to_keep is None
                 loss, logits = self.lm_head(hidden_BTD, labels, num_items_in_batch, None if no_logits else kept)
@@ -138,14 +158,3 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         """Whether the output layer and the loss are those that the chunked loss computes."""
         ours = isinstance(self.lm_head, OutputLayer) and self.lm_head.is_unchanged()
         return self.config.chunked_loss and ours and self.loss_function is ForCausalLMLoss
-
-
-def without_first_tokens(labels_1T: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Labels with -100 at the first token of every packed sequence. (A sequence may be empty and start at T.)"""
-    return F.pad(labels_1T, (0, 1)).index_fill(1, cu_seqlens.long().to(labels_1T.device), IGNORED)[:, :-1]
-
-
-def without_padding(labels_BT: Tensor, attention_mask: Tensor) -> Tensor:
-    """Labels with -100 at padding, and at the first token after it."""
-    tokens = attention_mask[:, attention_mask.shape[1] - labels_BT.shape[1] :].to(labels_BT.device) != 0
-    return labels_BT.masked_fill(~(tokens & F.pad(tokens[:, :-1], (1, 0), value=True)), IGNORED)

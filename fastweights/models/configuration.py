@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -26,14 +25,12 @@ from ..layers.mixer import ConfiguredMixer
 from ..layers.registry import MIXERS, mixer_spec
 from ..layers.softmax_attention import SoftmaxAttention
 from ..untrusted import one_line
+from .adapters import LORA_TARGETS, tell_peft
 from .cache import CACHE_NAMES
 from .inputs import LARGEST_VOCABULARY, check_token
 
 __all__ = ["LORA_TARGETS", "FastWeightsConfig", "how_to_load"]
 
-# The layers that an adapter of the peft library is for where it names none: the projections of a memory's input and output, by
-# the last part of their names. Every mixer of the library has some of them.
-LORA_TARGETS = ("q_proj", "k_proj", "qk_proj", "v_proj", "o_proj", "in_proj", "out_proj")
 # Far above every model there is, and small enough that a slip of the keyboard does not fill the memory.
 LARGEST = {
     "vocab_size": LARGEST_VOCABULARY,
@@ -42,6 +39,7 @@ LARGEST = {
     "num_heads": LARGEST_HEADS,
     "intermediate_size": 2**24,
 }
+LARGEST_LABELS = 2**20  # transformers lists them one by one
 # Keys besides the fields that transformers or this class writes into config.json, or that come with loading one.
 TRANSFORMERS_KEYS = {
     "_attn_implementation",
@@ -121,6 +119,7 @@ class FastWeightsConfig(PreTrainedConfig):
         for name, largest in LARGEST.items():
             if name != "intermediate_size":
                 setattr(self, name, check_size(name, getattr(self, name), high=largest))
+        check_size("num_labels", kwargs.get("num_labels", 2), high=LARGEST_LABELS)
         for name in ("norm_eps", "initializer_range"):
             check_positive(name, getattr(self, name))
         for name in ("scale_residuals", "tie_word_embeddings", "use_cache", "chunked_loss"):
@@ -222,7 +221,7 @@ class FastWeightsConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers. PEFT calls this before it looks up which layers an adapter is for."""
-        _tell_peft()
+        tell_peft(self.model_type)
         return super().to_dict()
 
     def get_text_config(self, decoder: Any = None, encoder: Any = None) -> FastWeightsConfig:
@@ -262,10 +261,3 @@ class FastWeightsConfig(PreTrainedConfig):
 def how_to_load(auto_class: str) -> str:
     """In every config.json, for whoever reads that transformers does not recognise the model type `fastweights`."""
     return f"import fastweights.models, then {auto_class}.from_pretrained"
-
-
-def _tell_peft() -> None:
-    """Put the targets of LoRA into PEFT's table of models, if PEFT has been imported."""
-    table = getattr(sys.modules.get("peft.utils"), "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING", None)
-    if table is not None:
-        table.setdefault(FastWeightsConfig.model_type, list(LORA_TARGETS))

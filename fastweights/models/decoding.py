@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..cuda_graphs import captured, refusing_waits
 from ..layers import LayerCache
-from ..layers.few_rows import is_unhooked
 from ..layers.mixer import Mixer
+from ..layers.wrapped import is_unhooked
 from ..ops.framework.few_tokens import overwriting_states
 
 __all__ = ["DecodeSteps", "can_replay"]

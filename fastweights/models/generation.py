@@ -9,11 +9,13 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
 from ..checks import check_size
+from .adapters import check_kind
 from .cache import CACHE_NAME, FastWeightsCache, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token
+from .masks import check_mask, check_prompts
 from .prefill import prefill_block
-from .rows import check_mask
+from .prompts import padding_in_front
 
 __all__ = ["CachedGenerationMixin"]
 
@@ -22,8 +24,9 @@ class CachedGenerationMixin(GenerationMixin):
     """Greedy search, sampling and beam search with a `FastWeightsCache`.
 
     A prompt is read in one pass where the GPU's memory allows it, otherwise in the largest blocks that fit; on a CPU in blocks of
-    512 tokens. `prefill_chunk_size` sets the block. Prompts of different lengths are padded on the left and come with their
-    attention_mask. What takes tokens back (assisted, speculative, prompt-lookup decoding) is refused.
+    512 tokens. `prefill_chunk_size` sets the block. Prompts of different lengths come with their attention_mask, which shows the
+    padding; every prompt is continued from its last token, on whichever side it is padded. What takes tokens back (assisted,
+    speculative, prompt-lookup decoding) is refused.
 
     On a GPU the step of one token is captured as a CUDA graph at the beginning of every call and replayed, unless
     disable_compile is set, as transformers' generation settings have it, or a module has hooks.
@@ -41,9 +44,11 @@ class CachedGenerationMixin(GenerationMixin):
             kwargs[CACHE_NAME] = cache
         prompt, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         prompt = inputs if prompt is None else prompt
-        self._check_call(prompt, mask, generation_config or self.generation_config, kwargs)
+        self._check_call(prompt, generation_config or self.generation_config, kwargs)
         if isinstance(cache, FastWeightsCache):
             _check_reading(cache, prompt, kwargs.get("inputs_embeds"), mask)
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            check_prompts(mask, len(mask), mask.shape[1] - _columns(cache))
         try:
             result = super().generate(inputs, generation_config, *args, **kwargs)  # type: ignore[misc]
         finally:
@@ -65,9 +70,10 @@ class CachedGenerationMixin(GenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """transformers' hook that reads the prompt. Read in one pass are prompts whose hidden states are asked for or that are
-        given as embeddings, which blocks would lose, and those with a cache of their beginning: before transformers 5.15 blocks
-        would begin with the tokens that the cache has read. The tokens after it may be read by steps."""
+        """transformers' hook that reads the prompt. Padding is read in front of the tokens; what generate() returns keeps the
+        columns of the prompt as they were given. Read in one pass are prompts whose hidden states are asked for or that are given
+        as embeddings, which blocks would lose, and those with a cache of their beginning: before transformers 5.15 blocks would
+        begin with the tokens that the cache has read. The tokens after it may be read by steps."""
         cache, settings = model_kwargs.get(CACHE_NAME), generation_config
         can_split = isinstance(cache, FastWeightsCache) and not cache.columns and not settings.output_hidden_states
         if can_split and settings.prefill_chunk_size is None and model_kwargs.get("inputs_embeds") is None:
@@ -75,6 +81,9 @@ class CachedGenerationMixin(GenerationMixin):
             block = prefill_block(self, rows, length)
             if block < length:
                 settings.prefill_chunk_size = block  # of this call's own settings
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None:
+            input_ids, model_kwargs = padding_in_front(input_ids, model_kwargs, mask.shape[1] - _columns(cache))
         outputs = super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
         shown = settings.output_hidden_states or settings.output_attentions
         if isinstance(cache, FastWeightsCache) and not (shown or settings.disable_compile) and can_replay(self):
@@ -82,15 +91,21 @@ class CachedGenerationMixin(GenerationMixin):
             cache.steps = DecodeSteps(self, cache.columns + settings.max_length - input_ids.shape[1])
         return outputs
 
-    def _check_call(
-        self, prompt: object, mask: Tensor | None, settings: GenerationConfig, kwargs: dict[str, Any]
-    ) -> None:
+    def _check_call(self, prompt: object, settings: GenerationConfig, kwargs: dict[str, Any]) -> None:
         """What transformers would hand on unseen: a wrong prompt, mask or size, or special tokens that the vocabulary lacks."""
+        given = kwargs.get("inputs_embeds")
         if prompt is not None:
-            embedding: Any = self.get_input_embeddings()  # type: ignore[attr-defined]
-            batch, time = check_ids(prompt, embedding).shape
-            if mask is not None:  # with a cache it may be longer, and cover the tokens that the cache has read
-                check_mask(mask, batch, min(time, mask.shape[-1]) if isinstance(mask, Tensor) else time)
+            given = check_ids(prompt, self)
+        mask = kwargs.get("attention_mask")
+        if mask is not None and isinstance(given, Tensor) and given.ndim >= 2:
+            batch, time = given.shape[:2]
+            # With a cache the mask may be longer, and cover the tokens that the cache has read.
+            check_mask(mask, batch, min(time, mask.shape[-1]) if isinstance(mask, Tensor) else time)
+        for name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"):
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name} must be None in generate(), which continues every row; pass each document as a row of its own"
+                )
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             token = kwargs.get(name, getattr(settings, name))
             check_token(
@@ -101,11 +116,8 @@ class CachedGenerationMixin(GenerationMixin):
             if size is not None:
                 check_size(name, size)
         cache = kwargs.get(CACHE_NAME)
-        if cache is not None and not isinstance(cache, FastWeightsCache):
-            raise TypeError(
-                f"past_key_values must be a FastWeightsCache of {self.config.num_hidden_layers} layers, as this model returns "
-                f"it, got {type(cache).__name__}"
-            )
+        if cache is not None:
+            check_kind(cache, self.config.num_hidden_layers)
 
     def _prepare_cache_for_generation(
         self,
@@ -137,6 +149,11 @@ class CachedGenerationMixin(GenerationMixin):
             model_kwargs[CACHE_NAME]._is_user_defined = True  # generate() asks whether the cache outlives it
         elif cache is None and generation_config.use_cache is not False:
             model_kwargs[CACHE_NAME] = FastWeightsCache.empty(self.config.num_hidden_layers)
+
+
+def _columns(cache: object) -> int:
+    """How many columns of a prompt the cache has read."""
+    return cache.columns if isinstance(cache, FastWeightsCache) else 0
 
 
 def _check_reading(

@@ -25,8 +25,9 @@ from transformers.utils import can_return_tuple
 from ..checks import shape_of, values_are_checked, values_can_be_read
 from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .inputs import check_classes, check_label_tensor
+from .masks import check_mask
 from .modeling import FastWeightsPreTrainedModel
-from .rows import Rows, check_mask
+from .rows import Rows
 
 __all__ = [
     "FastWeightsForQuestionAnswering",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from .loss import IGNORED
 
 __all__ = [
     "LARGEST_VOCABULARY",
+    "check_cache_position",
     "check_classes",
     "check_divisor",
     "check_embeddings",
@@ -26,9 +28,10 @@ __all__ = [
 LARGEST_VOCABULARY = 2**31
 
 
-def check_ids(input_ids: object, embedding: nn.Embedding) -> Tensor:
+def check_ids(input_ids: object, model: Any) -> Tensor:
     """Token ids [B, T]. On a GPU an id outside the vocabulary is left to the embedding's own assertion: looking at the numbers
-    would wait for the device."""
+    would wait for the device. The vocabulary is that of the configuration, which follows when the embedding is resized: an
+    adapter may wrap the embedding."""
     if not isinstance(input_ids, Tensor):
         raise TypeError(
             f"input_ids must be an int64 tensor [batch, time >= 1], got {type(input_ids).__name__}; convert it with "
@@ -42,16 +45,14 @@ def check_ids(input_ids: object, embedding: nn.Embedding) -> Tensor:
         )
     if input_ids.shape[1] < 1:
         raise ValueError(f"input_ids must hold at least one token, got shape {shape_of(input_ids)}")
-    if input_ids.device.type == "meta" != embedding.weight.device.type:
-        raise ValueError(
-            f"input_ids must be on the device of the model, {embedding.weight.device}, got meta; pass numbers"
-        )
+    if input_ids.device.type == "meta" != model.device.type:
+        raise ValueError(f"input_ids must be on the device of the model, {model.device}, got meta; pass numbers")
     if values_are_checked(input_ids) and input_ids.numel():
         low, high = (int(end) for end in torch.aminmax(input_ids))
-        if low < 0 or high >= embedding.num_embeddings:
+        if low < 0 or high >= model.config.vocab_size:
             hint = f"; {IGNORED} belongs in labels only" if low == IGNORED else ""
             raise ValueError(
-                f"input_ids must be from 0 to {embedding.num_embeddings - 1}, the model's vocabulary, got {low} to {high}; use "
+                f"input_ids must be from 0 to {model.config.vocab_size - 1}, the model's vocabulary, got {low} to {high}; use "
                 f"the tokenizer that the model was made for{hint}"
             )
     return input_ids
@@ -101,6 +102,21 @@ def _check_range(name: str, labels: Tensor, count: int, remedy: str) -> None:
             f"{name} must be from 0 to {count - 1}, or {IGNORED} where there is none, got {int(labels.min())} to "
             f"{int(labels.max())}; {remedy}"
         )
+
+
+def check_cache_position(cache_position: object, columns: int, time: int) -> None:
+    """The columns [T] of an input that follows on `columns` columns of a cache, which no memory can go back behind."""
+    if cache_position is None:
+        return
+    wanted = f"cache_position must be int64 [{time}], the columns of the input after the {columns} of past_key_values"
+    if not isinstance(cache_position, Tensor):
+        raise TypeError(f"{wanted}, got {type(cache_position).__name__}; leave it out")
+    if cache_position.dtype not in (torch.int32, torch.int64) or list(cache_position.shape) != [time]:
+        raise ValueError(f"{wanted}, got {cache_position.dtype} {shape_of(cache_position)}; leave it out")
+    if values_are_checked(cache_position):
+        first, last = int(cache_position[0]), int(cache_position[-1])
+        if first != columns or (cache_position.diff() != 1).any():
+            raise ValueError(f"{wanted}, got {first} to {last}; leave it out, or pass a cache that ends there")
 
 
 def check_divisor(num_items_in_batch: object) -> None:

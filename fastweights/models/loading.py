@@ -10,17 +10,20 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from ..checks import check_choice, describe_value
+from ..checks import check_choice, check_device, describe_value
 from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
 from ..data.text.tokenizer import vocabulary_size
+from ..kinds import checked
+from ..ownership import Own, any_file
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
-from .card import USES
+from .card import USES, is_card
 from .causal_lm import FastWeightsForCausalLM
 from .configuration import FastWeightsConfig
-from .weight_files import check_names, check_shapes, check_weights
+from .weight_files import check_memory, check_names, check_shapes, check_weights
 
 __all__ = [
     "DTYPES",
+    "SAVED_MODEL",
     "check_has_tokenizer",
     "check_special_tokens",
     "check_vocabulary",
@@ -39,7 +42,16 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 DTYPES = ("float32", "bfloat16", "float16")
 
+# What a folder of a saved model and its tokenizer consists of: what a command that saves another model there may delete.
+SAVED_NAMES = (
+    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "training_args.bin"),
+)
+SAVED_MODEL: Own = {**dict.fromkeys(SAVED_NAMES, any_file), "README.md": is_card}
 
+
+@checked
 def load_language_model(
     path: str | Path, *, device: str = "cpu", dtype: str | None = None, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
@@ -60,7 +72,7 @@ def load_language_model(
     """
     folder = model_folder(path, trust_remote_code=trust_remote_code)
     check_has_tokenizer(folder)
-    _check_device(device)
+    check_device(device)
     if dtype is not None:
         check_choice("dtype", dtype, DTYPES)
     model, tokenizer = load_weights(folder, dtype), load_tokenizer(folder, trust_remote_code=trust_remote_code)
@@ -171,6 +183,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
 def load_weights(folder: Path, dtype: str | None = None) -> Any:
     """The model in a `model_folder`; ValueError unless its weights are whole and exactly those of its configuration."""
     config = load_config(folder)
+    check_memory(folder)
     config.use_cache = True  # transformers' Trainer sets it to False, and earlier versions saved that
     with loading(f"the model in {folder}"):
         loaded: Any = FastWeightsForCausalLM.from_pretrained(
@@ -216,10 +229,3 @@ def _quietly() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.zeros(1, device=device).item()  # the device "meta" keeps no numbers
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device must be a torch device that this machine has, got {device!r}: {error}") from None

@@ -14,15 +14,16 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
 from ..checks import check_flag, check_whole_number, describe_value, shape_of
-from ..layers import LayerCache, Mixer
+from ..layers import LayerCache
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import RMSNorm
 from ..ops.framework.sequences import check_cu_seqlens
+from .adapters import check_kind
 from .block import FastWeightsBlock
 from .cache import CACHE_NAMES, FastWeightsCache, given_cache, named_cache
 from .card import auto_class, write_card
 from .configuration import FastWeightsConfig, how_to_load
-from .inputs import check_embeddings, check_ids
+from .inputs import check_cache_position, check_embeddings, check_ids
 from .rows import Rows, cumulative_lengths
 
 __all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
@@ -68,7 +69,8 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def state_size(self, length: int = 1) -> int:
         """How many numbers the memories of all layers hold per sequence after `length` tokens."""
         check_whole_number("length", length)
-        return sum(module.state_size(length) for module in self.modules() if isinstance(module, Mixer))
+        blocks: Any = self.base_model.layers
+        return sum(block.mixer.state_size(length) for block in blocks)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -114,6 +116,9 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        seq_idx: Tensor | None = None,
+        cache_position: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         cache: FastWeightsCache | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
@@ -121,8 +126,9 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
 
         Args:
             input_ids: int64 [B, T], or inputs_embeds [B, T, D] in their place.
-            attention_mask: [B, T] (with a cache also longer, cached tokens first), 0 for padding, which may be on any side.
-                torch.compile breaks the graph where it looks for padding; packed rows stay one graph.
+            attention_mask: [B, T] (with a cache also longer, cached tokens first): 0 for padding, which may be on any side, and
+                for tokens 1, or a number above 0 per document, which parts the documents of a row. Additive masks are refused.
+                The values are read, which waits for a GPU once and breaks a compiled graph; cu_seqlens avoid both.
             past_key_values: cache of an earlier call, updated in place; the input continues the sequences that it has read.
             use_cache: whether to create a cache where none is given. When None: config.use_cache in evaluation mode, False in
                 training mode.
@@ -134,6 +140,12 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
                 GPU; cu_seqlens avoid that.
             cu_seq_lens_q, cu_seq_lens_k: the same as cu_seqlens, under the names of transformers' packing collators.
             max_length_q, max_length_k: sent with these by collators; not needed.
+            seq_idx: int [B, T] or [1, T], the number of each token's document in its row, as collators of transformers and TRL
+                send it; below 0 for padding. Read like attention_mask. Beside cu_seqlens, which then decide, position_ids and
+                seq_idx are only compared with them: on a CPU, or with FASTWEIGHTS_CHECK_VALUES=1.
+            cache_position: int [T], the columns of the input, counted from the first one that past_key_values has read. Only
+                compared with the cache, where positions are compared.
+            token_type_ids: sent by some tokenizers; without meaning here.
             cache: another name of past_key_values, which transformers uses from 5.24 on.
             output_attentions: only False: a memory has no attention weights.
 
@@ -148,7 +160,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         check_cu_seqlens(cu_seqlens, batch, time)
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and attention_mask.shape[1] > time:
             _check_longer_mask(attention_mask, past_key_values, batch, time)
-        rows = Rows(batch, time, attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=cu_seqlens)
+        rows = Rows(batch, time, attention_mask, position_ids, cu_seqlens, seq_idx)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and past_key_values is None:
@@ -162,6 +174,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         )
         if past_key_values is not None:
             past_key_values.check_positions(rows.first_position, rows.lengths)
+        check_cache_position(cache_position, 0 if past_key_values is None else past_key_values.columns, time)
         x_BTD = rows.pack(self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds)
 
         hidden_states: tuple[Tensor, ...] = ()
@@ -184,15 +197,16 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass either input_ids or inputs_embeds, not both or neither")
         if inputs_embeds is None:
-            return check_ids(input_ids, self.embed_tokens).shape
+            return check_ids(input_ids, self).shape
         return check_embeddings(inputs_embeds, self.config.hidden_size, self).shape[:2]
 
     def _layer_caches(self, past_key_values: FastWeightsCache, sequences: int) -> list[LayerCache]:
-        wanted = f"past_key_values must be a FastWeightsCache of {len(self.layers)} layers, as this model returns it"
-        if not isinstance(past_key_values, FastWeightsCache):
-            raise TypeError(f"{wanted}, got {type(past_key_values).__name__}")
+        check_kind(past_key_values, len(self.layers))
         if len(past_key_values.layers) != len(self.layers):
-            raise ValueError(f"{wanted}, got one of {len(past_key_values.layers)} layers")
+            raise ValueError(
+                f"past_key_values must be a FastWeightsCache of {len(self.layers)} layers, as this model returns it, got one of "
+                f"{len(past_key_values.layers)} layers"
+            )
         if past_key_values.batch_size not in (-1, sequences):
             raise ValueError(
                 f"past_key_values must hold as many sequences as the input, {sequences}, got {past_key_values.batch_size}; "

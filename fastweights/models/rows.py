@@ -1,4 +1,4 @@
-"""How the sequences lie in the rows of a batch: padded, or packed by cumulative lengths or by positions that start again."""
+"""How the sequences lie in the rows of a batch: padded, or packed, as cumulative lengths, positions or document numbers say."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import values_can_be_read
+from ..checks import shape_of, values_are_checked
+from .loss import IGNORED
+from .masks import check_mask, document_numbers, own_columns
 
-__all__ = ["Rows", "check_mask", "cumulative_lengths", "starts"]
+__all__ = ["Rows", "cumulative_lengths", "predicted_labels"]
 
 
 def cumulative_lengths(
@@ -17,7 +19,8 @@ def cumulative_lengths(
     """The one set of cumulative lengths, which packing collators of transformers send as cu_seq_lens_q and cu_seq_lens_k.
 
     Raises:
-        ValueError: one of that pair alone, or lengths that differ. On a GPU only their number is compared.
+        ValueError: one of that pair alone, or lengths that differ. On a GPU only their number is compared, unless
+            FASTWEIGHTS_CHECK_VALUES asks for more.
         TypeError: no tensor.
     """
     given = {"cu_seqlens": cu_seqlens, "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
@@ -34,15 +37,10 @@ def cumulative_lengths(
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be an integer tensor [N+1], got {type(x).__name__}")
     for name, x in others:
-        readable = values_can_be_read(x) and values_can_be_read(edges)
+        readable = values_are_checked(x) and values_are_checked(edges)
         if x is not edges and (x.shape != edges.shape or (readable and not torch.equal(x.long(), edges.long()))):
             raise ValueError(f"{name} must be the same numbers as {first}: every document is read from its first token")
     return edges
-
-
-def starts(position_ids: Tensor, batch: int, time: int) -> Tensor:
-    """bool [B, T]: where a position does not follow the one before it in its row. The first column counts as following."""
-    return F.pad(_checked(position_ids, batch, time).diff() != 1, (1, 0))
 
 
 class Rows:
@@ -50,11 +48,13 @@ class Rows:
     row for the layers, so that no layer sees a padding token, nor a document another one.
 
     Args:
-        attention_mask: [B, T] or longer, cached tokens first; nonzero for tokens. Padding may be on either side, or in between.
+        attention_mask: [B, T] or longer, cached tokens first: 0 for padding, which may be on either side or in between, and for
+            tokens 1, or the number of their document, any whole number above 0.
         position_ids: int [B, T] or [1, T]. Within a document they rise by one from token to token; where they do not rise, the
             next document begins.
-        cu_seqlens: int [N+1], cumulative lengths of the documents of the only row. They then decide, and position_ids must
-            rise within each document (checked on the CPU).
+        cu_seqlens: int [N+1], cumulative lengths of the documents of the only row. They then decide. Where numbers are checked
+            (on a CPU, or with FASTWEIGHTS_CHECK_VALUES=1), position_ids and seq_idx must say the same.
+        seq_idx: int [B, T] or [1, T], the number of each token's document in its row, below 0 for padding.
 
     Attributes:
         cu_seqlens: cumulative lengths of the sequences of the single row; None where every row is one sequence.
@@ -62,7 +62,7 @@ class Rows:
 
     Raises:
         ValueError: an argument that does not fit.
-        TypeError: position_ids is no tensor.
+        TypeError: one that is no tensor.
     """
 
     def __init__(
@@ -72,56 +72,82 @@ class Rows:
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        seq_idx: Tensor | None = None,
     ) -> None:
         self.batch, self.time = batch, time
         self.cu_seqlens = cu_seqlens
         self.first_position: Tensor | None = None
-        self._tokens = _without_ones(attention_mask, batch, time)
-        if self._tokens is not None and cu_seqlens is not None:
-            raise ValueError("attention_mask must be None or all ones with cu_seqlens: packed rows have no padding")
-        if self._tokens is not None:
-            self.cu_seqlens = F.pad(self._tokens.sum(1).cumsum(0), (1, 0))
-        if position_ids is None:
+        self._tokens: Tensor | None = None
+        number_BS = None if attention_mask is None else document_numbers(attention_mask, batch, time)
+        position_BT = None if position_ids is None else _one_per_token("position_ids", position_ids, batch, time)
+        index_BT = None if seq_idx is None else _one_per_token("seq_idx", seq_idx, batch, time)
+        if cu_seqlens is not None:
+            if number_BS is not None:
+                raise ValueError(
+                    "attention_mask must be None or all ones with cu_seqlens: packed rows have no padding, and cu_seqlens say "
+                    "where their documents begin"
+                )
+            self._check_documents(cu_seqlens.long(), position_BT, index_BT)
             return
-        position_BT = _checked(position_ids, batch, time)
-        if cu_seqlens is None:
-            self._split(position_BT)
-        elif values_can_be_read(position_BT) and values_can_be_read(cu_seqlens):
-            self._check_documents(position_BT.flatten(), cu_seqlens)
+        if number_BS is not None:
+            self._tokens, self.cu_seqlens = own_columns(number_BS, time) != 0, _edges_of_mask(number_BS, time)
+        if index_BT is not None:
+            self._leave_out(index_BT < 0)
+        if position_BT is not None or index_BT is not None:
+            self._split(position_BT, index_BT)
 
-    def _split(self, position_BT: Tensor) -> None:
+    def _laid_out(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Where tokens are, bool [B, T], and the cumulative lengths of the sequences, also where every row is one."""
+        if self._tokens is None or self.cu_seqlens is None:
+            tokens = torch.ones(self.batch, self.time, dtype=torch.bool, device=device)
+            return tokens, torch.arange(self.batch + 1, device=device) * self.time
+        return self._tokens.to(device), self.cu_seqlens.to(device)
+
+    def _leave_out(self, padding_BT: Tensor) -> None:
+        tokens, edges = self._laid_out(padding_BT.device)
+        kept_T = ~padding_BT[tokens]
+        self._tokens, self.cu_seqlens = tokens & ~padding_BT, F.pad(kept_T.cumsum(0), (1, 0))[edges]
+
+    def _split(self, position_BT: Tensor | None, index_BT: Tensor | None) -> None:
         """Add the documents that begin within a row. Empty rows stay sequences of no tokens."""
-        tokens, edges = self._tokens, self.cu_seqlens
-        if tokens is None:
-            tokens = torch.ones_like(position_BT, dtype=torch.bool)
-            edges = torch.arange(self.batch + 1, device=position_BT.device) * self.time
-        assert edges is not None
-        edges = edges.to(position_BT.device)
-        position_T = position_BT[tokens.to(position_BT.device)]
-        begins = F.pad(position_T.diff() != 1, (1, 1)).index_fill(0, edges, False)
-        places = begins.nonzero()[:, 0]
-        ahead = position_T[places] > position_T[places - 1]
-        if ahead.any():
-            place = places[ahead][0]
-            raise ValueError(
-                "position_ids must rise by one from token to token, or start again where the next document begins, got "
-                f"{int(position_T[place])} after {int(position_T[place - 1])}; leave padding out with attention_mask, or give "
-                "the documents as cu_seqlens"
-            )
+        device = next(x.device for x in (position_BT, index_BT) if x is not None)
+        tokens, edges = self._laid_out(device)
+        begins = numbered = torch.zeros_like(tokens[tokens][1:])
+        if index_BT is not None:
+            begins = numbered = _changes("seq_idx", index_BT.to(device), tokens)
+        if position_BT is not None:
+            position_T = position_BT[tokens]
+            begins = numbered | (position_T.diff() != 1)
+        places = _inside(begins, edges).nonzero()[:, 0]
+        if position_BT is not None:
+            _check_rise(position_T, places[~numbered[places - 1]])
         if len(places):
-            self._tokens, self.cu_seqlens = tokens, torch.cat([edges, places]).sort().values
-            edges = self.cu_seqlens
-        self.first_position = F.pad(position_T, (0, 1))[edges[:-1]]
+            edges = torch.cat([edges, places]).sort().values
+            self._tokens, self.cu_seqlens = tokens, edges
+        if position_BT is not None:
+            self.first_position = F.pad(position_T, (0, 1))[edges[:-1]]
 
-    def _check_documents(self, position_T: Tensor, cu_seqlens: Tensor) -> None:
-        edges = cu_seqlens.long()
-        if edges.min() < 0 or edges.max() > len(position_T):
+    def _check_documents(self, edges: Tensor, position_BT: Tensor | None, index_BT: Tensor | None) -> None:
+        """Whether the other descriptions say what cu_seqlens do."""
+        given = [x for x in (position_BT, index_BT) if x is not None]
+        if not given or not all(map(values_are_checked, (edges, *given))):
+            return
+        if edges.min() < 0 or edges.max() > self.time:
             return  # the layers refuse it
-        if F.pad(position_T.diff() != 1, (1, 1)).index_fill(0, edges, False).any():
-            raise ValueError(
-                "position_ids must rise by one from token to token within every document of cu_seqlens; leave one of the two out"
-            )
-        self.first_position = F.pad(position_T, (0, 1))[edges[:-1]]
+        edges = edges.to(given[0].device)
+        if index_BT is not None:
+            changes = F.pad(index_BT[0].diff() != 0, (1, 1), value=True)
+            if not torch.equal(changes, torch.zeros_like(changes).index_fill(0, edges, True)):
+                raise ValueError(
+                    "seq_idx must change where the next document of cu_seqlens begins, and only there; leave one of the two out"
+                )
+        if position_BT is not None:
+            if _inside(position_BT[0].diff() != 1, edges).any():
+                raise ValueError(
+                    "position_ids must rise by one from token to token within every document of cu_seqlens; leave one of the "
+                    "two out"
+                )
+            self.first_position = F.pad(position_BT[0], (0, 1))[edges[:-1]]
 
     @property
     def count(self) -> int:
@@ -145,32 +171,91 @@ class Rows:
         return x_BTD.masked_scatter(self._tokens.to(x_BTD.device)[..., None], x_1TD)
 
 
-def _without_ones(attention_mask: Tensor | None, batch: int, time: int) -> Tensor | None:
-    """bool [B, T] of the last T columns; None without padding."""
-    if attention_mask is None:
-        return None
-    check_mask(attention_mask, batch, time)
-    mask = attention_mask[:, attention_mask.shape[1] - time :]
-    return None if mask.all() else mask.bool()
+def predicted_labels(
+    labels_BT: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+) -> Tensor:
+    """Labels with -100 where no token predicts them: at padding, and at the first token of every document and after padding. The
+    first column stays as it is, because a loss that shifts the labels leaves it out. The other arguments are those of `Rows`;
+    their values are not read on the host."""
+    batch, time = labels_BT.shape
+    device = labels_BT.device
+    first_BT = torch.zeros(batch, time, dtype=torch.bool, device=device)
+    if attention_mask is not None:
+        check_mask(attention_mask, batch, time)
+        number_BT = own_columns(attention_mask, time).to(device)
+        first_BT |= (number_BT == 0) | F.pad(number_BT.diff() != 0, (1, 0))
+    if seq_idx is not None:
+        number_BT = _one_per_token("seq_idx", seq_idx, batch, time).to(device)
+        first_BT |= (number_BT < 0) | F.pad(number_BT.diff() != 0, (1, 0))
+    if position_ids is not None:
+        position_BT = _one_per_token("position_ids", position_ids, batch, time).to(device)
+        first_BT |= F.pad(position_BT.diff() != 1, (1, 0))
+    labels_BT = labels_BT.masked_fill(first_BT, IGNORED)
+    if cu_seqlens is None:
+        return labels_BT
+    edges = cu_seqlens.long().to(device)  # a document without tokens may begin at T
+    return F.pad(labels_BT, (0, 1)).index_fill(1, edges, IGNORED)[:, :-1]
 
 
-def check_mask(attention_mask: object, batch: int, time: int) -> None:
-    """A mask [B, T] or longer."""
-    wanted = f"attention_mask must be [{batch}, at least {time}], 1 for tokens and 0 for padding"
-    if not isinstance(attention_mask, Tensor):
-        raise TypeError(f"{wanted}, got {type(attention_mask).__name__}; convert it with torch.tensor")
-    if attention_mask.ndim != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < time:
-        raise ValueError(f"{wanted}, got shape {list(attention_mask.shape)}")
+def _edges_of_mask(number_BS: Tensor, time: int) -> Tensor:
+    """Cumulative lengths, in the last T columns, of the sequences of a mask: of its rows, or with numbers (int64) of the
+    documents in each row. Those that have tokens only in the columns before stay, as the cache holds them."""
+    tokens = number_BS != 0
+    edges = F.pad(tokens.sum(1).cumsum(0), (1, 0))
+    if number_BS.dtype == torch.bool:
+        return edges
+    places = _inside(_changes("attention_mask", number_BS, tokens), edges).nonzero()[:, 0]
+    edges = torch.cat([edges, places]).sort().values
+    own = torch.arange(number_BS.shape[1], device=number_BS.device) >= number_BS.shape[1] - time
+    return F.pad(own.expand_as(tokens)[tokens].cumsum(0), (1, 0))[edges]
 
 
-def _checked(position_ids: Tensor, batch: int, time: int) -> Tensor:
-    """int64 [B, T]"""
-    if not isinstance(position_ids, Tensor):
-        raise TypeError(f"position_ids must be an integer tensor [B, T], got {type(position_ids).__name__}")
-    if position_ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"position_ids must be int32 or int64, got {position_ids.dtype}; convert it with .long()")
-    if position_ids.ndim != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != time:
+def _changes(name: str, number_BT: Tensor, tokens: Tensor) -> Tensor:
+    """bool, for every token after the first of all rows: whether its document is another one than that of the token before.
+
+    Raises:
+        ValueError: the tokens of a document do not follow each other.
+    """
+    row_T, number_T = tokens.nonzero()[:, 0], number_BT[tokens]
+    changes = number_T.diff() != 0
+    starts = F.pad(changes | (row_T.diff() != 0), (1, 0), value=True)[: len(row_T)]
+    runs = torch.stack([row_T[starts], number_T[starts]])
+    if runs.unique(dim=1).shape[1] < runs.shape[1]:
         raise ValueError(
-            f"position_ids must be [{batch}, {time}], one number per token, got shape {list(position_ids.shape)}"
+            f"{name} must give all tokens of a document the same number, which no other document of the row has, got a "
+            "number that comes back after another one; number the documents of a row through"
         )
-    return position_ids.long().expand(batch, time)
+    return changes
+
+
+def _inside(begins: Tensor, edges: Tensor) -> Tensor:
+    """bool [tokens + 1]: where the next document begins [tokens - 1], but not at the edges of a sequence."""
+    return F.pad(begins, (1, 1)).index_fill(0, edges, False)
+
+
+def _check_rise(position_T: Tensor, places: Tensor) -> None:
+    """ValueError where a position runs ahead of the one before at one of these places."""
+    ahead = position_T[places] > position_T[places - 1]
+    if ahead.any():
+        place = places[ahead][0]
+        raise ValueError(
+            "position_ids must rise by one from token to token, or start again where the next document begins, got "
+            f"{int(position_T[place])} after {int(position_T[place - 1])}; leave padding out with attention_mask, or give "
+            "the documents as cu_seqlens"
+        )
+
+
+def _one_per_token(name: str, x: Tensor, batch: int, time: int) -> Tensor:
+    """int64 [B, T]"""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be an integer tensor [B, T], got {type(x).__name__}")
+    if x.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must be int32 or int64, got {x.dtype}; convert it with .long()")
+    if x.ndim != 2 or x.shape[0] not in (1, batch) or x.shape[1] != time:
+        raise ValueError(f"{name} must be [{batch}, {time}], one number per token, got shape {shape_of(x)}")
+    return x.long().expand(batch, time)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ..checks import LARGEST_WIDTH, check_size
+from ..kinds import checked
 from .configuration import FastWeightsConfig
 from .modeling import FastWeightsModel
 
 __all__ = ["VectorModel"]
 
 
+@checked
 class VectorModel(nn.Module):
     """y = W_out body(W_in x), causal: tasks whose tokens are vectors read and answer through linear layers.
 
@@ -21,6 +24,8 @@ class VectorModel(nn.Module):
 
     def __init__(self, config: FastWeightsConfig, *, inputs: int, outputs: int) -> None:
         super().__init__()
+        check_size("inputs", inputs, high=LARGEST_WIDTH)
+        check_size("outputs", outputs, high=LARGEST_WIDTH)
         self.read_in = nn.Linear(inputs, config.hidden_size)
         self.model = FastWeightsModel(config)
         del self.model.embed_tokens

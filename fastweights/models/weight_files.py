@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,11 +12,15 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..environment import usable_memory
 from ..untrusted import one_line, read_json_object
 
-__all__ = ["check_names", "check_shapes", "check_weights"]
+__all__ = ["check_memory", "check_names", "check_shapes", "check_weights"]
 
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of a number
+LARGEST_HEADER = 16 * 2**20  # bytes; a model of ten thousand layers has about a tenth
+MOST_HOLES = 10_000  # in one file; they are counted one by one
+SMALL = 2**30  # bytes of a file that may be holes, as of a model of zeros
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 # A distributed checkpoint and an adapter: where transformers finds one, it reads more than the files below, or others.
@@ -30,7 +35,8 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
 
     Raises:
         ValueError: no safetensors files, others than safetensors, files outside the folder, damaged headers, weights that are
-            no floating-point numbers or quantised, or another number of layers than the configuration says.
+            no floating-point numbers or quantised, files that are large and mostly holes, or another number of layers than
+            the configuration says.
     """
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(
@@ -43,20 +49,31 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
                 f"{folder} must hold a whole model, but {path.name} is of {what}; load it with transformers or peft and save "
                 "the whole model with save_pretrained"
             )
-    shapes, layers = {}, {-1}
-    for path in _safetensors(folder):
+    shapes, layers = {}, set[int]()
+    files = _safetensors(folder)
+    _check_not_empty(folder, files)
+    for path in files:
+        _check_header(path)
         for name, kind, shape in _tensors(path):
             if kind not in FLOATS:
                 raise ValueError(f"{path} must hold floating-point weights, but {one_line(name)} is {kind}")
             shapes[name] = shape
             layers.update(map(int, LAYER.findall(name)[:1]))
-    count = max(layers) + 1
-    if count != config.num_hidden_layers:
+    if layers != set(range(config.num_hidden_layers)):
         raise ValueError(
             f"the weights in {folder} are not those of its config.json: num_hidden_layers is {config.num_hidden_layers:,}, and "
-            f"the weights are of {count:,}"
+            f"the weights are of {len(layers):,}"
         )
     return shapes
+
+
+def check_memory(folder: Path) -> None:
+    """ValueError if the weights take more memory than this machine has: the system would end the process without a word."""
+    size, memory = sum(path.stat().st_size for path in _safetensors(folder)), usable_memory()
+    if size > memory:
+        raise ValueError(
+            f"the weights in {folder} must fit into the memory of this machine, {memory / 1e9:,.0f} GB, got {size / 1e9:,.0f} GB"
+        )
 
 
 def check_shapes(folder: Path, shapes: Mapping[str, list[int]], model: nn.Module) -> None:
@@ -129,6 +146,39 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, list[int]]]:
     except (SafetensorError, OSError) as error:
         what = ", but a pickle, which can run code and is never read" if _is_pickle(path) else ""
         raise ValueError(f"{path} is no safetensors file{what}: {one_line(error)}") from None
+
+
+def _check_header(path: Path) -> None:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if LARGEST_HEADER < length <= path.stat().st_size:  # what is longer than the file, the library refuses
+        raise ValueError(f"{path} must have a header of at most {LARGEST_HEADER:,} bytes, got {length:,}")
+
+
+def _check_not_empty(folder: Path, files: Iterable[Path]) -> None:
+    """ValueError where most of the weights are holes: zeros that take no room on the disk, and all of their size in memory."""
+    size = sum(path.stat().st_size for path in files)
+    if size > SMALL and (data := sum(map(_bytes_on_disk, files))) < size / 2:
+        raise ValueError(
+            f"the weights in {folder} must be numbers, but of {size:,} bytes only {data:,} are on the disk and the others are "
+            "zeros; get the files again"
+        )
+
+
+def _bytes_on_disk(path: Path) -> int:
+    """Without the holes, where the file system can tell."""
+    if not hasattr(os, "SEEK_HOLE"):
+        return path.stat().st_size
+    found, end = 0, 0
+    with path.open("rb", buffering=0) as file:
+        try:
+            for _ in range(MOST_HOLES):
+                start = file.seek(end, os.SEEK_DATA)
+                end = file.seek(start, os.SEEK_HOLE)
+                found += end - start
+        except OSError:  # no data is left
+            return found
+    return found
 
 
 def _is_pickle(path: Path) -> bool:

@@ -4,7 +4,8 @@ from .evaluation import HarnessScore, LengthPerplexity, NeedleRecall, RulerRecal
 from .experiment import RecallSummary, load_results, save_results, summarize
 from .language import LanguageResult
 from .marks import still_falling, undertrained
-from .recall import RecallResult, ResultsError
+from .recall import RecallResult
+from .records import ResultsError
 
 __all__ = [
     "HarnessScore",

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..kinds import checked
+
 __all__ = ["HarnessScore", "LengthPerplexity", "NeedleRecall", "RulerRecall", "WordRecall"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LengthPerplexity:
     """The losses of a model on texts of one length.
@@ -38,6 +41,7 @@ class LengthPerplexity:
         return float(np.exp(self.last_loss))
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class WordRecall:
     """Accuracy of a text model on a recall task in words of its vocabulary.
@@ -57,6 +61,7 @@ class WordRecall:
     chance: float
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class NeedleRecall:
     """Needle retrieval at one depth of texts of one length.
@@ -79,6 +84,7 @@ class NeedleRecall:
     answer_loss: float
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class RulerRecall:
     """A task of RULER with several facts in a text, on texts of one length.
@@ -99,6 +105,7 @@ class RulerRecall:
     answer_loss: float
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class HarnessScore:
     """One number of the harness: the value of a task's metric, or its standard error (`acc_stderr`)."""

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from ..kinds import checked
 from .marks import Standing, compared_with_chance
-from .recall import RecallResult, ResultsError, read_object, result_from_record
+from .recall import RecallResult
+from .records import ResultsError, from_record, read_object
 
 __all__ = [
     "RecallSummary",
@@ -22,6 +24,7 @@ __all__ = [
 FORMAT = 1  # of results.json
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecallSummary:
     """The best learning rate's results for one mixer and number of pairs.
@@ -94,6 +97,7 @@ def best_results(results: Sequence[RecallResult]) -> list[RecallResult]:
     return by_rate[max(by_rate, key=merit)]
 
 
+@checked
 def summarize(results: Sequence[RecallResult]) -> list[RecallSummary]:
     """One row for each mixer and number of pairs, in the order in which they first appear."""
     groups: dict[tuple[str, int], list[RecallResult]] = {}
@@ -166,6 +170,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+@checked
 def save_results(path: Path, *, experiment: dict[str, Any], results: Sequence[RecallResult]) -> None:
     """Write the experiment's configuration, the summary (see `RecallSummary`) and all runs (see `RecallResult`)."""
     write_json(
@@ -179,6 +184,7 @@ def save_results(path: Path, *, experiment: dict[str, Any], results: Sequence[Re
     )
 
 
+@checked
 def load_results(path: Path) -> list[RecallResult]:
     """All runs of a results.json.
 
@@ -188,4 +194,4 @@ def load_results(path: Path) -> list[RecallResult]:
     record = read_object(path)
     if record.get("format") != FORMAT or not isinstance(record.get("runs"), list):
         raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
-    return [result_from_record(run, path) for run in record["runs"]]
+    return [from_record(RecallResult, run, path) for run in record["runs"]]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from ..kinds import checked
+from .records import from_record, read_object
 
 __all__ = ["LanguageResult", "load_result", "save_result", "training_record"]
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageResult:
     """One trained model and its measurements.
@@ -60,13 +63,8 @@ def save_result(path: Path, result: LanguageResult) -> None:
 
 
 def load_result(path: Path) -> LanguageResult:
-    """ValueError: the file is damaged or of another version."""
-    try:
-        return LanguageResult(**json.loads(path.read_bytes()))
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"result {path} is damaged or of another version: {error}; delete it to measure again"
-        ) from None
+    """ResultsError: the file is damaged or of another version."""
+    return from_record(LanguageResult, read_object(path), path)
 
 
 def training_record(model: Path) -> Path | None:
@@ -77,4 +75,4 @@ def training_record(model: Path) -> Path | None:
         places.append(folder.parent)
     if folder.parent.name == "checkpoints":
         places.append(folder.parent.parent)
-    return next((place / "run.json" for place in places if (place / "run.json").is_file()), None)
+    return next((place / "run.json" for place in places if os.path.lexists(place / "run.json")), None)

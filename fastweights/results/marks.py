@@ -22,6 +22,8 @@ from typing import Literal
 
 import numpy as np
 
+from ..kinds import checked
+
 __all__ = ["Standing", "compared_with_chance", "still_falling", "undertrained"]
 
 PART = 0.2
@@ -35,6 +37,7 @@ CHANCE_ERRORS = 3.0  # standard errors: in a table of 24 mixers, a guesser passe
 Standing = Literal["below chance", "at chance", "above chance"]
 
 
+@checked
 def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> bool:
     """Whether the loss was still falling at the end of training, or the curve is too short to tell.
 
@@ -43,6 +46,7 @@ def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequen
         losses: mean loss (nats) since the point before.
         learning: sum of the learning rates of all steps up to the point, in any unit.
     """
+    _check_curve(steps, losses, learning)
     if not len(steps):
         return True
     last = np.asarray(steps) > (1 - PART) * steps[-1]
@@ -54,13 +58,21 @@ def undertrained(steps: Sequence[int], losses: Sequence[float], learning: Sequen
     return level > CONVERGED and (_falls(fall, error) or fall + LEAST_ERRORS * error > LARGEST_UNSEEN)
 
 
+@checked
 def still_falling(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> bool:
     """Whether the loss was still falling at the end of training; no where fewer than 5 points are in its last fifth. Arguments
     as for `undertrained`."""
-    if (np.asarray(steps) > (1 - PART) * steps[-1]).sum() < 5:
+    _check_curve(steps, losses, learning)
+    if not len(steps) or (np.asarray(steps) > (1 - PART) * steps[-1]).sum() < 5:
         return False
     level, fall, error = _extrapolated(steps, losses, learning)
     return level > CONVERGED and _falls(fall, error)
+
+
+def _check_curve(steps: Sequence[int], losses: Sequence[float], learning: Sequence[float]) -> None:
+    for name, values in (("losses", losses), ("learning", learning)):
+        if len(values) != len(steps):
+            raise ValueError(f"{name} must have one number per entry of steps, {len(steps)}, got {len(values)}")
 
 
 def _falls(fall: float, error: float) -> bool:

@@ -1,20 +1,18 @@
 """The result of one recall run, and its JSON file."""
 
 import dataclasses
-import json
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ..files import write_json
+from ..kinds import checked
+from .records import ResultsError, from_record, read_object
 
-__all__ = ["RecallResult", "ResultsError", "load_result", "read_object", "result_from_record", "save_result"]
-
-
-class ResultsError(ValueError):
-    """A results file cannot be used: damaged, of another version, or of another run."""
+__all__ = ["RecallResult", "load_result", "save_result"]
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecallResult:
     """The result of one run.
@@ -122,28 +120,7 @@ def load_result(path: Path, *, run: dict[str, Any]) -> RecallResult:
     Raises:
         ResultsError: the file is damaged or is not the result of `run`.
     """
-    result = result_from_record(read_object(path), path)
+    result = from_record(RecallResult, read_object(path), path)
     if result.run != run:
         raise ResultsError(f"result {path} belongs to another run; delete that file to repeat its run")
     return result
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; ResultsError if there is none."""
-    try:
-        record = json.loads(path.read_bytes())
-    except ValueError as error:  # JSON or UTF-8
-        raise ResultsError(f"result {path} is damaged ({error}); delete that file to have it made again") from None
-    if not isinstance(record, dict):
-        raise ResultsError(f"result {path} is damaged (no JSON object); delete that file to have it made again")
-    return record
-
-
-def result_from_record(record: dict[str, Any], path: Path) -> RecallResult:
-    """The result that a JSON object of file `path` describes; ResultsError if its fields are others."""
-    try:
-        return RecallResult(**record)
-    except TypeError as error:
-        raise ResultsError(
-            f"result {path} has other fields ({error}); delete that file to have it made again"
-        ) from None

@@ -8,14 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_choice, check_positive, check_size
+from ..checks import LARGEST_COUNT, check_choice, check_number, check_path, check_size, check_text, check_texts
 from ..models.loading import DTYPES, check_has_tokenizer, check_vocabulary, load_config, load_tokenizer, model_folder
+from ..safe_path import safe_children
 from .vllm.version import check_version
 
 __all__ = ["SERVER", "serve", "server_command"]
 
 SERVER = "vllm.entrypoints.launchers.api_server.entry"  # the command `vllm` does not start in the package for CPUs
 LARGEST_PORT = 65_535
+LARGEST_MEMORY = 2**20  # GiB
+SMALLEST_MEMORY = 2**-10
+# Options of vLLM that would have it serve, or read, something else than the folder that was checked.
+OF_THE_MODEL = ("--model", "--model-tag", "--tokenizer", "--hf-config-path")
 
 
 def server_command(
@@ -34,23 +39,30 @@ def server_command(
     Args:
         model: folder of a saved model, or of a training run.
         max_model_len: tokens of a prompt and its continuation at most.
+        host: the address to listen at.
         memory: GiB for the states of all sequences and the keys of softmax layers; on a GPU what vLLM takes by itself when
             None, on a CPU 2.
         dtype: "float32", "bfloat16" or "float16"; that of the file when None.
         name: what requests call the model; `model` when None.
-        others: options of `vllm serve`, which go before these.
+        others: options of `vllm serve`. None may name another model or tokenizer: only the files of `model` are checked.
 
     Raises:
         ValueError: vLLM is missing or of another version, no such model or tokenizer, a tokenizer with more tokens than the
-            model, a number that does not fit.
+            model, a value that does not fit.
+        TypeError: a value of a wrong kind.
     """
-    check_version()
+    model = check_path("model", model, "a folder with a saved model")
+    _check_word("host", host, "the address to listen at, such as 127.0.0.1")
     check_size("port", port, high=LARGEST_PORT)
-    check_size("max_model_len", max_model_len)
+    check_size("max_model_len", max_model_len, high=LARGEST_COUNT)
     if memory is not None:
-        check_positive("memory", memory)
+        check_number("memory", memory, low=SMALLEST_MEMORY, high=LARGEST_MEMORY)
     if dtype is not None:
         check_choice("dtype", dtype, DTYPES)
+    if name is not None:
+        _check_word("name", name, "what requests call the model")
+    _check_others(others)
+    check_version()
     folder = model_folder(model)
     config = load_config(folder)
     check_has_tokenizer(folder)
@@ -64,9 +76,31 @@ def server_command(
     return [sys.executable, "-m", SERVER, "--model", str(folder), *options, *others]
 
 
+def _check_word(name: str, x: object, what: str) -> None:
+    text = check_text(name, x, what=what, empty=False)
+    if not text.isprintable() or " " in text:
+        raise ValueError(f"{name} must be {what}, without spaces and control characters, got {text!r}")
+
+
+def _check_others(others: object) -> None:
+    """vLLM takes a model in several ways, and of two the last one."""
+    given = check_texts("others", others, what="options of vllm serve")
+    if given and not given[0].startswith("-"):
+        raise ValueError(
+            f"others must be options of vllm serve, one MODEL being served at a time, got {given[0]!r}; leave it out"
+        )
+    for option in given:
+        if option.partition("=")[0].replace("_", "-") in OF_THE_MODEL:
+            raise ValueError(
+                f"others must not name a model or tokenizer beside MODEL, whose files alone are checked, got {option!r}; "
+                "leave it out"
+            )
+
+
 def serve(command: Sequence[str]) -> None:
     """Run the server in the place of this process, so that signals reach it."""
-    os.execv(command[0], list(command))
+    with safe_children():
+        os.execv(command[0], list(command))
 
 
 def _dtype_of(config: Any) -> str:

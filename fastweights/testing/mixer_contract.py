@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..checks import LARGEST_WIDTH, check_positive, check_size, check_whole_number
+from ..checks import LARGEST_WIDTH, check_positive, check_size, check_whole_number, describe_value
+from ..kinds import checked
 from ..layers import LayerCache, Mixer
 
 __all__ = ["check_mixer"]
@@ -18,6 +19,7 @@ LONGEST = 2**16  # tokens; the check reads the sequence many times, token by tok
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
+@checked
 def check_mixer(
     layer: Mixer,
     *,
@@ -51,11 +53,11 @@ def check_mixer(
 class _Check:
     def __init__(self, layer: Mixer, hidden_size: int | None, length: int, tolerance: float | None, seed: int) -> None:
         if not isinstance(layer, Mixer):
-            raise TypeError(f"layer must be a fastweights.layers.Mixer, got {type(layer).__name__}")
+            raise TypeError(f"layer must be a fastweights.layers.Mixer, got {describe_value(layer)}")
         check_whole_number("length", length, low=8, high=LONGEST)
         check_whole_number("seed", seed)
         if tolerance is not None:
-            check_positive("tolerance", tolerance)
+            tolerance = check_positive("tolerance", tolerance)
         width = getattr(layer, "hidden_size", None) if hidden_size is None else hidden_size
         if width is None:
             raise ValueError(f"hidden_size must be given: {type(layer).__name__} has no attribute of this name")

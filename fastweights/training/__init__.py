@@ -3,7 +3,7 @@
 from ..stopping import Stopped, StopSignals
 from .checkpoint import CheckpointError
 from .experiment import RecallExperiment, RecallRun
-from .optimization import learning_rate_factor, weight_decay_groups
+from .optimization import WeightDecayMixin, learning_rate_factor, undecayed_parameters, weight_decay_groups
 from .recall import run_recall, run_recall_parts
 from .recall_file import RecallFile, load_recall_file
 from .settings import Stage
@@ -18,11 +18,13 @@ __all__ = [
     "Stage",
     "StopSignals",
     "Stopped",
+    "WeightDecayMixin",
     "WorkerError",
     "learning_rate_factor",
     "load_recall_file",
     "run_recall",
     "run_recall_parts",
     "train_run",
+    "undecayed_parameters",
     "weight_decay_groups",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..files import write_bytes
+from ..untrusted import check_file
 
 __all__ = ["CheckpointError", "DamagedCheckpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -41,6 +42,10 @@ def load_checkpoint(path: Path, *, run: dict[str, Any]) -> dict[str, Any]:
         DamagedCheckpoint: the file is damaged, or is no checkpoint.
         CheckpointError: it belongs to a run other than `run`.
     """
+    try:
+        check_file(path, None)
+    except ValueError as error:
+        raise DamagedCheckpoint(f"checkpoint {error}; delete it to repeat this run from its start") from None
     content = path.read_bytes()
     digest, payload = content[len(_HEADER) :][:_DIGEST_SIZE], content[len(_HEADER) + _DIGEST_SIZE :]
     if not content.startswith(_HEADER) or hashlib.sha256(payload).digest() != digest:

@@ -1,19 +1,39 @@
 """The output folder of an experiment: which file is where, and whether the experiment may use the folder."""
 
-import shutil
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..analysis.plots import PLOT_FILES
 from ..environment import versions
+from ..models.loading import SAVED_MODEL
+from ..outputs import refuse_links
+from ..ownership import Own, any_file
 from ..results.recall import load_result
 from .checkpoint import DamagedCheckpoint, load_checkpoint
 from .experiment import RecallExperiment, RecallRun
 from .output_folder import OwnedFolder, as_stored
 
-__all__ = ["ExperimentFolder"]
+__all__ = ["ExperimentFolder", "remove_trainings"]
 
+RUN_FILE = re.compile(r".+-pairs\d+-lr.+-seed\d+\.(json|checkpoint)")
+LONGER = (
+    "steps",
+    "the learning rate has its warm-up and its schedule over steps, so that a run with more steps starts from the beginning",
+)
+
+
+def _is_of_a_run(path: Path) -> bool:
+    return RUN_FILE.fullmatch(path.name) is not None
+
+
+OWN: Own = {
+    "runs": {"*.json": _is_of_a_run, "*.checkpoint": _is_of_a_run, "*-seed*.model": SAVED_MODEL},
+    **dict.fromkeys(("results.json", *PLOT_FILES), any_file),
+}
+KEYS = ("task", "mixers", "pairs", "learning_rates", "seeds", "steps")  # of experiment.json
 _DECIDING_VERSIONS = ("fastweights", "torch")  # others of these may give other numbers
 
 
@@ -30,7 +50,7 @@ class ExperimentFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.results = path / "results.json"
-        self._owned = OwnedFolder(path, "experiment.json", "experiment")
+        self._owned = OwnedFolder(path, "experiment.json", KEYS, "experiment", OWN, longer=LONGER)
         self._runs = path / "runs"
 
     def result(self, run: RecallRun) -> Path:
@@ -45,6 +65,18 @@ class ExperimentFolder:
         """The folder of the run's model."""
         return self._runs / f"{run.name}.model"
 
+    def check(self, experiment: RecallExperiment, *, overwrite: bool) -> None:
+        """ValueError where `opened` would refuse the folder, but for damaged results. Nothing is written."""
+        self._owned.check(_identity(experiment), overwrite=overwrite)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """The folder for this process alone, as while its plots are drawn."""
+        return self._owned.locked()
+
+    def remove(self) -> None:
+        """Delete the experiment."""
+        self._owned.remove()
+
     @contextmanager
     def opened(
         self, experiment: RecallExperiment, *, overwrite: bool, report: Callable[[str], None] = lambda line: None
@@ -56,9 +88,8 @@ class ExperimentFolder:
             ValueError: the folder cannot be written to, is in use by another process, or holds other files; or,
                 without `overwrite`, it holds another experiment or a damaged result.
         """
-        wanted = as_stored({**experiment.record(), **_deciding_versions()})
-        clear = self._clear if overwrite else None
-        with self._owned.held_for(wanted, clear=clear, check=lambda: self._check_files(experiment, report)):
+        wanted = _identity(experiment)
+        with self._owned.held_for(wanted, overwrite=overwrite, check=lambda: self._check_files(experiment, report)):
             self._runs.mkdir(exist_ok=True)
             yield
 
@@ -77,13 +108,23 @@ class ExperimentFolder:
             checkpoint.unlink()
             report(f"{run.title}: its checkpoint {checkpoint} is damaged, so this run begins again")
 
-    def _clear(self) -> None:
-        plots = [self.path / name for name in PLOT_FILES]
-        for file in [self.results, *plots, *self._runs.glob("*.json"), *self._runs.glob("*.checkpoint")]:
-            file.unlink(missing_ok=True)
-        for model in self._runs.glob("*.model"):
-            shutil.rmtree(model)
+
+def _identity(experiment: RecallExperiment) -> dict[str, Any]:
+    """What the numbers of an experiment depend on."""
+    deciding = {name: version for name, version in versions().items() if name in _DECIDING_VERSIONS}
+    return as_stored({**experiment.record(), **deciding})
 
 
-def _deciding_versions() -> dict[str, str]:
-    return {name: version for name, version in versions().items() if name in _DECIDING_VERSIONS}
+def remove_trainings(folder: Path) -> None:
+    """Delete what trainings wrote in a folder and in those below it, and nothing else.
+
+    Raises:
+        ValueError: a link leads to one, or another process has it.
+    """
+    refuse_links("output", folder)
+    for marker in sorted(folder.rglob("experiment.json")):
+        ExperimentFolder(marker.parent).remove()
+    for marker in sorted(folder.rglob("run.json")):
+        from .language.folder import LanguageFolder  # here: who trains none may not have its packages
+
+        LanguageFolder(marker.parent).remove()

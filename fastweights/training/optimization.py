@@ -8,10 +8,19 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number
+from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number, describe_value
+from ..kinds import checked
 from ..results import LanguageResult, still_falling
 
-__all__ = ["SCHEDULES", "check_optimization", "learning_rate_factor", "still_learning", "weight_decay_groups"]
+__all__ = [
+    "SCHEDULES",
+    "WeightDecayMixin",
+    "check_optimization",
+    "learning_rate_factor",
+    "still_learning",
+    "undecayed_parameters",
+    "weight_decay_groups",
+]
 
 SCHEDULES = ("cosine", "constant")  # of the learning rate after the warm-up
 
@@ -26,27 +35,52 @@ def check_optimization(settings: Any) -> None:
     check_positive("max_gradient_norm", settings.max_gradient_norm)
 
 
+def undecayed_parameters(model: nn.Module) -> set[str]:
+    """Names of the parameters that weight decay must leave alone: those that their module names in `_no_weight_decay`, and
+    those that bear the mark `_no_weight_decay = True`, Mamba's convention. Norms and biases have no mark.
+
+    Raises:
+        TypeError: model is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {describe_value(model)}")
+    found = set()
+    for prefix, module in model.named_modules():
+        named = getattr(module, "_no_weight_decay", ())
+        for name, parameter in module.named_parameters(recurse=False):
+            if getattr(parameter, "_no_weight_decay", False) or (isinstance(named, (tuple, list)) and name in named):
+                found.add(f"{prefix}.{name}" if prefix else name)
+    return found
+
+
+@checked
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups for a torch optimizer: matrices decay; norms, biases and the decay parameters of the layers (those
-    that a module names in `_no_weight_decay`) do not. Parameters that do not train are left out, shared ones come once.
+    """Parameter groups for a torch optimizer: matrices decay; norms, biases and `undecayed_parameters` do not. Parameters that
+    do not train are left out, shared ones come once.
 
     Raises:
         ValueError: a negative weight_decay.
+        TypeError: model is no module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    undecayed = undecayed_parameters(model)
     check_number("weight_decay", weight_decay, low=0)
-    exempt = {
-        id(parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim < 2 or name in getattr(module, "_no_weight_decay", ())
-    }
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in trained if id(p) not in exempt], "weight_decay": weight_decay},
-        {"params": [p for p in trained if id(p) in exempt], "weight_decay": 0.0},
-    ]
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (kept if parameter.ndim < 2 or name in undecayed else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+
+
+class WeightDecayMixin:
+    """For transformers' Trainer and its subclasses, which know norms and biases by their names and no mark of a parameter:
+    `class MyTrainer(WeightDecayMixin, Trainer)` leaves `undecayed_parameters` alone too."""
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """transformers' hook: names of the parameters that decay."""
+        undecayed = undecayed_parameters(model)
+        names = super().get_decay_parameter_names(model)  # type: ignore[misc]
+        return [name for name in names if name not in undecayed]
 
 
 def learning_rate_factor(

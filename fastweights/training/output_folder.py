@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import filelock
-
-from ..files import PARTIAL_FILES, WriteError, disk_is_full, write_json
+from ..files import WriteError, disk_is_full, write_json
+from ..outputs import check_place, has_keys, locked
+from ..ownership import FOLDER, Own, any_file, check_own, drop_partials, remove_own, what_stands
+from ..untrusted import one_line, read_json_object
 
 __all__ = ["OwnedFolder", "as_stored"]
+
+DELETED = "deleted"  # in the marker of work that is gone
+
+
+def nothing(path: Path) -> bool:
+    return False
 
 
 class OwnedFolder:
@@ -22,39 +28,50 @@ class OwnedFolder:
     Args:
         path: the folder.
         marker: name of a JSON file.
+        keys: some that the marker of every version has.
         work: what messages call the work: "experiment", "training".
-        known: names of other files that may be there before the marker is.
+        own: what the work writes beside the marker.
+        known: whether something is the work's where there is no marker.
+        longer: the setting for the length of the work, and what to do instead of raising it.
     """
 
-    def __init__(self, path: Path, marker: str, work: str, known: tuple[str, ...] = ()) -> None:
-        self.path, self.marker = path, path / marker
-        self._work, self._known = work, known
+    def __init__(
+        self,
+        path: Path,
+        marker: str,
+        keys: tuple[str, ...],
+        work: str,
+        own: Own,
+        known: Callable[[Path], bool] = nothing,
+        longer: tuple[str, str] | None = None,
+    ) -> None:
+        self.path, self.marker, self._lock = path, path / marker, path / ".lock"
+        self._keys, self._work, self._known = keys, work, known
+        self._own, self._longer = own, longer
 
     def check(self, wanted: Mapping[str, Any], *, overwrite: bool) -> None:
         """Refuse early what `held_for` would refuse later, from the known part of the work's description. Writes nothing."""
         self._refuse_other_files()
+        if what_stands(self._lock) is not None:
+            with locked("output", self.path, self._lock):
+                pass
         if self.marker.exists() and not overwrite:
             self._refuse_other_work(wanted, wanted)
 
     @contextmanager
     def held_for(
-        self,
-        wanted: Mapping[str, Any],
-        *,
-        clear: Callable[[], None] | None = None,
-        check: Callable[[], None] | None = None,
+        self, wanted: Mapping[str, Any], *, overwrite: bool, check: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Lock the folder for the work that `wanted` describes, new or continued. With `clear`, which deletes the files of
-        earlier work, it is always new. check: called before earlier work is continued, may refuse it.
+        """Lock the folder for the work that `wanted` describes, new or continued. With `overwrite` the files of earlier work are
+        deleted, and it is always new. check: called before earlier work is continued, may refuse it.
 
         Raises:
-            ValueError: the folder cannot be written to, is in use by another process, or holds other files; or, without
-                `clear`, other work or a damaged marker. Its files are then unchanged.
+            ValueError: the folder cannot be written to, is in use by another process, has a link on its way or in it, or holds
+                other files; or, without `overwrite`, other work or a damaged marker. Its files are then unchanged.
         """
-        self._refuse_other_files()
-        with self._locked():
-            if clear is not None:
-                clear()
+        with self.locked():
+            if overwrite:  # the marker stays to the last: without it a kill would leave files of nobody
+                remove_own(self.path, self._own)
             elif self.marker.exists():
                 self._refuse_other_work(wanted)
                 if check is not None:
@@ -62,57 +79,76 @@ class OwnedFolder:
             write_json(self.marker, wanted)
             yield
 
-    def _refuse_other_files(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"output must be a folder, but {self.path} is a file; choose another output folder")
-        for parent in self.path.absolute().parents:
-            if parent.exists() and not parent.is_dir():
-                raise ValueError(f"output must be a folder, but {parent} is a file; choose another output folder")
-        if self.path.is_dir() and not self.marker.exists():
-            names = (entry.name for entry in self.path.iterdir())
-            others = sorted(name for name in names if not name.startswith(".") and name not in self._known)
-            if others:
-                raise ValueError(
-                    f"output must be a new or empty folder or one of an earlier {self._work}, but {self.path} holds "
-                    f"{others[0]!r} and no {self.marker.name}; choose another output folder"
-                )
-
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(self.path / ".lock").acquire(timeout=0)
-        except filelock.Timeout:
-            raise ValueError(f"output {self.path} is in use by another process; wait until it has ended") from None
-        except OSError as error:
-            if disk_is_full(error):
-                raise WriteError(f"the output could not be written to {self.path}: {error.strerror}") from None
-            raise ValueError(
-                f"output must be a folder that can be written to, but {self.path} cannot: {error.strerror}; "
-                "choose another output folder"
-            ) from None
-        with lock:
-            for partial in (*self.path.glob(PARTIAL_FILES), *self.path.glob(f"*/{PARTIAL_FILES}")):
-                shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+    def locked(self) -> Iterator[None]:
+        """Lock the folder, which is made if it does not exist. What a killed process left of files is deleted."""
+        self._refuse_other_files()
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked("output", self.path, self._lock))
+            except OSError as error:
+                if disk_is_full(error):
+                    raise WriteError(f"the output could not be written to {self.path}: {error.strerror}") from None
+                raise ValueError(
+                    f"output must be a folder that can be written to, but {self.path} cannot: {error.strerror}; "
+                    "choose another output folder"
+                ) from None
+            self._refuse_other_files()  # that have come until it was locked
+            drop_partials(self.path, {**self._own, self.marker.name: any_file})
             yield
+
+    def remove(self) -> None:
+        """Delete what the work wrote in the folder."""
+        with self.locked():
+            remove_own(self.path, self._own)
+            if all(path in (self.marker, self._lock) for path in self.path.iterdir()):
+                self.marker.unlink(missing_ok=True)
+            elif self.marker.exists():  # beside other files it says that the folder may be used again, for any work
+                write_json(self.marker, {**json.loads(self.marker.read_bytes()), DELETED: True})
+
+    def _refuse_other_files(self) -> None:
+        for place in (self.path, *self.path.absolute().parents):
+            if place.exists() and not place.is_dir():
+                raise ValueError(f"output must be a folder, but {place} is a file; choose another output folder")
+        check_place("output", self.path)
+        if what_stands(self.path) != FOLDER:
+            return
+        check_own("output", self.path, {**self._own, self.marker.name: any_file})
+        if what_stands(self.marker) is None:
+            for path in sorted(self.path.iterdir()):
+                if not path.name.startswith(".") and not self._known(path):
+                    raise ValueError(
+                        f"output must be a new or empty folder or one of an earlier {self._work}, but {self.path} holds "
+                        f"{path.name!r} and no {self.marker.name}; choose another output folder"
+                    )
+        elif not has_keys(self.marker, *self._keys):
+            raise ValueError(
+                f"{self.marker} is damaged, or not of a {self._work}; choose another output folder, or delete this one"
+            )
 
     def _refuse_other_work(self, wanted: Mapping[str, Any], compared: Iterable[str] | None = None) -> None:
         remedy = f"choose another output folder, or pass overwrite to delete that {self._work}"
-        try:
-            there = json.loads(self.marker.read_bytes())
-            differences = [
-                f"{name} is {_shown(there, name)} there and {_shown(wanted, name)} here"
-                for name in ({**wanted, **there} if compared is None else compared)
-                if there.get(name) != wanted.get(name)
-            ]
-        except (ValueError, TypeError, AttributeError):
-            raise ValueError(f"{self.marker} is damaged; {remedy}") from None
+        there = read_json_object(self.marker)
+        if DELETED in there:
+            return
+        differences = {
+            name: f"{name} is {_shown(there, name)} there and {_shown(wanted, name)} here"
+            for name in ({**wanted, **there} if compared is None else compared)
+            if there.get(name) != wanted.get(name)
+        }
+        length, instead = self._longer or ("", "")
+        earlier = there.get(length)
+        if list(differences) == [length] and isinstance(earlier, int) and wanted[length] > earlier:
+            remedy = f"{instead}; or {remedy}"
         if differences:
-            raise ValueError(f"output {self.path} holds another {self._work}: {', '.join(differences)}; {remedy}")
+            raise ValueError(
+                f"output {self.path} holds another {self._work}: {', '.join(differences.values())}; {remedy}"
+            )
 
 
 def _shown(record: Mapping[str, Any], name: str) -> str:
-    return json.dumps(record[name]) if name in record else "not set"
+    return one_line(json.dumps(record[name])) if name in record else "not set"
 
 
 def as_stored(value: Any) -> Any:

@@ -3,11 +3,15 @@
 import datetime
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
+from rich.text import Text
 
 from ..results import RecallResult
 from .experiment import RecallRun
@@ -20,6 +24,7 @@ __all__ = [
     "Silent",
     "TimeLeft",
     "progress_bars",
+    "rate",
     "reporter_for",
 ]
 
@@ -118,7 +123,7 @@ class LineReporter(Silent):
         self._work.step(worker, run, step)
         self._left = self._left or TimeLeft(self._work.done, self._work.total)
         if step % self._log_every == 0 and step < run.steps:
-            steps = f"step {step:,} of {run.steps:,}, loss {_number(loss)}, {speed:.0f} steps/s"
+            steps = f"step {step:,} of {run.steps:,}, loss {_number(loss)}, {rate(speed)} steps/s"
             self._print(f"{run.title}: {steps}{self._time_left()}")
 
     def end(self, worker: int, run: RecallRun, result: RecallResult) -> None:
@@ -142,6 +147,7 @@ class BarReporter(Silent):
         self._progress = progress_bars(console)
         self._all = self._progress.add_task("all runs", note="")
         self._bars: dict[int, TaskID] = {}
+        self._runs: dict[int, RecallRun] = {}  # what each worker trains
         self._ended = self._total = 0
         self._work = _Work(())
 
@@ -164,8 +170,11 @@ class BarReporter(Silent):
     def step(self, worker: int, run: RecallRun, step: int, loss: float | None, speed: float) -> None:
         if worker not in self._bars:
             self._bars[worker] = self._progress.add_task("", note="")
-        note = f"{step:,}/{run.steps:,}, loss {_number(loss)}, {speed:.0f} steps/s"
-        self._progress.update(self._bars[worker], description=run.title, completed=step, total=run.steps, note=note)
+        if self._runs.get(worker) is not run:  # a bar that was full would stay so, with no time left
+            self._runs[worker] = run
+            self._progress.reset(self._bars[worker], total=run.steps)
+        note = f"{step:,}/{run.steps:,}, loss {_number(loss)}, {rate(speed)} steps/s"
+        self._progress.update(self._bars[worker], description=run.title, completed=step, note=note)
         self._work.step(worker, run, step)
         self._show_all()
 
@@ -182,13 +191,15 @@ class BarReporter(Silent):
 def progress_bars(console: Console) -> Progress:
     """Bars with description, a note (a field of every task) and time left; nothing where there is no terminal.
 
-    Bar and time left keep their width on a narrow terminal: description and note are shortened.
+    Bar and time left keep their width on a narrow terminal. Of description and note, whose parts are separated by ", ", the first
+    parts are shown, as many as there is room for.
     """
-    bar, left = (24, 60) if console.width > 100 else (10, 31)  # of the bar; of a description at most
+    bar = 24 if console.width > 100 else 10
+    left = min(60, (console.width - bar - 15) * 3 // 5)  # for the description; 15 for the time left and gaps
     return Progress(
-        TextColumn("{task.description}", markup=False, table_column=_shortened(max_width=left)),
+        _Parts("description", table_column=Column(no_wrap=True, max_width=left)),
         BarColumn(bar_width=bar),
-        TextColumn("{task.fields[note]}", markup=False, table_column=_shortened(ratio=1)),
+        _Parts("note", table_column=Column(no_wrap=True, ratio=1)),
         TimeRemainingColumn(),
         TextColumn("left"),
         console=console,
@@ -198,8 +209,34 @@ def progress_bars(console: Console) -> Progress:
     )
 
 
-def _shortened(**size: int) -> Column:
-    return Column(no_wrap=True, overflow="ellipsis", **size)  # type: ignore[arg-type]
+class _Parts(ProgressColumn):
+    """A text of a task that fits its column by leaving out its last parts."""
+
+    def __init__(self, name: str, table_column: Column) -> None:
+        super().__init__(table_column)
+        self._name = name
+
+    def render(self, task: Task) -> RenderableType:
+        return _FirstParts(task.description if self._name == "description" else task.fields[self._name])
+
+
+@dataclass(frozen=True)
+class _FirstParts:
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts = self.text.split(", ")
+        while len(parts) > 1 and cell_len(", ".join(parts)) > options.max_width:
+            parts.pop()
+        yield Text(", ".join(parts), no_wrap=True, overflow="ellipsis")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, cell_len(self.text)).with_maximum(options.max_width)
+
+
+def rate(speed: float) -> str:
+    """How much is done in a second: 456, 3.2, 0.04."""
+    return f"{speed:,.0f}" if speed >= 9.95 else f"{speed:.2g}"
 
 
 def reporter_for(console: Console, log_every: int = LOG_EVERY) -> Reporter:

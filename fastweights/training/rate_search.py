@@ -79,8 +79,6 @@ def _trained(
     in one queue."""
     parts = {f"{name}/{seed}": replace(one, seeds=(seed,)) for (name, seed), one in wanted.items()}
     folders = {f"{name}/{seed}": outputs[name] / f"seed{seed}" for name, seed in wanted}
-    for folder in folders.values():
-        folder.mkdir(parents=True, exist_ok=True)
     failure: WorkerError | KeyboardInterrupt | None = None
     try:
         done = run_recall_parts(parts, folders, **options)

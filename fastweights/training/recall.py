@@ -3,21 +3,26 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
+from ..kinds import checked
+from ..layers.choice import check_backend
 from ..results import RecallResult, save_results
 from ..results.recall import load_result
+from .calling_script import work_begins
 from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
 from .objectives import objective_of
 from .progress import LOG_EVERY, Reporter, Silent
 from .workers import Job, WorkerError, train_runs, usual_workers
 
-__all__ = ["check_models", "run_recall", "run_recall_parts"]
+__all__ = ["check_models", "plan_recall", "run_recall", "run_recall_parts"]
 
 
+@checked
 def run_recall(
     experiment: RecallExperiment,
     output: str | Path,
@@ -33,8 +38,9 @@ def run_recall(
 
     Killed at any moment and called again with the same arguments, it continues and gives the same numbers: every run is
     computed on one thread, from batches that are a function of their index. A run whose checkpoint is damaged begins again,
-    and the reporter says so. The number of workers changes nothing but the time. Workers import the script that calls
-    this, which therefore needs the usual `if __name__ == "__main__":`.
+    and the reporter says so. The number of workers changes nothing but the time. A script that calls this needs no
+    `if __name__ == "__main__":`. With that line workers import the script, as multiprocessing does. Without it they run it only
+    where it registered mixers or tasks, and only up to this call.
 
     Args:
         experiment: the grid of runs.
@@ -65,6 +71,7 @@ def run_recall(
     return together[""]
 
 
+@checked
 def run_recall_parts(
     parts: Mapping[str, RecallExperiment],
     outputs: Mapping[str, str | Path],
@@ -77,6 +84,10 @@ def run_recall_parts(
     imports: Sequence[str] = (),
 ) -> dict[str, list[RecallResult]]:
     """`run_recall` for several experiments by name, each with a folder of its own: all their runs wait in one queue."""
+    work_begins("run_recall")
+    if set(outputs) != set(parts):
+        wanted, got = describe_value(list(parts)), describe_value(list(outputs))
+        raise ValueError(f"outputs must have a folder for each of parts, {wanted}, got {got}")
     for experiment in parts.values():
         if not isinstance(experiment, RecallExperiment):
             raise TypeError(f"experiment must be a RecallExperiment, got {describe_value(experiment)}")
@@ -122,6 +133,39 @@ def run_recall_parts(
     return results
 
 
+def plan_recall(
+    parts: Mapping[str, RecallExperiment], outputs: Mapping[str, str | Path], *, overwrite: bool = False
+) -> list[dict[str, Any]]:
+    """What `run_recall_parts` would train: the settings of each part and, per mixer and number of pairs, the parameters of the
+    model and how many runs there are and have ended. Nothing is written.
+
+    Raises:
+        ValueError: as `run_recall`, but for damaged results.
+    """
+    plan = []
+    for name, experiment in parts.items():
+        folder = ExperimentFolder(check_path("output", outputs[name], "the path of a folder"))
+        folder.check(experiment, overwrite=overwrite)
+        with error_prefix(f"part {name}") if name else nullcontext():
+            check_models(experiment.runs())
+        groups: dict[tuple[str, int], list[RecallRun]] = {}
+        for run in experiment.runs():
+            groups.setdefault((run.choice.label, run.pairs), []).append(run)
+        models = [_planned(runs, folder, overwrite) for runs in groups.values()]
+        plan.append({"part": name, "output": str(folder.path), "settings": experiment.record(), "models": models})
+    return plan
+
+
+def _planned(runs: Sequence[RecallRun], folder: ExperimentFolder, overwrite: bool) -> dict[str, Any]:
+    """One mixer at one number of pairs."""
+    model = _without_weights(runs[0])
+    ended = 0 if overwrite else sum(folder.result(run).exists() for run in runs)
+    return {
+        "mixer": runs[0].choice.label, "pairs": runs[0].pairs, "parameters": model.num_parameters(),
+        "state size": model.state_size(runs[0].make_task().length), "steps": runs[0].steps, "runs": len(runs), "ended": ended,
+    }  # fmt: skip
+
+
 def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[RecallResult]:
     """The results of the runs that have ended, also in results.json."""
     ended = [run for run in experiment.runs() if folder.result(run).exists()]
@@ -132,9 +176,13 @@ def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[Re
 
 
 def check_models(runs: Sequence[RecallRun]) -> None:
-    """Raises the ValueError of a mixer that cannot be built in this size, before any is trained."""
-    one_of_each = {run.choice.label: run for run in runs}.values()
-    with torch.device("meta"):  # shapes only
-        for run in one_of_each:
-            with error_prefix(f"mixer {run.choice.label}"):
-                objective_of(run.make_task()).build(run.model_config())
+    """Raises the ValueError of a mixer that cannot be built in this size, or run on this device, before any is trained."""
+    for run in {run.choice.label: run for run in runs}.values():
+        _without_weights(run)
+        check_backend(run.choice.name, run.choice.options, run.device)
+
+
+def _without_weights(run: RecallRun) -> Any:
+    """The model that a run trains, without memory for its weights."""
+    with torch.device("meta"), error_prefix(f"mixer {run.choice.label}"):
+        return objective_of(run.make_task()).build(run.model_config())

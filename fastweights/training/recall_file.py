@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_path, check_size, check_text, describe_value, error_prefix
+from ..checks import check_path, check_size, check_text, closest, describe_value, error_prefix
+from ..kinds import checked
 from ..layers import MixerChoice
 from .experiment import RecallExperiment
+from .overrides import Override, overridden, parse_overrides
 from .settings import Stage
 from .toml_file import check_run_file, from_mapping, read_toml
 
@@ -19,6 +21,7 @@ __all__ = ["RecallFile", "load_recall_file"]
 OF_THE_FILE = ("output", "workers")  # keys that are no fields of an experiment
 
 
+@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecallFile:
     """What a run file of recall says.
@@ -50,31 +53,49 @@ class RecallFile:
         return {name: Path(self.output, name) for name in self.parts}
 
 
-def load_recall_file(path: str | Path, **changes: Any) -> RecallFile:
-    """The experiments that a .toml file describes.
+@checked
+def load_recall_file(path: str | Path | None, *, overrides: Sequence[str] = (), **changes: Any) -> RecallFile:
+    """The experiments that a .toml file describes; without a file the default one.
 
     Its keys are the fields of `RecallExperiment`, and output and workers. mixers holds names or tables with name, options and
     label; [task_options] the task's own options; [[curriculum]] one table per stage with pairs, steps and length.
     [parts.NAME] holds keys that replace those above, for one experiment per part.
 
     Args:
+        overrides: keys and values such as "task_options.padding=start", over all that the file, its parts and `changes` say.
+            Those of one part begin with "parts.NAME.".
         changes: fields of `RecallExperiment`, output or workers, over those of the file and of each part.
 
     Raises:
         ValueError: no such file, bad syntax, an unknown key, or a value that does not fit; the message names the part.
     """
+    replaced = parse_overrides(overrides)
+    if path is None:
+        return _made({}, changes, replaced)
     file = check_run_file(path, ".toml")
     values = read_toml(file)
     try:
-        return _made(values, changes)
+        return _made(values, changes, replaced)
     except (ValueError, TypeError) as error:
         raise ValueError(f"run file {file}: {error}") from None
 
 
-def _made(values: dict[str, Any], changes: dict[str, Any]) -> RecallFile:
+def _made(values: dict[str, Any], changes: dict[str, Any], overrides: Sequence[Override]) -> RecallFile:
+    of_file = [override for override in overrides if override[0][0] in OF_THE_FILE]
+    of_parts = [override for override in overrides if override[0][0] == "parts"]
+    of_experiments = [override for override in overrides if override not in (*of_file, *of_parts)]
     whole = {name: values.pop(name) for name in OF_THE_FILE if name in values}
-    whole.update({name: changes.pop(name) for name in OF_THE_FILE if name in changes})
-    parts = values.pop("parts", {"": {}})
+    whole = overridden({**whole, **{name: changes.pop(name) for name in OF_THE_FILE if name in changes}}, of_file)
+    known = values["parts"] if isinstance(values.get("parts"), dict) else {}
+    for (_, *key), _ in of_parts:
+        if len(key) < 2 or key[0] not in known:
+            near = closest(key[0], known) if key else ""
+            raise ValueError(
+                f"--set parts.{'.'.join(key)} must name a part of the file and a key of it{near}; the parts are "
+                f"{', '.join(known) or 'none'}"
+            )
+    parts = overridden(values, of_parts).get("parts", {"": {}})
+    values.pop("parts", None)
     if not isinstance(parts, dict) or not parts or not all(isinstance(own, dict) for own in parts.values()):
         raise TypeError(f"parts must be tables [parts.NAME], got {describe_value(parts)}")
     if "" in parts and parts != {"": {}}:
@@ -83,7 +104,10 @@ def _made(values: dict[str, Any], changes: dict[str, Any]) -> RecallFile:
     for name, own in parts.items():
         with error_prefix(f"part {name}") if name else nullcontext():
             made[name] = from_mapping(
-                RecallExperiment, _read({**values, **own, **changes}), "the file", (*OF_THE_FILE, "parts")
+                RecallExperiment,
+                _read(overridden({**values, **own, **changes}, of_experiments)),
+                "the file",
+                (*OF_THE_FILE, "parts"),
             )
     return RecallFile(parts=made, **whole)
 

@@ -144,6 +144,8 @@ class Settings:
         for name, largest in LARGEST.items():
             if name not in _OPTIONAL or getattr(self, name) is not None:
                 object.__setattr__(self, name, check_size(name, getattr(self, name), high=largest))
+        if self.intermediate_size is not None:
+            check_whole_number("intermediate_size", self.intermediate_size, high=LARGEST_WIDTH)
         check_optimization(self)
         self._check_layers_and_stages()
         largest = max([self.batch_size, *(stage.batch_size or 0 for stage in self.curriculum)])
@@ -214,7 +216,9 @@ def check_device(device: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise ValueError(f"device must be a torch device such as 'cpu' or 'cuda', got {device!r}") from None
+        raise ValueError(
+            f"device must be a torch device such as 'cpu' or 'cuda', got {describe_value(device)}"
+        ) from None
     if kind == "meta":
         raise ValueError("device must be one that computes, such as 'cpu' or 'cuda', got 'meta'")
     if kind == "cuda" and not torch.cuda.is_available():

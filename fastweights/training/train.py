@@ -19,6 +19,7 @@ from ..evaluation.reading import evaluating
 from ..inspection.memory import memory_window
 from ..inspection.posterior import metaplasticity
 from ..inspection.reading import read_layers
+from ..kinds import checked
 from ..results import RecallResult, undertrained
 from .batches import training_batches
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -34,6 +35,7 @@ _WATCHED = {"window": memory_window, "metaplasticity ratio": metaplasticity}
 _WATCHED_SEQUENCES = 4
 
 
+@checked
 def train_run(
     run: RecallRun,
     checkpoint: Path,

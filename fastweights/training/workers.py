@@ -23,8 +23,11 @@ import torch
 from ..environment import usable_cores
 from ..files import WriteError
 from ..layers import import_mixers
+from ..out_of_memory import OutOfMemory, within_memory
 from ..results.recall import RecallResult, save_result
+from ..safe_path import HAS_SAFE_PATH, same_path
 from ..stopping import SIGNALS, join_or_kill
+from .calling_script import not_run_again, prepared
 from .experiment import RecallRun
 from .folder import ExperimentFolder
 from .progress import Reporter
@@ -32,6 +35,7 @@ from .train import train_run
 
 __all__ = ["Job", "WorkerError", "gpus_of_workers", "signals_held_back", "train_runs", "usual_workers"]
 
+LESS_MEMORY = "a smaller batch_size, or fewer workers,"
 PER_GPU = 8  # small models that train on one GPU at the same time: one alone leaves most of it idle
 
 _REPORT_SECONDS = 0.2
@@ -160,7 +164,8 @@ def _context(devices: Collection[str]) -> Any:
     if sys.platform != "linux" or any(torch.device(device).type != "cpu" for device in devices):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fastweights.training.recall"])
+    if HAS_SAFE_PATH:  # else the server has another path than this process, and might find another fastweights there
+        context.set_forkserver_preload(["fastweights.training.recall"])
     return context
 
 
@@ -173,7 +178,7 @@ class _Worker:
         self.index = index
         self.connection, self._theirs = context.Pipe()
         self._orders, self._context = orders, context
-        self.process = context.Process(target=_work, args=(self._theirs, orders), daemon=True)
+        self.process = context.Process(target=prepared(_work), args=(self._theirs, orders), daemon=True)
 
     def successor(self) -> "_Worker":
         """A worker in the place of this one, not started."""
@@ -183,7 +188,7 @@ class _Worker:
         """Train `job`. The first one starts the process."""
         self.job = job
         if self.process.pid is None:
-            with signals_held_back():
+            with same_path(), not_run_again(), signals_held_back():
                 self.process.start()
             self._theirs.close()
         with suppress(OSError):  # the worker is gone: `receive` says so
@@ -243,10 +248,14 @@ def _work(connection: Any, orders: _Orders) -> None:
         while True:
             job = connection.recv()
             try:
-                import_mixers(orders.imports)
-                result = _train(job, connection, orders)
+                with within_memory(LESS_MEMORY):
+                    import_mixers(orders.imports)
+                    result = _train(job, connection, orders)
             except WriteError as error:  # a full disk needs no traceback
                 connection.send(_Failure(str(error), "", ends_all=True))
+                return
+            except OutOfMemory as error:
+                connection.send(_Failure(str(error), ""))
                 return
             except Exception as error:
                 connection.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))

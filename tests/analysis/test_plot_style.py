@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from fastweights.layers import MIXERS
 
 from ..results.made_up import made_up
 
+ROOT = Path(__file__).parents[2]
 COLOURS = {**{mixer: colour for family in FAMILIES.values() for mixer, colour in family.items()}}
 EVERY = [*COLOURS.values(), *OTHERS]
 VARIANTS = [f"gdn:conv_size={size}" for size in range(2, 24)]
@@ -98,7 +101,7 @@ def test_a_mixer_looks_the_same_in_every_comparison():
 def test_labels_never_run_out():
     labels = [f"label {number}" for number in range(60)]
     assert len(mixer_styles(labels)) == 60
-    assert len(set(map(in_grey, mixer_styles(labels[:44]).values()))) == 44
+    assert len(set(map(in_grey, mixer_styles(labels).values()))) == 60
 
 
 def shown(figure):
@@ -165,3 +168,22 @@ def test_a_legend_of_24_fits_the_figure(pairs):
         box = figure.legends[0].get_window_extent()
         assert box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
         assert all(axes.get_window_extent().width > 100 for axes in figure.axes)
+
+
+COMPARISONS = sorted(
+    {
+        tuple(re.findall(r"[\w-]+", names))
+        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.toml"))
+        for found in re.findall(r"--mixers ([\w,-]+)|mixers = (\[[^]:]*\])", page.read_text())
+        for names in found
+        if "," in names
+    }
+)
+
+
+def test_what_guides_and_examples_compare_differs_in_shape():
+    """Different mixers have different markers, which tell points apart, and lines that are drawn alike."""
+    assert ("linear", "gdn", "rls") in COMPARISONS and len(COMPARISONS) > 5
+    for names in [*COMPARISONS, ("linear", "gla", "deltanet", "gdn"), tuple(list(COLOURS)[:17])]:
+        markers = [mixer_style(name).marker for name in dict.fromkeys(names) if name in COLOURS]
+        assert len(set(markers)) == len(markers), names

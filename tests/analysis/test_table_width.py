@@ -1,63 +1,11 @@
 """Every table fits its width, with nothing cut off."""
 
-import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
-from fastweights.analysis import mixers_table, recall_table
-from fastweights.analysis.evaluation_tables import evaluation_tables
-from fastweights.analysis.mixer_tables import mixer_page
-from fastweights.analysis.tables import language_tables
-from fastweights.results import HarnessScore, LengthPerplexity, NeedleRecall, WordRecall
-
-from ..results.made_up import TRAINED, made_up
-
-LENGTHS = [2**power for power in range(9, 18)]
-LABEL = "gdn:conv_size=2,expand_v=2,negative_eigenvalues=true"
-SIZES = {"parameters": 340_123_456, "state_size": 12_345_678}
-
-
-def recall_tables():
-    names = ("linear", "palimpsa-d", LABEL)
-    yield recall_table(
-        [
-            made_up(mixer, pairs, rate, seed, None if mixer == "linear" and seed else 0.1, undertrained=True, **SIZES)
-            for mixer in names
-            for pairs in (4, 128)
-            for rate in (0.003, 0.00123)
-            for seed in (0, 1)
-        ]
-    )
-
-
-def trainings():
-    entries = [{"length": length, "loss": 9.0, "last_loss": 1.0, "texts": 3, "joined": 0} for length in LENGTHS]
-    yield from language_tables([dataclasses.replace(TRAINED, name="palimpsa-m", perplexities=entries, **SIZES)])
-
-
-def evaluations():
-    needles = {"task": "s-niah-1", "depth": 0.5, "examples": 4, "found": 0.25, "exact": 0.25, "answer_loss": 11.5}
-    words = {"task": "mqar-shuffled", "pairs": 8, "symbols": 64, "examples": 4, "accuracy": 0.625, "chance": 0.1}
-    yield from evaluation_tables(
-        {
-            "perplexity": [
-                LengthPerplexity(length=length, loss=11.0, last_loss=11.0, texts=16, joined=3) for length in LENGTHS
-            ],
-            "mqar-shuffled": [WordRecall(length=length, **words) for length in LENGTHS],
-            "s-niah-1": [NeedleRecall(length=length, **needles) for length in LENGTHS],
-            "lm-eval": [HarnessScore(task="a_task_with_a_long_name" * 3, metric="acc_stderr,none", value=0.5)],
-        }
-    )
-
-
-TABLES = {
-    "recall": (recall_tables, [LABEL, "340,123,456", "12,345,678", "0.00123", "2 of 4 runs diverged", "undertrained"]),
-    "train": (trainings, ["palimpsa-m", "340,123,456", "12,345,678", "131,072 tokens", "8103"]),
-    "evaluate": (evaluations, ["131,072", "59,874.14", "11.0000", "0.625", "0.25 (11.50)", "acc_stderr,none"]),
-    "mixers": (lambda: [mixers_table(), mixer_page("gdn")], ["palimpsa-d", "H K (V + K + 1)", "negative_eigenvalues"]),
-}
+from .terminal_tables import TABLES, evaluations, recall_tables, trainings
 
 
 @pytest.mark.parametrize("width", [80, 60])

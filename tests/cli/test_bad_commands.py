@@ -46,6 +46,7 @@ RECALL_FILES = {
     "part-with-a-bad-value": ("[parts.a]\n[parts.b]\nwidth = -1", "part b: width must be"),
     "output-with-a-zero": ('output = "a\\u0000"', "output must be"),
     "output-with-a-long-name": (f'output = "{LONG}"', "output must be the path of a folder of at most"),
+    "triton": ('mixers = ["linear", {name = "gdn", options = {backend = "triton"}}]', "backend 'triton' needs"),
     "bad-stage": ("[[curriculum]]\npairs = -4\nlength = 32\nsteps = 3", "pairs of a stage"),
 }
 # Run files by name: what stands in RUN in place of what.
@@ -56,6 +57,7 @@ RUN_FILES = {
     "unknown-model-key": ("hidden_size", "hiddensize", "hidden_size"),
     "unknown-mixer": ("hidden_size", 'mixer = "gnd"\nhidden_size', "'gdn'"),
     "unknown-option": ("hidden_size", 'mixer = {name = "gdn", conv_sise = 2}\nhidden_size', "'conv_size'"),
+    "triton": ("hidden_size", 'mixer = {name = "gdn", backend = "triton"}\nhidden_size', "backend 'triton' needs"),
     "unknown-preset": ("hidden_size", 'preset = "gdn-1c"\nhidden_size', "gdn-1b"),
     "text-for-number": ("max_steps = 2", 'max_steps = "2"', "max_steps must be"),
     "float-for-count": ("max_steps = 2", "max_steps = 2.5", "max_steps must be"),
@@ -102,9 +104,36 @@ RUN_FILES = {
     "output-is-in-use": ('output = "trained"', 'output = "folder"', "cat.jpg"),
     "cache-is-a-file": ('cache = "cache"', 'cache = "text.txt"', "cache must be a folder"),
 }
+# Values of --import: what the file holds, and a word of the message.
+IMPORTS = {
+    "exits.py": ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+    "exits-silently.py": ("raise SystemExit\n", "SystemExit"),
+    "raises.py": ("1 / 0\n", "ZeroDivisionError"),
+    "misspelt.py": ("def\n", "SyntaxError"),
+    "binary.py": ("\0\n", "SyntaxError"),
+    "nothing.py": ("x = 3\n", "registers no mixer"),
+    "nothing_by_name": (None, "registers no mixer"),
+    "folder.py": (None, "it is a folder"),
+    "folder": (None, "it is a folder"),
+    "folder/": (None, "it is a folder"),
+    ".": (None, "it is a folder"),
+    "no.such.module": (None, "there is no such module"),
+}
+WITH_IMPORT = (
+    *("recall", "train run.toml", "convert model --to pgdn --output new", "evaluate model", "inspect model"),
+    *("generate model Once", "leaderboard rules"),
+)
 # (command, a word of the message)
 COMMANDS = [
+    *[
+        (f"{command} --import {name}", IMPORTS[name][1])
+        for command in WITH_IMPORT
+        for name in ("exits.py", "nothing.py")
+    ],
+    *[(f"mixers --import {name}", word) for name, (_, word) in IMPORTS.items()],
     *[(f"train {name}.toml", word) for name, (_, _, word) in RUN_FILES.items()],
+    ("recall --mixers gdn:backend=triton", "backend 'triton' needs"),
+    ("leaderboard rules tracking --mixers gdn:backend=triton", "backend 'triton' needs"),
     ("recal", "recal"),
     ("--nonsense", "--nonsense"),
     ("train", "run_file"),
@@ -276,6 +305,11 @@ def place(tmp_path_factory):
     (folder / "folder").mkdir()
     (folder / "folder" / "cat.jpg").write_text("precious")
     (folder / "folder.toml").mkdir()
+    for name, (text, _) in IMPORTS.items():
+        if text is not None:
+            (folder / name).write_text(text)
+    (folder / "nothing_by_name.py").touch()
+    (folder / "folder.py").mkdir()
     (folder / "loop.toml").symlink_to("loop.toml")
     return folder
 

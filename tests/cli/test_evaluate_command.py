@@ -173,5 +173,7 @@ def test_without_text_of_ones_own_it_is_said_what_was_measured(run, capsys):
     corpus = {"paths": [str(run.parent / "text.txt")], "held_out_fraction": 0.5}
     (run / "run.json").write_text(json.dumps({"corpus": corpus, "model": {}}))
     assert main(words) == 0
-    assert f"Text: held-out text of the training in {run}\n" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert f"Text: held-out text of the training in {run}\n" in printed.out
+    assert f"Reading the text that {run / 'run.json'} names: {run.parent / 'text.txt'}\n" in printed.err
     assert json.loads((run / "evaluation.json").read_text())["text"] == f"held-out text of the training in {run}"

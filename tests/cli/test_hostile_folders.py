@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import os
 import pickle
 import shutil
-import signal
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,17 +18,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fastweights.cli import main
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 
 from ..conversion.small import mamba2
 from ..evaluation.small import TEXT, save
+from .hostile import NESTED, cut, limits, link, listing, pipe, set_keys, sparse, subfolder, tokens, write
 
-SECONDS = 10  # no command may take longer
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n\n\nclass Evil:\n    pass\n"
 COMMANDS: dict[str, list[str]] = {
     "generate": ["The", "--max-new-tokens", "3"],
     "evaluate": ["--on", "copy", "--lengths", "40", "--pairs", "2", "--symbols", "16", "--recall-examples", "1"],
     "convert": ["--to", "pgdn", "--output", "new"],
     "inspect": ["--output", "new"],
+    "serve": [],
 }
 RUN_FILE = """
 output = "new"
@@ -44,59 +47,22 @@ class RunsWhenLoaded:
         return exec, ("import pathlib; pathlib.Path('ran').touch()",)
 
 
-def set_keys(name: str, **values: Any) -> Callable[[Path], None]:
-    """Change keys of a JSON file."""
-
-    def harm(folder: Path) -> None:
-        path = folder / name
-        known = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**known, **values}))
-
-    return harm
-
-
-def write(name: str, content: bytes | str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-
-    return harm
-
-
-def cut(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-50])
-
-
-def link(name: str, target: str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-
-    return harm
-
-
-def pipe(name: str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-
-    return harm
-
-
-def subfolder(name: str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-
-    return harm
-
-
-def sparse(name: str) -> Callable[[Path], None]:
-    """A file of 3 GB of zeros that takes no room."""
-
-    def harm(folder: Path) -> None:
-        os.truncate(folder / name, 3 * 2**30)
-
-    return harm
+def sparse_weights(folder: Path) -> None:
+    """Weights of 137 GB, as the configuration says, in a file that takes no room."""
+    set_keys("config.json", vocab_size=2**24, hidden_size=2**10, num_heads=8)(folder)
+    with torch.device("meta"):
+        shapes = {
+            name: list(x.shape)
+            for name, x in FastWeightsForCausalLM(FastWeightsConfig.from_pretrained(folder)).state_dict().items()
+        }
+    entries, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    written = json.dumps(entries).encode()
+    header(len(written), written)(folder)
+    assert end > 100e9
+    os.truncate(folder / "model.safetensors", 8 + len(written) + end)
 
 
 def weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
@@ -147,17 +113,24 @@ def code(name: str, extra: Callable[[Path], None] | None = None, **values: Any) 
     return harm
 
 
-def tokens(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        content = json.loads(path.read_text())
-        change(content)
-        path.write_text(json.dumps(content))
-
-    return harm
+def steps(place: str, kind: str, list_name: str, *entries: dict[str, Any]) -> Callable[[Path], None]:
+    """A tokenizer whose `place` is a sequence of these steps."""
+    return tokens(lambda found: found.update({place: {"type": kind, list_name: list(entries)}}))
 
 
-NESTED = "[" * 100_000
+def deep(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+DOUBLE = replace({"String": "a"}, "aa")
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+# SentencePiece's table of characters: an index of no bytes, and one text.
+LONG_MAP = base64.b64encode(bytes(4) + b"a" * 10_000 + b"\0").decode()
+AROUND = {"id": "<|end|>", "ids": [0] * 1000, "tokens": ["<|end|>"] * 1000}
 IMAGES = {"AutoImageProcessor": "evil.Evil"}
 MODEL: dict[str, Callable[[Path], None]] = {
     "config cut": cut("config.json"),
@@ -178,6 +151,10 @@ MODEL: dict[str, Callable[[Path], None]] = {
     "no model": set_keys("config.json", model_type=["fastweights"]),
     "a billion layers": set_keys("config.json", num_hidden_layers=10**9),
     "ten thousand layers": set_keys("config.json", num_hidden_layers=10**4),
+    "ten thousand layers of which one has a weight": lambda folder: (
+        set_keys("config.json", num_hidden_layers=10**4)(folder),
+        weights(lambda found: found.update({"model.layers.9999.x": torch.zeros(1)}))(folder),
+    ),
     "a billion heads": set_keys("config.json", num_heads=10**9),
     "a wide memory": set_keys("config.json", mixer={"name": "gdn", "head_dim": 10**9}),
     "a large vocabulary": set_keys("config.json", vocab_size=10**12),
@@ -207,6 +184,19 @@ MODEL: dict[str, Callable[[Path], None]] = {
     "a header longer than the file": header(10**6),
     "a header longer than memory": header(2**63 - 1),
     "a negative header": header(2**64 - 1),
+    "a header of 20 MB": header(20 * 2**20, b"{" + b" " * (20 * 2**20 - 2) + b"}"),
+    "weights of 137 GB that take no room": sparse_weights,
+    "weights of a device": link("model.safetensors", "/dev/zero"),
+    "an index that is a pipe": lambda folder: (
+        (folder / "model.safetensors").unlink(),
+        pipe("model.safetensors.index.json")(folder),
+    ),
+    "a billion labels": set_keys("config.json", num_labels=10**9),
+    "a billion labels of a part": set_keys("config.json", text_config={"num_labels": 10**9}),
+    "labels nested": write("config.json", f'{{"model_type": "fastweights", "id2label": {deep(500)}}}'),
+    "a name of a megabyte": set_keys("config.json", mixer="x" * 10**6),
+    "a key of a megabyte": set_keys("config.json", **{"x" * 10**6: 1, "mixer": "none"}),
+    "a model type of a megabyte": set_keys("config.json", model_type="x" * 10**6),
     "a header nested": header(10**5, NESTED.encode()),
     "offsets outside": header(64, b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}  '),
     "another shape": weights(lambda found: found.update({"lm_head.weight": torch.zeros(400, 15)})),
@@ -256,6 +246,38 @@ TOKENIZER: dict[str, Callable[[Path], None]] = {
     "tokenizer a pipe": pipe("tokenizer.json"),
     "tokenizer a folder": subfolder("tokenizer.json"),
     "tokenizer huge": sparse("tokenizer.json"),
+    "tokenizer a device": link("tokenizer.json", "/dev/zero"),
+    "tokenizer settings nested": write("tokenizer_config.json", '{"a": ' + deep(500) + "}"),
+    "special tokens a pipe": pipe("special_tokens_map.json"),
+    "34 doubling normalisers": steps("normalizer", "Sequence", "normalizers", *[DOUBLE] * 34),
+    "doubling normalisers inside each other": steps(
+        "normalizer", "Sequence", "normalizers", *[{"type": "Sequence", "normalizers": [DOUBLE] * 2}] * 17
+    ),
+    "a normaliser that writes a megabyte": steps(
+        "normalizer", "Sequence", "normalizers", replace({"String": "a"}, "a" * 10**6)
+    ),
+    "normalisers that write between characters": steps(
+        "normalizer", "Sequence", "normalizers", *[replace({"Regex": "x*"}, "a")] * 34
+    ),
+    "34 beginnings": steps("normalizer", "Sequence", "normalizers", *[{"type": "Prepend", "prepend": "aa"}] * 34),
+    "a table that writes ten thousand characters": steps(
+        "normalizer", "Sequence", "normalizers", {"type": "Precompiled", "precompiled_charsmap": LONG_MAP}
+    ),
+    "34 byte levels": steps("pre_tokenizer", "Sequence", "pretokenizers", *[BYTES] * 34),
+    "34 doublings on the way back": steps("decoder", "Sequence", "decoders", *[DOUBLE] * 34),
+    "ten thousand steps": steps("normalizer", "Sequence", "normalizers", *[{"type": "Lowercase"}] * 10**4),
+    "a million tokens around a text": tokens(
+        lambda found: found.update(
+            post_processor={
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<|end|>", "type_id": 0}}] * 1000,
+                "pair": [],
+                "special_tokens": {"<|end|>": AROUND},
+            }
+        )
+    ),
+    "a token of a megabyte": tokens(lambda found: found["model"]["vocab"].update({"a" * 10**6: 399})),
+    "a billion extra tokens": set_keys("tokenizer_config.json", tokenizer_class="T5Tokenizer", extra_ids=10**9),
     "tokenizer settings garbage": write("tokenizer_config.json", b"\x00" * 100),
     "tokenizer settings a list": write("tokenizer_config.json", "[1]"),
     "tokenizer settings a pipe": pipe("tokenizer_config.json"),
@@ -280,6 +302,13 @@ TOKENIZER: dict[str, Callable[[Path], None]] = {
 RUN: dict[str, Callable[[Path], None]] = {
     "run.json cut": write("run.json", "{"),
     "run.json nested": write("run.json", NESTED),
+    "run.json a pipe": pipe("run.json"),
+    "run.json a device": link("run.json", "/dev/zero"),
+    "run.json a folder": subfolder("run.json"),
+    "run.json of a device": write("run.json", '{"corpus": {"paths": ["/dev/zero"]}, "model": {}}'),
+    "run.json of a megabyte": lambda folder: write(
+        "run.json", json.dumps({"corpus": {"paths": ["x" * 10**6]}, "model": {}})
+    )(folder),
     "run.json of a pipe": lambda folder: (
         os.mkfifo(folder / "text.txt"),
         write("run.json", json.dumps({"corpus": {"paths": [str(folder / "text.txt")]}, "model": {}}))(folder),
@@ -302,20 +331,9 @@ def place(whole, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def time_limit() -> Iterator[None]:
-    def ended(*_: Any) -> None:
-        pytest.fail(f"takes more than {SECONDS} seconds")
-
-    before = signal.signal(signal.SIGALRM, ended)
-    signal.alarm(SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def listing(folder: Path) -> set[tuple[Path, int]]:
-    """Everything below a folder, with the time it was written."""
-    return {(path, path.lstat().st_mtime_ns) for path in folder.rglob("*") if not path.is_dir()}
+def within_limits() -> Iterator[None]:
+    with limits():
+        yield
 
 
 def cases(commands: str, *groups: dict[str, Any]) -> list[Any]:
@@ -333,7 +351,7 @@ def cases(commands: str, *groups: dict[str, Any]) -> list[Any]:
         *cases("generate evaluate", TOKENIZER, MODEL),
         *cases("convert train", MODEL, {name: harm for name, harm in TOKENIZER.items() if "code" in name}),
         *cases("inspect", {name: harm for name, harm in {**MODEL, **TOKENIZER}.items() if "code" in name}),
-        *cases("evaluate", RUN),
+        *cases("evaluate inspect", RUN),
     ],
 )
 def test_one_line_and_nothing_else(place, capfd, command, harm):
@@ -375,13 +393,16 @@ def test_what_is_never_run_does_no_harm(place, capfd):
     assert len(printed) == 1 and "tokens, " in printed[0] and listing(place) == before
 
 
-def test_results_do_not_follow_links_out_of_the_folder(place, capfd):
+@pytest.mark.parametrize("name", ["evaluation.json", "evaluation-perplexity.png"])
+def test_results_do_not_follow_links_out_of_the_folder(place, capfd, name):
     (place / "mine").write_text("years of work")
-    for name in ("evaluation.json", "evaluation-perplexity.png"):
-        (place / "stranger" / name).symlink_to(place / "mine")
+    (place / "stranger" / name).symlink_to(place / "mine")
     options = ["--lengths", "40", "--stretch", "8", "--texts", "1", "--text", "text.txt"]
+    before = listing(place)
+    assert main(["evaluate", "stranger", *options]) == 2
+    assert f"{name} is one" in capfd.readouterr().err and listing(place) == before
+    (place / "stranger" / name).unlink()
     assert main(["evaluate", "stranger", *options]) == 0
-    assert (place / "mine").read_text() == "years of work"
     assert json.loads((place / "stranger" / "evaluation.json").read_text())["results"]
 
 

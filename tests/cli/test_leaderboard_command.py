@@ -210,3 +210,30 @@ def test_help_names_the_parts():
     from importlib import import_module
 
     assert ", ".join(PARTS) == import_module("fastweights.cli.leaderboard").PARTS
+
+
+def test_overwrite_measures_the_mixers_that_are_named_anew(capsys, tmp_path, monkeypatch):
+    """Rows and trainings of others stay, and so do other files."""
+    train_here(monkeypatch)
+    tracking = task(("s3", {"task": "s3", "pairs": (4,)}), rates=(1e-2,), seeds=(0,))
+    monkeypatch.setitem(SIZES, "small", replace(TOY, tasks={"tracking": tracking}))
+    board, trained = tmp_path / "tracking-small.json", tmp_path / "trained" / "tracking-small" / "s3"
+    options = ("tracking", "--output", tmp_path, "--workers", 1)
+    assert run(capsys, *options, "--mixers", "linear,gla")[0] == 0
+    (trained / "gla" / "notes.txt").write_text("mine")
+    (trained / "gla" / "seed0" / "runs" / "notes.json").write_text("mine")
+    before, there = json.loads(board.read_bytes())["rows"], inodes(trained)
+    code, _, error = run(capsys, *options, "--mixers", "gla", "--overwrite")
+    assert code == 0, error
+    assert json.loads(board.read_bytes())["rows"].keys() == before.keys()
+    new = {path for path, number in inodes(trained).items() if number != there.get(path)}
+    assert new and all("/gla/" in str(path) and "notes" not in path.name for path in new), new
+    board.write_text(board.read_text().replace('"steps"', '"step"'))
+    code, _, error = run(capsys, *options, "--mixers", "linear")
+    assert code == 2 and "measured at another setting" in error and "--overwrite" in error
+    assert run(capsys, *options, "--mixers", "linear", "--overwrite")[0] == 0
+    assert {row["mixer"] for row in json.loads(board.read_bytes())["rows"].values()} == {"linear"}
+
+
+def inodes(folder):
+    return {path: path.stat().st_ino for path in folder.rglob("*.json")}

@@ -23,6 +23,8 @@ from fastweights.training import RecallExperiment, train_run
 
 from ..full_disk import largest_file
 
+pytestmark = pytest.mark.usefixtures("signals_arrive")
+
 SETTINGS = {
     "mixers": ("linear", "deltanet"),
     "task": "mqar-shuffled",
@@ -49,11 +51,6 @@ def command(output: Path, **changes) -> list[str]:
     return ["recall", *[word for pair in texts.items() for word in pair]]
 
 
-def _heed_ctrl_c() -> None:
-    """A test run in the background of a shell is born with SIGINT ignored, and its children with it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def start(arguments: list[str]) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "fastweights", *arguments],
@@ -61,7 +58,6 @@ def start(arguments: list[str]) -> subprocess.Popen:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # one process group, so that all of it can be killed at once
-        preexec_fn=_heed_ctrl_c,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

@@ -53,8 +53,24 @@ def test_trains_stops_and_goes_on(folder, capsys):
     assert "gdn: continues after step 2" in printed.err and "tokens/s" in printed.err and "GB" in printed.err
     assert (folder / "other" / "perplexity.png").exists() and not (folder / "out").exists()
     assert main(["train", "run.toml", "--max-steps", "6", "--output", "other"]) == 2
-    assert "max_steps is 5 there and 6 here" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "max_steps is 5 there and 6 here" in refusal and "path in [model]" in refusal and "cosine" in refusal
     assert main(["train", "run.toml", "--max-steps", "6", "--output", "other", "--overwrite"]) == 0
+
+
+def test_an_end_before_what_is_saved(folder, capsys):
+    """Nothing is trained, and the step that is saved is named."""
+    train = ["train", "run.toml"]
+    assert main([*train, "--stop-at", "3"]) == 0
+    assert main([*train, "--stop-at", "2"]) == 0
+    printed = capsys.readouterr()
+    assert (
+        printed.out == "" and "linear: step 3 is saved already, so that nothing is trained up to step 2" in printed.err
+    )
+    assert printed.err.endswith("stopped after step 3; the same command without --stop-at continues from there\n")
+    assert [path.name for path in (folder / "out").glob("*/checkpoints/*")] == ["checkpoint-3"] * 2
+    assert main([*train, "--stop-at", "3"]) == 0 and not list(folder.rglob("result.json"))
+    assert main([*train, "--stop-at", "4"]) == 0 and len(list(folder.rglob("result.json"))) == 2
 
 
 def test_errors_are_one_line(folder, capsys, monkeypatch):

@@ -92,7 +92,7 @@ def test_make_targets_exist() -> None:
 def test_options_in_sentences_exist() -> None:
     """Of the pages that speak of nothing but `fastweights`."""
     group = typer.main.get_command(app)
-    known = {option for command in group.commands.values() for x in command.params for option in x.opts}  # type: ignore[attr-defined]
+    known = {option for command in (group, *group.commands.values()) for x in command.params for option in x.opts}  # type: ignore[attr-defined]
     pages = ("README.md", "docs/start.md", "docs/train.md", "docs/commands.md", "docs/inspecting.md", "docs/tasks.md")
     named = {option for page in pages for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXTS[page])}
     assert {"--list", "--mixers", "--to", "--lm-eval"} <= named

@@ -1,8 +1,11 @@
-"""The commands of "start here" and of the worked example run one after the other, in a folder of their own, with few steps."""
+"""The way of a new user: commands, run files and scripts of the first pages run as they are written, in a folder of their own.
+Only steps are fewer."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -11,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from fastweights.cli import main
+from fastweights.training.language import load_run, train_language
+
+from ..training.language.small import WORDS
 from .site import ROOT
 
 COMMAND = re.compile(r"^    fastweights (.+)$", re.MULTILINE)
@@ -34,3 +41,73 @@ def test_commands_run_as_they_are_written(page: str, tmp_path: Path) -> None:
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+TRAIN = (ROOT / "docs" / "train.md").read_text()
+LARGE, BOOK, _ = re.findall(r"```toml\n(.*?)```", TRAIN, re.DOTALL)
+
+
+def write_chapters(folder: Path, characters: int = 20_000) -> None:
+    """Eight chapters of a book."""
+    folder.mkdir()
+    for number in range(1, 9):
+        draw, text = random.Random(number), f"Chapter {number}\n\nIt was a dark night.\n"
+        while len(text) < characters:
+            text += " ".join(draw.choices(WORDS, k=9)).capitalize() + ".\n"
+        (folder / f"chapter{number}.txt").write_text(text)
+
+
+def test_a_book_of_eight_chapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Nothing but the steps is changed, and the commands of the page follow."""
+    section = TRAIN.partition("## Text of your own")[2].partition("\n## ")[0]
+    commands = COMMAND.findall(section)
+    assert [command.split()[0] for command in commands] == ["train", "generate"] and BOOK in section
+    monkeypatch.chdir(tmp_path)
+    write_chapters(tmp_path / "chapters")
+    (tmp_path / "book.toml").write_text(BOOK)
+    for command in commands:
+        name, *words = shlex.split(command)
+        assert main([name, *words, *(["--max-steps", "3"] if name == "train" else ["--max-new-tokens", "5"])]) == 0
+    shown = capsys.readouterr()
+    assert "training a tokenizer: 0.0 of about 0.2 MB" in shown.err and "tokenizing the text: 0.0 of" in shown.err
+    assert "Models: runs/book/model\n" in shown.out and "gdn continues 'It was' with:" in shown.out
+
+
+@pytest.mark.parametrize("setting", ["", "held_out_fraction = 0.3", 'held_out = ["text/chapter8.txt"]'])
+def test_the_first_run_file_trains_on_eight_chapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """With rows as long as on the page, and each of the settings that it names; its model is larger than a test can train."""
+    named = re.findall(r"^\| `(held_out\w* = [^`]+)`", TRAIN, re.MULTILINE)
+    assert [line.split(" = ")[0] for line in named] == ["held_out_fraction", "held_out"]
+    monkeypatch.chdir(tmp_path)
+    write_chapters(tmp_path / "text")
+    (tmp_path / "run.toml").write_text(LARGE.replace("[corpus]", f"[corpus]\n{setting}"))
+    run = load_run(tmp_path / "run.toml")
+    assert run.length == 2048 and run.corpus.paths == ("text",)
+    small = dataclasses.replace(
+        run, model={"hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2, "mixer": "linear"}, batch_size=1,
+        accumulation=1, max_steps=1, evaluate_every=0, context_lengths=(), tensorboard=False, precision="no",
+        tokenizer=dataclasses.replace(run.tokenizer, vocab_size=300),
+    )  # fmt: skip
+    (result,) = train_language(small) or ()
+    held_out = [document.text for document in run.corpus.documents() if document.held_out]
+    assert result.held_out_loss > 0 and 1 <= len(held_out) <= 4
+    assert not setting.startswith("held_out =") or held_out == [(tmp_path / "text" / "chapter8.txt").read_text()]
+
+
+@pytest.mark.slow
+def test_the_script_of_the_tasks_runs(tmp_path: Path) -> None:
+    """As a file of its own, without another line."""
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.DOTALL)
+    assert "run_recall(" in script and "__main__" not in script
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"{'linear': 0\.\d+, 'gdn': 0\.\d+}\n", done.stdout)
+    assert (tmp_path / "runs" / "parity" / "results.json").exists()

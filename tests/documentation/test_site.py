@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from .site import ROOT, hooks, pages
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 SITE = "docs/reference/"
+SEARCH, FRAME = (Path(__file__).with_name(name) for name in ("search.js", "frame.js"))
 
 
 def in_nav(entry: Any) -> list[str]:
@@ -128,7 +130,57 @@ def test_the_strict_build_needs_no_network(tmp_path: Path) -> None:
         assert not loaded, (page, loaded)
         assert 'class="arithmatex"' not in text
     assert "<math" in (tmp_path / "reference" / "ops.html").read_text()
+    check_search_without_a_server(tmp_path)
     assert (tmp_path / "files" / "benchmarks" / "results" / "recall_readme.json").exists()
+
+
+def check_search_without_a_server(site: Path) -> None:
+    """Every page loads our worker, and the script of the theme finds the pages by it: in node.js, where that is."""
+    pages = [page for page in site.rglob("*.html") if page.name != "404.html"]
+    for page in pages:
+        (worker,) = re.findall(r'<script src="([^"]*iframe-worker[^"]*)"', page.read_text())
+        assert (page.parent / worker).resolve() == (site / "javascripts" / "iframe-worker.js").resolve()
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index = {")
+    if node := shutil.which("node"):
+        queries = {
+            "cu_seqlens": "ops.html",
+            "initial_state": "ops.html",
+            "gdn": "mixers/gdn.html",
+            "held_out_fraction": "train.html",
+        }
+        ended = subprocess.run([node, str(SEARCH), str(site), *queries], capture_output=True, text=True, timeout=100)
+        assert ended.returncode == 0, ended.stderr
+        found = json.loads(ended.stdout)
+        for query, page in queries.items():
+            assert page in found[query][:5], (query, found[query][:5])
+        assert found["cu_seqlens"][0] == "ops.html"
+
+
+def test_the_search_needs_no_server() -> None:
+    """The plug-in would load a script from the network, were there none of ours."""
+    assert "offline" in CONFIG["plugins"] and CONFIG["use_directory_urls"] is False
+    (script,) = CONFIG["extra"]["polyfills"]
+    assert "iframe-worker" in script and (ROOT / "docs" / script).is_file()
+
+
+def test_names_are_words_of_the_search() -> None:
+    """With what stands around them in text and code."""
+    (search,) = (plugin["search"] for plugin in CONFIG["plugins"] if isinstance(plugin, dict) and "search" in plugin)
+    separator = re.compile(search["separator"])
+    for text in ("`cu_seqlens` packs", "op(q, cu_seqlens=cu_seqlens)", "(cu_seqlens: int32)", "x.cu_seqlens[1]"):
+        assert "cu_seqlens" in separator.split(text)
+    assert separator.split("at 0.5 of held-out text") == ["at", "0.5", "of", "held", "out", "text"]
+    headings = re.findall("^## (.+)$", (ROOT / "docs" / "ops.md").read_text(), re.MULTILINE)
+    assert any("cu_seqlens" in separator.split(heading) for heading in headings)  # titles come first
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="runs JavaScript in node.js")
+def test_a_frame_stands_in_for_the_worker() -> None:
+    """It gets the messages from before it has loaded, and its answers reach the page as those of a worker."""
+    worker = ROOT / "docs" / "javascripts" / "iframe-worker.js"
+    ended = subprocess.run([shutil.which("node"), str(FRAME), str(worker)], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == {"file:": ["answer to early", "answer to late"], "https:": []}
 
 
 def test_the_site_is_not_committed() -> None:

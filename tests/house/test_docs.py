@@ -18,8 +18,8 @@ from fastweights.ops.framework.spec import spec_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
-# Whose examples tests/test_readme.py, tests/layers/test_docs.py and tests/documentation/test_own_rule.py run.
-OWN_TESTS = ("README.md", "layers.md", "own_rule.md")
+# Whose examples tests/test_readme.py, tests/layers/test_docs.py and tests/documentation run.
+OWN_TESTS = ("README.md", "layers.md", "own_rule.md", "tasks.md")
 IMAGE_BYTES = 100_000
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -22,8 +22,10 @@ ROOT = Path(__file__).parents[2]
 # A package may import those before it. Packages in one row stand beside each other and do not know each other.
 ORDER = (
     ("_version",),
-    ("checks", "cuda_graphs", "environment", "files", "stopping", "untrusted"),
-    ("checksums",),
+    ("checks", "cuda_graphs", "environment", "out_of_memory", "ownership", "safe_path", "stopping", "untrusted"),
+    ("files",),
+    ("checksums", "kinds", "terminal"),
+    ("outputs",),
     ("kernels", "data", "results"),
     ("ops",),
     ("layers", "integrations"),

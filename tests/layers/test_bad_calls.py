@@ -54,6 +54,11 @@ FORWARDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "whole numbers": ("x", (X.long(),)),
     "complex numbers": ("x", (X.to(torch.complex64),)),
     "meta": ("x", (X.to("meta"),)),
+    "sparse": ("x", (X.to_sparse(),)),
+    "nested": ("x", (torch.nested.nested_tensor([X[0], X[0]]),)),
+    "jagged": ("x", (torch.nested.nested_tensor([X[0], X[0]], layout=torch.jagged),)),
+    "MKL-DNN's layout": ("x", (X.to_mkldnn(),)),
+    "quantised": ("x", (torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),)),
     "a dictionary as cache": ("cache", (X, {})),
     "a tensor as cache": ("cache", (X, X)),
     "a cache of other sequences": ("cache", (X, filled(sequences=3))),
@@ -61,6 +66,10 @@ FORWARDS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "float lengths": ("cu_seqlens", (X[:1], None, torch.tensor([0.0, 5.0]))),
     "lengths that end early": ("cu_seqlens", (X[:1], None, torch.tensor([0, 4]))),
     "lengths that step down": ("cu_seqlens", (X[:1], None, torch.tensor([0, 4, 3, 5]))),
+    "lengths without numbers": ("cu_seqlens", (X[:1], None, torch.tensor([0, 5], device="meta"))),
+    "sparse lengths": ("cu_seqlens", (X[:1], None, torch.tensor([0, 5]).to_sparse())),
+    "nested lengths": ("cu_seqlens", (X[:1], None, torch.nested.nested_tensor([torch.tensor([0, 5])]))),
+    "complex lengths": ("cu_seqlens", (X[:1], None, torch.tensor([0, 5]).to(torch.complex64))),
     "lengths of two rows": ("cu_seqlens", (X, None, torch.tensor([0, 5]))),
 }
 
@@ -72,6 +81,10 @@ def test_forward_of_every_layer(mixer: str, tmp_path: Path) -> None:
         check_refused(argument, lambda given=given: made(*given), tmp_path)  # type: ignore[misc]
     for length in (-1, 1.5, "4", None):
         check_refused("length", lambda length=length: made.state_size(length), tmp_path)  # type: ignore[misc]
+    for dtype in ("float32", 3, np.float32, X, torch.int64, torch.complex64):
+        check_refused("dtype", lambda dtype=dtype: made.state_spec(dtype), tmp_path)  # type: ignore[misc]
+    for count in (0, -1, 1.5, "2", None, X):
+        check_refused("count", lambda count=count: made.initial_state(count), tmp_path)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

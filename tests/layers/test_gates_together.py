@@ -48,7 +48,13 @@ def test_values_and_gradients(name, request):
 @pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
 @pytest.mark.parametrize(
     ("name", "part", "left"),
-    [("gka", "decay", 4), ("gka", "gain.b_proj", 4), ("lattice", "step.gate", 0), ("pgla", "decay.gk_proj", 4)],
+    [
+        ("gka", "decay", 4),
+        ("gka", "gain.b_proj", 4),
+        ("lattice", "step.gate", 0),
+        ("pgla", "decay.gk_proj", 4),
+        ("pkda", "decay.f_proj", 6),
+    ],
 )
 def test_gates_with_hooks_are_called(products, name, part, hook, left):
     """So that the hook runs. left: columns of the other gates, 0 where there is only one."""

@@ -15,6 +15,8 @@ from fastweights.leaderboard import Request
 from fastweights.leaderboard.processes import call_each
 from fastweights.training import WorkerError
 
+pytestmark = pytest.mark.usefixtures("signals_arrive")
+
 
 def work(what):
     if what == "fail":

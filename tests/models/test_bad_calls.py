@@ -115,6 +115,18 @@ INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a mask of another batch": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.ones(3, 19)}),
     "a mask that is too long": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.ones(2, 20)}),
     "a mask of rank 4": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.ones(2, 1, 19, 19)}),
+    "an additive mask": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.full((2, 19), -1e9)}),
+    "a mask of NaN": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.full((2, 19), NAN)}),
+    "a sparse mask": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.ones(2, 19).to_sparse()}),
+    "a mask on meta": ("attention_mask", {"input_ids": tokens(), "attention_mask": torch.ones(2, 19, device="meta")}),
+    "numbers that come back": ("attention_mask", {"input_ids": tokens(), "attention_mask": tokens() + 1}),
+    "document numbers in a list": ("seq_idx", {"input_ids": tokens(1), "seq_idx": [[0] * 19]}),
+    "document numbers that come back": ("seq_idx", {"input_ids": tokens(1), "seq_idx": tokens(1)}),
+    "columns in a list": ("cache_position", {"input_ids": tokens(), "cache_position": list(range(19))}),
+    "columns of a cache that is not there": (
+        "cache_position",
+        {"input_ids": tokens(), "cache_position": torch.arange(3, 22)},
+    ),
     "a dictionary as cache": ("past_key_values", {"input_ids": tokens(), "past_key_values": {}}),
     "transformers' cache": ("past_key_values", {"input_ids": tokens(), "past_key_values": DynamicCache()}),
     "a layer's cache": ("past_key_values", {"input_ids": tokens(), "past_key_values": LayerCache()}),
@@ -164,6 +176,46 @@ def test_forward(name: str, small: FastWeightsForCausalLM, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     argument, inputs = INPUTS[name]
     check_refused(argument, lambda: small(**inputs), tmp_path)
+
+
+ROWS: dict[str, Any] = {
+    "a row too many": torch.tensor([0, 2]),
+    "a negative row": torch.tensor([-1, 0]),
+    "a huge row": torch.tensor([2**62]),
+    "float rows": torch.tensor([0.0, 1.0]),
+    "bool rows of another batch": torch.tensor([True]),
+    "rows of rank 2": torch.tensor([[0, 1]]),
+    "a single number": torch.tensor(1),
+    "rows in a list": [0, 1],
+    "an array": np.array([0, 1]),
+    "a number": 1,
+    "nothing": None,
+}
+REPEATS = [0, -1, 1.5, "2", True, None, torch.tensor(2)]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("call, name", [("reorder_cache", "beam_idx"), ("batch_select_indices", "indices")])
+def test_rows_of_a_cache(call, name, rows, small, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_cache_refuses(name, lambda cache: getattr(cache, call)(ROWS[rows]), small, tmp_path)
+
+
+@pytest.mark.parametrize("repeats", REPEATS, ids=str)
+def test_copies_of_the_rows_of_a_cache(repeats, small, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_cache_refuses("repeats", lambda cache: cache.batch_repeat_interleave(repeats), small, tmp_path)
+
+
+def check_cache_refuses(
+    name: str, call: Callable[[FastWeightsCache], object], lm: FastWeightsForCausalLM, folder: Path
+) -> None:
+    """It refuses the call, and stays as it was."""
+    cache = lm(tokens(2)).past_key_values
+    before = cache.copy()
+    check_refused(name, lambda: call(cache), folder)
+    for layer, kept in zip(cache.layers, before.layers, strict=True):
+        assert all(layer.memory[name] is x for name, x in kept.memory.items())
 
 
 CACHES: dict[str, tuple[str, Callable[[FastWeightsForCausalLM], object]]] = {

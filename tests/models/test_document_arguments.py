@@ -1,4 +1,4 @@
-"""Documents packed as trainers send them (position_ids that start again, cu_seq_lens_q and cu_seq_lens_k) stay apart."""
+"""Documents packed as trainers send them (position_ids that start again, seq_idx, cu_seq_lens_q and cu_seq_lens_k) stay apart."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ FORMS = {
     "positions from 2": {"position_ids_start": 2},
     "cu_seq_lens": {"return_flash_attn_kwargs": True, "return_position_ids": False},
     "both": {"return_flash_attn_kwargs": True},
+    "numbers": {"return_seq_idx": True, "return_position_ids": False},
+    "numbers and positions": {"return_seq_idx": True},
+    "all": {"return_seq_idx": True, "return_flash_attn_kwargs": True},
 }
 if "position_ids_start" not in signature(DataCollatorWithFlattening).parameters:  # before transformers 5.15
     del FORMS["positions from 2"]
@@ -193,6 +196,19 @@ def test_the_trainer_learns_from_collated_documents(tmp_path, form):
     torch.testing.assert_close({name: p.detach() for name, p in lm.named_parameters()}, wanted, rtol=1e-3, atol=1e-4)
 
 
+def test_what_has_no_meaning_here_is_taken():
+    """The columns of the input, as older versions of transformers number them, and the token types of some tokenizers."""
+    lm, ids = model(MIXED), tokens(2, 9)
+    wanted = lm(ids)
+    got = lm(ids[:, :6], cache_position=torch.arange(6), token_type_ids=torch.zeros_like(ids[:, :6]))
+    rest = lm(ids[:, 6:], past_key_values=got.past_key_values, cache_position=torch.arange(6, 9))
+    torch.testing.assert_close(torch.cat([got.logits, rest.logits], 1), wanted.logits, **CLOSE)
+    with pytest.raises(ValueError, match="cache_position must be .* after the 9 of past_key_values, got 0 to 8"):
+        lm(ids, past_key_values=wanted.past_key_values, cache_position=torch.arange(9))
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(lm.generate(ids, token_type_ids=torch.zeros_like(ids), **options), lm.generate(ids, **options))
+
+
 EDGES = torch.tensor([0, 4, 9])
 
 
@@ -213,6 +229,36 @@ EDGES = torch.tensor([0, 4, 9])
             {"position_ids": torch.tensor([[0, 1, 0, 1, 0, 1, 2, 3, 4]]), "cu_seqlens": EDGES},
             "position_ids must rise by one .* within every document of cu_seqlens",
         ),
+        (ValueError, {"seq_idx": torch.zeros(1, 8).int()}, r"seq_idx must be \[1, 9\].* got shape \[1, 8\]"),
+        (ValueError, {"seq_idx": torch.zeros(9).int()}, r"one number per token, got shape \[9\]"),
+        (ValueError, {"seq_idx": torch.zeros(1, 9)}, "seq_idx must be int32 or int64"),
+        (TypeError, {"seq_idx": [[0] * 9]}, "seq_idx must be an integer tensor"),
+        (
+            ValueError,
+            {"seq_idx": torch.tensor([[0, 0, 1, 1, 0, 0, 2, 2, 2]])},
+            "seq_idx must give all tokens of a document the same number.* comes back",
+        ),
+        (
+            ValueError,
+            {"seq_idx": torch.tensor([[0] * 4 + [1] * 5]), "position_ids": torch.tensor([[0, 1, 2, 4, 0, 1, 2, 3, 4]])},
+            "must rise by one .* got 4 after 2",
+        ),
+        *(
+            (
+                ValueError,
+                {"seq_idx": torch.tensor([numbers]), "cu_seqlens": EDGES},
+                "seq_idx must change where the next",
+            )
+            for numbers in ([0] * 9, [0] * 5 + [1] * 4, [0] * 4 + [1] * 3 + [2] * 2)
+        ),
+        (ValueError, {"cache_position": torch.arange(1, 10)}, "cache_position must be .* after the 0 .* got 1 to 9"),
+        (
+            ValueError,
+            {"cache_position": torch.arange(8)},
+            r"cache_position must be int64 \[9\].* got torch.int64 \[8\]",
+        ),
+        (ValueError, {"cache_position": torch.arange(9.0)}, "cache_position must be int64"),
+        (TypeError, {"cache_position": 0}, "cache_position must be int64"),
         (ValueError, {"cu_seq_lens_q": EDGES}, "cu_seq_lens_k must be given with its counterpart"),
         (ValueError, {"cu_seq_lens_k": EDGES}, "cu_seq_lens_q must be given with its counterpart"),
         (ValueError, {"cu_seq_lens_q": EDGES, "cu_seq_lens_k": EDGES + 1}, "cu_seq_lens_k must be the same numbers"),

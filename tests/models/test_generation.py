@@ -166,6 +166,8 @@ def test_rows_of_a_cache_can_be_chosen_and_repeated():
     for change, rows in (
         (lambda c: c.reorder_cache(torch.tensor([2, 0, 0])), [2, 0, 0]),
         (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
+        (lambda c: c.batch_select_indices(torch.tensor([True, False, True])), [0, 2]),
+        (lambda c: c.reorder_cache(torch.tensor([2, 0, 1], dtype=torch.int32)), [2, 0, 1]),
         (lambda c: c.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
     ):
         changed = cache.copy()

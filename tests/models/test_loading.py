@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 
+from fastweights.environment import usable_memory
 from fastweights.models.loading import load_language_model
 
 from ..evaluation.small import model, save, tokenizer
@@ -60,6 +62,26 @@ def test_what_does_not_belong_together(tmp_path, harm, message):
     folder = save(tmp_path / "model")
     harm(folder)
     with pytest.raises(ValueError, match=message):
+        load_language_model(folder)
+
+
+def test_weights_that_no_memory_holds(tmp_path, monkeypatch):
+    folder = save(tmp_path / "model")
+    assert 1e9 < usable_memory() < 1e15
+    monkeypatch.setattr("fastweights.models.weight_files.usable_memory", lambda: 1000)
+    with pytest.raises(ValueError, match=f"the weights in {folder} must fit into the memory of this machine"):
+        load_language_model(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "SEEK_HOLE"), reason="the system cannot tell where a file has holes")
+def test_weights_of_holes(tmp_path, monkeypatch):
+    """Counted on the disk, whatever their size."""
+    folder = save(tmp_path / "model")
+    monkeypatch.setattr("fastweights.models.weight_files.SMALL", 1000)
+    load_language_model(folder)
+    path = folder / "model.safetensors"
+    os.truncate(path, 3 * path.stat().st_size)
+    with pytest.raises(ValueError, match=f"the weights in {folder} must be numbers, but of [0-9,]+ bytes only"):
         load_language_model(folder)
 
 

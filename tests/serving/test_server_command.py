@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -39,13 +40,16 @@ def test_without_a_vllm_that_fits_it_says_what_to_install(found, says, tmp_path,
 
 def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
     started = []
-    monkeypatch.setattr("os.execv", lambda program, command: started.append((program, command)))
+    monkeypatch.setattr("os.execv", lambda program, command: started.append((program, command, dict(os.environ))))
     save(tmp_path / "run" / "model")
     assert (
         main(["serve", str(tmp_path / "run"), "--port", "8123", "--memory", "0.5", "--name", "own", "--enforce-eager"])
         == 0
     )
-    ((program, command),) = started
+    ((program, command, environment),) = started
+    assert (
+        environment["PYTHONSAFEPATH"] == "1"
+    )  # python -m leaves the current folder off its path, and so do its children
     assert program == command[0] == sys.executable
     assert command[1:5] == ["-m", SERVER, "--model", str(tmp_path / "run" / "model")]
     options = command[5:]
@@ -61,13 +65,37 @@ def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
         ({"port": 0}, "port"),
         ({"port": 70_000}, "port"),
         ({"max_model_len": 0}, "max_model_len"),
+        ({"max_model_len": 10**12}, "max_model_len"),
         ({"memory": 0.0}, "memory"),
+        ({"memory": -1.0}, "memory"),
+        ({"memory": 1e300}, "memory"),
+        ({"memory": 1e-300}, "memory"),
+        ({"memory": float("nan")}, "memory"),
+        ({"memory": float("inf")}, "memory"),
+        ({"host": ""}, "host"),
+        ({"host": " "}, "host"),
+        ({"host": "127.0.0.1\x1b[2J"}, "host"),
+        ({"name": ""}, "name"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"others": ["another-model"]}, "others"),
+        ({"others": ["--model", "another"]}, "others"),
+        ({"others": ["--enforce-eager", "--model=another"]}, "others"),
+        ({"others": ["--model_tag=another"]}, "others"),
+        ({"others": ["--tokenizer", "another"]}, "others"),
+        ({"others": ["--hf_config_path", "another"]}, "others"),
     ],
 )
-def test_bad_options_are_refused(options, message, tmp_path, with_vllm):
+def test_bad_options_are_refused(options, message, tmp_path, with_vllm, monkeypatch, capsys):
+    """By the function and by the command."""
     save(tmp_path)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"^{message} must"):
         server_command(tmp_path, **options)
+    monkeypatch.setattr("os.execv", lambda program, command: pytest.fail("it was started"))
+    named = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "others"]
+    capsys.readouterr()
+    assert main(["serve", str(tmp_path), *named, *options.get("others", [])]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
 
 
 def test_a_folder_without_a_model_or_its_tokenizer_is_refused(tmp_path, with_vllm, capsys):

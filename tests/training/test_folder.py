@@ -155,3 +155,15 @@ def test_what_a_killed_writer_left_is_removed(used):
     left.write_text("half")
     enter(used.path, small_experiment())
     assert not left.exists()
+
+
+def test_more_steps_are_another_experiment_whose_schedule_is_named(tmp_path):
+    folder, experiment = ExperimentFolder(tmp_path), small_experiment()
+    with folder.opened(experiment, overwrite=False):
+        pass
+    for steps, named in ((24, True), (6, False)):
+        other = small_experiment(steps=steps)
+        with pytest.raises(ValueError, match=f"steps is 12 there and {steps} here") as refused:
+            folder.check(other, overwrite=False)
+        assert ("starts from the beginning" in str(refused.value)) == named
+    folder.check(experiment, overwrite=False)

@@ -17,6 +17,8 @@ from fastweights.training.workers import gpus_of_workers, usual_workers
 
 from .small import numbers, small_experiment
 
+pytestmark = pytest.mark.usefixtures("signals_arrive")
+
 
 class Recorder(Silent):
     def __init__(self):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...checks import check_number, check_positive, check_text, check_texts
+from ...checks import check_number, check_positive, check_text, check_texts, describe_value
 from .files import TextFile, field_text, plain_pieces, rows, text_files
+from .splitting import Document, Length, Piece, cut, split
 
 __all__ = ["Document", "TextCorpus", "pytorch_source"]
 
@@ -21,21 +23,14 @@ PYTHON_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "
 LONGEST_DOCUMENT = 2**21  # characters; a longer row becomes several documents, as a long file does
 
 
-@dataclass(frozen=True)
-class Document:
-    """One text, and whether it is kept from training."""
-
-    text: str
-    held_out: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class TextCorpus:
     """The source of text. Without paths and dataset, it is text that every machine has: the source and documentation of its
     Python installation (the standard library without its tests).
 
     Train and held-out text are split by file, rows of JSON lines, Parquet and datasets by row; which side a file or row is on
-    depends on its name or number alone. The only plain text file of a corpus is cut in two, the end is held out.
+    depends on its name or number alone. Where no file or row falls to one side, as is usual with ten files, one of them is put
+    there. The only file or row of a corpus is cut in two, the end is held out.
 
     Attributes:
         paths: files and folders: plain text (any suffix for a file that is named itself, the usual ones in a folder), .jsonl,
@@ -43,8 +38,8 @@ class TextCorpus:
         held_out: files and folders of held-out text, all else in `paths` or `dataset` then being trained on.
         excluded: folders inside those of `paths` and `held_out` that are left out.
         held_out_fraction: part of the files or rows that is held out where `held_out` names none.
-        dataset, dataset_config, dataset_split: a dataset of the Hugging Face hub in place of paths; needs the `datasets`
-            library, and the network unless the dataset was fetched before.
+        dataset, dataset_config, dataset_split: in place of paths a dataset of the Hugging Face hub, which needs the network
+            unless it was fetched before, or a folder that `save_to_disk` of the `datasets` library has written.
         text_field: where a row has its text.
         max_megabytes: read no more than about this many million characters (beside those of `held_out`); None for all.
 
@@ -74,7 +69,9 @@ class TextCorpus:
             if value is not None or name not in ("dataset", "dataset_config"):
                 check_text(name, value)
         if self.dataset is not None and self.paths:
-            raise ValueError(f"dataset must be None where paths are given, got {self.dataset!r}; choose one of them")
+            raise ValueError(
+                f"dataset must be None where paths are given, got {describe_value(self.dataset)}; choose one of them"
+            )
         if self.max_megabytes is not None:
             check_positive("max_megabytes", self.max_megabytes)
 
@@ -84,40 +81,49 @@ class TextCorpus:
         Raises:
             ValueError: a path that does not exist, a binary or damaged file, no text, a dataset that cannot be loaded.
         """
-        left = self._characters
-        for document in self._all():
-            for start in range(0, len(document.text), LONGEST_DOCUMENT):
-                text = document.text[start : start + LONGEST_DOCUMENT]
-                if text.strip():
-                    yield Document(text, document.held_out)
-                    if not (self.held_out and document.held_out):
-                        left -= len(text)
-                if left <= 0:
-                    return
+        for file in self._held_out_files:
+            for _, texts in _named_texts(file, self.text_field):
+                yield from (Document(part, True) for text in texts for part in _parts(text))
+        for document in self._split():
+            if document.text.strip():
+                yield document
+
+    def texts(self) -> Iterator[str]:
+        """The documents of `paths` or of the dataset, none of them cut in two to hold out its end.
+
+        Raises:
+            ValueError: as `documents`.
+        """
+        return (piece.text for piece in self._pieces())
+
+    def _split(self) -> Iterator[Document]:
+        """The documents of `paths` or of the dataset."""
+        files = self._files
+        if self.held_out:
+            return (Document(text, False) for text in self.texts())
+        if self.dataset is None and len(files) == 1 and not files[0].has_rows:
+            return _in_two(files[0], self.held_out_fraction, self._characters)
+        return split(self._pieces, self.held_out_fraction)
 
     @property
     def _characters(self) -> float:
         return float("inf") if self.max_megabytes is None else self.max_megabytes * 1e6
 
-    def _all(self) -> Iterator[Document]:
-        for file in self._held_out_files:
-            yield from (Document(text, True) for _, text in _texts(file, self.text_field))
-        files = self._files
-        if self.dataset is not None:
-            for number, row in enumerate(self._dataset):
-                yield Document(_row_text(row, self.text_field), self._is_held_out(f"row {number}"))
-        elif len(files) == 1 and not self.held_out and not files[0].has_rows:
-            yield from _cut(files[0], 1 - self.held_out_fraction, self._characters)
-        else:
-            for file in files:
-                for name, text in _texts(file, self.text_field):
-                    yield Document(text, self._is_held_out(name))
+    def _pieces(self) -> Iterator[Piece]:
+        """Of every file or row to read, those that are not empty."""
+        left = self._characters
+        for number, (name, texts) in enumerate(self._named_texts()):
+            for part in itertools.chain.from_iterable(map(_parts, texts)):
+                yield Piece(number, name, part)
+                left -= len(part)
+                if left <= 0:
+                    return
 
-    def _is_held_out(self, name: str) -> bool:
-        if self.held_out:
-            return False
-        place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
-        return place < self.held_out_fraction
+    def _named_texts(self) -> Iterator[tuple[str, Iterable[str]]]:
+        """The text of every file or row, with the name that decides on which side of the split it is."""
+        if self.dataset is not None:
+            return ((f"row {number}", [_row_text(row, self.text_field)]) for number, row in enumerate(self._dataset))
+        return itertools.chain.from_iterable(_named_texts(file, self.text_field) for file in self._files)
 
     @property
     def fingerprint(self) -> str:
@@ -126,6 +132,15 @@ class TextCorpus:
         dataset = None if self.dataset is None else self._dataset._fingerprint
         settings = [self.held_out_fraction, self.text_field, self.max_megabytes, bool(self.held_out)]
         return hashlib.sha256(json.dumps([settings, files, dataset]).encode()).hexdigest()
+
+    @property
+    def size(self) -> int | None:
+        """About how many characters its documents have, by the size of the files; None where files are compressed, and for a
+        dataset."""
+        files = [*self._files, *self._held_out_files]
+        if self.dataset is not None or any(file.is_compressed for file in files):
+            return None
+        return int(min(self._characters, sum(file.path.stat().st_size for file in files)))
 
     @property
     def unreadable_files(self) -> int:
@@ -155,17 +170,22 @@ class TextCorpus:
 
     @cached_property
     def _dataset(self) -> Any:
+        name = str(self.dataset)
         try:
             import datasets
         except ImportError:
             raise ValueError(
-                f"dataset {self.dataset!r} needs the `datasets` library; pip install datasets, or set paths to local files"
+                f"dataset {name!r} needs the `datasets` library; pip install 'fastweights[train]', or set paths to local files"
             ) from None
         try:
-            return datasets.load_dataset(self.dataset, self.dataset_config, split=self.dataset_split)
+            if Path(name, "dataset_dict.json").is_file():  # several splits
+                return datasets.load_from_disk(name)[self.dataset_split]
+            if Path(name, "state.json").is_file():
+                return datasets.load_from_disk(name)
+            return datasets.load_dataset(name, self.dataset_config, split=self.dataset_split)
         except Exception as error:  # the library raises errors of many kinds for a wrong name and for a missing network
             raise ValueError(
-                f"dataset {self.dataset!r} (config {self.dataset_config!r}, split {self.dataset_split!r}) cannot be loaded: "
+                f"dataset {name!r} (config {self.dataset_config!r}, split {self.dataset_split!r}) cannot be loaded: "
                 f"{error}; check the name and the network, or set paths to local files"
             ) from None
 
@@ -177,28 +197,31 @@ def pytorch_source(max_megabytes: float | None = None) -> TextCorpus:
     return TextCorpus(paths=(str(Path(torch.__file__).parent),), max_megabytes=max_megabytes)
 
 
-def _texts(file: TextFile, text_field: str) -> Iterator[tuple[str, str]]:
-    """The documents of a file, each with the name that decides on which side of the split it is."""
+def _named_texts(file: TextFile, text_field: str) -> Iterator[tuple[str, Iterable[str]]]:
     if file.has_rows:
-        for number, text in enumerate(rows(file, text_field)):
-            yield f"{file.name}#{number}", text
+        yield from ((f"{file.name}#{number}", [text]) for number, text in enumerate(rows(file, text_field)))
     else:
+        yield file.name, plain_pieces(file)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The documents that a text is cut into, those without letters left out."""
+    parts = (text[start : start + LONGEST_DOCUMENT] for start in range(0, len(text), LONGEST_DOCUMENT))
+    return (part for part in parts if part.strip())
+
+
+def _in_two(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
+    """The first `most` characters of a single file, their end held out."""
+
+    def pieces() -> Iterator[str]:
+        left = most
         for piece in plain_pieces(file):
-            yield file.name, piece
+            yield piece[: int(min(left, len(piece)))]
+            left -= len(piece)
+            if left <= 0:
+                return
 
-
-def _cut(file: TextFile, fraction: float, most: float) -> Iterator[Document]:
-    """Cuts the first `most` characters of a single file in two: after `fraction` of them, at the next line end if it is near."""
-    left = int(min(most, sum(map(len, plain_pieces(file)))))
-    train = round(fraction * left)
-    for piece in plain_pieces(file):
-        piece = piece[:left]
-        near = (train + len(piece)) // 2
-        place = 0 if train <= 0 else piece.find("\n", train, near) + 1 or train
-        yield Document(piece[:place], False)
-        yield Document(piece[place:], True)
-        left -= len(piece)
-        train -= len(piece)
+    return cut(pieces(), Length.of(pieces()), fraction)
 
 
 def _row_text(row: Any, text_field: str) -> str:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ...checks import check_path, error_prefix
+from ...untrusted import check_file
+
 __all__ = ["PLAIN_SUFFIXES", "TextFile", "field_text", "plain_pieces", "rows", "text_files"]
 
 # The suffixes of plain text inside a folder; a file that the corpus names may have any suffix.
@@ -44,6 +47,11 @@ class TextFile:
         """Whether each row is a document, and not the whole file."""
         return self.suffix in ROW_SUFFIXES
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its text is longer than the file."""
+        return self.suffix == ".parquet" or self.path.name.lower().endswith(".gz")
+
     def is_text(self) -> bool:
         """Whether its first 64 KiB are UTF-8 without NUL bytes."""
         with opened(self) as file:
@@ -67,13 +75,15 @@ def text_files(
     """
     files: list[TextFile] = []
     binary = 0
-    for given in map(Path, paths):
+    for given in (check_path("corpus path", path) for path in paths):
         if given.is_dir():
             found = list(_files_in(given, skipped | {"__pycache__"}, {Path(path).resolve() for path in excluded}))
             readable = [file for file in found if file.suffix == ".parquet" or file.is_text()]
             binary += len(found) - len(readable)
             files += readable
         elif given.exists():
+            with error_prefix("corpus file"):
+                check_file(given, None)
             file = TextFile(given, given.name, True)
             if file.suffix != ".parquet" and not file.is_text():
                 raise ValueError(
@@ -175,7 +185,7 @@ def _parquet_rows(file: TextFile, text_field: str) -> Iterator[str]:
 def opened(file: TextFile) -> Iterator[IO[bytes]]:
     """Its bytes, decompressed."""
     try:
-        with gzip.open(file.path) if file.path.name.lower().endswith(".gz") else file.path.open("rb") as stream:
+        with gzip.open(file.path) if file.is_compressed else file.path.open("rb") as stream:
             yield stream  # type: ignore[misc]  # a GzipFile reads bytes too
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"corpus file {file.path} is a damaged gzip file: {error}") from None

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...checks import check_size
+from ...checks import check_size, describe_value
+from ...kinds import checked
 from .shards import TokenShards
 
 __all__ = ["PackedRows", "ShuffledRows", "pack_rows"]
@@ -18,6 +19,7 @@ IGNORED = -100  # the label that transformers' losses leave out
 Row = tuple[np.ndarray, np.ndarray]
 
 
+@checked
 class PackedRows:
     """A stream of tokens cut into rows of `length` tokens; the last, shorter one is left out.
 
@@ -26,7 +28,7 @@ class PackedRows:
 
     def __init__(self, shards: TokenShards, length: int) -> None:
         if not isinstance(shards, TokenShards):
-            raise TypeError(f"shards must be TokenShards, got {type(shards).__name__}")
+            raise TypeError(f"shards must be TokenShards, got {describe_value(shards)}")
         if len(shards) < check_size("length", length):
             raise ValueError(
                 f"{shards.split} text must have at least one row of length {length}, got {len(shards)} tokens; "
@@ -67,6 +69,7 @@ class ShuffledRows(torch.utils.data.Dataset[Row]):
         return np.random.Generator(np.random.Philox(key=[self.seed, run])).permutation(len(self.rows))
 
 
+@checked
 def pack_rows(rows: Sequence[Row]) -> dict[str, Tensor]:
     """B rows of T tokens as one packed row, as the model takes it.
 

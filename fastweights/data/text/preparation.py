@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from ...checks import check_path, describe_value
 from ...checksums import CHECKSUMS, damage, write_checksums
-from ...files import PARTIAL_FILES, WriteError, disk_is_full, staged_folder, writing
+from ...files import WriteError, disk_is_full, staged_folder, writing
+from ...kinds import checked
+from ...outputs import check_place, locked
+from ...ownership import Own, any_file, check_own, drop_partials
 from .corpus import TextCorpus
-from .shards import ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
+from .shards import SHARDS, ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
 from .tokenizer import TextTokenizer, fingerprint, vocabulary_size
 
 __all__ = ["PreparedText", "prepare_text"]
 
+# What the tokenizers library and transformers write for a tokenizer that is trained here.
+TOKENIZER: Own = dict.fromkeys(
+    ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", CHECKSUMS), any_file
+)
 BATCH_CHARACTERS = 2**22  # text that is tokenized at a time
 
+Progress = Callable[[str, int, int | None], None]
 
+
+@checked
 @dataclass(frozen=True)
 class PreparedText:
     """A tokenizer, and the tokens of train and held-out text.
@@ -39,6 +46,7 @@ class PreparedText:
     fingerprints: dict[str, str]
 
 
+@checked
 def prepare_text(
     corpus: TextCorpus,
     tokenizer: TextTokenizer,
@@ -46,6 +54,7 @@ def prepare_text(
     report: Callable[[str], None] = lambda line: None,
     *,
     read_all: bool = True,
+    progress: Progress = lambda work, done, total: None,
 ) -> PreparedText:
     """Train or load the tokenizer and tokenize the corpus, unless the folder `cache` has the result already.
 
@@ -57,6 +66,8 @@ def prepare_text(
         report: receives one line for each slow step, and for what was damaged.
         read_all: compare the checksums of all tokens, which reads them once; without it only the sizes of the files. For all
             processes but one of a training.
+        progress: receives what a slow step does ("tokenizing the text"), how many characters it has read, 0 as it begins, and
+            about how many there are, None where nobody knows.
 
     Raises:
         ValueError: a corpus or a tokenizer that cannot be used; see `TextCorpus.documents` and `TextTokenizer.load`.
@@ -69,8 +80,9 @@ def prepare_text(
             f"tokenizer must be a TextTokenizer, got {describe_value(tokenizer)}; TextTokenizer(path=...) is one"
         )
     folder = check_path("cache", cache, "a folder that can be written to")
+    check_place("cache", folder)
     loaded = tokenizer.load() if tokenizer.path is not None else None
-    if all(document.held_out for document in corpus.documents()):  # reads up to the first document to train on
+    if next(corpus.texts(), None) is None:
         raise ValueError("corpus must hold text to train on, but all its files are empty or held out; pass others")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,16 +93,19 @@ def prepare_text(
             f"cache must be a folder that can be written to, but {cache} cannot: {error.strerror}; choose another folder"
         ) from None
     if loaded is None:
-        loaded = _trained(corpus, tokenizer, folder, report)
+        loaded = _trained(corpus, tokenizer, folder, report, progress)
     content = fingerprint(loaded)
     tokens = folder / f"tokens-{_key(corpus.fingerprint, content)}"
-    with _alone(tokens):
+    with _alone(tokens, SHARDS):
         why = shards_damage(tokens, content=read_all) if tokens.exists() else None
+        if why is None and tokens.exists() and not corpus.held_out and not len(TokenShards(tokens, "held_out")):
+            why = "an earlier version of fastweights held no text out"
         if why is not None:
             report(f"the tokens in {tokens} cannot be used, as {why}; the corpus is tokenized again")
         if why is not None or not tokens.exists():
-            with staged_folder(tokens) as staged:
-                _tokenize(corpus, loaded, staged)
+            check_own("cache", folder, {tokens.name: SHARDS})
+            with staged_folder(tokens, SHARDS) as staged:
+                _tokenize(corpus, loaded, staged, progress)
             if corpus.unreadable_files:
                 report(f"left out {corpus.unreadable_files:,} files of the corpus: binary, or not UTF-8")
             report(f"tokenized the corpus: {len(TokenShards(tokens, 'train')):,} tokens of train text in {tokens}")
@@ -98,38 +113,53 @@ def prepare_text(
     return PreparedText(loaded, TokenShards(tokens, "train"), TokenShards(tokens, "held_out"), fingerprints)
 
 
-def _trained(corpus: TextCorpus, settings: TextTokenizer, folder: Path, report: Callable[[str], None]) -> Any:
+def _trained(
+    corpus: TextCorpus, settings: TextTokenizer, folder: Path, report: Callable[[str], None], progress: Progress
+) -> Any:
     path = folder / f"tokenizer-{_key(corpus.fingerprint, repr(settings))}"
-    with _alone(path):
+    with _alone(path, TOKENIZER):
         # One of an earlier version has no checksums. Trained again it might be another one, and so end its trainings.
         why = damage(path) if (path / CHECKSUMS).exists() else None
         if why is not None:
             report(f"the tokenizer in {path} cannot be used, as {why}; it is trained again")
         if why is not None or not path.exists():
-            texts = (document.text for document in corpus.documents() if not document.held_out)
-            trained = settings.train(texts)
+            check_own("cache", folder, {path.name: TOKENIZER})
+            trained = settings.train(_train_texts(corpus, settings, progress))
             # The tokenizers library raises a bare Exception where the disk is full.
-            with writing("the tokenizer", path, Exception), staged_folder(path) as staged:
+            with writing("the tokenizer", path, Exception), staged_folder(path, TOKENIZER) as staged:
                 trained.save_pretrained(staged)
                 write_checksums(staged)
             report(f"trained a tokenizer of {len(trained):,} tokens: {path}")
     return TextTokenizer(path=str(path)).load()  # as a later run loads it
 
 
+def _train_texts(corpus: TextCorpus, settings: TextTokenizer, progress: Progress) -> Iterator[str]:
+    """What a tokenizer learns from, with the progress of reading it; what it does afterwards nobody can tell."""
+    work, read, sample, size = "training a tokenizer", 0, int(settings.sample_megabytes * 1e6), corpus.size
+    total = None if size is None else min(sample, size)
+    progress(work, read, total)
+    for document in corpus.documents():
+        if not document.held_out:
+            yield document.text
+            read += len(document.text)
+            progress(work, read, total)
+
+
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path, own: Own) -> Iterator[None]:
     """Lets one process at a time make `path`, and deletes what a killed one left."""
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
-        for partial in path.parent.glob(f".{path.name}{PARTIAL_FILES}"):
-            shutil.rmtree(partial)
+    with locked("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
+        drop_partials(path.parent, {path.name: own})
         yield
 
 
-def _tokenize(corpus: TextCorpus, tokenizer: Any, folder: Path) -> None:
+def _tokenize(corpus: TextCorpus, tokenizer: Any, folder: Path, progress: Progress) -> None:
+    work, read, total = "tokenizing the text", 0, corpus.size
+    progress(work, read, total)
     dtype = token_dtype(vocabulary_size(tokenizer))
     writers = {split: ShardWriter(folder, split, dtype) for split in ("train", "held_out")}
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    documents, read = corpus.documents(), hashlib.sha256()
+    documents, content = corpus.documents(), hashlib.sha256()
     while batch := _batch(documents):
         encoded = tokenizer(
             [document.text for document in batch],
@@ -141,11 +171,13 @@ def _tokenize(corpus: TextCorpus, tokenizer: Any, folder: Path) -> None:
         for document, ids in zip(batch, encoded, strict=True):
             split = "held_out" if document.held_out else "train"
             writers[split].append([*ids, *end])
-            read.update(f"{split} {len(document.text)} {document.text}".encode())
+            read += len(document.text)
+            content.update(f"{split} {len(document.text)} {document.text}".encode())
+        progress(work, read, total)
     entries = {split: writer.finished() for split, writer in writers.items()}
     if not any(entry["documents"] for entry in entries.values()):
         raise ValueError("corpus must hold text, but all its files are empty; pass others")
-    write_manifest(folder, dtype=dtype, splits=entries, text=read.hexdigest())
+    write_manifest(folder, dtype=dtype, splits=entries, text=content.hexdigest())
 
 
 def _batch(documents: Any) -> list[Any]:

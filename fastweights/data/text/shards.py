@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,14 +11,20 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_choice, check_path
-from ...checksums import damage, write_checksums
+from ...checksums import CHECKSUMS, damage, write_checksums
 from ...files import write_json, writing
+from ...ownership import Own, any_file
+from ...untrusted import read_json_object
 
-__all__ = ["ShardWriter", "TokenShards", "shards_damage", "text_hash", "token_dtype", "write_manifest"]
+__all__ = ["SHARDS", "ShardWriter", "TokenShards", "shards_damage", "text_hash", "token_dtype", "write_manifest"]
 
 SHARD_TOKENS = 2**27
 MANIFEST = "manifest.json"
 FORMAT = 2
+# Files of a folder of shards.
+SHARDS: Own = dict.fromkeys(
+    ("train-*.bin", "held_out-*.bin", "train-starts.npy", "held_out-starts.npy", MANIFEST, CHECKSUMS), any_file
+)
 
 
 def token_dtype(vocab_size: int) -> str:
@@ -63,13 +68,13 @@ def write_manifest(folder: Path, *, dtype: str, splits: dict[str, Any], text: st
 
 def text_hash(folder: Path) -> str:
     """Hash of the documents whose tokens the folder holds."""
-    return json.loads((folder / MANIFEST).read_bytes())["text"]
+    return read_json_object(folder / MANIFEST)["text"]
 
 
 def shards_damage(folder: Path, *, content: bool = True) -> str | None:
     """Why the shards of a folder cannot be used, in words; None if they can. content: as for `checksums.damage`."""
     why = damage(folder, content=content)
-    if why is None and json.loads((folder / MANIFEST).read_bytes())["format"] != FORMAT:
+    if why is None and read_json_object(folder / MANIFEST)["format"] != FORMAT:
         why = "another version of fastweights wrote it"
     return why
 
@@ -88,7 +93,7 @@ class TokenShards:
             raise ValueError(
                 f"folder must be one of token shards, as prepare_text makes it, but {folder} has no {MANIFEST}"
             )
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = read_json_object(folder / MANIFEST)
         entry = manifest["splits"][split]
         self.folder, self.split = folder, split
         self._dtype, self._sizes = manifest["dtype"], entry["shards"]

@@ -13,10 +13,12 @@ from typing import Any
 
 from ...checks import check_flag, check_positive, check_size, check_text, check_unicode, describe_value
 from ...untrusted import AsksForCode, check_folder, one_line, read_json_object
+from .tokenizer_file import check_tokenizer_file
 
 __all__ = ["END_OF_TEXT", "TextTokenizer", "fingerprint", "load_tokenizer", "vocabulary_size"]
 
 END_OF_TEXT = "<|endoftext|>"
+PADDING_SIDE = "left"  # transformers' generate() continues a prompt after its last column
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
 LARGEST_VOCABULARY = 2**20  # of a tokenizer that is trained; those in use have up to a quarter of it
 LONGEST_RUN = 4096
@@ -74,8 +76,8 @@ class TextTokenizer:
         try:
             if path.is_dir():
                 return load_tokenizer(path, trust_remote_code=self.trust_remote_code)
-            read_json_object(path)
-            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+            check_tokenizer_file(read_json_object(path))
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), padding_side=PADDING_SIDE)
         except AsksForCode as error:
             raise ValueError(
                 f"{error}; or set trust_remote_code = true in [tokenizer], if you have read and trust that code"
@@ -87,7 +89,8 @@ class TextTokenizer:
         return tokenizer
 
     def train(self, texts: Iterable[str]) -> Any:
-        """A byte-level BPE, the same for the same texts. It encodes every string, and decoding returns the same string.
+        """A byte-level BPE, the same for the same texts. It encodes every string, and decoding returns the same string. It pads
+        on the left, as generate() expects it.
 
         Raises:
             ValueError: no text, or one that UTF-8 cannot write.
@@ -117,6 +120,7 @@ class TextTokenizer:
             tokenizer_object=tokenizer,
             eos_token=END_OF_TEXT,
             pad_token=END_OF_TEXT,
+            padding_side=PADDING_SIDE,
             clean_up_tokenization_spaces=False,
         )
 
@@ -125,18 +129,23 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer in a folder. A folder that asks for code to be run is refused, unless `trust_remote_code` says to run it.
 
     Raises:
-        ValueError: the folder asks for code, or cannot be read safely (see `check_folder`); or it names no tokenizer class.
+        ValueError: the folder asks for code, or cannot be read safely (see `check_folder` and `check_tokenizer_file`); or it
+            names no tokenizer class.
         Exception: of any kind, where transformers cannot load the tokenizer.
     """
     from transformers import AutoTokenizer
 
     check_folder(folder, trust_remote_code=trust_remote_code)
+    if (folder / "tokenizer.json").is_file():
+        check_tokenizer_file(read_json_object(folder / "tokenizer.json"))
     for name in ("tokenizer_config.json", "config.json"):
         if (folder / name).is_file():
             _check_class(folder / name, read_json_object(folder / name).get("tokenizer_class"))
     tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
     if not tokenizer.get_vocab():
         raise ValueError("it has no tokens")
+    if not (folder / "tokenizer.json").is_file() and getattr(tokenizer, "backend_tokenizer", None) is not None:
+        check_tokenizer_file(json.loads(tokenizer.backend_tokenizer.to_str()))  # made of files of another format
     return tokenizer
 
 

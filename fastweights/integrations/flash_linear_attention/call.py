@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...ops.step_decay import exp_rate
 from ..delta_rule import delta_rule_of_units
 from ..eligibility import why_no_delta_rule
 
@@ -103,5 +104,5 @@ class Call:
             x = x + self.dt_bias.float().reshape(x.shape[2:])
         rate: Tensor | float = 1.0
         if self.A_log is not None:
-            rate = self.A_log.float().exp().reshape(-1, *[1] * (x.ndim - 3))
+            rate = exp_rate(self.A_log.float()).reshape(-1, *[1] * (x.ndim - 3))
         return -rate * F.softplus(x) if self.lower_bound is None else self.lower_bound * torch.sigmoid(rate * x)

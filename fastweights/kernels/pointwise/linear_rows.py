@@ -4,7 +4,8 @@ r"""Kernel of linear maps of a few rows, as decoding has them, with what follows
     add:      y = residual + x W^T
     swiglu:   y = silu(x W_0^T) (x W_1^T)
     sigmoid:  y = largest sigmoid(x W^T + b), float32
-    decay:    y = -exp(A_log) softplus(x W^T + b), float32; one A_log for a group of outputs
+    decay:    y = -exp(A_log) softplus(x W^T + b), float32; one A_log for a group of outputs, of which what is above 44 is
+              added to the sum: exp does not overflow, and the decay stays the same
 
 A program owns BN outputs of all rows. The order of the sums does not depend on the number of rows, so a row gets the same bits
 alone and among others.
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ..availability import on_device_of, rows_together
 from ..chunk.tiles import padded
-from ..math import sigmoid, softplus
+from ..math import log_rate_and_rest, sigmoid, softplus
 from ..runtime.launch_plan import launch
 
 __all__ = ["linear_rows"]
@@ -81,8 +82,8 @@ def linear_rows_kernel(
     elif KIND == "sigmoid":
         z = largest * sigmoid(z.to(x.dtype.element_ty).to(tl.float32) if bias is None else z)
     elif KIND == "decay":
-        rate = tl.exp(tl.load(other + output // group, output < width, 0.0).to(tl.float32))[None, :]
-        z = -rate * softplus(z)
+        log_rate, rest = log_rate_and_rest(tl.load(other + output // group, output < width, 0.0))
+        z = -tl.exp(log_rate)[None, :] * softplus(z + rest[None, :])
     tl.store(y + at, z.to(y.dtype.element_ty), here)
 
 

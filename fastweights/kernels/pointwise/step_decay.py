@@ -1,6 +1,6 @@
 """Kernel of Mamba-2's step sizes and log decays, without gradients:
 
-dt = softplus(step + bias), kept within limits        g = -exp(A_log) dt
+dt = softplus(step + bias), kept within limits        g = -exp(min(A_log, 44)) dt
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..availability import on_device_of, rows_together
 from ..chunk.tiles import padded
-from ..math import softplus
+from ..math import log_rate_and_rest, softplus
 from ..runtime.launch_plan import launch
 
 __all__ = ["step_decay"]
@@ -27,7 +27,8 @@ def step_decay_kernel(step, bias, A_log, dt, g, stride, smallest, largest, H: tl
     y = softplus(x + tl.load(bias + head, here, 0.0).to(tl.float32))
     y = tl.where(y < smallest, smallest, tl.where(y > largest, largest, y))  # a NaN stays one
     tl.store(dt + token * H + head, y, here)
-    tl.store(g + token * H + head, -tl.exp(tl.load(A_log + head, here, 0.0).to(tl.float32)) * y, here)
+    log_rate, _ = log_rate_and_rest(tl.load(A_log + head, here, 0.0))
+    tl.store(g + token * H + head, -tl.exp(log_rate) * y, here)
 
 
 def step_decay(step: Tensor, bias: Tensor, A_log: Tensor, smallest: float, largest: float) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ...checks import check_text, closest
+from ...checks import check_text, closest, describe_value
+from ...kinds import checked
 from ..configuration import FastWeightsConfig
 
 __all__ = ["PRESETS", "Preset", "preset"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """One model of a paper.
@@ -39,6 +41,7 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+@checked
 def preset(name: str, **changes: Any) -> FastWeightsConfig:
     """The configuration called `name`, with `changes` (another vocabulary, for example) over the file's values.
 
@@ -47,5 +50,7 @@ def preset(name: str, **changes: Any) -> FastWeightsConfig:
     """
     check_text("name", name, what="the name of a preset")
     if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}{closest(name, PRESETS)}; choose from {', '.join(PRESETS)}")
+        raise ValueError(
+            f"unknown preset {describe_value(name)}{closest(name, PRESETS)}; choose from {', '.join(PRESETS)}"
+        )
     return FastWeightsConfig(**{**PRESETS[name].config, **changes})

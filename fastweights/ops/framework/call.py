@@ -17,7 +17,7 @@ from .few_tokens import needs_gradient, recurrent
 from .kernel_backend import kernels
 from .node import Node, Tensors
 from .nonfinite import Quarantine, quarantine_is_needed, zero_nonfinite
-from .sequences import Sequences, check_cu_seqlens
+from .sequences import Groups, Sequences, check_cu_seqlens
 from .spec import BACKENDS, OpSpec, Parameter, Role, Scale
 
 __all__ = [
@@ -105,10 +105,13 @@ def call_key(
 ) -> Any:  # fmt: skip
     """All that the checks look at when they read no numbers; None where that is not hashable."""
     states = initial_state if isinstance(initial_state, tuple) else (initial_state,)
-    tensors = [
-        (x.shape, x.dtype, x.device) if isinstance(x, Tensor) else (x.__class__, x)
-        for x in (*inputs, *states, cu_seqlens)
-    ]
+    try:
+        tensors = [
+            (x.shape, x.dtype, x.device, x.layout) if isinstance(x, Tensor) else (x.__class__, x)
+            for x in (*inputs, *states, cu_seqlens)
+        ]
+    except RuntimeError:  # a nested tensor has no shape
+        return None
     plain = [(x.__class__, x) for x in (*options.values(), final, backend)]
     key = (spec, isinstance(initial_state, tuple), *tensors, *plain)
     try:
@@ -125,7 +128,7 @@ def check_call(
     sizes = checks.check_inputs(spec, inputs)
     values = checks.check_options(spec, options, sizes)
     check_flag("output_final_state", final)
-    count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T).count
+    count = sizes.B if cu_seqlens is None else check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, like=inputs[0]).count
     like = inputs[0]
     implementation = spec.backends[choose_backend(spec, backend, like, values, max(sizes.K, sizes.V))]
     recurs = (
@@ -239,14 +242,14 @@ class InPyTorch:
             results = list(self.fake(tensors, tuple(x.options.values()))[0])
         else:
             sequences = check_cu_seqlens(x.cu_seqlens, *first_input(x.inputs).shape[:2], read=True)
-            results = self.compute(x.inputs, x.states, x.options, sequences)
+            results = self.compute(x.inputs, x.states, x.options, sequences, x.final)
         return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
 
     def compute(
         self, inputs: Mapping[str, Tensor | None], states: Mapping[str, Tensor | None], options: Mapping[str, Any],
-        sequences: Sequences,
+        sequences: Sequences, wanted: bool = True,
     ) -> list[Any]:  # fmt: skip
-        """The outputs in the dtype of the inputs and the final states in that of the computation."""
+        """The outputs in the dtype of the inputs and, where they are wanted, the final states in that of the computation."""
         spec = self.spec
         roles, like = spec.inputs, first_input(inputs)
         sizes, dtype = sizes_of(spec, inputs, states), compute_dtype(like)
@@ -256,15 +259,16 @@ class InPyTorch:
             if x is not None and isinstance(roles[name], Role)
         }
         parameters = {name: x for name, x in inputs.items() if isinstance(roles[name], Parameter)}
-        held = {
-            name: first_state(spec, name, sizes, sequences.count, like) if x is None else x
-            for name, x in states.items()
-        }
+        held = {name: x for name, x in states.items() if x is not None}
+        needs_quarantine = quarantine_is_needed(spec, tokens, held)
         for name, state in spec.states.items():
-            if state.symmetric:  # every solver then reads the same matrix and has the same gradient
+            if name not in held:  # the same for all sequences, in memory once
+                first = first_state(spec, name, sizes, 1, like)
+                held[name] = first.expand(sequences.count, *first.shape[1:])
+            elif state.symmetric:  # every solver then reads the same matrix and has the same gradient
                 held[name] = 0.5 * (held[name] + held[name].mT)
         quarantine = None
-        if quarantine_is_needed(spec, tokens, held):
+        if needs_quarantine:
             quarantine = Quarantine(spec, tokens, held, sequences)
             tokens, held = zero_nonfinite(spec, tokens), zero_nonfinite(spec, held)
         plain = dict(options)
@@ -275,15 +279,17 @@ class InPyTorch:
                 tokens |= {x: tokens[x] * scale for x in scaled if scale != 1.0}
         absent = {name: None for name, x in inputs.items() if x is None}
         with without_autocast(like.device):
-            o, final = self.in_order(sequences, {**tokens, **absent}, held, {**parameters, **plain})
-            results = dict(zip((*spec.outputs, *spec.states), (*as_tuple(o), *final)))
+            o, final = self.in_order(sequences, {**tokens, **absent}, held, {**parameters, **plain}, wanted)
+            results = dict(zip((*spec.outputs, *spec.states), (*as_tuple(o), *(final if wanted else ()))))
             if quarantine is not None:
                 results = {name: quarantine.mark(name, x) for name, x in results.items()}
-        return [x.to(like.dtype) if name in spec.outputs else x for name, x in results.items()]
+        outputs = [results[name].to(like.dtype) for name in spec.outputs]
+        return outputs + [results[name].contiguous() if wanted else None for name in spec.states]
 
     def in_order(
-        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any]
-    ) -> tuple[Any, Sequence[Tensor]]:
+        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
+        wanted: bool,
+    ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
         raise NotImplementedError
 
     # As the rule of a node: see `NodeRule`.
@@ -335,27 +341,47 @@ class sequential(InPyTorch):
     """A loop over the tokens of [B, T, ...]; packed sequences are served one after the other."""
 
     def in_order(
-        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any]
-    ) -> tuple[Any, Sequence[Tensor]]:
+        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
+        wanted: bool,
+    ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
         if sequences.lengths is None:
             return self.function(**tokens, **states, **rest)
-        outputs, finals, start = [], [], 0
-        for n, length in enumerate(sequences.lengths):
-            part = {name: x if x is None else x[:, start : start + length] for name, x in tokens.items()}
-            o, final = self.function(**part, **{name: s[n : n + 1] for name, s in states.items()}, **rest)
+        given: dict[str, Sequence[Any]] = {
+            # One split, whose gradient is one concatenation: that of a slice is as long as the row, for every sequence.
+            name: [None] * sequences.count if x is None else x.split(list(sequences.lengths), 1)
+            for name, x in tokens.items()
+        }
+        given |= {name: s.split(1) for name, s in states.items()}
+        outputs, finals = [], []
+        for n in range(sequences.count):
+            o, final = self.function(**{name: parts[n] for name, parts in given.items()}, **rest)
             outputs.append(as_tuple(o))
             finals.append(final)
-            start += length
         return tuple(torch.cat(parts, 1) for parts in zip(*outputs)), tuple(torch.cat(parts) for parts in zip(*finals))
 
 
 class chunkwise(InPyTorch):
-    """A form over chunks of tokens, which takes the sequences."""
+    """A form over chunks of tokens, which takes the sequences. It gets packed sequences in `Groups` of about the same length."""
 
     def in_order(
-        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any]
-    ) -> tuple[Any, Sequence[Tensor]]:
-        return self.function(**tokens, **states, sequences=sequences, **rest)
+        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
+        wanted: bool,
+    ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
+        if sequences.lengths is None:
+            return self.function(**tokens, **states, sequences=sequences, **rest)
+        groups = Groups(sequences, list(states.values()))
+        if len(groups.sequences) == 1:
+            return self.function(**tokens, **states, sequences=sequences, **rest)
+        given = {name: groups.split_tokens(x) for name, x in tokens.items() if x is not None}
+        given |= {name: groups.split_rows(s) for name, s in states.items()}
+        outputs, finals = [], []
+        for n, group in enumerate(groups.sequences):
+            of_group = {name: parts[n] for name, parts in given.items()}
+            o, final = self.function(**{**tokens, **of_group}, sequences=group, **rest)
+            outputs.append(as_tuple(o))
+            finals.append(final)
+        o = tuple(map(groups.merge_tokens, zip(*outputs)))
+        return o, tuple(map(groups.merge_rows, zip(*finals))) if wanted else ()
 
 
 def sizes_of(spec: OpSpec, inputs: Mapping[str, Any], states: Mapping[str, Any]) -> Sizes:

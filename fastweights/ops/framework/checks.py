@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...checks import LARGEST_HEAD, check_flag, check_number, check_tensor, constant, shape_of, values_can_be_read
+from ...checks import (
+    LARGEST_HEAD,
+    check_flag,
+    check_number,
+    check_tensor,
+    constant,
+    describe_value,
+    shape_of,
+    values_can_be_read,
+)
 from .spec import Choice, Flag, Integer, Number, OpSpec, Parameter, Role, Scale
 
 Named = dict[str, Any]
@@ -198,17 +208,19 @@ def _check_integer(name: str, x: Any, option: Integer, sizes: Sizes) -> int | No
     if x is None and option.optional:
         return None
     if isinstance(x, bool) or not isinstance(x, int):
-        raise TypeError(f"{name} must be an integer{' or None' * option.optional}, got {type(x).__name__}")
+        raise TypeError(f"{name} must be an integer{' or None' * option.optional}, got {describe_value(x)}")
     x = constant(x)
     if x < option.least:
         remedy = "; pass None for none" if option.optional else ""
         raise ValueError(f"{name} must be at least {option.least}, got {x}{remedy}")
+    if x > option.most:
+        raise ValueError(f"{name} must be at most {option.most:,}, got {reprlib.repr(x)}; pass a smaller one")
     return x
 
 
 def _check_choice(name: str, x: Any, option: Choice, sizes: Sizes) -> str:
     if not isinstance(x, str):
-        raise TypeError(f"{name} must be one of {', '.join(option.values)}, got {type(x).__name__}")
+        raise TypeError(f"{name} must be one of {', '.join(option.values)}, got {describe_value(x)}")
     if x not in option.values:
         raise ValueError(f"{name} must be one of {', '.join(option.values)}, got {x!r}")
     return x

@@ -44,7 +44,7 @@ def update_state(
     """The outputs of the op; `state`, a tensor or a tuple, is overwritten by the final state."""
     sizes, like = check_inputs(spec, inputs), inputs[0]
     values = check_options(spec, options, sizes)
-    sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
+    sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, like=like)
     check_length(spec.name, sequences)
     states = as_tuple(state)
     if len(states) != len(spec.states):

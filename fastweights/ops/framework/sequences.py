@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...checks import shape_of, values_are_checked
+from ...checks import check_dense, shape_of, values_are_checked
+
+LARGEST_CHUNK = 64  # tokens; no op has longer ones
+CACHED_NUMBERS = 2**18  # in the states of sequences that are read at once: few enough to stay in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,71 @@ class Sequences:
 
     @property
     def count(self) -> int:
+        if self.lengths is not None:
+            return len(self.lengths)
         return self.batch if self.cu_seqlens is None else len(self.cu_seqlens) - 1
 
     def index_of_token(self, device: torch.device) -> Tensor:
         """[T] number of the sequence that each token of a packed row belongs to."""
         lengths = torch.tensor(self.lengths, device=device)
         return torch.repeat_interleave(torch.arange(self.count, device=device), lengths)
+
+
+def by_length(lengths: Tensor, longest: int | None = None) -> list[Tensor]:
+    """Packed sequences of `lengths` [N] in groups of about the same length: up to one token, 2, 3 and 4, 5 to 8 and so on, the
+    shortest first; longer ones than `longest` count as so long. The numbers of each group's sequences."""
+    group_N = torch.frexp((lengths.clamp(1, longest) - 1).double()).exponent
+    return [(group_N == group).nonzero()[:, 0] for group in group_N.unique()]
+
+
+def tokens_of(number: Tensor, lengths: Tensor) -> Tensor:
+    """The positions in the row of the tokens of some of its sequences, one sequence after the other."""
+    length, end = lengths[number], lengths.cumsum(0)[number]
+    offset = (end - length.cumsum(0)).repeat_interleave(length)
+    return offset + torch.arange(len(offset), device=offset.device)
+
+
+class Groups:
+    """The sequences of a packed row in groups `by_length`, each with a row of its own. Chunks are as long as the longest sequence
+    of their row needs: beside a long one, the chunk of a short one would be mostly padding.
+
+    Attributes:
+        sequences: those of each group.
+    """
+
+    def __init__(self, sequences: Sequences, states: Sequence[Tensor]) -> None:
+        lengths, device = torch.tensor(sequences.lengths), states[0].device
+        *short, long = by_length(lengths, LARGEST_CHUNK)
+        if device.type == "cpu":
+            at_once = max(1, CACHED_NUMBERS // max(1, sum(s.shape[1:].numel() for s in states)))
+            short = [part for numbers in short for part in numbers.split(at_once)]
+        rows = [*short, long]
+        tokens = [tokens_of(numbers, lengths) for numbers in rows]
+        self.sequences = [Sequences(1, len(t), tuple(lengths[row].tolist())) for row, t in zip(rows, tokens)]
+        self.row, self.token = (torch.cat(parts).to(device) for parts in (rows, tokens))
+
+    def split_tokens(self, x: Tensor) -> tuple[Tensor, ...]:
+        """[1, T, ...] -> [1, tokens of the group, ...] of each group."""
+        return _moved(x, 1, self.token.argsort()).split([group.time for group in self.sequences], 1)
+
+    def split_rows(self, s: Tensor) -> tuple[Tensor, ...]:
+        """[N, ...] -> [sequences of the group, ...] of each group."""
+        if len(s) > 1 and s.stride(0) == 0:  # all the same
+            return s.split([group.count for group in self.sequences])
+        return _moved(s, 0, self.row.argsort()).split([group.count for group in self.sequences])
+
+    def merge_tokens(self, parts: Sequence[Tensor]) -> Tensor:
+        """The inverse of split_tokens."""
+        return _moved(torch.cat(list(parts), 1), 1, self.token)
+
+    def merge_rows(self, parts: Sequence[Tensor]) -> Tensor:
+        """The inverse of split_rows."""
+        return _moved(torch.cat(list(parts)), 0, self.row)
+
+
+def _moved(x: Tensor, dim: int, place: Tensor) -> Tensor:
+    """Each entry of x along `dim` at its new place. Unlike that of an index, the gradient adds nothing up."""
+    return torch.empty_like(x).index_copy(dim, place, x)
 
 
 _read: dict[int, tuple[weakref.ref[Tensor], int, list[int]]] = {}
@@ -47,16 +109,25 @@ def _edges(cu_seqlens: Tensor) -> list[int]:
     return _read[key][2]
 
 
-def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, time: int, *, read: bool = False) -> Sequences:
+def check_cu_seqlens(
+    cu_seqlens: Tensor | None, batch: int, time: int, *, read: bool = False, like: Tensor | None = None
+) -> Sequences:
     """The sequences that cu_seqlens [N+1] packs into one row: cumulative lengths, from 0 to T. On a GPU its numbers are read,
-    which waits for the device, only with `read` or FASTWEIGHTS_CHECK_VALUES=1."""
+    which waits for the device, only with `read` or FASTWEIGHTS_CHECK_VALUES=1. like: the row, which has no numbers itself where
+    cu_seqlens is on the device "meta"."""
     if cu_seqlens is None:
         return Sequences(batch, time)
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be an integer tensor [N+1], got {type(cu_seqlens).__name__}")
+    check_dense("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
         raise ValueError(
             f"cu_seqlens must be int32 or int64 [N+1] with N >= 1, got {cu_seqlens.dtype} {shape_of(cu_seqlens)}"
+        )
+    if cu_seqlens.is_meta and like is not None and not like.is_meta:
+        raise ValueError(
+            f"cu_seqlens must be on the device of the inputs, {like.device}, or on the CPU, got meta, which holds no numbers; "
+            "move it there"
         )
     if batch != 1:
         raise ValueError(f"cu_seqlens packs its sequences into one row, so the batch must be 1, got {batch}")
@@ -136,7 +207,9 @@ class Chunks:
         """Walk the chunks in order. `step(states, parts)` gets the states [active, H, ...] at the start of some chunks
         and those chunks' part of every input [M, ...], and returns the states at their end. Returns the states at the
         start of every chunk [M, H, ...] and the final states [N, H, ...]."""
-        order = None if self.order is None else torch.tensor(self.order, dtype=torch.long, device=self.device)
+        order = None
+        if self.order is not None and self.order != sorted(self.order):
+            order = torch.tensor(self.order, dtype=torch.long, device=self.device)
         now = tuple(states) if order is None else tuple(s[order] for s in states)
         starts: list[tuple[Tensor, ...]] = []
         finished: list[tuple[Tensor, ...]] = []
@@ -148,13 +221,17 @@ class Chunks:
             starts.append(now)
             now = step(now, parts)
         finished.append(now)
-        final = [torch.cat(ends[::-1]) if len(ends) > 1 else ends[0] for ends in zip(*finished)]
+        final = [_joined(ends[::-1]) for ends in zip(*finished)]
         if order is not None:
             back = torch.empty_like(order)
             back[order] = torch.arange(len(order), device=self.device)
             final = [s[back] for s in final]
-        begun = [torch.cat(parts) for parts in zip(*starts)] if starts else [s[:0] for s in states]
+        begun = [_joined(parts) for parts in zip(*starts)] if starts else [s[:0] for s in states]
         return begun, final
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def token_positions(time: int, count: Tensor, cu_seqlens: Tensor | None) -> Tensor:

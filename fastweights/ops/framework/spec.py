@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...checks import LARGEST_COUNTER
+
 BACKENDS = ("auto", "reference", "torch", "triton")
 
 
@@ -86,6 +88,7 @@ class Scale:
 @dataclass(frozen=True, kw_only=True)
 class Integer:
     least: int
+    most: int = LARGEST_COUNTER
     optional: bool = False
 
     @property

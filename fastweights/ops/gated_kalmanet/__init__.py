@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
-from ..framework.spec import Case, Choice, Flag, Integer, Number, OpSpec, Output
-from ..shared.ridge import KERNEL_SOLVERS, STATES, WIDEST, decode_kernel, iteration_macs, ridge_kernels
+from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output
+from ..shared.ridge import ITERATIONS, KERNEL_SOLVERS, STATES, WIDEST, decode_kernel, iteration_macs, ridge_kernels
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.iterations import SOLVERS
 from ..shared.ridge.reference import reference
@@ -23,7 +23,7 @@ SPEC = OpSpec(
     states=STATES,
     outputs={"o": Output("GV")},
     options={
-        "ridge": Number(above=0), "iterations": Integer(least=1),
+        "ridge": Number(above=0), "iterations": ITERATIONS,
         "solver": Choice(SOLVERS), "adaptive_ridge": Flag(), "scale": roles.SCALE,
     },
     backends={
@@ -106,7 +106,7 @@ def gated_kalmanet(
         mix: m in [0, 1] (not checked), the paper's alpha-connection: 1 (also when None) gives the answer of the regression, 0
             that of linear attention. [B, T, HV] or H heads, any float dtype.
         ridge: positive factor on |H_t|_F, or lambda_t itself with adaptive_ridge False.
-        iterations: steps of the iterative solvers, at least 1. In the kernels conjugate gradients end early: see `mesa`.
+        iterations: steps of the iterative solvers, 1 to 10,000. In the kernels conjugate gradients end early: see `mesa`.
         solver: "chebyshev"; "conjugate_gradient", which on random unit keys is as accurate after 16 iterations as "chebyshev"
             after 30, in outputs and gradients; "exact", a Cholesky factorisation per token, with NaN where an initial state or
             rounding makes H_t + lambda_t I indefinite; for comparison "gradient_descent" and "accelerated_gradient_descent"

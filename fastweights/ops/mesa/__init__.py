@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
-from ..framework.spec import Case, Integer, OpSpec, Output
-from ..shared.ridge import STATES, WIDEST, decode_kernel, iteration_macs, ridge_kernels
+from ..framework.spec import Case, OpSpec, Output
+from ..shared.ridge import ITERATIONS, STATES, WIDEST, decode_kernel, iteration_macs, ridge_kernels
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.reference import reference
 
@@ -23,7 +23,7 @@ SPEC = OpSpec(
     },
     states=STATES,
     outputs={"o": Output("GV")},
-    options={"iterations": Integer(least=1), "scale": roles.SCALE},
+    options={"iterations": ITERATIONS, "scale": roles.SCALE},
     backends={
         "reference": sequential(partial(reference, solver="conjugate_gradient")),
         "torch": chunkwise(partial(chunked, solver="conjugate_gradient")),
@@ -67,7 +67,7 @@ def mesa(
             Any float dtype.
         beta: gain of a token, at least 0, [B, T, HV] (or H heads). Any float dtype.
         ridge: positive, [HV, K] (or H heads). [HV] or a number is repeated over the channels.
-        iterations: steps of conjugate gradients, at least 1. The kernels stop for a chunk of 64 tokens once all of its
+        iterations: steps of conjugate gradients, 1 to 10,000. The kernels stop for a chunk of 64 tokens once all of its
             residuals are 2^-13 of their first values (2^-26 in float32), below the resolution of their operands.
         scale: factor on q, K^-0.5 by default.
         initial_state: (H [N, HV, K, K], U [N, HV, K, V]) before the first token; zeros when None. H must be

@@ -78,7 +78,7 @@ def short_convolution(
         )
     check_number("eps", eps, low=0.0)
     check_flag("output_final_state", output_final_state)
-    width, count = weight.shape[1], check_cu_seqlens(cu_seqlens, len(x), x.shape[1]).count
+    width, count = weight.shape[1], check_cu_seqlens(cu_seqlens, len(x), x.shape[1], like=x).count
     edges = None if cu_seqlens is None else cu_seqlens.to(x.device)
     if initial_state is not None:
         check_tensor("initial_state", initial_state, x)

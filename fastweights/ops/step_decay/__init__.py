@@ -10,7 +10,15 @@ from torch import Tensor
 from ...kernels.availability import takes_kernels
 from ..framework.few_tokens import needs_gradient
 
-__all__ = ["step_decay", "takes_step_decay"]
+__all__ = ["LARGEST_LOG_RATE", "exp_rate", "step_decay", "takes_step_decay"]
+
+# float32 holds exp(88.7), but not its product with a gradient. With exp(44), 1e19, every step above 1e-17 forgets all.
+LARGEST_LOG_RATE = 44.0
+
+
+def exp_rate(log_rate: Tensor) -> Tensor:
+    """exp(log_rate) in float32 or better. log_rate counts up to `LARGEST_LOG_RATE`."""
+    return log_rate.to(torch.promote_types(log_rate.dtype, torch.float32)).clamp_max(LARGEST_LOG_RATE).exp()
 
 
 def takes_step_decay(step: Tensor, bias: Tensor, A_log: Tensor, backend: str = "auto") -> bool:
@@ -29,7 +37,7 @@ def step_decay(
 ) -> tuple[Tensor, Tensor]:
     r"""dt and g [B, T, heads] in float32, as `takes_step_decay` allows them. largest: None for no upper limit.
 
-    $$dt = \mathrm{softplus}(\mathrm{step} + \mathrm{bias}) \text{ within limits}, \qquad g = -e^{A} dt$$
+    $$dt = \mathrm{softplus}(\mathrm{step} + \mathrm{bias}) \text{ within limits}, \qquad g = -e^{\min(A, 44)} dt$$
     """
     from ...kernels.pointwise.step_decay import step_decay
 

@@ -13,8 +13,10 @@ import torch
 import torch.distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ...files import write_bytes, writing
+from ...checks import error_prefix
+from ...files import open_to_append, write_bytes, writing
 from ...stopping import StopSignals
+from ...untrusted import check_file
 from .checkpoints import checkpoints_in
 from .folder import world_size
 
@@ -74,7 +76,7 @@ class RunLog(TrainerCallback):
         else:
             return
         if state.is_world_process_zero:
-            with writing(self._path.name, self._path.parent), self._path.open("a") as file:
+            with writing(self._path.name, self._path.parent), open_to_append(self._path) as file:
                 file.write(_line(point))
 
 
@@ -157,7 +159,11 @@ class TensorBoardLog(TrainerCallback):
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The points of a log; a last line that a kill cut short is left out."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if not path.exists():
+        return []
+    with error_prefix("log"):
+        check_file(path, None)
+    lines = path.read_bytes().splitlines(keepends=True)
     points = []
     for number, line in enumerate(lines, 1):
         if line.endswith(b"\n"):

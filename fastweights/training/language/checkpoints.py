@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -14,9 +14,21 @@ from transformers import TrainerState
 from ...checksums import CHECKSUMS, damage
 from ...files import TENSOR_ERRORS, WriteError, writing
 from ...models import FastWeightsConfig
+from ...models.loading import SAVED_MODEL
+from ...ownership import Own, any_file, is_own, remove_own, standing
+from ...untrusted import check_file, read_json_object
 from ..output_folder import as_stored
 
-__all__ = ["SaveError", "checkpoint_step", "checkpoints_in", "drop_old", "latest_whole", "loading", "saving"]
+__all__ = [
+    "CHECKPOINT",
+    "SaveError",
+    "checkpoint_step",
+    "checkpoints_in",
+    "drop_old",
+    "latest_whole",
+    "loading",
+    "saving",
+]
 
 # The files that a training needs to continue, and FSDP's names for them. transformers would continue without some.
 PARTS = (("model*.safetensors", "pytorch_model_fsdp*"), ("optimizer*",), ("scheduler.pt",), ("rng_state*.pth",))
@@ -25,6 +37,17 @@ ARCHITECTURE = (
     *("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "mixer", "intermediate_size"),
     *("norm_eps", "tie_word_embeddings"),
 )
+# Files of a checkpoint: those of the model, and what transformers' Trainer and accelerate write beside them.
+SAVED_BY_TRAINER = (
+    *("optimizer.pt", "optimizer.bin", "pytorch_model*.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth"),
+    *("trainer_state.json", "open_loss.json", CHECKSUMS),
+)
+CHECKPOINT: Own = {
+    **SAVED_MODEL,
+    "README.md": any_file,
+    **dict.fromkeys(SAVED_BY_TRAINER, any_file),
+    **dict.fromkeys(("pytorch_model_fsdp_*", "optimizer_*"), {"*": any_file}),
+}
 
 
 class SaveError(WriteError):
@@ -37,15 +60,20 @@ def checkpoint_step(checkpoint: Path) -> int:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The complete checkpoints of a folder, the latest last."""
+    """The complete checkpoints of a folder, the latest last. What a person had put in one that is gone is none."""
     found = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
-    return sorted(found, key=checkpoint_step)
+    return sorted((path for path in found if not _is_left_over(path)), key=checkpoint_step)
+
+
+def _is_left_over(path: Path) -> bool:
+    return any(path.iterdir()) and not any(is_own(file, part) for file, part in standing(path, CHECKPOINT))
 
 
 def drop_old(folder: Path, keep: int) -> None:
-    """Delete all checkpoints but the latest `keep`."""
+    """Delete all checkpoints but the latest `keep`. What a person has put in them stays."""
     for checkpoint in checkpoints_in(folder)[:-keep]:
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        with suppress(OSError):
+            remove_own(folder, {checkpoint.name: CHECKPOINT})
 
 
 def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str], None]) -> Path | None:
@@ -73,7 +101,9 @@ def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str]
         )
     for path, why in damaged.items():
         aside = path.with_name(f"damaged-{path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_own(folder, {aside.name: CHECKPOINT})
+        while os.path.lexists(aside):  # a person has put something there
+            aside = aside.with_name(f"{aside.name}-more")
         path.rename(aside)
         report(f"checkpoint {path} is damaged ({why}): now {aside.name}; {checkpoint.name}, before it, is continued")
     return checkpoint
@@ -86,7 +116,10 @@ def _damage(checkpoint: Path) -> str | None:
     if why is not None:
         return why
     try:
-        dict(json.loads((checkpoint / "config.json").read_bytes()))
+        for path in checkpoint.rglob("*"):
+            if not path.is_dir():
+                check_file(path, None)
+        read_json_object(checkpoint / "config.json")
         TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     except Exception as error:  # transformers raises what the values of the file cause
         return str(error)
@@ -95,7 +128,7 @@ def _damage(checkpoint: Path) -> str | None:
 
 
 def _check_architecture(checkpoint: Path, config: FastWeightsConfig) -> None:
-    there, here = json.loads((checkpoint / "config.json").read_bytes()), as_stored(config.to_dict())
+    there, here = read_json_object(checkpoint / "config.json"), as_stored(config.to_dict())
     differences = [
         f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
         for name in ARCHITECTURE

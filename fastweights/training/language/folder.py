@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,11 @@ from accelerate.utils import broadcast_object_list
 from ..._version import __version__
 from ...analysis.language_plots import PLOT_FILES
 from ...data.text import PreparedText
+from ...models.loading import SAVED_MODEL
+from ...outputs import has_keys
+from ...ownership import FOLDER, Own, any_file, what_stands
 from ..output_folder import OwnedFolder, as_stored
+from .checkpoints import CHECKPOINT
 from .run import LanguageRun
 
 __all__ = [
@@ -33,8 +36,22 @@ __all__ = [
 MEASURED = ("context_lengths", "context_texts", "prompt")
 FREE = (
     *("output", "cache", "compile", "graphs", "reshard_after_forward", "forward_prefetch"),
-    *("keep_checkpoints", "tensorboard", *MEASURED),
+    *("keep_checkpoints", "tensorboard", "report_to", *MEASURED),
 )
+LONGER = (
+    "max_steps",
+    "the learning rate has its warm-up and its cosine over max_steps. To train the model on, write a run file with its folder as "
+    "path in [model], another output and the further steps, whose learning rate has a warm-up and a cosine of its own "
+    "(docs/train.md, 'Continue')",
+)
+
+OWN: Own = {
+    **dict.fromkeys(("log.jsonl", "result.json", "results.json", "diverged.json", *PLOT_FILES), any_file),
+    "checkpoints": {"checkpoint-[0-9]*": CHECKPOINT, "damaged-checkpoint-[0-9]*": CHECKPOINT},
+    "tensorboard": {"events.out.tfevents.*": any_file},
+    "model": SAVED_MODEL,
+}
+KEYS = ("model", "tokenizer", "length", "max_steps")  # of run.json
 
 
 def world_size() -> int:
@@ -75,6 +92,7 @@ class LanguageFolder:
     tensorboard/             the same points for TensorBoard, where it is asked for
     model/                   the trained model and its tokenizer
     result.json, *.png       the measurements, once training has ended
+    diverged.json            of the leaderboard: why there is no result
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +104,7 @@ class LanguageFolder:
         self.result = path / "result.json"
         self.results = path / "results.json"
         # Each checkpoint is checked before a training continues from it.
-        self._owned = OwnedFolder(path, "run.json", "training", known=("checkpoints",))
+        self._owned = OwnedFolder(path, "run.json", KEYS, "training", OWN, known=_is_checkpoints, longer=LONGER)
 
     def check(self, run: LanguageRun, *, overwrite: bool) -> None:
         """ValueError where `opened` would refuse the folder with any text. Nothing is written."""
@@ -104,16 +122,27 @@ class LanguageFolder:
 
             def hold() -> None:
                 wanted = {**_identity(run), **text.fingerprints}
-                held.enter_context(self._owned.held_for(wanted, clear=self._clear if overwrite else None))
+                held.enter_context(self._owned.held_for(wanted, overwrite=overwrite))
 
             on_main_process(hold)
             yield
 
-    def _clear(self) -> None:
-        for folder in (self.checkpoints, self.tensorboard, self.model):
-            shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.log, self.result, self.results, *(self.path / name for name in PLOT_FILES)):
-            file.unlink(missing_ok=True)
+    def locked(self) -> AbstractContextManager[None]:
+        """The folder for this process alone, as while its plots are drawn."""
+        return self._owned.locked()
+
+    def remove(self) -> None:
+        """Delete the training."""
+        self._owned.remove()
+
+
+def _is_checkpoints(path: Path) -> bool:
+    """Whether this is the folder of checkpoints, and holds those of our models."""
+    return (
+        path.name == "checkpoints"
+        and what_stands(path) == FOLDER
+        and all(has_keys(one / "config.json", model_type="fastweights") for one in path.iterdir())
+    )
 
 
 def _identity(run: LanguageRun) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The progress of a training: a bar on a terminal, a line every `log_every` steps elsewhere; the time left in both."""
+"""The progress of a training, and of the text before it: a bar on a terminal, lines elsewhere; the time left in both."""
 
 from __future__ import annotations
 
@@ -8,11 +8,49 @@ from typing import Any
 import psutil
 import torch
 from rich.console import Console
+from rich.progress import TaskID
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..progress import TimeLeft, progress_bars
+from ..progress import TimeLeft, progress_bars, rate
 
-__all__ = ["TrainingProgress"]
+__all__ = ["TextProgress", "TrainingProgress"]
+
+TEXT_SECONDS = 10.0  # between two lines on the text
+
+
+class TextProgress:
+    """Shows what a slow step of `prepare_text` does, and how much text it has read, on `console`. A context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._bar = console, progress_bars(console)
+        self._task: TaskID | None = None
+        self._work, self._due = "", 0.0
+        self._left: TimeLeft | None = None
+
+    def __enter__(self) -> TextProgress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, work: str, done: int, total: int | None) -> None:
+        """`done` of about `total` characters are read; `work` begins where they are 0."""
+        now = time.monotonic()
+        if work != self._work:
+            self._work, self._due = work, now
+            self._left = None if total is None else TimeLeft(done, total)
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(work, total=total, note="")
+            self._bar.start()
+        of = "" if total is None else f" of about {max(done, total) / 1e6:,.1f}"
+        note = f"{done / 1e6:,.1f}{of} MB"
+        assert self._task is not None
+        self._bar.update(self._task, completed=done, note=note)
+        if not self._console.is_terminal and now >= self._due:
+            self._due = now + TEXT_SECONDS
+            left = f", {self._left.after(done)} left" if self._left is not None and done else ""
+            self._console.print(f"{work}: {note}{left}", markup=False, highlight=False, soft_wrap=True)
 
 
 class TrainingProgress(TrainerCallback):
@@ -26,6 +64,7 @@ class TrainingProgress(TrainerCallback):
         self._since, self._step = time.monotonic(), 0
         self._left = TimeLeft(0, steps)
         self._training = self._held_out = self._machine = ""
+        self._measured = 0  # step of the held-out loss
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
@@ -48,27 +87,38 @@ class TrainingProgress(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        now = time.monotonic()
+        now, step = time.monotonic(), state.global_step
         if "eval_loss" in logs:
-            self._held_out = f"held-out loss {logs['eval_loss']:.3f}"
-        elif "loss" in logs and state.global_step > self._step:
-            speed = (state.global_step - self._step) * self._tokens / max(now - self._since, 1e-9)
+            self._held_out, self._measured = f"held-out loss {logs['eval_loss']:.3f}", step
+        elif "loss" in logs and step > self._step:
+            speed = (step - self._step) * self._tokens / max(now - self._since, 1e-9)
             self._training = f"loss {logs['loss']:.3f}"
-            self._machine = f"{speed:,.0f} tokens/s, {memory():.1f} GB"
+            self._machine = f"{rate(speed)} tokens/s, {memory():.1f} GB"
         else:
             return
-        self._since, self._step = now, state.global_step
-        note = ", ".join(filter(None, (self._training, self._held_out, self._machine)))
-        step = state.global_step
-        self._bar.update(self._task, note=f"{step:,}/{self._steps:,}, {note}")
-        due = not self._console.is_terminal and "loss" in logs and step % self._log_every == 0 and step < self._steps
-        if step == self._steps and "eval_loss" in logs:
-            self._print(f"step {step:,} of {self._steps:,}, {note}")
-        elif due:
-            self._print(f"step {step:,} of {self._steps:,}, {note}, {self._left.after(step)} left")
+        self._since, self._step = now, step
+        earlier = "" if self._measured == step else f" at step {self._measured:,}"
+        shown = [
+            f"{step:,}/{self._steps:,}",
+            self._training,
+            self._held_out + earlier * bool(self._held_out),
+            self._machine,
+        ]
+        self._bar.update(self._task, note=", ".join(filter(None, shown)))
+        if step == self._steps:
+            if "eval_loss" in logs:
+                self._line(step, self._training, self._held_out, self._machine)
+        elif not self._console.is_terminal:
+            if "eval_loss" in logs:
+                self._line(step, self._held_out)
+            elif step % self._log_every == 0:
+                self._line(step, self._training, self._machine, f"{self._left.after(step)} left")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._since, self._step = time.monotonic(), state.global_step  # saving is not training
+
+    def _line(self, step: int, *parts: str) -> None:
+        self._print(", ".join([f"step {step:,} of {self._steps:,}", *filter(None, parts)]))
 
     def _print(self, text: str) -> None:
         self._console.print(f"{self._title}: {text}", markup=False, highlight=False, soft_wrap=True)

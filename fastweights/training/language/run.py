@@ -29,6 +29,7 @@ SIZES = (
     *("length", "batch_size", "accumulation", "max_steps"),
     *("log_every", "evaluation_rows", "checkpoint_every", "keep_checkpoints", "context_texts"),
 )
+TRACKERS = ("wandb", "trackio", "tensorboard")
 # Beyond these the rows of a step would fill the memory, or a training would never end.
 LARGEST = {"length": 2**24, "batch_size": 2**20, "accumulation": 2**20, "max_steps": 10**9}
 
@@ -84,7 +85,9 @@ class LanguageRun:
         context_lengths: held-out perplexity is measured at these at the end; () for none.
         context_texts: number of texts in these measurements.
         prompt: a text that the trained model continues at the end; "" for none.
-        tensorboard: write a TensorBoard log too.
+        tensorboard: write a TensorBoard log too, in the folder tensorboard of the output.
+        report_to: "wandb", "trackio" or "tensorboard", or several of them. transformers' Trainer sends its points to the first
+            two, which read their own settings from environment variables; "tensorboard" is as tensorboard = true.
 
     Raises:
         ValueError: a value that does not fit.
@@ -126,6 +129,7 @@ class LanguageRun:
     context_texts: int = 16
     prompt: str = ""
     tensorboard: bool = False
+    report_to: str | tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -151,17 +155,31 @@ class LanguageRun:
         for name in ("output", "cache"):
             check_path(name, check_text(name, getattr(self, name), what="the path of a folder"), "the path of a folder")
         check_unicode("prompt", self.prompt)
+        object.__setattr__(self, "mixers", check_texts("mixers", self.mixers, what="names of mixers"))
         self._check_model()
         for name, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
             if not isinstance(getattr(self, name), made):
                 got = getattr(self, name)
                 raise TypeError(f"{name} must be a {made.__name__}, a table in a run file, got {describe_value(got)}")
-        object.__setattr__(self, "mixers", check_texts("mixers", self.mixers, what="names of mixers"))
+        trackers = (self.report_to,) if isinstance(self.report_to, str) else self.report_to
+        object.__setattr__(self, "report_to", check_texts("report_to", trackers, what="names of trackers"))
+        for tracker in self.report_to:
+            check_choice("report_to", tracker, TRACKERS)
         lengths = check_list("context_lengths", self.context_lengths, "whole numbers")
         lengths = tuple(check_whole_number("context_lengths", length, low=2) for length in lengths)
         object.__setattr__(self, "context_lengths", lengths)
         if len(set(self.mixers)) < len(self.mixers):
             raise ValueError(f"mixers must be different from each other, got {', '.join(self.mixers)}")
+
+    @property
+    def writes_tensorboard(self) -> bool:
+        """Whether there is a TensorBoard log."""
+        return self.tensorboard or "tensorboard" in self.report_to
+
+    @property
+    def trackers(self) -> list[str]:
+        """The trackers that transformers' Trainer reports to."""
+        return [tracker for tracker in self.report_to if tracker != "tensorboard"]
 
     def _check_sharding(self) -> None:
         if not self.fsdp and (self.forward_prefetch or not self.reshard_after_forward):

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import runpy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...checks import check_choice
 from ...data.text import TextCorpus, TextTokenizer
+from ...kinds import checked
+from ..overrides import overridden, parse_overrides
 from ..toml_file import check_run_file, from_mapping, read_toml
 from .run import LanguageRun
 
 __all__ = ["load_run"]
 
+TABLES: dict[str, type[Any]] = {"corpus": TextCorpus, "tokenizer": TextTokenizer}
 
-def load_run(path: str | Path, **changes: Any) -> LanguageRun:
-    """The run that a file describes, with `changes` (fields of `LanguageRun`) over it.
+
+@checked
+def load_run(path: str | Path, *, overrides: Sequence[str] = (), **changes: Any) -> LanguageRun:
+    """The run that a file describes, with `changes` (fields of `LanguageRun`) over it, and over both `overrides`, keys and values
+    such as "model.num_heads=8".
 
     A .toml file has the fields as keys, and the tables [model], [corpus] and [tokenizer]. A .py file is executed; it defines
     `run`, a `LanguageRun` or a function without arguments that returns one.
@@ -28,19 +35,37 @@ def load_run(path: str | Path, **changes: Any) -> LanguageRun:
     for name in changes:
         check_choice("a change", name, known)
     file = check_run_file(path, ".toml", ".py")
+    replaced = parse_overrides(overrides)
     run = _from_toml(file) if file.suffix == ".toml" else _from_python(file)
-    return dataclasses.replace(run, **changes)
+    run = dataclasses.replace(run, **changes)
+    return _made(overridden(_tables(run), replaced)) if replaced else run
 
 
 def _from_toml(file: Path) -> LanguageRun:
     values = read_toml(file)
     try:
-        for key, made in (("corpus", TextCorpus), ("tokenizer", TextTokenizer)):
-            if isinstance(values.get(key), dict):
-                values[key] = from_mapping(made, values[key], f"[{key}]")
-        return from_mapping(LanguageRun, values, "the file")
+        return _made(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"run file {file}: {error}") from None
+
+
+def _made(values: dict[str, Any]) -> LanguageRun:
+    """The run of the tables of a file."""
+    tables = {
+        key: from_mapping(kind, values[key], f"[{key}]")
+        for key, kind in TABLES.items()
+        if isinstance(values.get(key), dict)
+    }
+    return from_mapping(LanguageRun, {**values, **tables}, "the file")
+
+
+def _tables(run: LanguageRun) -> dict[str, Any]:
+    """The tables of a file that describes the run."""
+    return {**_fields(run), **{key: _fields(getattr(run, key)) for key in TABLES}}
+
+
+def _fields(made: Any) -> dict[str, Any]:
+    return {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
 
 
 def _from_python(file: Path) -> LanguageRun:

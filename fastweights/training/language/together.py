@@ -15,7 +15,10 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from ...layers import import_mixers
+from ...out_of_memory import OutOfMemory, within_memory
+from ...safe_path import same_path
 from ...stopping import Stopped, StopSignals, join_or_kill
+from ..calling_script import not_run_again, prepared, work_begins
 from ..workers import WorkerError
 from .folder import LanguageFolder
 from .run import LanguageRun
@@ -54,6 +57,7 @@ def train_together(
         WorkerError: other trainings have failed. All that did not have been trained.
         KeyboardInterrupt: Ctrl-C, or a signal where the caller has entered `StopSignals`. The trainings have saved checkpoints.
     """
+    work_begins("train_together")
     context = multiprocessing.get_context("spawn")  # a forked CUDA does not work
     waiting = [run for run in runs if not LanguageFolder(Path(run.output)).result.exists()]
     gpus = _gpus(torch.device(device))
@@ -63,9 +67,10 @@ def train_together(
     try:
         while waiting or running:
             while waiting and places:
-                run, gpu, divergence = waiting.pop(0), places.pop(0), context.SimpleQueue()
-                process = context.Process(target=_train, args=(run, imports, divergence))
-                with _visible(gpu):
+                run, gpu = waiting.pop(0), places.pop(0)
+                with same_path(), not_run_again(), _visible(gpu):
+                    divergence = context.SimpleQueue()  # starts a process too, which tracks what queues leave behind
+                    process = context.Process(target=prepared(_train), args=(run, imports, divergence))
                     process.start()
                 running[process.sentinel] = (process, run, divergence, gpu)
             for sentinel in wait(list(running)):
@@ -104,7 +109,11 @@ def _train(run: LanguageRun, imports: Sequence[str], divergence: Any) -> None:
     torch.set_num_threads(1)
     import_mixers(imports)
     try:
-        why = train_here(run)
+        with within_memory("a smaller batch_size, or fewer workers,"):
+            why = train_here(run)
+    except OutOfMemory as error:
+        print(f"{run.output}: {error}", file=sys.stderr)
+        sys.exit(1)
     except Stopped as stopped:
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:

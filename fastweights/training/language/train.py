@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from ...data.text import PackedRows, PreparedText, TextCorpus, TextTokenizer, To
 from ...environment import machine, versions
 from ...evaluation import continue_text, load_language_model, perplexity_by_length
 from ...files import write_json
+from ...kinds import checked
+from ...layers.choice import check_backend
 from ...models import FastWeightsConfig, FastWeightsForCausalLM
 from ...results import LanguageResult
 from ...results.language import load_result, save_result
 from ...stopping import StopSignals
+from ..calling_script import work_begins
 from ..output_folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
-from .checkpoints import latest_whole
+from .checkpoints import checkpoint_step, checkpoints_in, latest_whole
 from .compiling import compiler_loading, what_to_compile
 from .folder import (
     MEASURED,
@@ -38,16 +42,17 @@ from .folder import (
 )
 from .launch import check_launch, step_size
 from .model import build_model, mixer_name, model_config, model_tokenizer
-from .progress import TrainingProgress
+from .progress import TextProgress, TrainingProgress
 from .run import LanguageRun
-from .trainer import LanguageTrainer
+from .trainer import LanguageTrainer, held_out_rows
 
-__all__ = ["NonFiniteLoss", "train_language"]
+__all__ = ["NonFiniteLoss", "check_training", "checked_config", "train_language"]
 
 CONTINUED_TOKENS = 100
 PATIENCE = timedelta(hours=1)  # for the main process, which measures a model while the others wait to train the next
 
 
+@checked
 def train_language(
     run: LanguageRun,
     *,
@@ -64,7 +69,8 @@ def train_language(
     process calls it; `output` and `cache` must then be folders that all of them see.
 
     Args:
-        stop_at: end after this step with a checkpoint; a later call continues from there.
+        stop_at: end after this step with a checkpoint; a later call without it, or with a later step, continues from there. Where
+            a later step is saved already, nothing is trained.
         overwrite: delete an earlier training in the output folder.
         console: shows progress; None for silence.
         signals: entered by the caller. SIGTERM, SIGHUP and SIGUSR1, to any process of the training, then let every process
@@ -81,13 +87,10 @@ def train_language(
         WriteError: another file could not be written.
         Stopped: a signal arrived. The same call continues.
     """
+    work_begins("train_language")
     if not isinstance(run, LanguageRun):
         raise TypeError(f"run must be a LanguageRun, got {describe_value(run)}; load_run reads one from a file")
-    check_flag("overwrite", overwrite)
-    if stop_at is not None:
-        check_size("stop_at", stop_at)
-    check_launch()
-    _check_device(run)
+    singles = check_training(run, stop_at=stop_at, overwrite=overwrite)
     PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
     signals = signals or StopSignals()  # not entered, it handles nothing
     console = console if console is not None and is_main_process() else Console(quiet=True)
@@ -95,22 +98,20 @@ def train_language(
     def report(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    singles = run.models()
-    for single in singles:
-        _checked_config(single)
-    for part in (run, *singles):
-        LanguageFolder(Path(part.output)).check(part, overwrite=overwrite)
     corpus = dataclasses.replace(run.corpus, excluded=(*run.corpus.excluded, run.output, run.cache))
-    text = _prepared(corpus, model_tokenizer(singles[0]), run.cache, report)
-    for shards in (text.train, text.held_out):
-        PackedRows(shards, run.length)  # raises where there are not enough tokens
-    rows = len(PackedRows(text.train, run.length))
+    with TextProgress(console) as progress:
+        text = _prepared(corpus, model_tokenizer(singles[0]), run.cache, report, progress)
+    rows = len(PackedRows(text.train, run.length))  # raises where there are not enough tokens
+    if held_out_rows(text.held_out, run.length).length < run.length:
+        report(
+            f"held-out text of {len(text.held_out):,} tokens is shorter than a row: the held-out loss is that of all of it"
+        )
     if run.batch_size > rows:
         raise ValueError(
             f"batch_size must be at most {rows}, the rows of length {run.length} that the train text has, got {run.batch_size}; "
             "pass more text, or a smaller batch"
         )
-    configs = [_checked_config(single, text.tokenizer) for single in singles]
+    configs = [checked_config(single, text.tokenizer) for single in singles]
     folder = LanguageFolder(Path(run.output))
     with folder.opened(run, text, overwrite=overwrite) if run.mixers else nullcontext():
         results = [
@@ -121,17 +122,44 @@ def train_language(
             return None
         finished = [result for result in results if result is not None]
         if len(finished) < len(results):
-            command = "the same command without --overwrite" if overwrite else "the same command"
-            report(f"stopped after step {stop_at}; {command} continues from there")
+            saved = [_saved_step(single) for single, result in zip(singles, results, strict=True) if result is None]
+            without = "--overwrite and --stop-at" if overwrite else "--stop-at"
+            report(f"stopped after step {min(saved):,}; the same command without {without} continues from there")
             return None
         if run.mixers:
             write_json(folder.results, [dataclasses.asdict(result) for result in finished])
         return finished
 
 
-def _prepared(corpus: TextCorpus, tokenizer: TextTokenizer, cache: str, report: Callable[[str], None]) -> PreparedText:
+def check_training(run: LanguageRun, *, stop_at: int | None, overwrite: bool) -> list[LanguageRun]:
+    """The runs of single models, after all checks that need no text. Nothing is written.
+
+    Raises:
+        ValueError: a launch, device, package, model or output folder with which `run` cannot be trained.
+    """
+    check_flag("overwrite", overwrite)
+    if stop_at is not None:
+        check_size("stop_at", stop_at)
+    check_launch()
+    _check_device(run)
+    for tracker in run.trackers:
+        if find_spec(tracker) is None:
+            raise ValueError(
+                f"report_to {tracker!r} needs the package {tracker}; pip install {tracker}, or leave report_to out"
+            )
+    singles = run.models()
+    for single in singles:
+        checked_config(single)
+    for part in (run, *singles):
+        LanguageFolder(Path(part.output)).check(part, overwrite=overwrite)
+    return singles
+
+
+def _prepared(
+    corpus: TextCorpus, tokenizer: TextTokenizer, cache: str, report: Callable[[str], None], progress: TextProgress
+) -> PreparedText:
     """Tokenizer and tokens, whose checksums the main process alone compares."""
-    text = prepare_text(corpus, tokenizer, cache, report, read_all=is_main_process())
+    text = prepare_text(corpus, tokenizer, cache, report, read_all=is_main_process(), progress=progress)
     if world_size() > 1:
         from_main_process(None)  # which may have made damaged tokens again, after another process opened them
         if not is_main_process():
@@ -154,9 +182,11 @@ def _check_device(run: LanguageRun) -> None:
         )
 
 
-def _checked_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
+def checked_config(run: LanguageRun, tokenizer: Any = None) -> FastWeightsConfig:
     """The configuration of the run's model, checked by building the model without memory for its weights."""
     config = model_config(run, tokenizer)
+    for name, options in config.mixers():
+        check_backend(name, options, "cuda" if torch.cuda.is_available() else "cpu")
     with torch.device("meta"):
         FastWeightsForCausalLM(config)
     return config
@@ -182,6 +212,12 @@ def _train_one(
         if model is None or from_main_process(folder.result.exists()):
             return _finished(run, folder, text, report) if is_main_process() else None
         latest = on_main_process(lambda: latest_whole(folder.checkpoints, config, report))
+        if stop_at is not None and latest is not None and stop_at <= checkpoint_step(latest) < run.max_steps:
+            report(
+                f"{mixer_name(config)}: step {checkpoint_step(latest):,} is saved already, so that nothing is trained up to step "
+                f"{stop_at:,}"
+            )
+            return None
         report(f"{mixer_name(config)}: {step_size(run)}")
         began = time.perf_counter()
         tokens_a_step = run.length * run.batch_size * run.accumulation * world_size()
@@ -193,7 +229,7 @@ def _train_one(
             log_every=run.log_every,
         )
         log = RunLog(folder.log, tokens_a_step=tokens_a_step)
-        board = [TensorBoardLog(folder.tensorboard)] if run.tensorboard else []
+        board = [TensorBoardLog(folder.tensorboard)] if run.writes_tensorboard else []
         callbacks = [StopOnSignal(signals, report), StopAt(stop_at), log, *board, progress]
         parameters = model.num_parameters(only_trainable=True)
         trainer = LanguageTrainer(run, model, text, folder, callbacks)
@@ -225,6 +261,11 @@ def _train_one(
         )
         save_result(folder.result, result)
         return result
+
+
+def _saved_step(run: LanguageRun) -> int:
+    """The step of the latest checkpoint."""
+    return checkpoint_step(checkpoints_in(LanguageFolder(Path(run.output)).checkpoints)[-1])
 
 
 def _finished(

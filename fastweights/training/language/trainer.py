@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import secrets
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,28 +14,30 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ...checksums import write_checksums
-from ...data.text import PackedRows, PreparedText, pack_rows
+from ...data.text import PackedRows, PreparedText, TokenShards, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
-from ...files import publish_folder, write_json
+from ...files import partial_path, publish_folder, write_json
 from ...models.card import write_card
-from ..optimization import learning_rate_factor, weight_decay_groups
+from ...models.loading import SAVED_MODEL
+from ...untrusted import read_json_object
+from ..optimization import WeightDecayMixin, learning_rate_factor, weight_decay_groups
 from .callbacks import check_finite
-from .checkpoints import drop_old, loading, saving
+from .checkpoints import CHECKPOINT, drop_old, loading, saving
 from .compiling import compile_model, what_to_compile, with_any_number_of_documents
-from .folder import LanguageFolder, world_size
+from .folder import LanguageFolder, from_main_process, world_size
 from .graphs import GraphedGradients, what_to_graph
 from .run import LanguageRun
 from .sharding import ForwardPrefetch, autocast_policy, fsdp_config, in_float32
 
-__all__ = ["LanguageTrainer"]
+__all__ = ["LanguageTrainer", "held_out_rows"]
 
 HELD_OUT_SEED = 0  # which held-out rows are read does not depend on the run
 COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transformers' Trainer divides its losses
 OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point of the loss curve
 
 
-class LanguageTrainer(Trainer):
+class LanguageTrainer(WeightDecayMixin, Trainer):
     """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go."""
 
     model: Any
@@ -53,7 +54,7 @@ class LanguageTrainer(Trainer):
         self.run, self.folder = run, folder
         self._staging: Path | None = None
         rows_a_step = run.batch_size * run.accumulation * world_size()
-        held_out = PackedRows(text.held_out, run.length)
+        held_out = held_out_rows(text.held_out, run.length)
         self.held_out = ShuffledRows(held_out, seed=HELD_OUT_SEED, count=min(run.evaluation_rows, len(held_out)))
         self.rows = ShuffledRows(PackedRows(text.train, run.length), seed=run.seed, count=run.max_steps * rows_a_step)
         super().__init__(
@@ -194,23 +195,21 @@ class LanguageTrainer(Trainer):
 
     def save_to(self, path: Path, facts: Mapping[str, str]) -> None:
         """Save the model, its tokenizer and a card with the facts of its training as the folder `path`, whole or not at all."""
-        partial = path.with_name(f".{path.name}.partial")
+        partial = _agreed_partial(path)
         with saving("the model", partial, self.folder.checkpoints):
             self.save_model(str(partial))
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 (partial / "training_args.bin").unlink(missing_ok=True)  # the run file holds the same settings
                 write_card(partial, self.accelerator.unwrap_model(self.model), facts)
-                publish_folder(partial, path)
+                publish_folder(partial, path, SAVED_MODEL)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """As in transformers, into a folder of another name, which is renamed when all is in it; then old ones go."""
         step, folder = self.state.global_step, self.folder.checkpoints
         losses = self._summed_losses()
-        self._staging = folder / f".{step}.partial"
+        self._staging = _agreed_partial(folder / f"checkpoint-{step}")
         with saving(f"the checkpoint of step {step}", self._staging, folder):
-            if self.args.should_save:
-                shutil.rmtree(self._staging, ignore_errors=True)
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
@@ -218,7 +217,7 @@ class LanguageTrainer(Trainer):
                 made = self._staging / f"checkpoint-{step}"
                 write_json(made / OPEN_LOSS, {"since_step": self._last_point, "sum": losses})
                 write_checksums(made)
-                publish_folder(made, folder / made.name)
+                publish_folder(made, folder / made.name, CHECKPOINT)
                 self._staging.rmdir()
                 drop_old(folder, self.run.keep_checkpoints)
         self._staging = None
@@ -237,7 +236,7 @@ class LanguageTrainer(Trainer):
         self._losses.zero_()
         self._last_point = self.state.global_step
         if (checkpoint / OPEN_LOSS).exists():  # earlier versions logged a point at every checkpoint
-            saved = json.loads((checkpoint / OPEN_LOSS).read_bytes())
+            saved = read_json_object(checkpoint / OPEN_LOSS)
             self._losses += saved["sum"]
             self._last_point = saved["since_step"]
 
@@ -247,6 +246,20 @@ class LanguageTrainer(Trainer):
 
     def _get_output_dir(self, trial: Any) -> str:
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+
+
+def _agreed_partial(path: Path) -> Path:
+    """`partial_path`, the same one in every process."""
+    return partial_path(path, from_main_process(secrets.token_hex(4)))
+
+
+def held_out_rows(shards: TokenShards, length: int) -> PackedRows:
+    """Rows of `length` tokens; a single one of all tokens where they are fewer.
+
+    Raises:
+        ValueError: there are less than two tokens.
+    """
+    return PackedRows(shards, max(2, min(length, len(shards))))
 
 
 def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
@@ -272,7 +285,8 @@ def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
         eval_strategy="steps" if run.evaluate_every else "no",
         eval_steps=run.evaluate_every or None,
         save_steps=run.checkpoint_every,
-        report_to=[],
+        report_to=run.trackers,
+        run_name=run.output,
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),

@@ -17,6 +17,8 @@ from fastweights.training.language.checkpoints import checkpoint_step, checkpoin
 
 from .small import log, small_run
 
+pytestmark = pytest.mark.usefixtures("signals_arrive")
+
 RUN = """
 from pathlib import Path
 from {package}.small import small_run

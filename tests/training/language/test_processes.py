@@ -19,6 +19,8 @@ from fastweights.training.language import load_run, train_language
 
 from .small import log
 
+pytestmark = pytest.mark.usefixtures("signals_arrive")
+
 ROOT = Path(__file__).parents[3]
 COMPILED = "===== __compiled_fn"  # in the log of every graph that torch compiles
 

@@ -14,6 +14,8 @@ from fastweights.training.language import callbacks, train_language, trainer
 
 from .small import log
 
+pytestmark = pytest.mark.usefixtures("signals_arrive")
+
 
 @pytest.fixture
 def signal_in_step(monkeypatch):

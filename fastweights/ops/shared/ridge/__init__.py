@@ -14,11 +14,22 @@ from collections.abc import Callable
 from typing import Any
 
 from ...framework.kernel_backend import KernelFamily
-from ...framework.spec import State
+from ...framework.spec import Integer, State
 
-__all__ = ["KERNEL_SOLVERS", "STATES", "WIDEST", "decode_kernel", "iteration_macs", "ridge_kernels"]
+__all__ = [
+    "ITERATIONS",
+    "KERNEL_SOLVERS",
+    "MOST_ITERATIONS",
+    "STATES",
+    "WIDEST",
+    "decode_kernel",
+    "iteration_macs",
+    "ridge_kernels",
+]
 
 KERNEL_SOLVERS = ("chebyshev", "conjugate_gradient")
+MOST_ITERATIONS = 10_000  # of a solver, each as long as a pass over the memory
+ITERATIONS = Integer(least=1, most=MOST_ITERATIONS)
 WIDEST = 128  # key channels, in the kernels
 
 # Only its symmetric part is a Gram matrix.

@@ -1,0 +1,118 @@
+"""Which text is held out: files or rows by a hash of their names, and at least one document on each side."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...kinds import checked
+
+__all__ = ["Document", "Length", "Piece", "cut", "split"]
+
+LARGEST = 0.5  # of all text: a file or row with more than that is not held out whole
+SMALLEST = 0.5  # of the mean size: a file or row with less than that would be too little to measure on
+
+
+@checked
+@dataclass(frozen=True)
+class Document:
+    """One text, and whether it is kept from training."""
+
+    text: str
+    held_out: bool
+
+
+class Piece(NamedTuple):
+    """Text of a file or row. number: its place among them. name: the same on every machine."""
+
+    number: int
+    name: str
+    text: str
+
+
+class Length(NamedTuple):
+    """Characters of a text, all of them and those up to the last one that is no space."""
+
+    whole: int
+    written: int
+
+    @staticmethod
+    def of(pieces: Iterable[str]) -> Length:
+        whole = written = 0
+        for piece in pieces:
+            if piece.strip():
+                written = whole + len(piece.rstrip())
+            whole += len(piece)
+        return Length(whole, written)
+
+
+class _Unit(NamedTuple):
+    """A file or row. draw: the hash of its name, from 0 to 1."""
+
+    draw: float
+    number: int
+    length: Length
+
+
+def split(pieces: Callable[[], Iterable[Piece]], fraction: float) -> Iterator[Document]:
+    """The documents of `pieces`, which gives the same ones at each call. The files and rows whose hash is below `fraction` are
+    held out, whatever others there are.
+
+    Where that leaves one side without text, as with a few files, one file or row changes sides. It is the one of the lowest hash
+    that joins the held-out side, or of the highest that joins the other: one more file then moves none of the earlier ones to
+    another side but this one. A file of most of the text, or much shorter than the others, is not held out whole. Where
+    there is no other, the end of the longest is held out.
+    """
+    one_sided = _one_sided(pieces(), fraction)
+    moved = _moved(one_sided, fraction)
+    longest = max(one_sided, key=lambda unit: unit.length.whole, default=None)
+    for number, own in itertools.groupby(pieces(), key=lambda piece: piece.number):
+        if moved is None and longest is not None and longest.number == number:
+            yield from cut((piece.text for piece in own), longest.length, fraction)
+        else:
+            for piece in own:
+                yield Document(piece.text, (_draw(piece.name) < fraction) != (number == moved))
+
+
+def cut(pieces: Iterable[str], length: Length, fraction: float) -> Iterator[Document]:
+    """A text as train text, and its end as held-out text: cut at the next line end if it is near."""
+    train, written = min(round((1 - fraction) * length.whole), length.written - 1), length.written
+    for piece in pieces:
+        near = min((train + len(piece)) // 2, written - 1)
+        place = 0 if train <= 0 else piece.find("\n", train, near) + 1 or train
+        yield Document(piece[:place], False)
+        yield Document(piece[place:], True)
+        train -= len(piece)
+        written -= len(piece)
+
+
+def _one_sided(pieces: Iterable[Piece], fraction: float) -> list[_Unit]:
+    """All files and rows, where the hash puts all of them on the same side; else none. Most texts are read no further than to
+    their first held-out document."""
+    found: list[_Unit] = []
+    for number, own in itertools.groupby(pieces, key=lambda piece: piece.number):
+        first = next(own)
+        draw = _draw(first.name)
+        if found and (draw < fraction) != (found[0].draw < fraction):
+            return []
+        found.append(_Unit(draw, number, Length.of(piece.text for piece in itertools.chain([first], own))))
+    return found
+
+
+def _moved(units: list[_Unit], fraction: float) -> int | None:
+    """The number of the file or row that changes sides; None where none does."""
+    if len(units) < 2:
+        return None
+    if units[0].draw < fraction:
+        return max(units).number
+    characters = sum(unit.length.whole for unit in units)
+    least, most = SMALLEST * characters / len(units), LARGEST * characters
+    usual = [unit for unit in units if least <= unit.length.whole <= most]
+    return min(usual).number if usual else None
+
+
+def _draw(name: str) -> float:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64

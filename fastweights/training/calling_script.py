@@ -1,0 +1,108 @@
+"""Processes started by a script that has no `if __name__ == "__main__":`.
+
+multiprocessing runs the script again in every process that it starts, for what the script defines. Without that line the script
+would start its training once more there. Such a script is not run again; only where it may have registered mixers or tasks of its
+own, it is run up to its first call of a function of this library that does the work, such as `run_recall`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["not_run_again", "prepared", "work_begins"]
+
+LINE = 'if __name__ == "__main__":'
+COMPARED = re.compile(rb"\b__name__\s*[!=]=|[!=]=\s*__name__\b")
+_running = False  # whether this process runs the script, for what it registers
+
+
+class _WorkReached(BaseException):
+    """The script has come to its work, which another process does."""
+
+
+def work_begins(function: str) -> None:
+    """Called first in every function that does the work of a script.
+
+    Raises:
+        RuntimeError: a process that starts runs the script again, as it has the line but not above this call.
+    """
+    if _running:
+        raise _WorkReached
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            f"{function} must not be called where a process only imports the script that calls it; put the call under "
+            f"`{LINE}`"
+        )
+
+
+@contextmanager
+def not_run_again() -> Iterator[None]:
+    """Processes that are started in the block do not run a script without the line."""
+    if _running:
+        raise _WorkReached
+    main = sys.modules["__main__"]
+    if _script() is not None:
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def prepared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` for a process that is started in `not_run_again`: it knows the mixers and tasks that the script registered."""
+    script = _script()
+    return function if script is None or not _registers() else _Prepared(function, str(script))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    function: Callable[..., Any]
+    script: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        _run_until_work(self.script)
+        return self.function(*arguments)
+
+
+def _script() -> Path | None:
+    """The script that this process runs, where it is a file without the line."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    path = None if file is None else Path(file).resolve()
+    if path is None or path.suffix != ".py" or not path.is_file():
+        return None
+    return None if COMPARED.search(path.read_bytes()) else path
+
+
+def _registers() -> bool:
+    """Whether there are mixers or tasks that are not the library's."""
+    from ..data import TASKS
+    from ..layers.registry import MIXERS, ORDER
+
+    return not set(MIXERS) <= set(ORDER) or any(
+        task.__module__.split(".")[0] != "fastweights" for task in TASKS.values()
+    )
+
+
+def _run_until_work(script: str) -> None:
+    global _running
+    name = "__mp_main__"  # as multiprocessing calls it
+    spec = importlib.util.spec_from_file_location(name, script)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = sys.modules[name] = sys.modules["__main__"] = importlib.util.module_from_spec(spec)
+    _running = True
+    try:
+        spec.loader.exec_module(module)
+    except _WorkReached:
+        pass
+    finally:
+        _running = False

@@ -1,0 +1,360 @@
+"""The public functions and classes of the library, with a valid call of each: its arguments by name.
+
+A new public name without a valid call here, or a reason to have none, fails tests/test_every_public_call.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fastweights
+from fastweights import conversion, experiments, leaderboard
+from fastweights.data import LinearRegression, make_task
+from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, prepare_text
+from fastweights.evaluation import EvaluationSettings
+from fastweights.inspection import Inspection, Panel
+from fastweights.layers import MIXERS, LayerCache, Mixer, MixerChoice, MixerOptions, build_mixer
+from fastweights.leaderboard.streams import STREAMS
+from fastweights.models import FastWeightsConfig
+from fastweights.training import RecallExperiment, RecallRun
+from fastweights.training.language import LanguageRun
+
+from .evaluation.small import TEXT, model, save, tokenizer
+from .results.made_up import TRAINED, made_up
+
+__all__ = ["CALLS", "COSTLY", "NAMED", "TAKEN", "UNTRIED", "WITHOUT", "public"]
+
+# Public packages are those with __all__ outside these, which are the commands, kernels and what vLLM calls.
+INSIDE = ("cli", "contract", "kernels", "serving", "shared", "framework")
+OPS = "ops.framework.checks compares shapes and dtypes; tests/ops and tests/testing call every op with wrong values"
+# Names without a call here, and why.
+WITHOUT: dict[str, str] = {
+    "training.StopSignals": "takes nothing",
+    "integrations.flash_linear_attention.register": "takes nothing, needs flash-linear-attention",
+    "integrations.flash_linear_attention.unregister": "takes nothing, needs flash-linear-attention",
+    "data.Batch": "a tuple of the tensors that a task has drawn",
+    "data.VectorBatch": "a tuple of the tensors that a task has drawn",
+    "data.RecallTask": "a base class, whose tasks are called",
+    "data.StateTracking": "a base class, whose tasks are called",
+    "data.Task": "a base class, whose tasks are called",
+    "layers.LayerCache": "made by layers in compiled graphs; Mixer.forward checks it",
+    "layers.probe": "a context manager, which checks when it is entered; see tests/layers/test_probe.py",
+    "models.FastWeightsConfig": "every field is tried in tests/models/test_bad_calls.py; others are those of transformers",
+    "data.text.PreparedText": "made by prepare_text, which checks its arguments",
+    "layers.Mixer": "a base class, whose layers are called",
+    "layers.RuleCall": "made by MemoryLayer.forward, which checks its arguments",
+    "layers.Seen": "made by probe, which checks its arguments",
+    "layers.option": "writes a field of a dataclass: its mistakes end the import of the layer",
+    "testing.OpCase": "the declaration of an op for the tests",
+    "testing.OpInputs": "the inputs of an op for the tests",
+}
+
+
+# Calls that cost much: wrong values are refused before the work, which is not done here.
+COSTLY = {
+    "conversion.convert_folder",
+    "training.run_recall",
+    "training.run_recall_parts",
+    "training.language.train_language",
+}
+# What messages call an argument.
+NAMED = {
+    ("experiments.find_claim", "name"): "claim",
+    ("experiments.load_record", "path"): "result",
+    ("leaderboard.find_part", "name"): "part",
+    ("leaderboard.load_board", "path"): "result",
+    ("results.load_results", "path"): "result",
+    ("training.load_recall_file", "path"): "run file",
+    ("training.language.load_run", "path"): "run file",
+    ("evaluation.load_language_model", "path"): "MODEL",
+    ("layers.MixerChoice", "name"): "mixer",
+    ("layers.build_mixer", "name"): "mixer",
+    ("layers.parse_mixers", "text"): "mixer",
+    ("evaluation.word_tokens", "count"): "symbols",
+    ("models.preset", "name"): "preset",
+    ("training.RecallExperiment", "mixers"): "mixer",
+    ("training.run_recall_parts", "parts"): "experiment",
+}
+# Values that fit and cannot be refused: what they lead to, a caller's own code or a long text says.
+UNTRIED = {("evaluation.regression_errors", "model", "a module"), ("evaluation.continue_text", "prompt", "long text")}
+# Values that a function takes beside those of its annotation.
+TAKEN = {
+    ("data.text.TextCorpus", name): {"text", "long text", "half a character"}
+    for name in ("paths", "held_out", "excluded")
+} | {("layers.DecayOptions", "long_memory"): {"True"}}
+
+
+def public() -> dict[str, Any]:
+    """Public functions and classes by name, where several packages have them that of the one where they are written."""
+    found: dict[int, tuple[str, Any]] = {}
+    for module in pkgutil.walk_packages(fastweights.__path__, "fastweights."):
+        parts = module.name.split(".")[1:]
+        if not module.ispkg or any(part.startswith("_") or part in INSIDE for part in parts) or len(parts) > 2:
+            continue
+        package = importlib.import_module(module.name)
+        for name in getattr(package, "__all__", ()):
+            value = getattr(package, name)
+            if not (inspect.isfunction(value) or isinstance(value, type) and not issubclass(value, BaseException)):
+                continue
+            if id(value) not in found or value.__module__.startswith(f"{module.name}."):
+                found[id(value)] = ".".join([*parts, name]), value
+    return dict(found.values())
+
+
+@cache
+def results() -> list[Any]:
+    return [made_up(mixer, pairs, rate) for mixer in ("gdn", "linear") for pairs in (4, 16) for rate in (0.01, 0.1)]
+
+
+@cache
+def experiment() -> RecallExperiment:
+    return RecallExperiment(mixers=("gdn",), pairs=(4,), steps=2, test_examples=2, batch_size=2)
+
+
+@cache
+def other() -> Any:
+    """A model that continues `model()` with another memory."""
+    return conversion.convert(model(), to="pgdn")
+
+
+@cache
+def measured() -> Any:
+    return experiments.committed_records()["C1"]
+
+
+@cache
+def request() -> Any:
+    return leaderboard.Request(mixers=(MixerChoice("gdn"),), size="small", device="cpu", output=Path("board"))
+
+
+def shards() -> TokenShards:
+    Path("text.txt").write_text(TEXT)
+    corpus = TextCorpus(paths=("text.txt",))
+    return prepare_text(corpus, TextTokenizer(vocab_size=300), "tokens").train
+
+
+def saved() -> str:
+    return str(save(Path("model")))
+
+
+def board() -> Path:
+    made = leaderboard.Board(Path("board/mqar-small.json"), "mqar", "small", {"steps": 3})
+    made.add("4, gdn", {"column": "4", "mixer": "gdn", "values": [0.5]})
+    return made.path
+
+
+def ids() -> Tensor:
+    return torch.arange(40)[None]
+
+
+def fields(value: Any) -> dict[str, Any]:
+    """The fields of a record, which make it again."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+
+
+def row() -> dict[str, Any]:
+    return {"mixer": "gdn", "column": "4", "values": [0.5], "measured": {"machine": "x", "torch": "2", "time": "2026"}}
+
+
+SIZES = {"hidden_size": 16, "num_heads": 2}
+LM: dict[str, Any] = {"model": model(), "tokenizer": tokenizer()}
+TASK = {"pairs": 4, "vocab_size": 32}
+SEEN = {"length": 8, "loss": 1.0, "last_loss": 1.0, "texts": 2, "joined": 1}
+ANSWERED = {"length": 8, "examples": 2, "found": 0.5, "exact": 0.5, "answer_loss": 1.0}
+
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "analysis.mixers_table": dict,
+    "analysis.recall_table": lambda: {"results": results()},
+    "analysis.stage_table": lambda: {"results": results()},
+    "analysis.save_plots": lambda: {"results": results(), "folder": Path()},
+    "conversion.Conversion": lambda: fields(conversion.CONVERSIONS["gdn", "pgdn"]),
+    "conversion.ConversionReport": lambda: {
+        "conversions": {}, "layers": 1, "parameters": 2, "new_parameters": 1, "tokenizer": [], "training": None,
+        "check": conversion.LogitsCheck(tokens=1, largest_logit=1.0, neutral=None, saved=0.0), "output": Path("out"),
+    },
+    "conversion.LogitsCheck": lambda: {"tokens": 1, "largest_logit": 1.0, "neutral": None, "saved": 0.0},
+    "conversion.check_logits": lambda: {"source": model(), "converted": other(), "tokens_BT": ids()},
+    "conversion.condition": lambda: {"conversion": conversion.CONVERSIONS["gdn", "pgdn"]},
+    "conversion.convert": lambda: {"model": model(), "to": "pgdn"},
+    "conversion.convert_folder": lambda: {"source": saved(), "output": "new", "to": "pgdn", "tokens": 8, "options": {}},
+    "data.make_task": lambda: {"name": "mqar", **TASK},
+    "data.stream": lambda: {
+        "task": make_task("mqar", pairs=4, vocab_size=32), "split": "train", "seed": 0, "batch_size": 2, "stop": 2,
+    },
+    "data.LinearRegression": lambda: {"pairs": 4},
+    "data.text.Document": lambda: {"text": "text", "held_out": False},
+    "data.text.PackedRows": lambda: {"shards": shards(), "length": 8},
+    "data.text.TextCorpus": lambda: {"paths": ("text.txt",)},
+    "data.text.TextTokenizer": dict,
+    "data.text.TokenShards": lambda: {"folder": shards().folder, "split": "train"},
+    "data.text.pack_rows": lambda: {"rows": [PackedRows(shards(), 8)[0]]},
+    "data.text.prepare_text": lambda: {
+        "corpus": TextCorpus(paths=(str(shards().folder.parent.parent / "text.txt"),)),
+        "tokenizer": TextTokenizer(vocab_size=300), "cache": "tokens",
+    },
+    "data.text.pytorch_source": dict,
+    "evaluation.EvaluationSettings": dict,
+    "evaluation.RegressionErrors": lambda: {"model": [1.0], "ridge": [1.0], "kalman": [1.0]},
+    "evaluation.TaskInWords": lambda: {
+        "task": make_task("mqar", pairs=4, vocab_size=32), "tokens": torch.arange(32), "first": [1],
+    },
+    "evaluation.continue_text": lambda: {**LM, "prompt": "The", "max_new_tokens": 1},
+    "evaluation.evaluate": lambda: {**LM, "settings": EvaluationSettings(lengths=(8,)), "documents": [[1, 2, 3] * 8]},
+    "evaluation.load_language_model": lambda: {"path": saved()},
+    "evaluation.needle_recall": lambda: {**LM, "task": "s-niah-1", "length": 200, "examples": 1},
+    "evaluation.perplexity_by_length": lambda: {"model": model(), "documents": [[1, 2, 3] * 8], "lengths": [8]},
+    "evaluation.recall_accuracy": lambda: {
+        "model": model(), "task": make_task("mqar", pairs=4, vocab_size=32), "seed": 0, "examples": 2,
+    },
+    "evaluation.regression_errors": lambda: {"model": vectors(), "task": regression(), "seed": 0, "examples": 2},
+    "evaluation.ruler_recall": lambda: {**LM, "task": "vt", "length": 400, "examples": 1},
+    "evaluation.word_recall": lambda: {**LM, "task": "copy", "length": 40, "pairs": 2, "symbols": 16, "examples": 1},
+    "evaluation.word_tokens": lambda: {"tokenizer": tokenizer(), "count": 4},
+    "experiments.Claim": lambda: fields(experiments.find_claim("C1")),
+    "experiments.ClaimRecord": lambda: fields(measured()),
+    "experiments.Conditions": lambda: {"seeds": (0,)},
+    "experiments.Measurement": lambda: {"values": {"x": [1.0]}},
+    "experiments.Verdict": lambda: {"status": "holds", "reason": "it does"},
+    "experiments.claim_names": dict,
+    "experiments.claims_of": lambda: {"paper": "pdn"},
+    "experiments.committed_records": dict,
+    "experiments.find_claim": lambda: {"name": "C1"},
+    "experiments.load_record": lambda: {"path": experiments.save_record(Path("out"), measured())},
+    "experiments.load_records": lambda: {"folder": Path("out")},
+    "experiments.run_claim": lambda: {
+        "claim": experiments.find_claim("S1"), "conditions": experiments.Conditions(seeds=(0,), measurements=Path("none")),
+    },
+    "experiments.save_record": lambda: {"folder": Path("out"), "record": measured()},
+    "inspection.Inspection": dict,
+    "inspection.Measure": lambda: {"title": "title", "source": "paper", "of_layer": None},
+    "inspection.Panel": lambda: fields(panel()),
+    "inspection.inspect_model": lambda: {"model": model(), "ids": list(range(20)), "every": 8, "measures": ["window"]},
+    "inspection.save_inspection": lambda: {
+        "inspection": Inspection({"window": {0: [panel()]}}, {0: "gdn"}, 2), "folder": Path("page"), "title": "a title",
+        "facts": {},
+    },
+    "integrations.transformers.accelerate": dict,
+    "integrations.transformers.restore": dict,
+    "layers.MixerChoice": lambda: {"name": "gdn", "options": {"conv_size": 2}, "label": "small"},
+    "layers.MixerSpec": lambda: fields(MIXERS["gdn"]),
+    "layers.build_mixer": lambda: {"name": "gdn", **SIZES},
+    "layers.import_mixers": lambda: {"modules": ["math"]},
+    "layers.parse_mixers": lambda: {"text": "gdn"},
+    "layers.register_mixer": lambda: {
+        "name": "of-a-test", "summary": "s", "equation": "e", "source": "s", "state": "s",
+    },
+    "leaderboard.Board": lambda: {"path": Path("a.json"), "part": "mqar", "size": "small", "setting": {}, "rows": {}},
+    "leaderboard.Gates": dict,
+    "leaderboard.Part": lambda: fields(leaderboard.find_part("mqar")),
+    "leaderboard.Request": lambda: fields(request()),
+    "leaderboard.RuleInputs": lambda: {
+        "stream": next(iter(STREAMS.values())).make(0, 4), "gates": leaderboard.Gates(),
+    },
+    "leaderboard.Standing": lambda: {"row": row(), "mean": 0.5, "spread": None, "place": 1, "tied": False},
+    "leaderboard.board_path": lambda: {"folder": Path("board"), "part": "mqar", "size": "small"},
+    "leaderboard.find_part": lambda: {"name": "mqar"},
+    "leaderboard.load_board": lambda: {"path": board()},
+    "leaderboard.part_rows": lambda: {
+        "part": leaderboard.find_part("mqar"), "size": "small", "folder": board().parent, "measurements": Path("none"),
+    },
+    "leaderboard.places": lambda: {"rows": [row()], "better": "higher"},
+    "leaderboard.register_rule": lambda: {"name": "of a test", "gates": ["decay"], "state": lambda d: d},
+    "leaderboard.run_part": lambda: {"part": leaderboard.find_part("memory"), "request": request()},
+    "leaderboard.table_of": lambda: {
+        "part": leaderboard.find_part("mqar"), "size": "small", "rows": [row()], "mixers": ["gdn"],
+    },
+    "models.FastWeightsCache": lambda: {"layers": [LayerCache()]},
+    "models.FastWeightsForCausalLM": lambda: {"config": small_config()},
+    "models.FastWeightsModel": lambda: {"config": small_config()},
+    "models.VectorModel": lambda: {"config": small_config(), "inputs": 3, "outputs": 1},
+    "models.presets.Preset": lambda: fields(next(iter(fastweights.models.PRESETS.values()))),
+    "models.preset": lambda: {"name": "gdn-340m"},
+    "results.HarnessScore": lambda: {"task": "arc", "metric": "acc", "value": 0.5},
+    "results.LanguageResult": lambda: fields(TRAINED),
+    "results.LengthPerplexity": lambda: {**SEEN},
+    "results.NeedleRecall": lambda: {"task": "s-niah-1", "depth": 0.5, **ANSWERED},
+    "results.RecallResult": lambda: fields(made_up()),
+    "results.RecallSummary": lambda: fields(fastweights.analysis.summarize(results())[0]),
+    "results.RulerRecall": lambda: {"task": "vt", **ANSWERED},
+    "results.WordRecall": lambda: {
+        "task": "copy", "length": 8, "pairs": 2, "symbols": 4, "examples": 1, "accuracy": 0.5, "chance": 0.1,
+    },
+    "results.load_results": lambda: {"path": written()},
+    "results.save_results": lambda: {"path": Path("results.json"), "experiment": {}, "results": results()},
+    "results.still_falling": lambda: {"steps": [1, 2], "losses": [2.0, 1.0], "learning": [1.0, 1.0]},
+    "results.summarize": lambda: {"results": results()},
+    "results.undertrained": lambda: {"steps": [1, 2], "losses": [2.0, 1.0], "learning": [1.0, 1.0]},
+    "testing.check_mixer": lambda: {"layer": build_mixer("linear", **SIZES), "hidden_size": 16, "length": 8},
+    "training.RecallExperiment": lambda: fields(experiment()),
+    "training.RecallFile": dict,
+    "training.RecallRun": lambda: fields(run()),
+    "training.Stage": lambda: {"pairs": 4, "steps": 2},
+    "training.learning_rate_factor": lambda: {"step": 1, "steps": 10, "warmup_steps": 2, "final": 0.1},
+    "training.load_recall_file": lambda: {"path": run_file("steps = 3\n")},
+    "training.run_recall": lambda: {"experiment": experiment(), "output": "out", "workers": 1},
+    "training.run_recall_parts": lambda: {"parts": {"": experiment()}, "outputs": {"": "out"}, "workers": 1},
+    "training.train_run": lambda: {"run": run(), "checkpoint": Path("a.checkpoint")},
+    "training.weight_decay_groups": lambda: {"model": model(), "weight_decay": 0.1},
+    "training.language.LanguageRun": dict,
+    "training.language.load_run": lambda: {"path": run_file("max_steps = 3\n")},
+    "training.language.train_language": lambda: {"run": LanguageRun(corpus=TextCorpus(paths=("missing",)))},
+}  # fmt: skip
+for _name in (
+    "MQAR",
+    "Copy",
+    "Palindrome",
+    "SelectiveCopy",
+    "ShuffledMQAR",
+    "OutOfDistributionMQAR",
+    "OutOfDistributionShuffledMQAR",
+):
+    CALLS[f"data.{_name}"] = lambda: {**TASK}
+for _name, _made in public().items():
+    if isinstance(_made, type) and issubclass(_made, Mixer | MixerOptions) and _made is not Mixer:
+        CALLS[_name] = lambda: {**SIZES}
+    elif _made.__module__.startswith("fastweights.ops"):
+        WITHOUT[_name] = OPS
+for _name in ("S3", "S5", "Parity"):
+    CALLS[f"data.{_name}"] = lambda: {"pairs": 4, "vocab_size": 256}
+
+
+def run() -> RecallRun:
+    return experiment().runs()[0]
+
+
+def written() -> Path:
+    fastweights.results.save_results(Path("results.json"), experiment={}, results=results())
+    return Path("results.json")
+
+
+def run_file(text: str) -> str:
+    Path("run.toml").write_text(text)
+    return "run.toml"
+
+
+def panel() -> Panel:
+    return Panel(name="a", x=torch.arange(3.0), y=torch.ones(3, 2), x_label="x", y_label="y")
+
+
+@cache
+def small_config() -> FastWeightsConfig:
+    return FastWeightsConfig(vocab_size=32, num_hidden_layers=1, **SIZES)
+
+
+@cache
+def vectors() -> Any:
+    return fastweights.models.VectorModel(small_config(), inputs=9, outputs=1).eval()
+
+
+def regression() -> LinearRegression:
+    return LinearRegression(pairs=4)
