@@ -102,10 +102,10 @@ def evaluate(
         ValueError: lengths, pairs, symbols or text that do not fit a recall, needle or RULER task, at once, before anything is
             measured; for other errors, each measure's own function raises when it runs.
     """
-    check_model(model)
     check_tokenizer(tokenizer)
     lengths = check_lengths(settings.lengths, 2)
     _check_fit(tokenizer, settings, lengths[0], text)
+    check_model(model)
     return _measurements(model, tokenizer, settings, lengths, documents, text)
 
 

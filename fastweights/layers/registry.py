@@ -119,7 +119,6 @@ def register_mixer(
 ) -> Layer: ...
 
 
-@checked
 def register_mixer(
     name: str, *, layer: Any = None, options: Mapping[str, Any] | None = None, **description: str
 ) -> Any:
@@ -142,8 +141,6 @@ def register_mixer(
         TypeError: layer is not a subclass of `Mixer`, or its constructor does not take hidden_size and num_heads.
         ValueError: a name that is taken or has other characters, or an option that the layer lacks.
     """
-    if layer is None:
-        return lambda decorated: register_mixer(name, layer=decorated, options=options, **description)
     if not re.fullmatch(r"[A-Za-z0-9._-]+", check_text("name", name, what="the name of a mixer")):
         raise ValueError(f"name must be of letters, digits, '.', '_' and '-', got {name!r}")
     for key in description:
@@ -152,6 +149,8 @@ def register_mixer(
         check_text(key, description.get(key), what="one line of text", empty=False)
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"options must be a mapping of option names to values, got {describe_value(options)}")
+    if layer is None:
+        return lambda decorated: register_mixer(name, layer=decorated, options=options, **description)
     if not isinstance(layer, type) or not issubclass(layer, Mixer):
         raise TypeError(
             f"layer of mixer {name!r} must be a subclass of fastweights.layers.Mixer, got {describe_value(layer)}"
