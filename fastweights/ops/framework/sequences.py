@@ -83,11 +83,11 @@ class Groups:
 
     def merge_tokens(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of split_tokens."""
-        return _moved(torch.cat(parts, 1), 1, self.token)
+        return _moved(torch.cat(list(parts), 1), 1, self.token)
 
     def merge_rows(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of split_rows."""
-        return _moved(torch.cat(parts), 0, self.row)
+        return _moved(torch.cat(list(parts)), 0, self.row)
 
 
 def _moved(x: Tensor, dim: int, place: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class Chunks:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def token_positions(time: int, count: Tensor, cu_seqlens: Tensor | None) -> Tensor:
