@@ -79,8 +79,8 @@ def main() -> None:
                 continue
             row = rows[kind][name] = measure(make(name), arguments.repeats)
             print(
-                f"{name:44s} forward {row['forward_packed_ms']:8.0f} ms, {row['forward_ratio']:5.2f} times one row; "
-                f"forward and backward {row['training_packed_ms']:8.0f} ms, {row['training_ratio']:5.2f} times",
+                f"{name:44s} forward {row['forward_packed_ms']:8.0f} ms, {row['forward_ratio']:5.2f} of the time of one row; "
+                f"forward and backward {row['training_packed_ms']:8.0f} ms, {row['training_ratio']:5.2f} of it",
                 flush=True,
             )
     output = arguments.output or (None if arguments.only else RESULT)

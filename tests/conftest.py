@@ -38,7 +38,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# What Python does with the signals that ask a process to stop, where no handler is installed.
+# What Python does by default with the signals that ask a process to stop.
 DEFAULTS = {
     signal.SIGINT: signal.default_int_handler,
     **dict.fromkeys((signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), signal.SIG_DFL),

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...checks import LARGEST_COUNTER
-
 BACKENDS = ("auto", "reference", "torch", "triton")
 
 
@@ -88,7 +86,7 @@ class Scale:
 @dataclass(frozen=True, kw_only=True)
 class Integer:
     least: int
-    most: int = LARGEST_COUNTER
+    most: int = 2**63 - 1
     optional: bool = False
 
     @property
