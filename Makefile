@@ -3,7 +3,7 @@
 #   make lm        trains two small language models on the text of this machine's Python, results in runs/lm
 #   make test      runs the tests, the kernels' own in Triton's interpreter
 #   make test-vllm runs the tests of serving with vLLM on the CPU, in an environment of its own
-#   make test-ecosystem runs the tests with TRL, PEFT and the newest transformers on the CPU, in an environment of its own
+#   make test-ecosystem runs the tests with TRL, PEFT, offloading and the newest transformers, in an environment of its own
 #   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
 #   make docs      builds the documentation into site/index.html, without the network once its tools are installed
 #   make test-triton compiles the kernels for sm_80, sm_90 and sm_100 by the versions of Triton in TRITONS
@@ -68,8 +68,11 @@ test-all: $(INSTALLED)
 test-vllm: $(VLLM_INSTALLED)
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n auto --dist loadgroup -q tests/serving $(ARGS)
 
+# With TRL, which nothing else needs, and once more what models have to do with PEFT, accelerate and transformers' Trainer.
+ECOSYSTEM_TESTS := tests/ecosystem tests/training/test_weight_decay.py $(addprefix tests/models/test_,$(addsuffix .py,\
+  cache_name heads offloading peft peft_methods trainer trainer_labels unknown_keys))
 test-ecosystem: $(ECOSYSTEM_INSTALLED)
-	OMP_NUM_THREADS=1 $(ECOSYSTEM_VENV)/bin/python -m pytest -n auto --dist worksteal -q tests/ecosystem $(ARGS)
+	OMP_NUM_THREADS=1 $(ECOSYSTEM_VENV)/bin/python -m pytest -n auto --dist worksteal -q $(ECOSYSTEM_TESTS) $(ARGS)
 
 # Each version of Triton goes into a folder of its own in front of the environment's; torch takes it as it comes.
 test-triton: $(INSTALLED)
