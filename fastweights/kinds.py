@@ -104,6 +104,8 @@ def _is_several(value: object, base: type, inside: tuple[Any, ...]) -> bool:
         return isinstance(value, others) and not isinstance(value, (str, bytes, Mapping))
     if base is tuple and inside[-1] is not ...:
         return len(value) == len(inside) and all(map(is_kind, value, inside))
+    if isinstance(inside[0], type):  # of many tokens, say, one of each class tells
+        value = list(dict(zip(map(type, value), value)).values())
     return all(is_kind(entry, inside[0]) for entry in value)
 
 
