@@ -18,7 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["not_run_again", "prepared", "work_begins"]
+from ..safe_path import same_path
+
+__all__ = ["prepared", "starting_processes", "work_begins"]
 
 LINE = 'if __name__ == "__main__":'
 COMPARED = re.compile(rb"\b__name__\s*[!=]=|[!=]=\s*__name__\b")
@@ -45,21 +47,23 @@ def work_begins(function: str) -> None:
 
 
 @contextmanager
-def not_run_again() -> Iterator[None]:
-    """Processes that are started in the block do not run a script without the line."""
+def starting_processes() -> Iterator[None]:
+    """Processes that multiprocessing starts in the block do not run a script without the line, and find modules where this
+    process finds them."""
     if _running:
         raise _WorkReached
     main = sys.modules["__main__"]
     if _script() is not None:
         sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield
+        with same_path():
+            yield
     finally:
         sys.modules["__main__"] = main
 
 
 def prepared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for a process that is started in `not_run_again`: it knows the mixers and tasks that the script registered."""
+    """`function` for a process that starts in `starting_processes`: it knows the mixers and tasks that the script registered."""
     script = _script()
     return function if script is None or not _registers() else _Prepared(function, str(script))
 
