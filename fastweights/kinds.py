@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .checks import check_path, check_real, describe_value
@@ -37,7 +38,7 @@ WORDS: dict[object, str] = {
 
 def checked(made: Made) -> Made:
     """The function, or the class with an `__init__`, that raises TypeError for an argument of another kind than its annotation
-    names. A list may stand for a tuple, an int for a float."""
+    names. A list may stand for a tuple, an int for a float. torch.compile leaves the checks out."""
     if isinstance(made, type):
         # the fields of a dataclass may be annotated in several modules, whose names its __init__ does not know
         annotated = made if dataclasses.is_dataclass(made) else made.__init__  # type: ignore[misc]
@@ -47,18 +48,25 @@ def checked(made: Made) -> Made:
 
 
 def _checked_function(function: Callable[..., Any], annotated: Any) -> Callable[..., Any]:
-    signature = inspect.signature(function)
-    hints = functools.cache(lambda: get_type_hints(annotated))  # at the first call: they may name what is defined below
-
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
-        given = signature.bind(*arguments, **named).arguments
-        for name, value in given.items():
-            if name in hints() and signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
-                _check(name, value, hints()[name])
+        if not torch.compiler.is_compiling():
+            signature, hints = _annotations(function, annotated)
+            for name, value in signature.bind(*arguments, **named).arguments.items():
+                if name in hints:
+                    _check(name, value, hints[name])
         return function(*arguments, **named)
 
     return call
+
+
+@functools.cache
+def _annotations(function: Callable[..., Any], annotated: Any) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Read at the first call, because they may name what is defined below. They are no variables of the checked function, which
+    torch.compile could not put into a graph."""
+    signature, hints = inspect.signature(function), get_type_hints(annotated)
+    named = {one.name for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD}
+    return signature, {name: hint for name, hint in hints.items() if name in named}
 
 
 def _check(name: str, value: object, hint: Any) -> None:
@@ -104,6 +112,8 @@ def _is_several(value: object, base: type, inside: tuple[Any, ...]) -> bool:
         return isinstance(value, others) and not isinstance(value, (str, bytes, Mapping))
     if base is tuple and inside[-1] is not ...:
         return len(value) == len(inside) and all(map(is_kind, value, inside))
+    if isinstance(inside[0], type):  # of many tokens, say, one of each class tells
+        value = list(dict(zip(map(type, value), value)).values())
     return all(is_kind(entry, inside[0]) for entry in value)
 
 

@@ -22,6 +22,7 @@ from .untrusted import read_json_object
 __all__ = [
     "beside",
     "check_file",
+    "check_folder",
     "check_place",
     "claimed",
     "claimed_folder",
@@ -187,43 +188,44 @@ def _has_hash(digest: object, path: Path) -> bool:
     return file_hash(path) == digest
 
 
-@contextmanager
-def claimed_folder(name: str, folder: Path, find_own: Callable[[], Own], work: str) -> Iterator[Own]:
-    """Holds a folder for this process, which `publish_folder` then replaces.
+def check_folder(name: str, folder: Path, find_own: Callable[[], Own], work: str) -> Own:
+    """What an earlier command wrote in the folder `folder`, the argument `name`, which another one may replace.
 
     Args:
-        name: the argument that names it.
         find_own: what an earlier command wrote there; nothing where it did not.
         work: what messages call what wrote it: "inspection".
 
-    Returns:
-        What an earlier command wrote.
+    Raises:
+        ValueError: it is no folder, or holds something and no earlier work; a file of that has changed since; or a link leads to
+            it.
+    """
+    there, wanted = what_stands(folder), "must be a folder to fill: it must not exist or be an empty folder"
+    if there not in (None, FOLDER):
+        raise ValueError(f"{name} {wanted}, but {folder} is {there}; choose another name")
+    check_place(name, folder)
+    own = find_own()
+    check_own(name, folder, own)
+    inside = sorted(folder.iterdir()) if there else []
+    if inside and not own:
+        raise ValueError(
+            f"{name} {wanted} or that of an earlier {work}, but {folder} holds {inside[0].name!r}; choose another folder"
+        )
+    changed = [path.name for path, part in standing(folder, own) if not is_own(path, part)]
+    if changed:
+        raise ValueError(
+            f"{name} {folder} holds {changed[0]!r}, which is not as the {work} wrote it; move it, or choose another folder"
+        )
+    return own
+
+
+@contextmanager
+def claimed_folder(name: str, folder: Path, find_own: Callable[[], Own], work: str) -> Iterator[Own]:
+    """Holds a folder for this process, which `publish_folder` then replaces. Arguments and result as for `check_folder`.
 
     Raises:
-        ValueError: it is no folder, or holds something and no earlier work; a file of that has changed since; another process
-            holds it; or a link leads to it. Nothing has changed.
+        ValueError: as `check_folder`, or another process holds it. Nothing has changed.
     """
-
-    def check() -> Own:
-        there, wanted = what_stands(folder), "must be a folder to fill: it must not exist or be an empty folder"
-        if there not in (None, FOLDER):
-            raise ValueError(f"{name} {wanted}, but {folder} is {there}; choose another name")
-        check_place(name, folder)
-        own = find_own()
-        check_own(name, folder, own)
-        inside = sorted(folder.iterdir()) if there else []
-        if inside and not own:
-            raise ValueError(
-                f"{name} {wanted} or that of an earlier {work}, but {folder} holds {inside[0].name!r}; choose another folder"
-            )
-        changed = [path.name for path, part in standing(folder, own) if not is_own(path, part)]
-        if changed:
-            raise ValueError(
-                f"{name} {folder} holds {changed[0]!r}, which is not as the {work} wrote it; move it, or choose another folder"
-            )
-        return own
-
-    check()
+    check_folder(name, folder, find_own, work)
     with held(name, folder):
         drop_partials(folder.parent, {escape(folder.name): find_own()})
-        yield check()
+        yield check_folder(name, folder, find_own, work)

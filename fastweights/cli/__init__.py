@@ -58,7 +58,7 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, inspect, generate, mixers, reproduce, leaderboard, serve):
+for command in (recall, train, convert, evaluate, inspect, generate, mixers, reproduce, leaderboard):
     app.command(cls=Command)(command)
 app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 

@@ -1,33 +1,56 @@
 """What a command prints on standard output: one JSON document with --json, and with --dry-run what it would do."""
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from ..terminal import show
 
-__all__ = ["show_json", "show_plan", "tables_aside"]
+__all__ = ["one_document", "show_json", "show_plan"]
 
 
-def tables_aside(as_json: bool) -> AbstractContextManager[Any]:
-    """In the block, what is printed goes to standard error where standard output is for a JSON document alone."""
-    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+@contextmanager
+def one_document(as_json: bool) -> Iterator[Callable[[Any], None]]:
+    """The function that takes the JSON document of a command with --json, which is printed after the block. What the block, a
+    module that --import names or a process started there prints goes to standard error."""
+    if not as_json:
+        yield show_json
+        return
+    documents: list[Any] = []
+    with redirect_stdout(sys.stderr), _processes_redirected():
+        yield documents.append
+    for document in documents:
+        show_json(document)
+
+
+@contextmanager
+def _processes_redirected() -> Iterator[None]:
+    """Processes that are started in the block, and libraries in other languages, have standard error as standard output."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # standard output is closed
+        yield
+        return
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def show_json(document: Any) -> None:
-    """The one JSON document on standard output of a command with --json. What is not finite is null."""
+    """A JSON document on standard output. What is not finite is null."""
     json.dump(_finite(document), sys.stdout, indent=1, allow_nan=False)
     show("")
 
 
-def show_plan(plan: Any, as_json: bool = False) -> None:
+def show_plan(plan: Any) -> None:
     """A plan of --dry-run: one line per name and value, and that nothing was written."""
-    if as_json:
-        show_json(plan)
-    else:
-        show("\n".join([*_lines(plan), "Nothing was written."]))
+    show("\n".join([*_lines(plan), "Nothing was written."]))
 
 
 def _lines(plan: Any, indent: str = "") -> Iterator[str]:

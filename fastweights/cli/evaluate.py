@@ -20,7 +20,7 @@ from ._options import (
     output_path,
     values,
 )
-from ._output import show_json, show_plan, tables_aside
+from ._output import one_document, show_plan
 
 # Measures and defaults are those of EvaluationSettings (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -95,7 +95,8 @@ def evaluate(
     Texts are read in blocks: memory does not grow with the context length (only softmax attention keeps all of it).
     Results are saved as they come; those of an earlier evaluation are replaced.
     """
-    with one_line_errors(memory="a smaller --block or --batch-size, or --dtype bfloat16,"):
+    less_memory = "a smaller --block or --batch-size, or --dtype bfloat16,"
+    with one_line_errors(memory=less_memory), one_document(as_json) as give_document:
         import_mixers(imports)
         from ..analysis.evaluation_tables import evaluation_tables
         from ..analysis.plot_style import is_plot
@@ -131,7 +132,7 @@ def evaluate(
         )
         model_folder(model)  # says what is wrong with it, before anything is said of a place in it
         output = beside(model, "evaluation.json") if output is None else output
-        if output.absolute() in {path.absolute() for path in text or ()}:
+        if output.resolve() in {path.resolve() for path in text or ()}:
             raise ValueError(
                 f"output must be another file than the text that is read, got {output}; choose another name"
             )
@@ -143,13 +144,14 @@ def evaluate(
         if dry_run:
             with claimed("output", files, "evaluation", overwrite=False):
                 plan = plan_evaluation(model, settings, tasks, text=held_out.name, output=output)
-            show_plan(plan, as_json)
+            (give_document if as_json else show_plan)(plan)
             return
-        with claimed("output", files, "evaluation", overwrite=overwrite), tables_aside(as_json):
+        with claimed("output", files, "evaluation", overwrite=overwrite):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-            documents = held_out.documents(tokenizer) if "perplexity" in settings.measures else ()
-            if documents and held_out.notice:
+            reads_text = "perplexity" in settings.measures
+            if reads_text and held_out.notice:
                 show(held_out.notice, error=True)
+            documents = held_out.documents(tokenizer) if reads_text else ()
             haystack = held_out.haystack()
             measured = measurements(language_model, tokenizer, settings, documents=documents, text=haystack)
             report = EvaluationReport(
@@ -172,8 +174,8 @@ def evaluate(
                     show(f"Results: {output}")
             if "perplexity" in report.results:
                 _plot(report.results["perplexity"], model.resolve().name, plot)
-    if as_json:
-        show_json(report.document())
+        if as_json:
+            give_document(report.document())
 
 
 def _harness(tasks: Sequence[str], **options: Any) -> Any:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from ..terminal import show
-from ._options import Device, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path, values
+from ._options import Device, DryRun, Imports, Overwrite, Quiet, import_mixers, one_line_errors, output_path, values
+from ._output import show_plan
 
 # The names of fastweights.inspection.MEASURES (a test compares them), written out because help must not import torch.
 MEASURES = (
@@ -39,6 +40,7 @@ def inspect(
     ] = None,
     device: Device = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; the file's if not given.")] = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,  # taken as by the other commands; this one shows no progress
     imports: Imports = None,
 ) -> None:
@@ -53,6 +55,7 @@ def inspect(
         from ..evaluation.text import HeldOutText
         from ..inspection import inspect_model, save_inspection
         from ..inspection.page import written_inspection
+        from ..inspection.plan import plan_inspection
         from ..models.loading import load_language_model, model_folder
         from ..outputs import beside, claimed_folder
 
@@ -60,12 +63,15 @@ def inspect(
         names = values("--measures", measures, str) if measures else None
         model_folder(model)  # says what is wrong with it, before anything is said of a place in it
         folder = beside(model, "inspection") if output is None else output
+        held_out = HeldOutText(text or (), model)
+        if dry_run:
+            show_plan(plan_inspection(model, folder, tokens=tokens, every=every, measures=names, text=held_out.name))
+            return
         with claimed_folder("--output", folder, lambda: written_inspection(folder), "inspection"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
-            held_out = HeldOutText(text or (), model)
-            documents = held_out.documents(tokenizer)
             if held_out.notice:
                 show(held_out.notice, error=True)
+            documents = held_out.documents(tokenizer)
             ids = list(islice(chain.from_iterable(documents), tokens))
             if len(ids) < 2:
                 raise ValueError(

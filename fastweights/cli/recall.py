@@ -22,7 +22,7 @@ from ._options import (
     training_errors,
     values,
 )
-from ._output import show_json, show_plan, tables_aside
+from ._output import one_document, show_plan
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
 TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
@@ -96,56 +96,58 @@ def recall(
     again, with the same numbers in the end.
     """
     continues = f"the same command{' without --overwrite' * overwrite} continues where it stopped"
-    with one_line_errors(continues, LESS_MEMORY), StopSignals():
-        import_mixers(imports)
-        from ..analysis import mixers_table, recall_table, save_plots, stage_table
-        from ..layers import parse_mixers
-        from ..training import load_recall_file, run_recall_parts
-        from ..training.folder import ExperimentFolder
-        from ..training.progress import reporter_for
-        from ..training.recall import plan_recall
+    with one_document(as_json) as give_document:
+        with one_line_errors(continues, LESS_MEMORY), StopSignals():
+            import_mixers(imports)
+            from ..analysis import mixers_table, recall_table, save_plots, stage_table
+            from ..layers import parse_mixers
+            from ..training import load_recall_file, run_recall_parts
+            from ..training.folder import ExperimentFolder
+            from ..training.progress import reporter_for
+            from ..training.recall import plan_recall
 
-        if list_mixers and as_json:
-            raise ValueError("--json must be left out with --list, which shows a table; drop one of the two")
-        if list_mixers:
-            Console().print(mixers_table())
-            return
-        settings: dict[str, Any] = {
-            "mixers": tuple(choice for text in mixers for choice in parse_mixers(text)),
-            "task": task,
-            "pairs": values("--pairs", pairs, int),
-            "length": length,
-            "vocab_size": vocab_size,
-            "width": width,
-            "heads": heads,
-            "layers": layers,
-            "initializer_range": initializer_range,
-            "steps": steps,
-            "batch_size": batch_size,
-            "learning_rates": values("--learning-rates", learning_rates, float),
-            "seeds": values("--seeds", seeds, int),
-            "test_examples": test_examples,
-            "device": device,
-        }
-        options = {**settings, "output": str(output), "workers": workers}
-        given = {name: value for name, value in options.items() if _is_given(context, name)}
-        study = load_recall_file(run_file, overrides=overrides or (), **given)
-        folders = study.folders()
-        if dry_run:
-            show_plan({"parts": plan_recall(study.parts, folders, overwrite=overwrite)}, as_json)
-            return
-        with training_errors(continues):
-            found = run_recall_parts(
-                study.parts,
-                folders,
-                workers=study.workers,
-                overwrite=overwrite,
-                checkpoint_seconds=checkpoint_seconds,
-                reporter=reporter_for(Console(stderr=True, quiet=quiet), log_every),
-                log_every=log_every,
-                imports=imports or (),
-            )
-    with tables_aside(as_json):
+            if list_mixers and as_json:
+                raise ValueError("--json must be left out with --list, which shows a table; drop one of the two")
+            if list_mixers:
+                Console().print(mixers_table())
+                return
+            settings: dict[str, Any] = {
+                "mixers": tuple(choice for text in mixers for choice in parse_mixers(text)),
+                "task": task,
+                "pairs": values("--pairs", pairs, int),
+                "length": length,
+                "vocab_size": vocab_size,
+                "width": width,
+                "heads": heads,
+                "layers": layers,
+                "initializer_range": initializer_range,
+                "steps": steps,
+                "batch_size": batch_size,
+                "learning_rates": values("--learning-rates", learning_rates, float),
+                "seeds": values("--seeds", seeds, int),
+                "test_examples": test_examples,
+                "device": device,
+            }
+            options = {**settings, "output": str(output), "workers": workers}
+            given = {name: value for name, value in options.items() if _is_given(context, name)}
+            study = load_recall_file(run_file, overrides=overrides or (), **given)
+            folders = study.folders()
+            if dry_run:
+                (give_document if as_json else show_plan)(
+                    {"parts": plan_recall(study.parts, folders, overwrite=overwrite)}
+                )
+                return
+            with training_errors(continues):
+                found = run_recall_parts(
+                    study.parts,
+                    folders,
+                    workers=study.workers,
+                    overwrite=overwrite,
+                    checkpoint_seconds=checkpoint_seconds,
+                    reporter=reporter_for(Console(stderr=True, quiet=quiet), log_every),
+                    log_every=log_every,
+                    imports=imports or (),
+                )
         for name, results in found.items():
             if name:
                 show(f"Part {name}")
@@ -162,9 +164,9 @@ def recall(
                         "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
                         error=True,
                     )
-    if as_json:
-        documents = {name: json.loads((folder / "results.json").read_bytes()) for name, folder in folders.items()}
-        show_json(documents.get("", documents))
+        if as_json:
+            documents = {name: json.loads((folder / "results.json").read_bytes()) for name, folder in folders.items()}
+            give_document(documents.get("", documents))
 
 
 def _is_given(context: typer.Context, option: str) -> bool:

@@ -27,7 +27,7 @@ from ..files import TENSOR_ERRORS, staged_folder, write_bytes, write_json, writi
 from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from ..models.card import write_card
-from ..outputs import claimed_folder, described_files, listed_files
+from ..outputs import check_folder, claimed_folder, described_files, held, listed_files
 from ..ownership import Own
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
@@ -168,11 +168,12 @@ def plan_conversion(
         ValueError: as `convert_folder`, but for damaged weights.
     """
     source, output = _checked(source, output, prompt, tokens, seed, peak, steps, overwrite)
-    with claimed_folder("output", output, lambda: _earlier(output, overwrite), "conversion"):
-        folder = model_folder(source)
-        recorded_training(folder, output)
-        before = own_config(load_config(folder))
-        after = fitting_config(before, to, options or {})
+    with held("output", output):
+        check_folder("output", output, lambda: _earlier(output, overwrite), "conversion")
+    folder = model_folder(source)
+    recorded_training(folder, output)
+    before = own_config(load_config(folder))
+    after = fitting_config(before, to, options or {})
     with torch.device("meta"):
         models = [FastWeightsForCausalLM(config) for config in (before, after)]
     old, new = (model.num_parameters() for model in models)

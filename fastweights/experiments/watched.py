@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..safe_path import same_path
 from ..training import RecallRun
 from ..training.batches import training_batches
-from ..training.calling_script import not_run_again, prepared
+from ..training.calling_script import prepared, starting_processes
 from ..training.objectives import Objective
 from ..training.train import Training
 from ..training.workers import usual_workers
@@ -54,8 +53,7 @@ def in_processes(measure: Callable[[Job], Found], jobs: Sequence[Job], condition
     spawn = multiprocessing.get_context("spawn")
     prepare = prepared(torch.set_num_threads)
     with (
-        same_path(),
-        not_run_again(),
+        starting_processes(),
         ProcessPoolExecutor(workers, spawn, initializer=prepare, initargs=(1,)) as processes,
     ):
         return list(processes.map(measure, jobs))

@@ -16,8 +16,7 @@ import torch
 from ..files import write_json
 from ..layers import import_mixers
 from ..out_of_memory import OutOfMemory, within_memory
-from ..safe_path import same_path
-from ..training.calling_script import not_run_again, prepared
+from ..training.calling_script import prepared, starting_processes
 from ..training.workers import WorkerError, gpus_of_workers, signals_held_back
 from .request import Request
 
@@ -144,7 +143,7 @@ class _Process:
     def begin(self, arguments: Sequence[Any]) -> None:
         """Give it a job. The first one starts it."""
         if self._process.pid is None:
-            with same_path(), not_run_again(), signals_held_back():  # Ctrl-C reaches all processes: this one decides
+            with starting_processes(), signals_held_back():  # Ctrl-C reaches all processes: this one decides
                 self._process.start()
             self._theirs.close()
         with suppress(OSError):  # the process is gone: `receive` says so

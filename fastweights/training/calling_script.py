@@ -7,21 +7,23 @@ own, it is run up to its first call of a function of this library that does the 
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import multiprocessing
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["not_run_again", "prepared", "work_begins"]
+from ..safe_path import same_path
+
+__all__ = ["prepared", "starting_processes", "work_begins"]
 
 LINE = 'if __name__ == "__main__":'
-COMPARED = re.compile(rb"\b__name__\s*[!=]=|[!=]=\s*__name__\b")
 _running = False  # whether this process runs the script, for what it registers
 
 
@@ -45,21 +47,23 @@ def work_begins(function: str) -> None:
 
 
 @contextmanager
-def not_run_again() -> Iterator[None]:
-    """Processes that are started in the block do not run a script without the line."""
+def starting_processes() -> Iterator[None]:
+    """Processes that multiprocessing starts in the block do not run a script without the line, and find modules where this
+    process finds them."""
     if _running:
         raise _WorkReached
     main = sys.modules["__main__"]
-    if _script() is not None:
+    if _script() is not None or _is_typed(main):
         sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield
+        with same_path():
+            yield
     finally:
         sys.modules["__main__"] = main
 
 
 def prepared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for a process that is started in `not_run_again`: it knows the mixers and tasks that the script registered."""
+    """`function` for a process that starts in `starting_processes`: it knows the mixers and tasks that the script registered."""
     script = _script()
     return function if script is None or not _registers() else _Prepared(function, str(script))
 
@@ -78,9 +82,23 @@ def _script() -> Path | None:
     """The script that this process runs, where it is a file without the line."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     path = None if file is None else Path(file).resolve()
-    if path is None or path.suffix != ".py" or not path.is_file():
-        return None
-    return None if COMPARED.search(path.read_bytes()) else path
+    return path if path is not None and path.is_file() and _lacks_the_line(path) else None
+
+
+def _lacks_the_line(path: Path) -> bool:
+    """Whether a script, which may have any suffix, compares its name with nothing. One that is compiled is taken to do so."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return False
+    compared = (side for node in nodes if isinstance(node, ast.Compare) for side in (node.left, *node.comparators))
+    return not any(isinstance(side, ast.Name) and side.id == "__name__" for side in compared)
+
+
+def _is_typed(main: ModuleType) -> bool:
+    """Whether its code came from standard input, of which Python makes the name of a file."""
+    file = getattr(main, "__file__", None)
+    return file is not None and main.__spec__ is None and not Path(file).is_file()
 
 
 def _registers() -> bool:
@@ -96,8 +114,8 @@ def _registers() -> bool:
 def _run_until_work(script: str) -> None:
     global _running
     name = "__mp_main__"  # as multiprocessing calls it
-    spec = importlib.util.spec_from_file_location(name, script)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
+    spec = importlib.util.spec_from_file_location(name, script, loader=SourceFileLoader(name, script))
+    assert spec is not None and spec.loader is not None
     module = sys.modules[name] = sys.modules["__main__"] = importlib.util.module_from_spec(spec)
     _running = True
     try:

@@ -25,9 +25,9 @@ from ..files import WriteError
 from ..layers import import_mixers
 from ..out_of_memory import OutOfMemory, within_memory
 from ..results.recall import RecallResult, save_result
-from ..safe_path import HAS_SAFE_PATH, same_path
+from ..safe_path import HAS_SAFE_PATH
 from ..stopping import SIGNALS, join_or_kill
-from .calling_script import not_run_again, prepared
+from .calling_script import prepared, starting_processes
 from .experiment import RecallRun
 from .folder import ExperimentFolder
 from .progress import Reporter
@@ -188,7 +188,7 @@ class _Worker:
         """Train `job`. The first one starts the process."""
         self.job = job
         if self.process.pid is None:
-            with same_path(), not_run_again(), signals_held_back():
+            with starting_processes(), signals_held_back():
                 self.process.start()
             self._theirs.close()
         with suppress(OSError):  # the worker is gone: `receive` says so

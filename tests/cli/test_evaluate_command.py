@@ -177,3 +177,12 @@ def test_without_text_of_ones_own_it_is_said_what_was_measured(run, capsys):
     assert f"Text: held-out text of the training in {run}\n" in printed.out
     assert f"Reading the text that {run / 'run.json'} names: {run.parent / 'text.txt'}\n" in printed.err
     assert json.loads((run / "evaluation.json").read_text())["text"] == f"held-out text of the training in {run}"
+
+
+@pytest.mark.parametrize("command", ["evaluate", "inspect"])
+def test_what_a_training_names_is_said_before_it_is_read(run, capsys, command):
+    (run / "run.json").write_text(json.dumps({"corpus": {"paths": ["/nowhere/of a stranger.txt"]}, "model": {}}))
+    assert main([command, str(run), *(QUICK.split() if command == "evaluate" else ())]) == 2
+    notice, error = capsys.readouterr().err.splitlines()
+    assert notice == f"Reading the text that {run / 'run.json'} names: /nowhere/of a stranger.txt"
+    assert error.startswith("fastweights: error: ") and "/nowhere/of a stranger.txt" in error

@@ -391,9 +391,11 @@ def test_a_model_that_is_named_by_a_link_has_its_results_in_its_own_folder(place
 
 def test_a_text_is_no_output_even_where_it_is_an_evaluation(place, capsys):
     assert main(f"{COMMANDS['evaluate'][0]} --output new.json".split()) == 0
-    line = COMMANDS["evaluate"][0].replace("text.txt", "new.json")
-    for options in ("", " --overwrite"):
-        refused(place, capsys, f"{line} --output new.json{options}", "text that is read")
+    (place / "text.json").symlink_to("new.json")
+    for text in ("new.json", "mine/../new.json", "text.json"):
+        line = COMMANDS["evaluate"][0].replace("text.txt", text)
+        for options in ("", " --overwrite"):
+            refused(place, capsys, f"{line} --output new.json{options}", "text that is read")
 
 
 def test_hard_links_to_an_output_keep_the_earlier_content(place):

@@ -1,10 +1,12 @@
 """`--dry-run`, `--quiet`, `--json`, `-h` and shell completion."""
 
 import json
+import os
 
 import pytest
 
 from fastweights.cli import main
+from fastweights.layers import registry
 from fastweights.training.language import load_run
 from fastweights.training.language.trainer import training_arguments
 
@@ -50,12 +52,16 @@ def contents(folder):
     return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
+def fill(folder):
+    save(folder / "model")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "run.toml").write_text(RUN)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    save(tmp_path / "model")
-    (tmp_path / "text.txt").write_text(TEXT)
-    (tmp_path / "run.toml").write_text(RUN)
+    fill(tmp_path)
     capsys.readouterr()
     return tmp_path
 
@@ -67,12 +73,15 @@ def folder(tmp_path, monkeypatch, capsys):
         ("train run.toml --set mixers=[\"gdn\",\"pgdn\"]", ["output: trained/gdn", "output: trained/pgdn"]),
         (RECALL, ["width: 8", "mixer: linear", "pairs: 4", "runs: 2", "ended: 0", "output: out", "parameters: "]),
         (EVALUATE, ["lengths: [16, 32]", "parameters: ", "text: text.txt", "output: model/evaluation.json"]),
+        ("inspect model --text text.txt", ["tokens, at most: 1,024", "text: text.txt", "output: model/inspection"]),
         ("convert model --to pgdn --output new", ["output: new", "new parameters: ", 'mixers after: ["pgdn"']),
         ("leaderboard rules tracking --mixers gdn --output out", ["trainings per mixer, at most: 3", "tracking-small.json"]),
         ("reproduce C1 C2 --output out", ["name: C1", "name: C2", "output: out/C2.json", "cost: "]),
     ],
 )  # fmt: skip
 def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
+    for output in ("model/.inspection", ".new"):  # what a killed command leaves
+        (folder / f"{output}.0badcafe.partial").mkdir()
     before = contents(folder)
     assert main([*command.split(), "--dry-run"]) == 0
     printed = capsys.readouterr()
@@ -93,6 +102,10 @@ def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
         "convert model --to pgdn --output new --tokens 0",
         "convert model --to gdn --output model",
         "leaderboard rules --mixers softmax",
+        "inspect model --measures nothing",
+        "inspect model --every 0",
+        "inspect model --output text.txt",
+        "inspect text.txt",
     ],
 )
 def test_a_dry_run_refuses_what_the_command_would(folder, capsys, command):
@@ -149,6 +162,34 @@ def test_an_evaluation_as_one_document(folder, capsys):
     assert json.loads(capsys.readouterr().out)["output"] == "model/evaluation.json"
     assert main(["evaluate", "model", "--json", "--text", "text.txt", "--lengths", "100000"]) == 2
     assert capsys.readouterr().out == ""
+
+
+LOUD = """
+import os
+from fastweights.layers import register_mixer
+from fastweights.layers.linear_attention import LinearAttention
+print("registering")
+os.system("echo a process")
+register_mixer("loud", layer=LinearAttention, summary="x", equation="x", source="x", state="H K V")
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(EVALUATE, 0), (f"{EVALUATE} --dry-run", 0), (f"{RECALL} --dry-run", 0), (f"{RECALL} --width 7", 2)],
+)
+def test_what_a_module_and_its_processes_print_is_no_part_of_the_document(tmp_path, capfd, monkeypatch, command, code):
+    fill(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry._REGISTRY, "specs", dict(registry._REGISTRY.specs))
+    (tmp_path / "loud.py").write_text(LOUD)
+    capfd.readouterr()
+    assert main([*command.split(), "--json", "--import", "loud.py"]) == code
+    printed = capfd.readouterr()
+    assert printed.out == "" if code else json.loads(printed.out)
+    assert "registering\n" in printed.err and "a process\n" in printed.err
+    os.system("echo later")
+    assert capfd.readouterr().out == "later\n"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastweights.analysis import load_results
+from fastweights.training import calling_script
 
 ROOT = Path(__file__).parents[2]
 TASK = 'task="mqar", pairs=(2,), vocab_size=16, width=8, heads=2, layers=1, steps=4, batch_size=2, test_examples=4'
@@ -32,12 +33,15 @@ PLAIN = CALL.replace("MIXER", "linear")
 OWN = OWN_MIXER + CALL.replace("MIXER", "mine")
 
 
-def run(folder, script):
-    folder.mkdir(exist_ok=True)
-    (folder / "script.py").write_text(script)
+def run(folder, script, name="script.py"):
+    """name: of the file; None for standard input."""
+    if name is not None:
+        (folder / name).write_text(script)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "script.py"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        [sys.executable, name or "-"],
+        input=None if name else script, cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
 
 
 def trained(folder):
@@ -58,6 +62,38 @@ def test_a_script_without_the_line_is_not_run_again(tmp_path):
     ended = run(tmp_path, 'import shutil\nshutil.rmtree("out", ignore_errors=True)\n' + PLAIN)
     assert ended.returncode == 0, ended.stderr
     assert trained(tmp_path) == ["linear", "gdn"] and ended.stdout.split("\n") == ["begins", "ends 2", ""]
+
+
+@pytest.mark.parametrize(
+    ("script", "lacks"),
+    [
+        (PLAIN, True),
+        ('# under if __name__ == "__main__": or not\nprint("__name__ != 1")\n' + PLAIN, True),
+        ('if "__main__" == __name__:\n    pass\n', False),
+        ('if __name__ in ("__main__",):\n    pass\n', False),
+        ("\0", False),
+    ],
+)
+def test_the_line_is_code(tmp_path, script, lacks):
+    """Not a remark or a text that mentions it."""
+    path = tmp_path / "script"
+    path.write_text(script)
+    assert calling_script._lacks_the_line(path) == lacks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["script", None], ids=["no suffix", "standard input"])
+def test_scripts_that_are_no_python_files(tmp_path, name):
+    ended = run(tmp_path, PLAIN, name)
+    assert ended.returncode == 0, ended.stderr
+    assert trained(tmp_path) == ["linear", "gdn"] and ended.stdout.split("\n") == ["begins", "ends 2", ""]
+
+
+@pytest.mark.slow
+def test_a_script_without_suffix_trains_its_own_mixers(tmp_path):
+    ended = run(tmp_path, OWN, "script")
+    assert ended.returncode == 0, ended.stderr
+    assert trained(tmp_path) == ["mine", "gdn"]
 
 
 @pytest.mark.slow

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...kinds import checked
-
 __all__ = ["Document", "Length", "Piece", "cut", "split"]
 
 LARGEST = 0.5  # of all text: a file or row with more than that is not held out whole
 SMALLEST = 0.5  # of the mean size: a file or row with less than that would be too little to measure on
 
 
-@checked
 @dataclass(frozen=True)
 class Document:
     """One text, and whether it is kept from training."""

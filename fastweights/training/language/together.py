@@ -16,9 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from ...layers import import_mixers
 from ...out_of_memory import OutOfMemory, within_memory
-from ...safe_path import same_path
 from ...stopping import Stopped, StopSignals, join_or_kill
-from ..calling_script import not_run_again, prepared, work_begins
+from ..calling_script import prepared, starting_processes, work_begins
 from ..workers import WorkerError
 from .folder import LanguageFolder
 from .run import LanguageRun
@@ -68,7 +67,7 @@ def train_together(
         while waiting or running:
             while waiting and places:
                 run, gpu = waiting.pop(0), places.pop(0)
-                with same_path(), not_run_again(), _visible(gpu):
+                with starting_processes(), _visible(gpu):
                     divergence = context.SimpleQueue()  # starts a process too, which tracks what queues leave behind
                     process = context.Process(target=prepared(_train), args=(run, imports, divergence))
                     process.start()
