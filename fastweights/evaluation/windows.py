@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import LARGEST_COUNT, check_size, describe_value
+from ..kinds import checked
 
 __all__ = ["check_lengths", "text_windows"]
 
@@ -24,6 +25,7 @@ def check_lengths(lengths: Sequence[int], at_least: int, *, name: str = "lengths
     return sorted(set(lengths))
 
 
+@checked
 def text_windows(
     documents: Iterable[Sequence[int] | np.ndarray | Tensor],
     length: int,

@@ -19,7 +19,6 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-from ...kinds import checked
 from .around import convolution, convolution_step, gated_norm, plain_convolution
 from .boundaries import with_boundaries
 from .delta_rule import delta_rule_of
@@ -72,7 +71,6 @@ class Replacement:
         return _function, (self.original.__module__, self.original.__qualname__)
 
 
-@checked
 def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
     """Let models of transformers with a gated delta rule or Kimi Delta Attention run on the ops of this library.
 
