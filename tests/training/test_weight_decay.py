@@ -116,5 +116,5 @@ def test_marks_of_others_are_read():
     assert undecayed_parameters(own) == {"1.weight"}
     decayed, _ = weight_decay_groups(own, 0.1)
     assert [list(p.shape) for p in decayed["params"]] == [[3, 2]]
-    with pytest.raises(TypeError, match="model must be a torch.nn.Module, got str"):
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module, got 'gdn'"):
         undecayed_parameters("gdn")  # type: ignore[arg-type]
