@@ -85,7 +85,9 @@ class Conditions:
         try:
             torch.device(self.device)
         except RuntimeError:
-            raise ValueError(f"device must be a torch device such as 'cpu' or 'cuda', got {self.device!r}") from None
+            raise ValueError(
+                f"device must be a torch device such as 'cpu' or 'cuda', got {describe_value(self.device)}"
+            ) from None
         check_path("folder", self.folder)
         check_path("measurements", self.measurements)
         if self.workers is not None:

@@ -10,7 +10,15 @@ from torch import Tensor
 from transformers import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from ..checks import LARGEST_DEPTH, check_size, check_whole_number, describe_value, shape_of, values_are_checked
+from ..checks import (
+    LARGEST_DEPTH,
+    check_real,
+    check_size,
+    check_whole_number,
+    describe_value,
+    shape_of,
+    values_are_checked,
+)
 from ..kinds import checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
@@ -168,6 +176,7 @@ class FastWeightsCache(Cache):
         wanted = f"{name} must be int64 [rows], numbers of rows of the cache"
         if not isinstance(rows, Tensor):
             raise TypeError(f"{wanted}, got {describe_value(rows)}; convert it with torch.tensor")
+        check_real(name, rows)
         if rows.dtype not in (torch.int32, torch.int64) or rows.ndim != 1:
             raise ValueError(f"{wanted}, got {rows.dtype} {shape_of(rows)}; convert it with {name}.long()")
         if self.is_initialized and len(rows) and values_are_checked(rows):

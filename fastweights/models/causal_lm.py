@@ -10,7 +10,7 @@ from transformers.utils import can_return_tuple
 from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
-from .inputs import check_divisor, check_labels, kept_positions
+from .inputs import check_divisor, check_labels, is_batch, kept_positions
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
 from .output_layer import OutputLayer
 from .rows import cumulative_lengths, predicted_labels
@@ -98,7 +98,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
                 return CausalLMOutputWithPast(logits=next_logits, **named_cache(past_key_values))
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        if isinstance(tokens, Tensor) and tokens.ndim >= 2:  # anything else is refused by the body
+        if is_batch(tokens):
             kept = kept_positions(logits_to_keep, tokens.shape[1])
             if labels is not None:
                 check_labels(labels, tokens, self.config.vocab_size)

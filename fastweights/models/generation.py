@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import GenerationMode
 
-from ..checks import check_size
+from ..checks import check_dense, check_size
 from .adapters import check_kind
 from .cache import CACHE_NAME, FastWeightsCache, given_cache
 from .decoding import DecodeSteps, can_replay
-from .inputs import check_ids, check_token
+from .inputs import check_ids, check_token, is_batch
 from .masks import check_mask, check_prompts
 from .prefill import prefill_block
 from .prompts import padding_in_front
@@ -96,8 +96,11 @@ class CachedGenerationMixin(GenerationMixin):
         given = kwargs.get("inputs_embeds")
         if prompt is not None:
             given = check_ids(prompt, self)
+        for name in ("attention_mask", "inputs_embeds", "position_ids"):
+            if isinstance(x := kwargs.get(name), Tensor):
+                check_dense(name, x)
         mask = kwargs.get("attention_mask")
-        if mask is not None and isinstance(given, Tensor) and given.ndim >= 2:
+        if mask is not None and is_batch(given):
             batch, time = given.shape[:2]
             # With a cache the mask may be longer, and cover the tokens that the cache has read.
             check_mask(mask, batch, min(time, mask.shape[-1]) if isinstance(mask, Tensor) else time)
@@ -163,7 +166,7 @@ def _check_reading(
     embeddings even where the mask shows that all of them are new."""
     whole = "pass the whole prompt, with the tokens that the cache has read first and at least one token more"
     given = prompt if embeddings is None else embeddings
-    if not isinstance(given, Tensor) or given.ndim < 2:
+    if not is_batch(given):
         return  # refused elsewhere
     length = (given if mask is None else mask).shape[1]
     if cache.columns >= length:

@@ -22,10 +22,10 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
-from ..checks import shape_of, values_are_checked, values_can_be_read
+from ..checks import check_dense, shape_of, values_are_checked, values_can_be_read
 from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
-from .inputs import check_classes, check_label_tensor
-from .masks import check_mask
+from .inputs import check_classes, check_label_tensor, is_batch
+from .masks import check_mask, own_columns
 from .modeling import FastWeightsPreTrainedModel
 from .rows import Rows
 
@@ -71,7 +71,7 @@ class FastWeightsForSequenceClassification(GenericForSequenceClassification, Fas
             ValueError: an input that does not fit; several documents in one row, which has one label.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        if isinstance(tokens, Tensor) and tokens.ndim >= 2:  # anything else is refused by the body
+        if is_batch(tokens):
             refuse_documents(tokens, attention_mask, position_ids, kwargs)
             last_B = self._last_token(input_ids, tokens, attention_mask)
             if labels is not None:
@@ -105,7 +105,7 @@ class FastWeightsForSequenceClassification(GenericForSequenceClassification, Fas
         batch, time = tokens.shape[:2]
         if attention_mask is not None:
             check_mask(attention_mask, batch, time)
-            is_token = attention_mask[:, attention_mask.shape[1] - time :] != 0
+            is_token = own_columns(attention_mask, time) != 0
             if values_are_checked(is_token) and not is_token.any(1).all():
                 row = int((~is_token.any(1)).nonzero()[0])
                 raise ValueError(
@@ -146,7 +146,7 @@ class FastWeightsForTokenClassification(GenericForTokenClassification, FastWeigh
             ValueError: an input that does not fit.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        if labels is not None and isinstance(tokens, Tensor) and tokens.ndim >= 2:
+        if labels is not None and is_batch(tokens):
             check_classes("labels", labels, tokens.shape[:2], self.num_labels)
         cache = given_cache(past_key_values, cache)
         return super().forward(
@@ -183,7 +183,7 @@ class FastWeightsForQuestionAnswering(GenericForQuestionAnswering, FastWeightsPr
             ValueError: an input that does not fit; several documents in one row, which has one answer.
         """
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        if isinstance(tokens, Tensor) and tokens.ndim >= 2:
+        if is_batch(tokens):
             refuse_documents(tokens, attention_mask, position_ids, kwargs)
             check_answers(start_positions, end_positions, tokens.shape[0])
         cache = given_cache(past_key_values, cache)
@@ -217,6 +217,7 @@ def check_text_labels(labels: object, batch: int, config: Any) -> None:
     kind, count = config.problem_type, config.num_labels
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor, one entry per text, got {type(labels).__name__}")
+    check_dense("labels", labels)
     if kind is None:
         is_class = labels.dtype in (torch.int64, torch.int32)
         kind = (

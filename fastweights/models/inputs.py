@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_number, check_whole_number, describe_value, shape_of, values_are_checked
+from ..checks import check_dense, check_number, check_whole_number, describe_value, shape_of, values_are_checked
 from ..layers.mixer import check_like_parameters
 from .loss import IGNORED
 
@@ -22,10 +22,16 @@ __all__ = [
     "check_label_tensor",
     "check_labels",
     "check_token",
+    "is_batch",
     "kept_positions",
 ]
 
 LARGEST_VOCABULARY = 2**31
+
+
+def is_batch(tokens: object) -> TypeGuard[Tensor]:
+    """Whether ids or embeddings have a batch and a time. Anything else is refused where the body reads it."""
+    return isinstance(tokens, Tensor) and not tokens.is_nested and tokens.ndim >= 2
 
 
 def check_ids(input_ids: object, model: Any) -> Tensor:
@@ -37,6 +43,7 @@ def check_ids(input_ids: object, model: Any) -> Tensor:
             f"input_ids must be an int64 tensor [batch, time >= 1], got {type(input_ids).__name__}; convert it with "
             "torch.tensor, text with the model's tokenizer"
         )
+    check_dense("input_ids", input_ids)
     if input_ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"input_ids must be int64 or int32, got {input_ids.dtype}; convert them with input_ids.long()")
     if input_ids.ndim != 2:
@@ -63,6 +70,7 @@ def check_embeddings(inputs_embeds: object, width: int, model: nn.Module) -> Ten
     wanted = f"inputs_embeds must be a tensor [batch, time >= 1, {width}]"
     if not isinstance(inputs_embeds, Tensor):
         raise TypeError(f"{wanted}, got {type(inputs_embeds).__name__}; convert it with torch.as_tensor")
+    check_dense("inputs_embeds", inputs_embeds)
     if inputs_embeds.ndim != 3 or inputs_embeds.shape[2] != width or inputs_embeds.shape[1] < 1:
         raise ValueError(f"{wanted}, got shape {shape_of(inputs_embeds)}")
     if not torch.compiler.is_compiling():
@@ -89,6 +97,7 @@ def check_label_tensor(name: str, labels: object, shape: Sequence[int]) -> Tenso
     """An int64 tensor of this shape."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be an int64 tensor {list(shape)}, got {type(labels).__name__}")
+    check_dense(name, labels)
     if labels.dtype != torch.int64:
         raise ValueError(f"{name} must be int64, got {labels.dtype}; convert them with {name}.long()")
     if list(labels.shape) != list(shape):
@@ -111,6 +120,7 @@ def check_cache_position(cache_position: object, columns: int, time: int) -> Non
     wanted = f"cache_position must be int64 [{time}], the columns of the input after the {columns} of past_key_values"
     if not isinstance(cache_position, Tensor):
         raise TypeError(f"{wanted}, got {type(cache_position).__name__}; leave it out")
+    check_dense("cache_position", cache_position)
     if cache_position.dtype not in (torch.int32, torch.int64) or list(cache_position.shape) != [time]:
         raise ValueError(f"{wanted}, got {cache_position.dtype} {shape_of(cache_position)}; leave it out")
     if values_are_checked(cache_position):
@@ -128,6 +138,7 @@ def check_divisor(num_items_in_batch: object) -> None:
 def kept_positions(logits_to_keep: object, time: int) -> slice | Tensor:
     """The positions whose logits are computed."""
     if isinstance(logits_to_keep, Tensor):
+        check_dense("logits_to_keep", logits_to_keep)
         if logits_to_keep.dtype != torch.int64 or logits_to_keep.ndim != 1:
             raise ValueError(
                 f"logits_to_keep must be a number or int64 positions [P], got {logits_to_keep.dtype} {shape_of(logits_to_keep)}"

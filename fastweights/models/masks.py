@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..checks import shape_of
+from ..checks import check_dense, shape_of
 
 __all__ = ["check_mask", "check_prompts", "document_numbers", "own_columns"]
 
@@ -17,6 +17,7 @@ def check_mask(attention_mask: object, batch: int, time: int) -> None:
     wanted = f"attention_mask must be [{batch}, at least {time}], 1 for tokens and 0 for padding"
     if not isinstance(attention_mask, Tensor):
         raise TypeError(f"{wanted}, got {type(attention_mask).__name__}; convert it with torch.tensor")
+    check_dense("attention_mask", attention_mask)
     if attention_mask.ndim != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < time:
         raise ValueError(f"{wanted}, got shape {shape_of(attention_mask)}")
 
@@ -49,13 +50,13 @@ def document_numbers(attention_mask: Tensor, batch: int, time: int) -> Tensor | 
 def check_prompts(attention_mask: Tensor, batch: int, time: int) -> None:
     """A mask of prompts to be continued, of whose last T columns each row has a token."""
     numbers = document_numbers(attention_mask, batch, time)
-    if numbers is None:
-        return
-    if numbers.dtype != torch.bool:
+    if (attention_mask > 1).any():  # one number too: generate() gives new tokens the number 1
         raise ValueError(
             "attention_mask must be 1 for tokens and 0 for padding in generate(), which continues every row, got numbers of "
-            "documents; pass each document as a row of its own"
+            "documents; pass each document as a row of its own, with a mask of ones"
         )
+    if numbers is None:
+        return
     empty = (~numbers.any(1)).nonzero()[:, 0].tolist()
     if empty:
         raise ValueError(
@@ -67,10 +68,8 @@ def check_prompts(attention_mask: Tensor, batch: int, time: int) -> None:
 def _ends(mask_BS: Tensor, time: int) -> tuple[float, float, float]:
     """The smallest and the largest number, and the smallest of the last T columns; 1 without any."""
     wanted = "attention_mask must be 0 for padding, and for tokens 1 or the whole number above 0 of their document"
-    if mask_BS.is_complex() or mask_BS.is_quantized or mask_BS.layout != torch.strided:
-        raise ValueError(
-            f"{wanted}, got {mask_BS.dtype}, {mask_BS.layout}; pass a dense tensor of bool, integers or floats"
-        )
+    if mask_BS.is_complex() or mask_BS.is_quantized:
+        raise ValueError(f"{wanted}, got {mask_BS.dtype}; pass bool, integers or floats")
     if mask_BS.device.type == "meta":
         raise ValueError(f"{wanted}, got a tensor on meta; pass numbers")
     if not mask_BS.numel():

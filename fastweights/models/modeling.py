@@ -24,6 +24,7 @@ from .cache import CACHE_NAMES, FastWeightsCache, given_cache, named_cache
 from .card import auto_class, write_card
 from .configuration import FastWeightsConfig, how_to_load
 from .inputs import check_cache_position, check_embeddings, check_ids
+from .masks import check_mask
 from .rows import Rows, cumulative_lengths
 
 __all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
@@ -158,8 +159,8 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         batch, time = self._check_inputs(input_ids, inputs_embeds)
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
         check_cu_seqlens(cu_seqlens, batch, time)
-        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and attention_mask.shape[1] > time:
-            _check_longer_mask(attention_mask, past_key_values, batch, time)
+        if attention_mask is not None:
+            _check_columns(attention_mask, past_key_values, batch, time)
         rows = Rows(batch, time, attention_mask, position_ids, cu_seqlens, seq_idx)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -220,9 +221,11 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         return past_key_values.layers
 
 
-def _check_longer_mask(attention_mask: Tensor, cache: object, batch: int, time: int) -> None:
+def _check_columns(attention_mask: Tensor, cache: object, batch: int, time: int) -> None:
     """Columns of a mask before the input stand for what a cache has read, which may be padding alone."""
-    if not (isinstance(cache, FastWeightsCache) and (cache.is_initialized or cache.columns)):
+    check_mask(attention_mask, batch, time)
+    has_read = isinstance(cache, FastWeightsCache) and (cache.is_initialized or cache.columns)
+    if attention_mask.shape[1] > time and not has_read:
         raise ValueError(
             f"attention_mask must be [{batch}, {time}] without the cache of earlier columns, got shape "
             f"{shape_of(attention_mask)}; leave out what the input does not hold"

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import shape_of, values_are_checked
+from ..checks import check_dense, check_real, shape_of, values_are_checked
 from .loss import IGNORED
 from .masks import check_mask, document_numbers, own_columns
 
@@ -36,6 +36,7 @@ def cumulative_lengths(
     for name, x in found.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be an integer tensor [N+1], got {type(x).__name__}")
+        check_dense(name, x)
     for name, x in others:
         readable = values_are_checked(x) and values_are_checked(edges)
         if x is not edges and (x.shape != edges.shape or (readable and not torch.equal(x.long(), edges.long()))):
@@ -254,6 +255,7 @@ def _one_per_token(name: str, x: Tensor, batch: int, time: int) -> Tensor:
     """int64 [B, T]"""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be an integer tensor [B, T], got {type(x).__name__}")
+    check_real(name, x)
     if x.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} must be int32 or int64, got {x.dtype}; convert it with .long()")
     if x.ndim != 2 or x.shape[0] not in (1, batch) or x.shape[1] != time:

@@ -87,6 +87,38 @@ def with_ids(*ids: int) -> torch.Tensor:
     return torch.tensor([ids])
 
 
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "nested": lambda x: torch.nested.nested_tensor(list(x)),
+    "sparse": lambda x: x.to_sparse(),
+    "on meta": lambda x: x.to("meta"),
+}
+NUMBERED = ("attention_mask", "position_ids", "seq_idx", "labels")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", [*NUMBERED, "input_ids", "inputs_embeds", "cache_position", "logits_to_keep", "cu_seqlens", "cu_seq_lens_q"]
+)
+def test_kinds_of_tensors(kind, name, small, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ids = tokens(1, 6)
+    right = {
+        "input_ids": ids,
+        "inputs_embeds": torch.zeros(1, 6, 16),
+        "cache_position": torch.arange(6),
+        "logits_to_keep": torch.tensor([1]),
+        "cu_seqlens": torch.tensor([0, 6]),
+        "cu_seq_lens_q": torch.tensor([0, 6]),
+        **dict.fromkeys(NUMBERED, torch.arange(6)[None]),
+    }
+    if kind == "on meta" and name not in (*NUMBERED, "input_ids", "inputs_embeds"):
+        pytest.skip("its numbers are read by the layers, or not at all")
+    given = {name: KINDS[kind](right[name])}
+    given |= {"cu_seq_lens_k": right[name]} if name == "cu_seq_lens_q" else {}
+    given |= {} if name.startswith("input") else {"input_ids": ids}
+    check_refused("cu_seqlens|cu_seq_lens_q" if name.startswith("cu") else name, lambda: small(**given), tmp_path)
+
+
 INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no input": ("input_ids", {}),
     "two inputs": ("inputs_embeds", {"input_ids": tokens(), "inputs_embeds": torch.zeros(2, 19, 16)}),
@@ -190,6 +222,9 @@ ROWS: dict[str, Any] = {
     "an array": np.array([0, 1]),
     "a number": 1,
     "nothing": None,
+    **{f"{kind} rows": change(torch.tensor([[0], [1]])) for kind, change in KINDS.items()},
+    "sparse rows of rank 1": torch.tensor([0, 1]).to_sparse(),
+    "rows on meta": torch.tensor([0, 1], device="meta"),
 }
 REPEATS = [0, -1, 1.5, "2", True, None, torch.tensor(2)]
 
@@ -266,6 +301,17 @@ GENERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "half a new token": ("max_new_tokens", {"inputs": tokens(), "max_new_tokens": 0.5}),
     "a mask of another batch": ("attention_mask", {"inputs": tokens(), "attention_mask": torch.ones(3, 19)}),
     "a list as mask": ("attention_mask", {"inputs": tokens(), "attention_mask": [[1] * 19] * 2}),
+    "a mask of one number": ("attention_mask", {"inputs": tokens(), "attention_mask": torch.full((2, 19), 5)}),
+    "a mask of 2 and padding": ("attention_mask", {"inputs": tokens(), "attention_mask": 2 * (tokens() > 3).long()}),
+    **{
+        f"a {kind} {name}": (
+            name,
+            {name: change(torch.ones(2, 19, 16)[..., 0 if name == "attention_mask" else slice(16)])},
+        )
+        for kind, change in KINDS.items()
+        if kind != "on meta"
+        for name in ("attention_mask", "inputs_embeds")
+    },
 }
 
 

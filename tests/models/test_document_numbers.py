@@ -131,10 +131,15 @@ def test_other_values_of_a_mask_are_refused(values, place):
 
 
 @pytest.mark.parametrize(
-    "mask", [torch.ones(2, 6, dtype=torch.complex64), torch.ones(2, 6).to_sparse(), torch.ones(2, 6, device="meta")]
+    "mask, message",
+    [
+        (torch.ones(2, 6, dtype=torch.complex64), "0 for padding.* got torch.complex64; pass bool, integers or floats"),
+        (torch.ones(2, 6).to_sparse(), r"a dense tensor, got torch.sparse_coo; pass attention_mask.to_dense\(\)"),
+        (torch.ones(2, 6, device="meta"), "0 for padding.* got a tensor on meta; pass numbers"),
+    ],
 )
-def test_other_kinds_of_masks_are_refused(mask):
-    with pytest.raises(ValueError, match="attention_mask must be 0 for padding"):
+def test_other_kinds_of_masks_are_refused(mask, message):
+    with pytest.raises(ValueError, match=f"attention_mask must be {message}"):
         model()(tokens(2, 6), attention_mask=mask)
 
 
