@@ -31,7 +31,9 @@ def show(text: str, *, end: str = "\n", error: bool = False) -> None:
     Args:
         error: print on standard error, in place of standard output.
     """
-    stream: TextIO = sys.stderr if error else sys.stdout
+    stream: TextIO | None = sys.stderr if error else sys.stdout
+    if stream is None:  # it was closed before the process started
+        return
     print(visible(text) if stream.isatty() else text, end=end, file=stream, flush=True)
 
 

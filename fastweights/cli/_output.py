@@ -44,8 +44,7 @@ def _processes_redirected() -> Iterator[None]:
 
 def show_json(document: Any) -> None:
     """A JSON document on standard output. What is not finite is null."""
-    json.dump(_finite(document), sys.stdout, indent=1, allow_nan=False)
-    show("")
+    show(json.dumps(_finite(document), indent=1, allow_nan=False))
 
 
 def show_plan(plan: Any) -> None:

@@ -83,14 +83,15 @@ def _check_word(name: str, x: object, what: str) -> None:
 
 
 def _check_others(others: object) -> None:
-    """vLLM takes a model in several ways, and of two the last one."""
+    """vLLM takes a model in several ways, of two the last one, and options by the beginnings of their names too."""
     given = check_texts("others", others, what="options of vllm serve")
     if given and not given[0].startswith("-"):
         raise ValueError(
             f"others must be options of vllm serve, one MODEL being served at a time, got {given[0]!r}; leave it out"
         )
     for option in given:
-        if option.partition("=")[0].replace("_", "-") in OF_THE_MODEL:
+        name = option.partition("=")[0].replace("_", "-")
+        if len(name) > 2 and any(full.startswith(name) for full in OF_THE_MODEL):
             raise ValueError(
                 f"others must not name a model or tokenizer beside MODEL, whose files alone are checked, got {option!r}; "
                 "leave it out"

@@ -192,6 +192,14 @@ def test_what_a_module_and_its_processes_print_is_no_part_of_the_document(tmp_pa
     assert capfd.readouterr().out == "later\n"
 
 
+@pytest.mark.parametrize("options", ["", "--json", "--dry-run", "--json --dry-run"])
+def test_a_closed_standard_output_is_no_error(folder, capsys, monkeypatch, options):
+    """As with `>&-` in a shell."""
+    monkeypatch.setattr("sys.stdout", None)
+    assert main([*EVALUATE.split(), *options.split(), "-q"]) == 0
+    assert "error" not in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_recall_as_one_document(folder, capsys):
     """Without parts that of results.json, else one per part."""

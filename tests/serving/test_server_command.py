@@ -83,6 +83,7 @@ def test_the_command_of_the_server(tmp_path, with_vllm, monkeypatch):
         ({"others": ["--model_tag=another"]}, "others"),
         ({"others": ["--tokenizer", "another"]}, "others"),
         ({"others": ["--hf_config_path", "another"]}, "others"),
+        ({"others": ["--enforce-eager", "--hf-config=another"]}, "others"),
     ],
 )
 def test_bad_options_are_refused(options, message, tmp_path, with_vllm, monkeypatch, capsys):
