@@ -59,7 +59,8 @@ def not_run_again() -> Iterator[None]:
 
 
 def prepared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for a process that is started in `not_run_again`: it knows the mixers and tasks that the script registered."""
+    """`function` for a process that is started in `not_run_again`, which hides the script: ask for it before. The process knows
+    the mixers and tasks that the script registered."""
     script = _script()
     return function if script is None or not _registers() else _Prepared(function, str(script))
 
