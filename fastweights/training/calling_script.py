@@ -63,7 +63,8 @@ def starting_processes() -> Iterator[None]:
 
 
 def prepared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for a process that starts in `starting_processes`: it knows the mixers and tasks that the script registered."""
+    """`function` for a process that starts in `starting_processes`, which hides the script: ask for it before. The process knows
+    the mixers and tasks that the script registered."""
     script = _script()
     return function if script is None or not _registers() else _Prepared(function, str(script))
 
