@@ -61,6 +61,7 @@ def train_together(
     waiting = [run for run in runs if not LanguageFolder(Path(run.output)).result.exists()]
     gpus = _gpus(torch.device(device))
     places = [gpus[index % len(gpus)] for index in range(workers)]
+    target = prepared(_train)
     running: dict[Any, tuple[Any, LanguageRun, Any, str | None]] = {}
     diverged, failed = set(), []
     try:
@@ -69,7 +70,7 @@ def train_together(
                 run, gpu = waiting.pop(0), places.pop(0)
                 with starting_processes(), _visible(gpu):
                     divergence = context.SimpleQueue()  # starts a process too, which tracks what queues leave behind
-                    process = context.Process(target=prepared(_train), args=(run, imports, divergence))
+                    process = context.Process(target=target, args=(run, imports, divergence))
                     process.start()
                 running[process.sentinel] = (process, run, divergence, gpu)
             for sentinel in wait(list(running)):
