@@ -14,7 +14,6 @@ from .inputs import check_divisor, check_labels, is_batch, kept_positions
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
 from .output_layer import OutputLayer
 from .rows import cumulative_lengths, predicted_labels
-from .trainer_labels import count_predicted_labels
 
 __all__ = ["FastWeightsForCausalLM"]
 
@@ -23,24 +22,13 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
     """The model with an output layer: token ids to logits over the next token."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _accepts_loss_kwargs = True
+    _predicts_labels = True
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
         self.model = FastWeightsModel(config)
         self.lm_head = OutputLayer(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    @property
-    def accepts_loss_kwargs(self) -> bool:
-        """Whether Trainer passes num_items_in_batch to forward: True unless it is set. transformers' Trainer asks every model for
-        it when it is made, which is the moment to tell it what labels to count."""
-        count_predicted_labels(FastWeightsForCausalLM)
-        return self._accepts_loss_kwargs
-
-    @accepts_loss_kwargs.setter
-    def accepts_loss_kwargs(self, accepts: bool) -> None:
-        self._accepts_loss_kwargs = accepts
 
     @can_return_tuple
     def forward(

@@ -39,7 +39,7 @@ __all__ = [
 class FastWeightsForSequenceClassification(GenericForSequenceClassification, FastWeightsPreTrainedModel):
     """One row of logits per text, from its last token: a classifier, a regression, or a reward model (num_labels=1)."""
 
-    accepts_loss_kwargs = False  # the loss is a mean over texts, also where Trainer accumulates gradients
+    _accepts_loss_kwargs = False  # the loss is a mean over texts, also where Trainer accumulates gradients
 
     @can_return_tuple
     def forward(
@@ -121,7 +121,7 @@ class FastWeightsForSequenceClassification(GenericForSequenceClassification, Fas
 class FastWeightsForTokenClassification(GenericForTokenClassification, FastWeightsPreTrainedModel):
     """One row of logits per token, which sees the tokens before it. Documents may be packed."""
 
-    accepts_loss_kwargs = False
+    _accepts_loss_kwargs = False
 
     def forward(
         self,
@@ -157,7 +157,7 @@ class FastWeightsForTokenClassification(GenericForTokenClassification, FastWeigh
 class FastWeightsForQuestionAnswering(GenericForQuestionAnswering, FastWeightsPreTrainedModel):
     """How likely the answer to a question begins and ends at each token of its row."""
 
-    accepts_loss_kwargs = False
+    _accepts_loss_kwargs = False
 
     def forward(
         self,

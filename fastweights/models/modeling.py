@@ -26,6 +26,7 @@ from .configuration import FastWeightsConfig, how_to_load
 from .inputs import check_cache_position, check_embeddings, check_ids
 from .masks import check_mask
 from .rows import Rows, cumulative_lengths
+from .trainer_hooks import adapt_trainer
 
 __all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
 
@@ -36,7 +37,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     config_class = FastWeightsConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    accepts_loss_kwargs = True
+    _accepts_loss_kwargs = True
     _is_stateful = True  # transformers then refuses assisted decoding
     _no_split_modules = ["FastWeightsBlock"]
     _skip_keys_device_placement = list(CACHE_NAMES)
@@ -49,6 +50,17 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
             )
         super().__init__(config)
         self._made_with_cache = config.use_cache
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Whether Trainer passes num_items_in_batch to forward, unless it is set. transformers' Trainer asks every model for it
+        when it is made, which is the moment to adapt it."""
+        adapt_trainer()
+        return self._accepts_loss_kwargs
+
+    @accepts_loss_kwargs.setter
+    def accepts_loss_kwargs(self, accepts: bool) -> None:
+        self._accepts_loss_kwargs = accepts
 
     def save_pretrained(
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any

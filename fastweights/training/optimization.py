@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number, describe_value
+from ..checks import check_choice, check_number, check_positive, check_size, check_whole_number
 from ..kinds import checked
+from ..layers.weight_decay import undecayed_parameters
 from ..results import LanguageResult, still_falling
 
 __all__ = [
@@ -35,24 +36,6 @@ def check_optimization(settings: Any) -> None:
     check_positive("max_gradient_norm", settings.max_gradient_norm)
 
 
-def undecayed_parameters(model: nn.Module) -> set[str]:
-    """Names of the parameters that weight decay must leave alone: those that their module names in `_no_weight_decay`, and
-    those that bear the mark `_no_weight_decay = True`, Mamba's convention. Norms and biases have no mark.
-
-    Raises:
-        TypeError: model is no module.
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {describe_value(model)}")
-    found = set()
-    for prefix, module in model.named_modules():
-        named = getattr(module, "_no_weight_decay", ())
-        for name, parameter in module.named_parameters(recurse=False):
-            if getattr(parameter, "_no_weight_decay", False) or (isinstance(named, (tuple, list)) and name in named):
-                found.add(f"{prefix}.{name}" if prefix else name)
-    return found
-
-
 @checked
 def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups for a torch optimizer: matrices decay; norms, biases and `undecayed_parameters` do not. Parameters that
@@ -73,8 +56,9 @@ def weight_decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str,
 
 
 class WeightDecayMixin:
-    """For transformers' Trainer and its subclasses, which know norms and biases by their names and no mark of a parameter:
-    `class MyTrainer(WeightDecayMixin, Trainer)` leaves `undecayed_parameters` alone too."""
+    """For transformers' Trainer and its subclasses where they train a module of your own with layers of this library: they know
+    norms and biases by their names and no mark of a parameter. `class MyTrainer(WeightDecayMixin, Trainer)` leaves
+    `undecayed_parameters` alone too, as every Trainer does in the models of this library."""
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """transformers' hook: names of the parameters that decay."""

@@ -10,7 +10,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from fastweights.layers import MIXERS
 from fastweights.training import WeightDecayMixin, undecayed_parameters, weight_decay_groups
@@ -50,12 +50,34 @@ def test_the_parameters_of_every_mixer_that_do_not_decay():
     assert {name for name, _ in lm.named_parameters() if name.split(".")[-1] in MARKED} <= names
 
 
-def test_transformers_trainer_decays_what_our_groups_decay(tmp_path):
+@pytest.mark.parametrize("trainer", (Trainer, OwnTrainer))
+def test_transformers_trainer_decays_what_our_groups_decay(trainer, tmp_path):
     lm = model(EVERY)
-    decayed = decayed_by(OwnTrainer, lm, tmp_path)
+    decayed = decayed_by(trainer, lm, tmp_path)
     assert decayed == names_in(lm, weight_decay_groups(lm, 0.1)[:1])
     assert not decayed & undecayed_parameters(lm)
     assert {"lm_head.weight", "model.embed_tokens.weight"} < decayed
+
+
+class OwnModule(torch.nn.Module):
+    """A model of somebody else, with Mamba's mark, which transformers' Trainer does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.A_log = torch.nn.Parameter(torch.zeros(2, 2))
+        self.A_log._no_weight_decay = True
+
+
+def test_transformers_trainer_is_the_same_for_other_models(tmp_path):
+    decayed_by(Trainer, model(["gdn"]), tmp_path)
+    assert decayed_by(Trainer, OwnModule(), tmp_path) == {"A_log"}
+    assert decayed_by(OwnTrainer, OwnModule(), tmp_path) == set()
+
+
+def test_a_model_with_another_head_is_trained_alike(tmp_path):
+    config = model(["gdn"]).config
+    lm = AutoModelForSequenceClassification.from_config(config)
+    assert undecayed_parameters(lm) and not decayed_by(Trainer, lm, tmp_path) & undecayed_parameters(lm)
 
 
 def test_the_hook_is_that_of_language_training():
