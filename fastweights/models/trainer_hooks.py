@@ -41,9 +41,8 @@ def _change(trainer_class: Any) -> None:
 
     @wraps(count)
     def _get_num_items_in_batch(self: Any, batch_samples: list, *arguments: Any, **options: Any) -> Any:
-        if any(
-            getattr(module, "_predicts_labels", False) for module in self.model.modules()
-        ):  # an adapter may be around it
+        # An adapter may be around the model.
+        if any(getattr(module, "_predicts_labels", False) for module in self.model.modules()):
             for batch in batch_samples:
                 if isinstance(batch, MutableMapping):  # TRL's GRPOTrainer has lists of prompts here
                     _leave_out_unpredicted(batch)
