@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import rich.console
 from rich.segment import Segment
 
-__all__ = ["Console", "show", "visible"]
+__all__ = ["Console", "show", "shown", "visible"]
 
 # Control characters but line ends and tabs, what turns the direction of writing around, and halves of characters.
 _CONTROLS = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)} - {
@@ -25,8 +25,13 @@ def visible(text: str) -> str:
     return text.translate(_WRITTEN_OUT)
 
 
+def shown(text: str, stream: TextIO) -> str:
+    """The text as it is printed on a stream: in a pipe or a file it stays as it is, for whatever reads it there."""
+    return visible(text) if stream.isatty() else text
+
+
 def show(text: str, *, end: str = "\n", error: bool = False) -> None:
-    """Print a text. In a pipe or a file it stays as it is, for whatever reads it there.
+    """Print a text, as `shown`.
 
     Args:
         error: print on standard error, in place of standard output.
@@ -34,7 +39,7 @@ def show(text: str, *, end: str = "\n", error: bool = False) -> None:
     stream: TextIO | None = sys.stderr if error else sys.stdout
     if stream is None:  # it was closed before the process started
         return
-    print(visible(text) if stream.isatty() else text, end=end, file=stream, flush=True)
+    print(shown(text, stream), end=end, file=stream, flush=True)
 
 
 class Console(rich.console.Console):

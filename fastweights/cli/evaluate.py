@@ -1,5 +1,6 @@
 """`fastweights evaluate`: what a trained text model can do, by context length."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -132,7 +133,7 @@ def evaluate(
         )
         model_folder(model)  # says what is wrong with it, before anything is said of a place in it
         output = beside(model, "evaluation.json") if output is None else output
-        if output.resolve() in {path.resolve() for path in text or ()}:
+        if os.path.realpath(output) in set(map(os.path.realpath, text or ())):
             raise ValueError(
                 f"output must be another file than the text that is read, got {output}; choose another name"
             )
@@ -150,6 +151,7 @@ def evaluate(
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             reads_text = "perplexity" in settings.measures
             if reads_text and held_out.notice:
+                held_out.find()
                 show(held_out.notice, error=True)
             documents = held_out.documents(tokenizer) if reads_text else ()
             haystack = held_out.haystack()

@@ -70,6 +70,7 @@ def inspect(
         with claimed_folder("--output", folder, lambda: written_inspection(folder), "inspection"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             if held_out.notice:
+                held_out.find()
                 show(held_out.notice, error=True)
             documents = held_out.documents(tokenizer)
             ids = list(islice(chain.from_iterable(documents), tokens))

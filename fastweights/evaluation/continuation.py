@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..checks import (
     describe_value,
 )
 from ..kinds import checked
-from ..terminal import show
+from ..terminal import shown
 from .reading import check_model, check_tokenizer, evaluating, prompt_tokens
 
 __all__ = ["TimedStreamer", "continue_text"]
@@ -115,7 +116,7 @@ class TimedStreamer(TextStreamer):
         self.times: list[float] = []
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        show(text, end="\n" if stream_end else "")
+        super().on_finalized_text(shown(text, sys.stdout), stream_end=stream_end)
 
     def put(self, value: Tensor) -> None:
         super().put(value)

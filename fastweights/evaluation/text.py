@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,15 @@ class HeldOutText:
             self._corpus = TextCorpus(paths=self._paths)
             self.name = ", ".join(self._paths) or _UNKNOWN
 
+    def find(self) -> None:
+        """Look for the files, without reading their texts.
+
+        Raises:
+            ValueError: one does not exist or is no file.
+        """
+        with self._errors_named():
+            self._corpus.find()
+
     def documents(self, tokenizer: Any) -> Iterator[list[int]]:
         """Token ids, a document each, read as they are asked for.
 
@@ -53,10 +63,8 @@ class HeldOutText:
             ValueError: a path that does not exist, or files without text; at once, before any document is asked for.
         """
         texts = self._corpus.texts() if self._paths else self._held_out()
-        try:
+        with self._errors_named():
             first = list(islice(texts, 1))
-        except ValueError as error:
-            raise error if self._paths else ValueError(f"{self.name}: {error}; or pass --text") from None
         return (tokenizer(text, verbose=False).input_ids for text in chain(first, texts))
 
     def haystack(self) -> str | None:
@@ -74,6 +82,13 @@ class HeldOutText:
             if left <= 0:
                 break
         return "\n\n".join(texts)
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise error if self._paths else ValueError(f"{self.name}: {error}; or pass --text") from None
 
     def _held_out(self) -> Iterator[str]:
         return (document.text for document in self._corpus.documents() if document.held_out)

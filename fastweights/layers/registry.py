@@ -186,7 +186,6 @@ def mixer_spec(name: str, options: Mapping[str, Any]) -> MixerSpec:
     return spec
 
 
-@checked
 def build_mixer(name: str, *, hidden_size: int, num_heads: int, layer_idx: int = 0, **options: Any) -> Mixer:
     """The layer called `name`, with the options of `MIXERS[name]` and, over them, those given.
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..checks import LARGEST_WIDTH, check_positive, check_size, check_whole_number, describe_value
-from ..kinds import checked
 from ..layers import LayerCache, Mixer
 
 __all__ = ["check_mixer"]
@@ -19,7 +18,6 @@ LONGEST = 2**16  # tokens; the check reads the sequence many times, token by tok
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-@checked
 def check_mixer(
     layer: Mixer,
     *,

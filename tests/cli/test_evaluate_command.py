@@ -181,8 +181,10 @@ def test_without_text_of_ones_own_it_is_said_what_was_measured(run, capsys):
 
 @pytest.mark.parametrize("command", ["evaluate", "inspect"])
 def test_what_a_training_names_is_said_before_it_is_read(run, capsys, command):
-    (run / "run.json").write_text(json.dumps({"corpus": {"paths": ["/nowhere/of a stranger.txt"]}, "model": {}}))
+    damaged = run.parent / "of a stranger.jsonl"
+    damaged.write_text("no JSON\n")
+    (run / "run.json").write_text(json.dumps({"corpus": {"paths": [str(damaged)]}, "model": {}}))
     assert main([command, str(run), *(QUICK.split() if command == "evaluate" else ())]) == 2
     notice, error = capsys.readouterr().err.splitlines()
-    assert notice == f"Reading the text that {run / 'run.json'} names: /nowhere/of a stranger.txt"
-    assert error.startswith("fastweights: error: ") and "/nowhere/of a stranger.txt" in error
+    assert notice == f"Reading the text that {run / 'run.json'} names: {damaged}"
+    assert error.startswith("fastweights: error: ") and str(damaged) in error

@@ -236,4 +236,4 @@ def test_overwrite_measures_the_mixers_that_are_named_anew(capsys, tmp_path, mon
 
 
 def inodes(folder):
-    return {path: path.stat().st_ino for path in folder.rglob("*.json")}
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*.json")}

@@ -142,6 +142,14 @@ class TextCorpus:
             return None
         return int(min(self._characters, sum(file.path.stat().st_size for file in files)))
 
+    def find(self) -> None:
+        """Look for the files, of which those of folders are opened to see whether they are text.
+
+        Raises:
+            ValueError: one does not exist or is no file.
+        """
+        _ = self._found, self._found_held_out
+
     @property
     def unreadable_files(self) -> int:
         """How many files of the folders are left out as they are binary or not UTF-8."""

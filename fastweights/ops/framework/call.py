@@ -263,7 +263,7 @@ class InPyTorch:
         needs_quarantine = quarantine_is_needed(spec, tokens, held)
         for name, state in spec.states.items():
             if name not in held:  # the same for all sequences, in memory once
-                first = first_state(spec, name, sizes, 1, like)
+                first = first_state(spec, name, sizes, 1 if state.first is None else sequences.count, like)
                 held[name] = first.expand(sequences.count, *first.shape[1:])
             elif state.symmetric:  # every solver then reads the same matrix and has the same gradient
                 held[name] = 0.5 * (held[name] + held[name].mT)

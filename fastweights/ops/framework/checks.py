@@ -208,7 +208,7 @@ def _check_integer(name: str, x: Any, option: Integer, sizes: Sizes) -> int | No
     if x is None and option.optional:
         return None
     if isinstance(x, bool) or not isinstance(x, int):
-        raise TypeError(f"{name} must be an integer{' or None' * option.optional}, got {describe_value(x)}")
+        raise TypeError(f"{name} must be an integer{' or None' * option.optional}, got {type(x).__name__}")
     x = constant(x)
     if x < option.least:
         remedy = "; pass None for none" if option.optional else ""
