@@ -65,7 +65,10 @@ def boxes(axis):
             yield tick.label1.get_window_extent()
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("state size", "tokens") else ()) for name in FIGURES],
+)
 def test_no_two_labels_touch(name):
     figure = FIGURES[name]()
     figure.draw_without_rendering()

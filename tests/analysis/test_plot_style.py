@@ -155,7 +155,7 @@ def test_points_alone_have_no_line_in_the_legend():
     assert measure_by_state_size([made_up("gdn")]).legends[0].legend_handles[0].get_linewidth() == 0
 
 
-@pytest.mark.parametrize("pairs", [(4,), (4, 8, 16)], ids=len)
+@pytest.mark.parametrize("pairs", [(4,), pytest.param((4, 8, 16), marks=pytest.mark.slow)], ids=len)
 def test_a_legend_of_24_fits_the_figure(pairs):
     pytest.importorskip("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg

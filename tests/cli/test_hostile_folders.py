@@ -336,9 +336,19 @@ def within_limits() -> Iterator[None]:
         yield
 
 
-def cases(commands: str, *groups: dict[str, Any]) -> list[Any]:
+# What every command meets in the fast set. One command meets all.
+FEW = ("config cut", "weights cut", "code as the model", "tokenizer cut", "tokenizer code", "run.json cut")
+
+
+def cases(commands: str, *groups: dict[str, Any], every: str = "") -> list[Any]:
+    """every: the command that meets all of these in the fast set."""
     return [
-        pytest.param(command, harm, id=f"{command}-{name}")
+        pytest.param(
+            command,
+            harm,
+            marks=() if command == every or name in FEW else pytest.mark.slow,
+            id=f"{command}-{name}",
+        )
         for group in groups
         for name, harm in group.items()
         for command in commands.split()
@@ -348,10 +358,14 @@ def cases(commands: str, *groups: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("command", "harm"),
     [
-        *cases("generate evaluate", TOKENIZER, MODEL),
+        *cases("generate evaluate", TOKENIZER, MODEL, every="generate"),
         *cases("convert train", MODEL, {name: harm for name, harm in TOKENIZER.items() if "code" in name}),
-        *cases("inspect", {name: harm for name, harm in {**MODEL, **TOKENIZER}.items() if "code" in name}),
-        *cases("evaluate inspect", RUN),
+        *cases(
+            "inspect",
+            {name: harm for name, harm in {**MODEL, **TOKENIZER}.items() if "code" in name},
+            every="inspect",
+        ),
+        *cases("evaluate inspect", RUN, every="evaluate"),
     ],
 )
 def test_one_line_and_nothing_else(place, capfd, command, harm):

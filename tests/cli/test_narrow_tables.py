@@ -64,7 +64,7 @@ def plain_tables(found):
             yield one
 
 
-@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("width", [pytest.param(80, marks=pytest.mark.slow), 60])
 @pytest.mark.parametrize("name", [*TABLES, *PARTS, "leaderboard --list", "reproduce --list", "reproduce"])
 def test_no_number_is_split(name, width, tmp_path):
     tables = list(plain_tables(every_table(name, tmp_path)))

@@ -87,6 +87,11 @@ def pipe(path: Path) -> None:
 
 
 THINGS = (file, other_json, folder, link_to_file, link_to_folder, dangling_link, circle, pipe)
+FOREIGN = [  # in the fast set: one thing at every place, and every thing at one
+    pytest.param(thing, *place, marks=() if thing is file or place is PLACES[0] else pytest.mark.slow)
+    for thing in THINGS
+    for place in PLACES
+]
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +138,7 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str], command: str, *word
 
 
 @pytest.mark.parametrize("overwrite", ["", " --overwrite"])
-@pytest.mark.parametrize(("command", "output", "at"), PLACES, ids=[at for _, _, at in PLACES])
-@pytest.mark.parametrize("thing", THINGS, ids=[thing.__name__ for thing in THINGS])
+@pytest.mark.parametrize(("thing", "command", "output", "at"), FOREIGN)
 def test_other_things_at_the_output_stay(place, capsys, command, output, at, thing, overwrite):
     if thing is folder and command in FOREIGN_FOLDERS and at == output:
         pytest.skip("its files go beside others")
@@ -197,6 +201,7 @@ def run_twice(line: str) -> None:
         assert main([*line.split(), *options.split()]) == 0, options
 
 
+@pytest.mark.slow
 def test_what_a_command_wrote_is_replaced_and_all_else_stays(place):
     """Also what an earlier version wrote, without lists of files, and plots that name Matplotlib alone."""
     (place / "seen").mkdir()
@@ -226,6 +231,16 @@ def as_earlier(png: bytes) -> bytes:
     info.add_text("Software", "Matplotlib version3.9.2, https://matplotlib.org/")
     Image.open(io.BytesIO(png)).save(buffer, format="png", pnginfo=info)
     return buffer.getvalue()
+
+
+def test_what_an_inspection_wrote_is_replaced(place):
+    line = f"{COMMANDS['inspect'][0]} --output seen"
+    assert main(line.split()) == 0
+    before = (place / "seen" / "inspection.json").stat()
+    (place / "seen" / "notes.txt").write_text("mine")
+    assert main(line.split()) == 0
+    assert (place / "seen" / "inspection.json").stat().st_mtime_ns > before.st_mtime_ns
+    assert (place / "seen" / "notes.txt").read_text() == "mine"
 
 
 def test_a_plot_of_a_persons_own_is_no_plot_of_an_evaluation(place, capsys):
@@ -293,6 +308,7 @@ def test_records_are_replaced_by_those_of_the_same_claim_alone(place, capsys):
     refused(place, capsys, line, "C2.json")
 
 
+@pytest.mark.slow
 def test_a_training_that_is_measured_anew_leaves_other_files(place):
     """reproduce and leaderboard delete the trainings that they made, with --overwrite."""
     from fastweights.training.folder import remove_trainings

@@ -137,11 +137,16 @@ def test_a_dry_run_knows_what_is_there(folder, capsys):
     "command",
     [
         "generate model Once --max-new-tokens 2",
-        "inspect model --text text.txt --tokens 8 --every 4 --measures norms",
         "convert model --to pgdn --output new",
-        "reproduce C2 --output out",
-        "leaderboard decoding-speed --mixers gdn --measurements text --output out",
-        EVALUATE,
+        *(
+            pytest.param(command, marks=pytest.mark.slow)
+            for command in (
+                "inspect model --text text.txt --tokens 8 --every 4 --measures norms",
+                "reproduce C2 --output out",
+                "leaderboard decoding-speed --mixers gdn --measurements text --output out",
+                EVALUATE,
+            )
+        ),
     ],
 )
 def test_quiet_commands_leave_standard_error_alone(folder, capsys, command):
@@ -176,7 +181,12 @@ register_mixer("loud", layer=LinearAttention, summary="x", equation="x", source=
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [(EVALUATE, 0), (f"{EVALUATE} --dry-run", 0), (f"{RECALL} --dry-run", 0), (f"{RECALL} --width 7", 2)],
+    [
+        pytest.param(EVALUATE, 0, marks=pytest.mark.slow),
+        (f"{EVALUATE} --dry-run", 0),
+        (f"{RECALL} --dry-run", 0),
+        (f"{RECALL} --width 7", 2),
+    ],
 )
 def test_what_a_module_and_its_processes_print_is_no_part_of_the_document(tmp_path, capfd, monkeypatch, command, code):
     fill(tmp_path)
@@ -192,7 +202,9 @@ def test_what_a_module_and_its_processes_print_is_no_part_of_the_document(tmp_pa
     assert capfd.readouterr().out == "later\n"
 
 
-@pytest.mark.parametrize("options", ["", "--json", "--dry-run", "--json --dry-run"])
+@pytest.mark.parametrize(
+    "options", [pytest.param("", marks=pytest.mark.slow), "--json", "--dry-run", "--json --dry-run"]
+)
 def test_a_closed_standard_output_is_no_error(folder, capsys, monkeypatch, options):
     """As with `>&-` in a shell."""
     monkeypatch.setattr("sys.stdout", None)

@@ -243,7 +243,8 @@ def test_ctrl_c_stops_cleanly_and_a_damaged_checkpoint_is_then_reported(tmp_path
     assert f"its checkpoint {saved} is damaged, so this run begins again" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_one_line(tmp_path, capsys, monkeypatch):
+@pytest.mark.slow
+def test_a_full_disk_while_it_trains_is_one_line(tmp_path, capsys, monkeypatch):
     # A spawned worker inherits the limit; one of an earlier test's server would not.
     monkeypatch.setattr("fastweights.training.workers._context", lambda _: multiprocessing.get_context("spawn"))
     with largest_file(6000):  # of the checkpoints
@@ -252,6 +253,9 @@ def test_a_full_disk_is_one_line(tmp_path, capsys, monkeypatch):
     assert ".checkpoint could not be written to " in error and "File too large; the same command continues" in error
     left = [path.name for path in (tmp_path / "output" / "runs").iterdir()]
     assert left == []
+
+
+def test_a_full_disk_is_one_line(tmp_path, capsys):
     with largest_file(100):  # of anything
         assert main(command(tmp_path / "other")) == 1
     printed = capsys.readouterr().err

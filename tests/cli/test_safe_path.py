@@ -84,6 +84,13 @@ def nothing_ran(folder: Path) -> bool:
     return not trace.exists() or pytest.fail(f"executed: {trace.read_text()}")
 
 
+def test_the_command(hostile):
+    """One that starts no process."""
+    ended = run(str(Path(sysconfig.get_path("scripts"), "fastweights")), "mixers", "gdn")
+    assert nothing_ran(hostile) and ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
 def test_recall_with_workers(hostile):
     ended = run(str(Path(sysconfig.get_path("scripts"), "fastweights")), *RECALL.split())
     assert nothing_ran(hostile) and ended.returncode == 0, ended.stderr

@@ -74,6 +74,7 @@ def test_the_command_of_the_page_takes_the_layer() -> None:
     assert "a fast and a slow memory" in run("fastweights mixers two-speed --import examples/own_rule/two_speed.py")
 
 
+@pytest.mark.slow
 def test_the_rule_joins_the_comparison_without_training(tmp_path: Path) -> None:
     command = "fastweights leaderboard rules --mixers two-speed,gla --import examples/own_rule/two_speed.py"
     run(command, "--output", str(tmp_path))
@@ -85,6 +86,7 @@ def test_the_rule_joins_the_comparison_without_training(tmp_path: Path) -> None:
     assert found["gates"] == {"decay": 1.0} and found["distance"] == pytest.approx(gla["distance"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_speed_and_memory_are_named_with_what_measures_them() -> None:
     command = "fastweights leaderboard training-speed decoding-speed memory --mixers two-speed"
     printed = run(f"{command} --import examples/own_rule/two_speed.py")

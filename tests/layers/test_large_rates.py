@@ -33,7 +33,7 @@ def made(mixer: str, parameter: str, value: float, dtype: torch.dtype) -> tuple[
     return layer, torch.randn(2, 40, 16, dtype=dtype, requires_grad=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_outputs_and_gradients_are_finite(mixer: str, dtype: torch.dtype) -> None:
     for parameter in rates_of(build_mixer(mixer, hidden_size=16, num_heads=2)):

@@ -9,18 +9,24 @@ import pytest
 
 from fastweights.layers import MIXERS
 
-__all__ = ["every_mixer"]
+__all__ = ["every_mixer", "few_mixers"]
 
 FAST = {
     "softmax", "linear", "pgla", "mamba2", "gdn", "kda", "pgdn", "longhorn-elementwise", "palimpsa-d", "gka", "mesa", "lattice",
     "ttt", "vla", "vla-deltanet", "rls",
 }  # fmt: skip
+FEW = {"softmax", "mamba2", "gdn", "lattice"}
 
 
-def every_mixer(*others: Any) -> pytest.MarkDecorator:
+def every_mixer(*others: Any, fast: set[str] = FAST) -> pytest.MarkDecorator:
     """Each mixer of the registry as the argument `mixer`, and these others."""
-    known = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MIXERS]
+    known = [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in MIXERS]
     return pytest.mark.parametrize("mixer", [*known, *others], ids=str)
+
+
+def few_mixers(*others: Any) -> pytest.MarkDecorator:
+    """As every_mixer, with a few of different families in the fast set, for tests of what is alike around all of them."""
+    return every_mixer(*others, fast=FEW)
 
 
 assert {MIXERS[name].layer for name in FAST} == {spec.layer for spec in MIXERS.values()}, "a layer is missing in FAST"

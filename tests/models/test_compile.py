@@ -19,15 +19,17 @@ def loss_and_gradients(call, lm, batch):
     return loss.detach(), {name: p.grad.clone() for name, p in lm.named_parameters()}
 
 
-def test_training_is_one_graph():
+@pytest.mark.parametrize("batches", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_training_is_one_graph(batches):
     torch._dynamo.reset()
     lm, ids, row = model(MIXED).train(), tokens(2, 9), tokens(1, 24)
     compiled = torch.compile(lm, backend="eager", fullgraph=True)
-    for batch in (
+    given = (
         {"input_ids": ids, "labels": ids},
         {"input_ids": row, "labels": row, "cu_seqlens": torch.tensor([0, 4, 4, 15, 24])},
         {"input_ids": row, "labels": row, "cu_seq_lens_q": (edges := torch.tensor([0, 7, 24])), "cu_seq_lens_k": edges},
-    ):
+    )
+    for batch in given[:batches]:
         got, wanted = (loss_and_gradients(call, lm, batch) for call in (compiled, lm))
         torch.testing.assert_close(got, wanted, **CLOSE)
 
@@ -66,7 +68,7 @@ def check_packed(mixers, use_cache):
             assert rest.past_key_values.columns == 31
 
 
-@pytest.mark.parametrize("use_cache", [None, False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("use_cache", [None, *(pytest.param(use, marks=pytest.mark.slow) for use in (False, True))])
 def test_packed_rows_are_one_graph_in_evaluation_mode(use_cache):
     check_packed(HYBRIDS, use_cache)
 

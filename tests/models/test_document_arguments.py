@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
-from .mixers import every_mixer
+from .mixers import few_mixers
 from .small import HYBRID, model, tokens
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -45,8 +45,8 @@ def total_loss(lm, lengths=LENGTHS):
     return sum(lm(ids, labels=ids, num_items_in_batch=1).loss for ids in documents(lengths) if ids.shape[1] > 1)
 
 
-@every_mixer(MIXED)
-@pytest.mark.parametrize("form", ["positions", "both"])
+@few_mixers(MIXED)
+@pytest.mark.parametrize("form", ["positions", pytest.param("both", marks=pytest.mark.slow)])
 def test_collated_documents_equal_separate_ones(mixer, form):
     lm, batch = model(mixer, initializer_range=0.2).double(), collated(form)
     packed = lm(**batch, num_items_in_batch=1)
@@ -81,7 +81,7 @@ def test_first_tokens_of_documents_are_not_predicted():
     torch.testing.assert_close(lm(**rows, num_items_in_batch=1).loss, 2 * total_loss(lm), **CLOSE)
 
 
-@every_mixer(MIXED)
+@few_mixers(MIXED)
 def test_rows_that_hold_documents_and_padding(mixer):
     """Left, right and no padding; numbers at padding mean nothing."""
     lm, ids = model(mixer), tokens(3, 8)
@@ -178,7 +178,9 @@ def test_generation_takes_positions_and_needs_none():
         lm.generate(ids[:1], position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]]), max_new_tokens=2)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form in ("positions", "numbers") else pytest.mark.slow) for form in FORMS]
+)
 def test_the_trainer_learns_from_collated_documents(tmp_path, form):
     """One step of gradient descent moves the weights by the gradient of separate documents."""
     lm = model(MIXED).train()

@@ -7,7 +7,7 @@ import torch
 
 from fastweights.models.rows import predicted_labels
 
-from .mixers import every_mixer
+from .mixers import few_mixers
 from .small import HYBRID, model, tokens
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -41,7 +41,7 @@ def test_the_documents_of_these_tests():
     }
 
 
-@every_mixer(MIXED)
+@few_mixers(MIXED)
 def test_documents_equal_separate_ones(mixer):
     lm, ids = model(mixer, initializer_range=0.2), tokens(3, 8)
     lm = lm.double()

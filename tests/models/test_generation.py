@@ -8,7 +8,7 @@ from transformers import Cache, DynamicCache, GenerationConfig
 
 from fastweights.models import FastWeightsCache
 
-from .mixers import every_mixer
+from .mixers import few_mixers
 from .small import CLOSE, MIXED, PROMPTS, config, model, tokens
 
 
@@ -17,7 +17,7 @@ def held(cache: FastWeightsCache) -> int:
 
 
 @pytest.mark.parametrize("new", [50, pytest.param(200, marks=pytest.mark.slow)])
-@every_mixer("window")
+@few_mixers("window")
 def test_tokens_after_a_prompt_of_300_equal_the_full_forward(mixer, new):
     lm = model([{"name": "softmax", "window": 40} if mixer == "window" else mixer], initializer_range=0.1)
     torch.manual_seed(0)
@@ -37,7 +37,7 @@ def test_tokens_after_a_prompt_of_300_equal_the_full_forward(mixer, new):
         assert held(generated.past_key_values) == held(one)
 
 
-@every_mixer()
+@few_mixers()
 def test_beams_take_their_memory_along(mixer):
     lm, ids = model([mixer], initializer_range=0.5), tokens(2, 6)
     options = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6}

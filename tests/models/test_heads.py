@@ -24,7 +24,7 @@ from fastweights import models
 from fastweights.models.loading import load_language_model
 
 from ..evaluation.small import tokenizer
-from .mixers import every_mixer
+from .mixers import few_mixers
 from .small import HYBRID, VOCABULARY, config, model, tokens
 
 HEADS = {
@@ -32,6 +32,7 @@ HEADS = {
     "token": AutoModelForTokenClassification,
     "question": AutoModelForQuestionAnswering,
 }
+ONE_FAST = [pytest.param(kind, marks=() if kind == "sequence" else pytest.mark.slow) for kind in HEADS]
 LENGTHS = (12, 7, 3)
 PAD = 0
 
@@ -69,7 +70,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@every_mixer(HYBRID)
+@few_mixers(HYBRID)
 def test_a_text_gets_the_same_alone_and_padded(mixer):
     lm, rows = head("sequence", mixer), texts()
     wanted = torch.cat([lm(row[None]).logits for row in rows])
@@ -157,7 +158,7 @@ def test_losses_of_tokens_and_answers():
     torch.testing.assert_close(found.loss, sum(losses) / 2)
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", ONE_FAST)
 def test_trainer_learns_and_the_folder_loads_again(tmp_path, kind):
     """From a language model's folder, with its gradients accumulated, and back into a language model."""
     model(tie_word_embeddings=True).save_pretrained(tmp_path / "lm")

@@ -66,7 +66,7 @@ def answers(lm: Any) -> list[torch.Tensor]:
         pytest.param(EVERY, True, id="tied", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("move", [to_host, to_disk, to_both, loaded])
+@pytest.mark.parametrize("move", [to_host, pytest.param(to_disk, marks=pytest.mark.slow), to_both, loaded])
 def test_offloaded_models_answer_as_before(move: Callable[..., Any], mixers: list[str], tied: bool, tmp_path):
     wanted = answers(model(mixers, tie_word_embeddings=tied))
     lm = move(model(mixers, tie_word_embeddings=tied), tmp_path)

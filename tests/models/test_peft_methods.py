@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "VERA": {"r": 2}, "WAVEFT": {"n_frequency": 8}, "PROMPT_TUNING": {"num_virtual_tokens": 3},
     "P_TUNING": {"num_virtual_tokens": 3, "encoder_hidden_size": 8},
 }  # fmt: skip
-FAST = {"ADALORA", "IA3", "LN_TUNING", "OFT", "PROMPT_TUNING", "P_TUNING", "VERA"}
+FAST = {"IA3", "LN_TUNING", "OFT", "PROMPT_TUNING", "VERA"}
 UNMERGED = {"LILY", "PROMPT_TUNING", "P_TUNING"}
 EMBEDDINGS: dict[str, Any] = {
     "LoRA": peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["embed_tokens", "v_proj", "in_proj"]),
@@ -37,7 +37,7 @@ EMBEDDINGS: dict[str, Any] = {
     "copy": peft.LoraConfig(task_type="CAUSAL_LM", r=2, modules_to_save=["embed_tokens"]),
     "copies": peft.LoraConfig(task_type="CAUSAL_LM", r=2, modules_to_save=["embed_tokens", "lm_head"]),
 }
-SLOW = {"DoRA", "LoRA and head", "copies"}
+SLOW = {"DoRA", "LoRA and head", "copies", "copy", "token indices"}
 # PEFT warns that merging into one weight that two layers share changes both.
 MERGED_TIED = {"token indices", "trainable tokens", "copy", "copies"}
 

@@ -7,7 +7,7 @@ import torch
 
 from fastweights.data.text import TextTokenizer
 
-from .mixers import every_mixer
+from .mixers import few_mixers
 from .small import MIXED, model, tokens
 
 MASK = torch.tensor([[1] * 9 + [0] * 3, [0, 1, 1, 0, 1, 1, 1, 0, 0, 0, 0, 0], [1] * 12])
@@ -23,7 +23,7 @@ def answers(lm, ids, mask=MASK, **options):
     return torch.stack(alone)
 
 
-@every_mixer()
+@few_mixers()
 def test_prompts_of_different_lengths(mixer):
     lm, ids = model([mixer], initializer_range=0.3), tokens(3, 12)
     got = lm.generate(ids, attention_mask=MASK, max_new_tokens=6, do_sample=False)
@@ -34,15 +34,21 @@ def test_prompts_of_different_lengths(mixer):
 @pytest.mark.parametrize(
     "options",
     [
-        {"prefill_chunk_size": 4},
         {"num_beams": 2},
-        {"use_cache": False},
-        {"position_ids": POSITIONS},
         {"position_ids": POSITIONS, "prefill_chunk_size": 5},
-        {"position_ids": POSITIONS, "use_cache": False},
-        {"attention_mask": MASK.bool()},
-        {"attention_mask": MASK.float()},
-        {"token_type_ids": torch.zeros_like(MASK)},
+        {"attention_mask": MASK.bool(), "use_cache": False},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"prefill_chunk_size": 4},
+                {"use_cache": False},
+                {"position_ids": POSITIONS},
+                {"position_ids": POSITIONS, "use_cache": False},
+                {"attention_mask": MASK.bool()},
+                {"attention_mask": MASK.float()},
+                {"token_type_ids": torch.zeros_like(MASK)},
+            )
+        ),
     ],
     ids=str,
 )
@@ -59,7 +65,7 @@ def test_embeddings():
     assert torch.equal(got, answers(lm, ids))
 
 
-@pytest.mark.parametrize("given", ["all", "new"])
+@pytest.mark.parametrize("given", [pytest.param("all", marks=pytest.mark.slow), "new"])
 def test_after_a_cache(given):
     lm, ids = model(MIXED, initializer_range=0.3), tokens(3, 12)
     cache = lm(ids[:, :5], attention_mask=MASK[:, :5]).past_key_values

@@ -10,12 +10,19 @@ from fastweights.testing import CASES
 from fastweights.testing.contract.compare import assert_close, random_states, values_and_gradients
 
 MANY = (1,) * 9 + (70, 2, 0, 40, 1, 5, 1)
+FAST = {  # one or two of each family
+    *("delta_rule-head", "elementwise_longhorn", "gated_kalmanet-chebyshev", "lattice-decode", "linear_attention-none"),
+    *("linear_attention-channel", "mesa", "output_normalized_ttt", "palimpsa", "precondition_keys"),
+    *("precondition_queries", "preconditioned_delta_rule-channel", "recursive_least_squares-head"),
+    "variational_linear_attention-refresh",
+}
+NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
 
 
 @pytest.mark.parametrize(
     "with_state", [pytest.param(False, id="fresh", marks=pytest.mark.slow), pytest.param(True, id="continued")]
 )
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_many_documents_are_each_as_alone(name: str, with_state: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, final states and gradients, also where short documents are read a few at a time."""
     monkeypatch.setattr(sequences, "CACHED_NUMBERS", 4 * 500)
@@ -32,9 +39,14 @@ def test_many_documents_are_each_as_alone(name: str, with_state: bool, monkeypat
         assert_close(g, w, 1e-10)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "lengths", [(500, *[1] * 400), (65, *range(1, 65)), (1000, *[3, 9] * 50)], ids=lambda x: str(x[:3])
+    "lengths",
+    [
+        (500, *[1] * 400),
+        *(pytest.param(lengths, marks=pytest.mark.slow) for lengths in ((65, *range(1, 65)), (1000, *[3, 9] * 50))),
+    ],
+    ids=lambda x: str(x[:3]),
 )
 def test_padding_is_no_more_than_the_tokens(
     name: str, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
