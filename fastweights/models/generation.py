@@ -59,6 +59,18 @@ class CachedGenerationMixin(GenerationMixin):
             returned.end_steps()
         return result
 
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As in transformers, which looks for inputs_embeds among the arguments. The cache is past_key_values in every version:
+        PEFT 0.21 looks for it under this name, puts the virtual tokens of prompt tuning in front of each step where it finds
+        none, and puts a prefix of keys and values there, which the model refuses."""
+        kwargs["inputs_embeds"] = inputs_embeds
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)  # type: ignore[misc,arg-type]
+        if CACHE_NAME in inputs:
+            inputs["past_key_values"] = inputs.pop(CACHE_NAME)
+        return inputs
+
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """transformers' hook: no position_ids but those that the caller gives, because the model counts by itself."""
 
@@ -73,10 +85,15 @@ class CachedGenerationMixin(GenerationMixin):
         """transformers' hook that reads the prompt. Padding is read in front of the tokens; what generate() returns keeps the
         columns of the prompt as they were given. Read in one pass are prompts whose hidden states are asked for or that are given
         as embeddings, which blocks would lose, and those with a cache of their beginning: before transformers 5.15 blocks would
-        begin with the tokens that the cache has read. The tokens after it may be read by steps."""
+        begin with the tokens that the cache has read. So are those with virtual tokens in front (prompt tuning), whatever
+        prefill_chunk_size is: PEFT would cut each block after the first to its last token. The tokens after it may be read by
+        steps."""
         cache, settings = model_kwargs.get(CACHE_NAME), generation_config
         can_split = isinstance(cache, FastWeightsCache) and not cache.columns and not settings.output_hidden_states
-        if can_split and settings.prefill_chunk_size is None and model_kwargs.get("inputs_embeds") is None:
+        prepare = self.prepare_inputs_for_generation  # PEFT puts its own here for prompt tuning and its kin
+        if getattr(prepare, "__self__", self) is not self:
+            settings.prefill_chunk_size = None
+        elif can_split and settings.prefill_chunk_size is None and model_kwargs.get("inputs_embeds") is None:
             rows, length = input_ids.shape
             block = prefill_block(self, rows, length)
             if block < length:

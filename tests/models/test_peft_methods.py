@@ -142,6 +142,46 @@ def test_prefixes_of_keys_and_values_are_refused(method):
             call()
 
 
+def with_virtual_tokens() -> Any:
+    torch.manual_seed(0)
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    return peft.get_peft_model(model(SEVERAL), config).eval()
+
+
+def generated(lm: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Logits [new tokens, B, vocab_size]: greedy tokens of an untrained model hardly depend on those before the last."""
+    shown = lm.generate(
+        input_ids=ids, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True, **options
+    )
+    return torch.stack(shown.logits)
+
+
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 4}], ids=["default", "blocks of 4"])
+def test_long_prompts_after_virtual_tokens(options, monkeypatch):
+    monkeypatch.setattr("fastweights.models.prefill.CPU_BLOCK", 4)
+    lm, ids = with_virtual_tokens(), tokens(2, 9)
+    wanted = generated(lm, ids, use_cache=False)
+    torch.testing.assert_close(generated(lm, ids, **options), wanted, rtol=1e-4, atol=1e-5)
+    blocks: list[int] = []
+    lm.base_model.register_forward_pre_hook(
+        lambda module, args, given: blocks.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    generated(lm.base_model, ids, **options)
+    assert blocks[:3] == [4, 4, 1]  # the model alone, which PEFT gives back, reads in blocks
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_padded_prompts_after_virtual_tokens(side, use_cache):
+    lm, ids, mask = with_virtual_tokens(), tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    kept = slice(3, 9) if side == "left" else slice(0, 6)
+    mask[1] = 0
+    mask[1, kept] = 1
+    logits = generated(lm, ids, attention_mask=mask, use_cache=use_cache)
+    alone = generated(lm, ids[1:, kept], use_cache=False)
+    torch.testing.assert_close(logits[:, 1:], alone, rtol=1e-4, atol=1e-5)
+
+
 def test_adapters_on_short_convolutions(tmp_path, monkeypatch):
     """PEFT refuses the module and takes its parameter. A step of decoding must not read the weight past the adapter."""
     with pytest.raises(ValueError, match="Target module ShortConvolution.* is not supported"):
