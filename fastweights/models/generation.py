@@ -90,9 +90,8 @@ class CachedGenerationMixin(GenerationMixin):
         steps."""
         cache, settings = model_kwargs.get(CACHE_NAME), generation_config
         can_split = isinstance(cache, FastWeightsCache) and not cache.columns and not settings.output_hidden_states
-        if (
-            getattr(self.prepare_inputs_for_generation, "__self__", None) is not self
-        ):  # PEFT's, of prompt tuning and its kin
+        prepare = self.prepare_inputs_for_generation  # PEFT puts its own here for prompt tuning and its kin
+        if getattr(prepare, "__self__", self) is not self:
             settings.prefill_chunk_size = None
         elif can_split and settings.prefill_chunk_size is None and model_kwargs.get("inputs_embeds") is None:
             rows, length = input_ids.shape
