@@ -87,8 +87,8 @@ def pipe(path: Path) -> None:
 
 
 THINGS = (file, other_json, folder, link_to_file, link_to_folder, dangling_link, circle, pipe)
-FOREIGN = [  # in the fast set: one thing at every place, and every thing at one
-    pytest.param(thing, *place, marks=() if thing is file or place is PLACES[0] else pytest.mark.slow)
+FOREIGN = [  # in the fast set: one thing at every place, and every thing at the places of one command
+    pytest.param(thing, *place, marks=() if thing is file or place[0] == "evaluate" else pytest.mark.slow)
     for thing in THINGS
     for place in PLACES
 ]
