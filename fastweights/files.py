@@ -141,8 +141,8 @@ def staged_folder(path: Path, own: Own | None = None) -> Iterator[Path]:
 def publish_folder(partial: Path, path: Path, own: Own | None = None) -> None:
     """Make the folder `partial`, once all its files are on the disk, the folder `path`.
 
-    own: what goes of an earlier folder `path`. Where that holds more, the new files join what is left. None: an earlier folder
-        may only be empty.
+    own: the files of an earlier folder `path` that are deleted. Other files in it stay beside the new ones. None: an earlier
+        folder must be empty.
     """
     for file in partial.rglob("*"):
         if file.is_file():

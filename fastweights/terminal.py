@@ -13,11 +13,9 @@ from rich.segment import Segment
 __all__ = ["Console", "show", "shown", "visible"]
 
 # Control characters but line ends and tabs, what turns the direction of writing around, and halves of characters.
-_CONTROLS = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)} - {
-    9,
-    10,
-}
-_WRITTEN_OUT = {code: repr(chr(code))[1:-1] for code in _CONTROLS}
+_KEPT = {9, 10}
+_CONTROLS = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)}
+_WRITTEN_OUT = {code: repr(chr(code))[1:-1] for code in _CONTROLS - _KEPT}
 
 
 def visible(text: str) -> str:

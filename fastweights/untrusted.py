@@ -24,13 +24,11 @@ __all__ = [
 ]
 
 READ = (".json", ".safetensors", ".jinja", ".txt", ".model", ".bin")  # what a library may read of such a folder
-LARGEST_TEXT = (
-    64 * 2**20
-)  # bytes of a vocabulary, an index of weights or a template; as JSON they take up to 20 times as much
+# Bytes of a vocabulary, an index of weights or a template. Parsed JSON takes up to 20 times as much.
+LARGEST_TEXT = 64 * 2**20
 LARGEST_SETTINGS = 16 * 2**20
-DEEPEST = (
-    64  # objects and lists inside each other; libraries that go through deeper ones end with an error of their own
-)
+# Objects and lists inside each other. Libraries that read deeper ones end with an error of their own.
+DEEPEST = 64
 # What libraries list one by one from a single number in a file, by the end of its key.
 LARGEST_SIZES = {"num_labels": 2**20, "layers": 10_000, "n_layer": 10_000}
 LARGEST_TOKENS = 2**20  # of a tokenizer, which may list as many as a setting says

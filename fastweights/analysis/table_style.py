@@ -93,7 +93,7 @@ def _parts(columns: Sequence[Column], width: int) -> Iterator[dict[int, int]]:
 
 
 def _widths(least: list[int], most: list[int], width: int, places: list[int]) -> dict[int, int]:
-    """Each column gets its least width; what is left goes to the narrowest ones first that could use it."""
+    """Each column gets its least width. The narrowest columns that need more then share the remaining width first."""
     widths = list(least)
     left = width - _total(widths)
     while left > 0 and widths != most:
