@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fastweights_studies.inspection import Inspection, Panel
+from fastweights_studies.leaderboard.streams import STREAMS
 from torch import Tensor
 
 import fastweights
@@ -22,9 +24,7 @@ from fastweights import conversion, experiments, leaderboard
 from fastweights.data import LinearRegression, make_task
 from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from fastweights.evaluation import EvaluationSettings
-from fastweights.inspection import Inspection, Panel
 from fastweights.layers import MIXERS, LayerCache, Mixer, MixerChoice, MixerOptions, build_mixer
-from fastweights.leaderboard.streams import STREAMS
 from fastweights.models import FastWeightsConfig
 from fastweights.training import RecallExperiment, RecallRun
 from fastweights.training.language import LanguageRun

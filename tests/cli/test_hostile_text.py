@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from fastweights_studies.experiments import committed_records, save_record
 from rich.table import Table
 
 from fastweights import cli
 from fastweights.cli import main
-from fastweights.experiments import committed_records, save_record
 from fastweights.terminal import Console, show, visible
 
 from ..evaluation.small import TEXT, model, tokenizer

@@ -4,16 +4,16 @@ import io
 import re
 
 import pytest
+from fastweights_studies.experiments import claims_of, committed_records
+from fastweights_studies.experiments.tables import claim_page, claims_table
+from fastweights_studies.leaderboard import PARTS, part_rows, table_of
+from fastweights_studies.leaderboard.run import rows_beside
+from fastweights_studies.leaderboard.terminal import parts_table, plain
 from rich.console import Console, Group
 from rich.table import Table
 
 from fastweights.analysis.table_style import add_row, plain_table
-from fastweights.experiments import claims_of, committed_records
-from fastweights.experiments.tables import claim_page, claims_table
 from fastweights.layers import MIXERS
-from fastweights.leaderboard import PARTS, part_rows, table_of
-from fastweights.leaderboard.run import rows_beside
-from fastweights.leaderboard.terminal import parts_table, plain
 
 from ..analysis.terminal_tables import TABLES
 from ..documentation.site import ROOT

@@ -44,10 +44,10 @@ import sys
 from dataclasses import replace
 
 from fastweights.cli import main
-from fastweights.experiments import Conditions
-from fastweights.experiments.watched import in_processes
-from fastweights.leaderboard import SIZES
-from tests.leaderboard.toy import TOY
+from fastweights_studies.experiments import Conditions
+from fastweights_studies.experiments.watched import in_processes
+from fastweights_studies.leaderboard import SIZES
+from studies.tests.leaderboard.toy import TOY
 
 if __name__ == "__main__":
     if sys.argv[1] == "reproduce":
