@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fastweights.cli.inspect import MEASURES as NAMED
+from fastweights_studies.commands.inspect import MEASURES as NAMED
 from fastweights_studies.inspection import MEASURES
 
 from fastweights.cli import main

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from fastweights_studies.commands import reproduce
 from fastweights_studies.experiments import SOURCES, claim_names
 
-from fastweights.cli import main, reproduce
+from fastweights.cli import main
 
 
 def run(capsys, *arguments):
