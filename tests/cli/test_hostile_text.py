@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from fastweights_studies.experiments import committed_records, save_record
+from fastweights_studies.claims import committed_records, save_record
 from rich.table import Table
 
 from fastweights import cli

@@ -4,8 +4,8 @@ import io
 import re
 
 import pytest
-from fastweights_studies.experiments import claims_of, committed_records
-from fastweights_studies.experiments.tables import claim_page, claims_table
+from fastweights_studies.claims import claims_of, committed_records
+from fastweights_studies.claims.tables import claim_page, claims_table
 from fastweights_studies.leaderboard import PARTS, part_rows, table_of
 from fastweights_studies.leaderboard.run import rows_beside
 from fastweights_studies.leaderboard.terminal import parts_table, plain

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from fastweights_studies.experiments import claim_names
+from fastweights_studies.claims import claim_names
 
 from fastweights.cli import USAGE_ERROR, app
 from fastweights.evaluation import MEASURES

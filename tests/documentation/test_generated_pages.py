@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from fastweights_studies.experiments import claims_of
+from fastweights_studies.claims import claims_of
 from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.pages import choosing, evidence, mixer_pages, own_results
 from fastweights_studies.pages.performance_text import anchor

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastweights_studies.experiments import claims_of, committed_records
-from fastweights_studies.experiments.claim import paired
+from fastweights_studies.claims import claims_of, committed_records
+from fastweights_studies.claims.claim import paired
 from fastweights_studies.leaderboard import SIZES
 from fastweights_studies.measure.training_start import MODEL
 from fastweights_studies.pages import page_parts

@@ -17,7 +17,7 @@ COMMANDS = {
     "inspect": (
         "inspect model --tokens 20 --measures norms --text text.txt", "fastweights.models.loading:load_language_model",
     ),
-    "reproduce": ("reproduce C2", "fastweights_studies.experiments:run_claim"),
+    "reproduce": ("reproduce C2", "fastweights_studies.claims:run_claim"),
     "leaderboard": ("leaderboard rules --mixers gdn", "fastweights_studies.leaderboard:run_part"),
 }  # fmt: skip
 RECALL = f"recall {SMALL} --learning-rates 0.01 --test-examples 2"

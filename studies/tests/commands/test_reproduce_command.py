@@ -4,7 +4,7 @@ import json
 
 import pytest
 from fastweights_studies.commands import reproduce
-from fastweights_studies.experiments import SOURCES, claim_names
+from fastweights_studies.claims import SOURCES, claim_names
 
 from fastweights.cli import main
 
@@ -22,7 +22,7 @@ def test_the_list_has_every_claim_and_what_was_found(capsys, tmp_path, monkeypat
         elsewhere.chdir(tmp_path)
         committed = run(capsys, "--list", "--output", tmp_path)[1]
     assert "C5 pdn cpu does not hold does not hold " in " ".join(committed.split())
-    monkeypatch.setattr("fastweights_studies.experiments.record.COMMITTED", tmp_path)
+    monkeypatch.setattr("fastweights_studies.claims.record.COMMITTED", tmp_path)
     code, printed, error = run(capsys, "--list", "--output", tmp_path)
     rows = {line.split()[0]: " ".join(line.split()) for line in printed.splitlines() if line.strip()}
     assert code == 0 and error == "" and set(claim_names()) <= set(rows)

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from fastweights_studies.experiments import Conditions, claims_of, find_claim, load_records, run_claim, save_record
+from fastweights_studies.claims import Conditions, claims_of, find_claim, load_records, run_claim, save_record
 from fastweights_studies.pages import claims
 
 RECORDS = load_records(claims.RESULTS)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastweights_studies.experiments import ClaimRecord, Measurement, claims_of, load_records, save_record
-from fastweights_studies.experiments.own import o3_products_of_transitions as products
-from fastweights_studies.experiments.own import o3b_training_outside_the_bound as outside
+from fastweights_studies.claims import ClaimRecord, Measurement, claims_of, load_records, save_record
+from fastweights_studies.own import o3_products_of_transitions as products
+from fastweights_studies.own import o3b_training_outside_the_bound as outside
 from fastweights_studies.pages import own_results
 from PIL import Image
 

@@ -21,7 +21,7 @@ from fastweights.cli._output import show_plan
 from fastweights.stopping import StopSignals
 from fastweights.terminal import Console, show
 
-PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights_studies.experiments (a test compares them)
+PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights_studies.claims (a test compares them)
 CONTINUES = "the same command continues where trainings stopped"
 
 
@@ -61,7 +61,7 @@ def reproduce(
     with one_line_errors(CONTINUES, FEWER), StopSignals():
         from fastweights.training.folder import remove_trainings
 
-        from ..experiments import (
+        from ..claims import (
             Conditions,
             claims_of,
             committed_records,
@@ -70,8 +70,8 @@ def reproduce(
             run_claim,
             save_record,
         )
-        from ..experiments.record import claimed_records, record_path
-        from ..experiments.tables import claim_page, claims_table
+        from ..claims.record import claimed_records, record_path
+        from ..claims.tables import claim_page, claims_table
 
         named = [find_claim(name) for name in claims or ()]
         chosen = named or (list(claims_of(paper)) if paper or list_claims else [])

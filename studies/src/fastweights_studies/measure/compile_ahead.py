@@ -165,7 +165,7 @@ def compiled_trainings(owner: str) -> Iterator[None]:
     """
     from fastweights.training import rate_search
     from fastweights.training.language import together
-    from fastweights_studies.experiments import trained
+    from fastweights_studies.claims import trained
 
     found: dict[str, Any] = {}
 
@@ -193,9 +193,9 @@ def compiled_trainings(owner: str) -> Iterator[None]:
 
 
 def compile_claim(name: str) -> None:
-    from fastweights_studies.experiments import trained
-    from fastweights_studies.experiments.claim import Conditions
-    from fastweights_studies.experiments.ledger import claims_of
+    from fastweights_studies.claims import trained
+    from fastweights_studies.claims.claim import Conditions
+    from fastweights_studies.claims.ledger import claims_of
 
     claim = next((one for one in claims_of() if one.name == name), None)
     if claim is None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fastweights.layers import MIXERS
-from fastweights_studies.experiments import PAPERS, STATUSES, ClaimRecord, find_claim
+from fastweights_studies.claims import PAPERS, STATUSES, ClaimRecord, find_claim
 from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows
 from fastweights_studies.leaderboard.tables import columns_of
 from fastweights_studies.pages import claims, evidence

@@ -14,7 +14,7 @@ from fastweights import ops
 from fastweights.layers import MIXERS, Mixer, build_mixer
 from fastweights.models import PRESETS, preset
 from fastweights.ops.framework.spec import spec_of
-from fastweights_studies.experiments import Claim, ClaimRecord, claims_of, find_claim, load_records
+from fastweights_studies.claims import Claim, ClaimRecord, claims_of, find_claim, load_records
 from fastweights_studies.leaderboard import PARTS, part_rows, table_of
 from fastweights_studies.leaderboard.tables import columns_of
 from fastweights_studies.pages import claims, own_results
