@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fastweights_studies import experiments, leaderboard
+from fastweights_studies import claims, leaderboard
 from fastweights_studies.inspection import Inspection, Panel
 from fastweights_studies.leaderboard.streams import STREAMS
 
@@ -24,8 +24,8 @@ INSIDE = ("claims", "commands", "judge", "measure", "own", "pages")
 WITHOUT: dict[str, str] = {}
 # What messages call an argument.
 NAMED = {
-    ("experiments.find_claim", "name"): "claim",
-    ("experiments.load_record", "path"): "result",
+    ("claims.find_claim", "name"): "claim",
+    ("claims.load_record", "path"): "result",
     ("leaderboard.find_part", "name"): "part",
     ("leaderboard.load_board", "path"): "result",
 }
@@ -33,7 +33,7 @@ NAMED = {
 
 @cache
 def measured() -> Any:
-    return experiments.committed_records()["C1"]
+    return claims.committed_records()["C1"]
 
 
 @cache
@@ -56,21 +56,21 @@ def panel() -> Panel:
 
 
 CALLS: dict[str, Callable[[], dict[str, Any]]] = {
-    "experiments.Claim": lambda: fields(experiments.find_claim("C1")),
-    "experiments.ClaimRecord": lambda: fields(measured()),
-    "experiments.Conditions": lambda: {"seeds": (0,)},
-    "experiments.Measurement": lambda: {"values": {"x": [1.0]}},
-    "experiments.Verdict": lambda: {"status": "holds", "reason": "it does"},
-    "experiments.claim_names": dict,
-    "experiments.claims_of": lambda: {"paper": "pdn"},
-    "experiments.committed_records": dict,
-    "experiments.find_claim": lambda: {"name": "C1"},
-    "experiments.load_record": lambda: {"path": experiments.save_record(Path("out"), measured())},
-    "experiments.load_records": lambda: {"folder": Path("out")},
-    "experiments.run_claim": lambda: {
-        "claim": experiments.find_claim("S1"), "conditions": experiments.Conditions(seeds=(0,), measurements=Path("none")),
+    "claims.Claim": lambda: fields(claims.find_claim("C1")),
+    "claims.ClaimRecord": lambda: fields(measured()),
+    "claims.Conditions": lambda: {"seeds": (0,)},
+    "claims.Measurement": lambda: {"values": {"x": [1.0]}},
+    "claims.Verdict": lambda: {"status": "holds", "reason": "it does"},
+    "claims.claim_names": dict,
+    "claims.claims_of": lambda: {"paper": "pdn"},
+    "claims.committed_records": dict,
+    "claims.find_claim": lambda: {"name": "C1"},
+    "claims.load_record": lambda: {"path": claims.save_record(Path("out"), measured())},
+    "claims.load_records": lambda: {"folder": Path("out")},
+    "claims.run_claim": lambda: {
+        "claim": claims.find_claim("S1"), "conditions": claims.Conditions(seeds=(0,), measurements=Path("none")),
     },
-    "experiments.save_record": lambda: {"folder": Path("out"), "record": measured()},
+    "claims.save_record": lambda: {"folder": Path("out"), "record": measured()},
     "inspection.Inspection": dict,
     "inspection.Measure": lambda: {"title": "title", "source": "paper", "of_layer": None},
     "inspection.Panel": lambda: fields(panel()),

@@ -63,11 +63,11 @@ def test_seeds_are_those_given(capsys, tmp_path):
 def test_a_paper_leaves_out_what_needs_a_gpu(capsys, tmp_path, monkeypatch):
     from fastweights import experiments
 
-    measured, measure = [], experiments.run_claim
+    measured, measure = [], claims.run_claim
 
     def quick(claim, conditions):
         measured.append(claim.name)
-        return measure(experiments.find_claim("C2"), conditions)
+        return measure(claims.find_claim("C2"), conditions)
 
     monkeypatch.setattr(experiments, "run_claim", quick)
     code, printed, _ = run(capsys, "--paper", "lattice", "--output", tmp_path)
