@@ -6,6 +6,7 @@ import dataclasses
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -49,11 +50,16 @@ def from_record(kind: type[Made], record: Any, path: Path) -> Made:
     """
     with reading_fields(path):
         made = kind(**record)
-        hints = get_type_hints(kind)
+        hints = _read_hints(kind)
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             if not _is(getattr(made, field.name), hints[field.name]):
                 raise TypeError(f"{field.name} is {type(getattr(made, field.name)).__name__}")
         return made
+
+
+@cache  # a file may hold thousands of records of one kind
+def _read_hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _is(value: object, hint: Any) -> bool:

@@ -19,7 +19,7 @@ from tests.public_calls import fields
 __all__ = ["CALLS", "INSIDE", "NAMED", "WITHOUT"]
 
 # Public packages are those with __all__ outside these.
-INSIDE = ("claims", "commands", "judge", "measure", "own", "pages")
+INSIDE = ("commands", "judge", "measure", "own", "pages", "papers")
 # Names without a call here, and why.
 WITHOUT: dict[str, str] = {}
 # What messages call an argument.
@@ -59,8 +59,11 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "claims.Claim": lambda: fields(claims.find_claim("C1")),
     "claims.ClaimRecord": lambda: fields(measured()),
     "claims.Conditions": lambda: {"seeds": (0,)},
-    "claims.Measurement": lambda: {"values": {"x": [1.0]}},
-    "claims.Verdict": lambda: {"status": "holds", "reason": "it does"},
+    "claims.Measurement": lambda: {"numbers": (claims.Number("x", 1.0),)},
+    "claims.Number": lambda: {"measure": "x", "value": 1.0, "column": {"pairs": 4}},
+    "claims.Quantity": lambda: {"words": "{pairs} pairs"},
+    "claims.Verdict": lambda: {"status": "holds", "statements": ["it does"]},
+    "claims.Words": lambda: {"subject": "{mixer}"},
     "claims.claim_names": dict,
     "claims.claims_of": lambda: {"paper": "pdn"},
     "claims.committed_records": dict,

@@ -139,7 +139,7 @@ def read_about(path: Path) -> dict[str, Any]:
     """
     about = _read_content(path).get("about", {})
     if not isinstance(about, dict):
-        raise ResultsError(f"result {path} is damaged: about is no object; delete that file to have it made again")
+        raise ResultsError(f"result {path} is damaged: about must be an object; delete that file to have it made again")
     return about
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastweights_studies.claims.claim import Conditions
+from fastweights_studies.claims.conditions import Conditions
 from fastweights_studies.leaderboard.rules import Gates
 
 from tests.bad_calls import check_refused

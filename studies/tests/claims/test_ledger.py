@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
+from fastweights_studies import own
 from fastweights_studies.claims import (
     OWN,
     PAPERS,
     SOURCES,
     STATUSES,
     claim_names,
-    claims,
     claims_of,
     find_claim,
-    own,
+    papers,
 )
 
 PAPERS_CLAIMS = (*(f"C{number}" for number in range(1, 36)), *(f"S{number}" for number in range(1, 7)))
@@ -25,7 +25,7 @@ def test_the_ledger_has_every_claim_in_order():
 
 
 def test_one_file_per_claim_named_after_it():
-    files = sorted(path.name.split("_")[0] for path in Path(claims.__path__[0]).glob("[cs]*.py"))
+    files = sorted(path.name.split("_")[0] for path in Path(papers.__path__[0]).glob("[cs]*.py"))
     assert files == sorted([f"c{number:02}" for number in range(1, 36)] + [f"s{number}" for number in range(1, 7)])
     ours = sorted(path.name.split("_")[0] for path in Path(own.__path__[0]).glob("o*.py"))
     assert ours == [name.replace("own-", "o") for name in OWN_RESULTS]

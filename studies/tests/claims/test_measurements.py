@@ -6,9 +6,11 @@ from importlib import import_module
 import pytest
 import torch
 from fastweights_studies import places
-from fastweights_studies.claims import Conditions, Measurement, find_claim, load_record, run_claim, trained
+from fastweights_studies.claims import Conditions, find_claim, load_record, run_claim, trained
 from fastweights_studies.claims.papers.c12_palimpsa_begins_as_mamba2 import without_memory
 from transformers import Mamba2Config, Mamba2ForCausalLM
+
+from .made import change_values, take_first_seed
 
 RESULTS = places.RESULTS / "claims"
 FAST = ("C1", "C2", "C3", "C6", "C7", "C9", "C10", "C12", "C13", "C14", "C18", "C20")
@@ -48,8 +50,7 @@ def test_a_slow_claim_comes_out_as_committed(name):
     """With its first seed alone, to save time: its verdict is that of the first seed of the committed numbers. It does not show
     what the other seeds measure; that the committed verdict is the rule's, of all seeds, is a test of docs/claims.md."""
     record = load_record(RESULTS / f"{name}.json")
-    found = record.measurement
-    first = Measurement({key: row[:1] for key, row in found.values.items()})
+    first = take_first_seed(record.measurement)
     assert measured(name, tuple(record.seeds[:1])) == find_claim(name).decide(first).status
 
 
@@ -68,10 +69,11 @@ def test_trainings_of_a_claim_have_the_committed_accuracies(monkeypatch, tmp_pat
 
     monkeypatch.setattr(trained, "run_recall_parts", of_two)
     found = find_claim("C27").measure(Conditions(seeds=tuple(record.seeds[:1]), folder=tmp_path, workers=1))
-    accuracies = {name: row for name, row in found.values.items() if name.startswith("vla-")}
+    accuracies = found.select("accuracy")
     assert len(accuracies) == 4
-    for name, (accuracy,) in accuracies.items():
-        assert accuracy == pytest.approx(record.measurement.values[name][0], abs=0.005), name
+    for one in accuracies:
+        committed = record.measurement.values("accuracy", one.mixer, **one.column)
+        assert one.value == pytest.approx(committed[0], abs=0.005), one
 
 
 @pytest.mark.parametrize(
@@ -100,13 +102,12 @@ def test_a_wrong_op_is_noticed(name, module, op, monkeypatch):
 
 def test_another_rule_gives_another_verdict():
     """Verdicts come from the numbers: the opposite numbers turn them round."""
-    for name, changes in {
-        "C7": {"random keys, ridge 0.02: condition number over its bound": [1.01]},
-        "C9": {"ridge 0.1": [1.0]},
-        "C13": {"relative error of the mean at cosine 0": [1e-3]},
-        "C20": {"after 1000 tokens, |u| = 1": [30.0]},
-    }.items():
+    for name, value, measure, column in (
+        ("C7", 1.01, "condition_over_bound", {"keys": "random", "ridge": 0.02}),
+        ("C9", 1.0, "residual", {"ridge": 0.1}),
+        ("C13", 1e-3, "mean_error", {"cosine": 0.0}),
+        ("C20", 30.0, "last_norm", {"scale": "unit"}),
+    ):
         record = load_record(RESULTS / f"{name}.json")
-        found = record.measurement
-        changed = type(found)({key: changes.get(key, row[:1]) for key, row in found.values.items()})
+        changed = change_values(take_first_seed(record.measurement), [value], measure, **column)
         assert record.status == "holds" and find_claim(name).decide(changed).status == "does not hold", name

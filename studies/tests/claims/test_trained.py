@@ -8,10 +8,13 @@ from contextlib import nullcontext
 import pytest
 import torch
 from fastweights_studies.claims import Conditions, claims_of, find_claim, trained
-from fastweights_studies.claims.claim import Unmeasured
+from fastweights_studies.claims.conditions import Unmeasured
+from fastweights_studies.claims.measurement import UNDERTRAINED
+from fastweights_studies.claims.papers import c35_parts_of_gka as gka
+from fastweights_studies.claims.readings import SECOND_WEIGHTS
 from fastweights_studies.own import o1_least_squares_as_layers as squares
-from fastweights_studies.claims.readings import SECOND
 
+from fastweights.layers import MixerChoice
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment, rate_search
 from fastweights.training.language import together
@@ -45,7 +48,7 @@ def test_settings_are_experiments_and_rules_find_their_numbers(name, monkeypatch
     claim = find_claim(name)
     found = claim.measure(Conditions(seeds=claim.seeds, folder=tmp_path))
     verdict = claim.decide(found)
-    assert found.undertrained and verdict.reason
+    assert found.select(UNDERTRAINED) and verdict.reason
     assert verdict.status == ("not resolved" if name in ("C28", "C29", "C30") else "does not hold")  # ties
     assert claim.decide(found) == verdict
 
@@ -59,15 +62,16 @@ def test_trainings_that_diverged_are_counted_and_said(monkeypatch, tmp_path):
         }
 
     def ended(part, finished):
-        lost = part == SECOND and finished.mixer == "vla-deltanet" and finished.run["seed"] == 42
+        lost = part == "first weights 0.05" and finished.mixer == "vla-deltanet" and finished.run["seed"] == 42
         return dataclasses.replace(finished, status="diverged", accuracy=None) if lost else finished
 
     monkeypatch.setattr(trained, "run_recall_parts", made)
     claim = find_claim("C27")
     found = claim.measure(Conditions(seeds=claim.seeds, folder=tmp_path))
-    name = trained.accuracy("vla-deltanet", 32, SECOND)
-    assert found.values[name] == [0.0, 0.5, 0.5] and found.values[trained.diverged_trainings(name)] == [1]
-    assert sum(other.startswith("diverged") for other in found.values) == 1
+    fields = {"pairs": 32, "initializer_range": SECOND_WEIGHTS}
+    assert found.values("accuracy", "vla-deltanet", **fields) == [0.0, 0.5, 0.5]
+    assert found.values("diverged_trainings", "vla-deltanet", **fields) == [1]
+    assert len(found.select("diverged_trainings")) == 1
     assert claim.decide(found).reason.count("; diverged trainings: 1 of vla-deltanet, 32 pairs") == 1
 
 
@@ -87,7 +91,7 @@ def test_the_larger_size_searches_its_rates_with_the_first_seed(monkeypatch, tmp
     for device, count in (("cpu", 84), ("cuda", 84)):
         runs.clear()
         trained.train_size(
-            claim, squares.parts(device), Conditions(seeds=(0, 1, 2), device=device, folder=tmp_path, workers=1)
+            claim, squares.make_parts(device), Conditions(seeds=(0, 1, 2), device=device, folder=tmp_path, workers=1)
         )
         assert len(runs) == count and {run.device for run in runs} == {device}
     assert folders == {"own-1", "own-1-cuda"}
@@ -145,14 +149,15 @@ def test_spikes_and_lost_trainings_are_numbers(monkeypatch, tmp_path):
     pretend_training(monkeypatch, loss, norms)
     claim, conditions = find_claim("C35"), Conditions(seeds=(1,), folder=tmp_path)
     found = claim.measure(conditions)
-    assert found.values[trained.gradient_spike("constant ridge", 0.999)] == [9.0]
+    assert found.values("gradient_spike", gka.CONSTANT_RIDGE, share=0.999) == [9.0]
     assert claim.decide(found).status == "holds" and "3.00" in claim.decide(found).reason
-    assert found.undertrained == ()
+    assert not found.select(UNDERTRAINED)
     pretend_training(monkeypatch, lambda run: 2.0 + ("gating" in run.output))
-    assert claim.measure(conditions).undertrained == ("without gating",)
+    (mark,) = claim.measure(conditions).select(UNDERTRAINED)
+    assert mark.is_of(gka.UNGATED)
     pretend_training(monkeypatch, lambda run: None if "unstable" in run.output else 2.0)
     found = find_claim("C32").measure(conditions)
-    assert math.isnan(found.values["unstable"][0])
+    assert math.isnan(found.mean("loss", "pgdn", options={"squash": "none"}))
     assert "did not stay finite: unstable" in find_claim("C32").decide(found).reason
 
 
@@ -174,10 +179,10 @@ def test_windows_while_learning(tmp_path, monkeypatch):
     monkeypatch.setattr(trained, "run_recall_parts", made)
     claim = find_claim("C31")
     found = claim.measure(Conditions(seeds=(1,), folder=tmp_path))
-    assert found.values["paper: rank correlation of window and step before"] == [pytest.approx(1)]
-    assert found.values["release: rank correlation of window and step before"] == [pytest.approx(-1)]
-    assert found.values["paper: step at which the loss falls"] == [205]
-    assert found.values["paper: window when the loss falls over the length"] == [900 / 128]
+    assert found.values("rank_correlation", ramp="paper") == [pytest.approx(1)]
+    assert found.values("rank_correlation", ramp="release") == [pytest.approx(-1)]
+    assert found.values("fall_step", ramp="paper") == [205]
+    assert found.values("fall_window", ramp="paper") == [900 / 128]
     assert claim.decide(found).status == "holds"
 
 
@@ -189,7 +194,7 @@ def test_text_that_would_be_read_twice_is_refused(tmp_path, monkeypatch):
     settings = {field.name: getattr(small, field.name) for field in dataclasses.fields(small) if field.name != "mixers"}
     once = int(1 / passes(dataclasses.replace(small, max_steps=1)))
     for steps in (once, 2 * once):
-        measure = trained.language_models("C0", {"one": "gdn"}, **{**settings, "max_steps": steps})
+        measure = trained.language_models("C0", [MixerChoice("gdn", {}, "one")], **{**settings, "max_steps": steps})
         with pytest.raises(Unmeasured, match=r"reads its text [12]\.\d times") if steps > once else nullcontext():
             measure(Conditions(seeds=(0,), folder=tmp_path))
     assert [run.max_steps for run in runs] == [once]
@@ -203,7 +208,8 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     small = small_run(tmp_path, max_steps=30, context_lengths=(16,), checkpoint_every=1000, evaluate_every=0)
     settings = {field.name: getattr(small, field.name) for field in dataclasses.fields(small) if field.name != "mixers"}
     monkeypatch.setattr(trained, "passes_over_text", lambda run: 1.0)
-    measure = trained.language_models("C0", {"one": "gdn", "two": "linear"}, **settings)
+    choices = [MixerChoice("gdn", {}, "one"), MixerChoice("linear", {}, "two")]
+    measure = trained.language_models("C0", choices, **settings)
     conditions = [Conditions(seeds=(0,), folder=tmp_path / name, workers=2) for name in ("stopped", "whole")]
     waited = together.wait
 
@@ -222,8 +228,10 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
         (tmp_path / f"stopped/C0/{name}-seed0/result.json").exists() for name in ("one", "two")
     )
     found = [measure(each) for each in conditions]
-    assert found[0] == found[1] and 0 < found[0].mean("one") != found[0].mean("two")
-    assert found[0].mean(trained.gradient_spike("one", 0.999)) > 1 and "two, context 16" in found[0].values
+    assert found[0] == found[1] and 0 < found[0].mean("loss", "gdn") != found[0].mean("loss", "linear")
+    assert found[0].mean("gradient_spike", "gdn", share=0.999) > 1 and found[0].mean(
+        "context_loss", "linear", context=16
+    )
     monkeypatch.setattr(together, "_train", None)  # nothing is trained again
     assert measure(conditions[0]) == found[0]
 
@@ -231,12 +239,12 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
 def test_a_tiny_training_gives_accuracies_by_seed(tmp_path):
     settings = {"pairs": (2,), "steps": 3, "batch_size": 2, "width": 8, "heads": 1, "layers": 1, "vocab_size": 8,
                 "test_examples": 8, "learning_rates": (1e-2, 1e-3), "mixers": ("linear",)}  # fmt: skip
-    measure = trained.recall_experiment("C0", {"": settings})
+    measure = trained.recall_experiment("C0", {"": trained.Part(settings, {"steps": 3})})
     conditions = Conditions(seeds=(0, 1), folder=tmp_path, workers=1)
     found = measure(conditions)
-    assert len(found.values["linear, 2 pairs"]) == 2 and found.undertrained == ("linear, 2 pairs",)
-    assert all(0 <= x <= 1 for x in found.values["linear, 2 pairs"])
-    assert found.values["learning rate of linear, 2 pairs"][0] in settings["learning_rates"]
+    accuracies = found.select("accuracy", "linear", pairs=2, steps=3)
+    assert [one.seed for one in accuracies] == [0, 1] and len(found.select(UNDERTRAINED, "linear", pairs=2)) == 1
+    assert all(0 <= one.value <= 1 and one.run["learning_rate"] in settings["learning_rates"] for one in accuracies)
     assert (tmp_path / "C0" / "all" / "results.json").exists()
     assert measure(conditions) == found  # read again, not trained again
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from fastweights_studies.commands import reproduce
 from fastweights_studies.claims import SOURCES, claim_names
+from fastweights_studies.commands import reproduce
 
 from fastweights.cli import main
 
@@ -51,17 +51,18 @@ def test_a_claim_is_measured_shown_and_written(capsys, tmp_path):
     for text in ("holds: all elements", "rule", "expected", "query side", str(tmp_path / "new" / "C2.json")):
         assert text in printed.replace("\n", ""), text
     record = json.loads((tmp_path / "new" / "C2.json").read_text())
-    assert record["status"] == "holds" and record["command"] == "fastweights reproduce C2"
+    about = record["about"]
+    assert about["status"] == "holds" and about["command"] == "fastweights reproduce C2"
 
 
 def test_seeds_are_those_given(capsys, tmp_path):
     assert run(capsys, "C1", "--seeds", "5,6", "--output", tmp_path)[0] == 0
     record = json.loads((tmp_path / "C1.json").read_text())
-    assert record["seeds"] == [5, 6] and all(len(row) == 2 for row in record["numbers"].values())
+    assert record["about"]["seeds"] == [5, 6] and [row["seed"] for row in record["rows"]] == [5, 5, 6, 6]
 
 
 def test_a_paper_leaves_out_what_needs_a_gpu(capsys, tmp_path, monkeypatch):
-    from fastweights import experiments
+    from fastweights_studies import claims
 
     measured, measure = [], claims.run_claim
 
@@ -69,7 +70,7 @@ def test_a_paper_leaves_out_what_needs_a_gpu(capsys, tmp_path, monkeypatch):
         measured.append(claim.name)
         return measure(claims.find_claim("C2"), conditions)
 
-    monkeypatch.setattr(experiments, "run_claim", quick)
+    monkeypatch.setattr(claims, "run_claim", quick)
     code, printed, _ = run(capsys, "--paper", "lattice", "--output", tmp_path)
     assert code == 0 and measured == ["C14", "C15"]
     assert "C33: left out, needs --device cuda" in printed and "C34: left out" in printed
@@ -96,6 +97,15 @@ def test_bad_commands_end_with_one_line(capsys, tmp_path, arguments, message):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_result_of_the_format_before_is_refused_and_can_be_replaced(capsys, tmp_path):
+    before = {"claim": "C2", "declaration": {}, "status": "holds", "numbers": {"a number": [1.0]}}
+    (tmp_path / "C2.json").write_text(json.dumps(before))
+    code, _, error = run(capsys, "--list", "--output", tmp_path)
+    assert code == 2 and error.count("\n") == 1 and "C2.json has the format of before; measure the claim again" in error
+    assert run(capsys, "C2", "--output", tmp_path, "--overwrite")[0] == 0
+    assert run(capsys, "--list", "--output", tmp_path)[0] == 0
+
+
 def test_an_output_that_is_a_file_is_refused(capsys, tmp_path):
     (tmp_path / "file").write_text("precious")
     code, _, error = run(capsys, "C2", "--output", tmp_path / "file")
@@ -103,13 +113,14 @@ def test_an_output_that_is_a_file_is_refused(capsys, tmp_path):
 
 
 def test_trainings_that_fail_end_with_one_line(capsys, tmp_path, monkeypatch):
-    from fastweights import experiments
+    from fastweights_studies import claims
+
     from fastweights.training import WorkerError
 
     def fails(claim, conditions):
         raise WorkerError("run x failed: no memory", "traceback\n")
 
-    monkeypatch.setattr(experiments, "run_claim", fails)
+    monkeypatch.setattr(claims, "run_claim", fails)
     code, _, error = run(capsys, "C2", "--output", tmp_path)
     assert code == 1 and error.startswith("traceback\n")
     assert "C2: run x failed: no memory; the same command continues where trainings stopped" in error
@@ -123,4 +134,4 @@ def reproduce_module():
     from importlib import import_module
 
     assert callable(reproduce)
-    return import_module("fastweights.cli.reproduce")
+    return import_module("fastweights_studies.commands.reproduce")

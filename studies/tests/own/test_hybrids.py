@@ -3,18 +3,19 @@
 import pytest
 import torch
 from fastweights_studies.claims import Conditions, Measurement, find_claim
-from fastweights_studies.own.memory_variance import lookup_in_place_of_memory
 from fastweights_studies.own import o2b_hybrids_trained_as_one as hybrids
 from fastweights_studies.own import o2c_hybrids_with_a_fitted_router as fitted
+from fastweights_studies.own.memory_variance import lookup_in_place_of_memory
 
 from fastweights.data.task import IGNORE_INDEX
 from fastweights.training import RecallRun
 from fastweights.training.objectives import objective_of
+from studies.tests.claims.made import make_numbers
 
 
 @pytest.fixture
 def run():
-    return RecallRun(mixer=hybrids.mixers()[0], pairs=4, learning_rate=1e-2, vocab_size=32, width=16, layers=1)
+    return RecallRun(mixer=hybrids.make_mixers()[0], pairs=4, learning_rate=1e-2, vocab_size=32, width=16, layers=1)
 
 
 @pytest.fixture
@@ -26,8 +27,17 @@ def model(run):
 
 
 def test_the_highest_share_is_chosen():
-    assert hybrids.highest(torch.tensor([3.0, 9.0, 1.0, 5.0, 2.0]), 0.4).tolist() == [False, True, False, True, False]
-    assert hybrids.highest(torch.arange(5.0), 1.0).all() and not hybrids.highest(torch.arange(5.0), 0.0).any()
+    assert hybrids.choose_highest(torch.tensor([3.0, 9.0, 1.0, 5.0, 2.0]), 0.4).tolist() == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert (
+        hybrids.choose_highest(torch.arange(5.0), 1.0).all()
+        and not hybrids.choose_highest(torch.arange(5.0), 0.0).any()
+    )
 
 
 def routed_in(monkeypatch, run, model, training):
@@ -46,15 +56,15 @@ def routed_in(monkeypatch, run, model, training):
 
 
 def test_the_most_uncertain_queries_are_routed(monkeypatch, run, model):
-    places, batch = routed_in(monkeypatch, run, model, "uncertain queries")
+    places, batch = routed_in(monkeypatch, run, model, "uncertain_queries")
     asks = batch.labels != IGNORE_INDEX
     assert not places[~asks].any() and places.sum() == round(0.2 * int(asks.sum()))
-    doubt = hybrids.uncertainty(model, batch.input_ids)
+    doubt = hybrids.find_uncertainty(model, batch.input_ids)
     assert doubt[places].min() >= doubt[asks & ~places].max()
 
 
 def test_all_queries_are_answered_by_attention_that_learns(monkeypatch, run, model):
-    places, batch = routed_in(monkeypatch, run, model, "attention alone")
+    places, batch = routed_in(monkeypatch, run, model, "attention_alone")
     assert torch.equal(places, batch.labels != IGNORE_INDEX)
     assert model.log_sharpness.grad.abs() > 0
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
@@ -73,27 +83,27 @@ def test_a_tiny_study(name, module, settings, tmp_path, monkeypatch):
     found = claim.measure(Conditions(seeds=(0, 1), folder=tmp_path))
     assert claim.decide(found).status in ("holds", "holds weakly", "does not hold")
     for kind in module.TRAININGS:
-        for share in ("0%", "100%"):
-            by = [found.values[f"rls, {kind}: accuracy with {share} routed by {order}"] for order in module.ORDERS]
-            assert by[0] == by[1]
+        for share in (0.0, 1.0):
+            by = [hybrids.list_accuracies(found, "rls", kind, share, order) for order in module.ORDERS]
+            assert len(by[0]) == 2 and by[0] == by[1]
 
 
 def measured(**changed):
     """Accuracies of two mixers, alike but for what is changed of rls."""
-    values = {}
+    numbers = []
     for mixer in hybrids.MIXERS:
         found = {"memory": 0.5, "random": 0.6, "hybrid": 0.8, "test": 0.7, "attention": 0.9}
         found |= changed if mixer == "rls" else {}
         for name, training, share, order in (
-            ("memory", "memory alone", "0%", "variance"),
-            ("random", "random queries", "20%", "chance"),
-            ("hybrid", "uncertain queries", "20%", "variance"),
-            ("test", "memory alone", "20%", "variance"),
-            ("attention", "attention alone", "100%", "variance"),
+            ("memory", "memory_alone", 0.0, "variance"),
+            ("random", "random_queries", 0.2, "chance"),
+            ("hybrid", "uncertain_queries", 0.2, "variance"),
+            ("test", "memory_alone", 0.2, "variance"),
+            ("attention", "attention_alone", 1.0, "variance"),
         ):
-            label = f"{mixer}, {training}: accuracy with {share} routed by {order}"
-            values[label] = [found[name] + shift for shift in (-0.01, 0.0, 0.01)]
-    return Measurement(values)
+            values = [found[name] + shift for shift in (-0.01, 0.0, 0.01)]
+            numbers += make_numbers("routed_accuracy", values, mixer, training=training, share=share, order=order)
+    return Measurement(tuple(numbers))
 
 
 @pytest.mark.parametrize(
@@ -116,25 +126,27 @@ def test_two_mixers_that_are_no_better_than_chance_do_not_hold(monkeypatch):
     assert find_claim("own-2b").decide(measured(test=0.8)).status == "holds weakly"
 
 
+HYBRID = ("random_queries", 0.2, "fitted_variance")
+BY_CHANCE = ("random_queries", 0.2, "chance")
+ALONE = ("memory_alone", 0.0, "fitted_variance")
+ROUTED_IN_TEST = ("memory_alone", 0.2, "fitted_variance")
+
+
 @pytest.mark.parametrize(
-    ("lower", "status"),
+    ("equal", "status"),
     [
         ((), "holds"),
-        (("memory alone: accuracy with 20% routed by fitted variance",), "holds weakly"),
-        (("random queries: accuracy with 20% routed by chance",), "does not hold"),
-        (("memory alone: accuracy with 0% routed by fitted variance",), "does not hold"),
+        ((ROUTED_IN_TEST,), "holds weakly"),
+        ((BY_CHANCE,), "does not hold"),
+        ((ALONE,), "does not hold"),
     ],
 )
-def test_what_decides_about_a_fitted_router(lower, status):
-    """Equal where the name is given: the other accuracies are lower than the hybrid's."""
-    values = {}
+def test_what_decides_about_a_fitted_router(equal, status):
+    """The other accuracies are lower than the hybrid's."""
+    numbers = []
     for mixer in hybrids.MIXERS:
-        for kind in (
-            "random queries: accuracy with 20% routed by fitted variance",
-            "random queries: accuracy with 20% routed by chance",
-            "memory alone: accuracy with 0% routed by fitted variance",
-            "memory alone: accuracy with 20% routed by fitted variance",
-        ):
-            equal = kind in lower or kind.startswith("random queries: accuracy with 20% routed by fitted")
-            values[f"{mixer}, {kind}"] = [0.8 if equal else 0.7] * 3
-    assert find_claim("own-2c").decide(Measurement(values)).status == status
+        for kind in (HYBRID, BY_CHANCE, ALONE, ROUTED_IN_TEST):
+            training, share, order = kind
+            values = [0.8 if kind in (HYBRID, *equal) else 0.7] * 3
+            numbers += make_numbers("routed_accuracy", values, mixer, training=training, share=share, order=order)
+    assert find_claim("own-2c").decide(Measurement(tuple(numbers))).status == status

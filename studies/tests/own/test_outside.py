@@ -10,9 +10,10 @@ from fastweights_studies.own import o3b_training_outside_the_bound as outside
 from fastweights.layers import DeltaNet
 from fastweights.training import RecallRun
 from fastweights.training.objectives import objective_of
+from studies.tests.claims.made import change_values, make_numbers
 
-INSIDE = [inside for inside, _ in outside.FAMILIES.values()]
-OUTSIDE = [beyond for _, beyond in outside.FAMILIES.values()]
+INSIDE = [family.inside for family in outside.FAMILIES.values()]
+OUTSIDE = [family.outside for family in outside.FAMILIES.values()]
 
 
 def test_gains_of_every_range_start_alike():
@@ -23,10 +24,9 @@ def test_gains_of_every_range_start_alike():
         torch.testing.assert_close(gain.of(torch.tensor(100.0)), torch.tensor(largest))
 
 
-@pytest.mark.parametrize("name", outside.SETTINGS)
-def test_steps_are_contractions_inside_and_can_be_more_outside(name):
+@pytest.mark.parametrize("setting", outside.SETTINGS, ids=lambda setting: f"{setting.rule}-{setting.reach}")
+def test_steps_are_contractions_inside_and_can_be_more_outside(setting):
     """With gains at their largest and long keys."""
-    setting = outside.SETTINGS[name]
     small = {**outside.TRAINED, "length": 48}
     run = RecallRun(mixer=setting.mixer, learning_rate=1e-2, **small)
     torch.manual_seed(0)
@@ -39,9 +39,9 @@ def test_steps_are_contractions_inside_and_can_be_more_outside(name):
                 if not layer.options.normalize_qk:
                     p.data.mul_(10)
     steps = outside.read_steps(model, run)
-    assert (steps.largest <= 2 + 1e-6) == (name in INSIDE) and (steps.beyond > 0) == (name in OUTSIDE)
+    assert (steps.largest <= 2 + 1e-6) == (setting in INSIDE) and (steps.beyond > 0) == (setting in OUTSIDE)
     if setting.gains is not None:  # the range is reached
-        assert steps.largest > 0.6 * int(name.rsplit(" ", 1)[1])
+        assert steps.largest > 0.6 * setting.reach
     assert math.isfinite(steps.log_norm)
 
 
@@ -62,36 +62,34 @@ def test_a_tiny_study(tmp_path, monkeypatch):
     monkeypatch.setattr(outside, "train_watched", lost)
     claim = find_claim("own-3b")
     found = claim.measure(Conditions(seeds=(0, 1), folder=tmp_path))
-    assert found.values["keys of any length: share of diverged trainings"] == [0, 1]
-    assert math.isnan(found.values["keys of any length: largest step after training"][1])
-    assert found.values["longhorn, up to 1: share of troubled trainings"] == [0, 0]
+    assert found.values("diverged_share", rule="any_keys") == [0, 1]
+    assert math.isnan(found.values("largest_step", rule="any_keys", when="after")[1])
+    assert found.values("troubled_share", rule="longhorn") == [0, 0]
     assert "free keys" in claim.decide(found).reason
 
 
-def measured(**changed):
-    """Settings that are alike, but for numbers that are changed of some."""
-    values = {}
-    for name in outside.SETTINGS:
-        for number, value in {
-            "accuracy": 0.8,
-            "share of troubled trainings": 0.0,
-            "largest spike of gradients": 5.0,
+def measured(settings=(), measure="", values=()):
+    """Settings that are alike, but for the values of a measure of some."""
+    numbers = []
+    for setting in outside.SETTINGS:
+        for name, alike in {
+            "accuracy": [0.8, 0.81],
+            "troubled_share": [0.0, 0.0],
+            "largest_spike": [5.0, 5.0],
         }.items():
-            values[f"{name}: {number}"] = [value + shift for shift in (0.0, 0.01 * (number == "accuracy"))]
-    return Measurement({**values, **changed})
+            changed = setting in settings and name == measure
+            numbers += make_numbers(name, values if changed else alike, setting.mixer, **setting.column)
+    return Measurement(tuple(numbers))
 
 
 def test_what_decides():
     decide = find_claim("own-3b").decide
     assert decide(measured()).status == "does not hold"
-    lost = {f"{name}: share of troubled trainings": [0.5, 0.5] for name in OUTSIDE}
-    worse = {f"{name}: accuracy": [0.7, 0.71] for name in OUTSIDE}
-    for harm in (lost, worse):
-        assert decide(measured(**harm)).status == "holds"
-        first = dict([next(iter(harm.items()))])
-        assert decide(measured(**first)).status == "holds weakly"
-        assert decide(measured(**first)).reason.count("(harmed)") == 1
-    noisy = {f"{name}: accuracy": [0.5, 0.9] for name in OUTSIDE}
-    assert decide(measured(**noisy)).status == "does not hold"
-    inside = {f"{INSIDE[0]}: share of troubled trainings": [0.0, 0.5]}
-    assert decide(measured(**lost, **inside)).status == "does not hold"
+    for harm in (("troubled_share", [0.5, 0.5]), ("accuracy", [0.7, 0.71])):
+        assert decide(measured(OUTSIDE, *harm)).status == "holds"
+        first = decide(measured(OUTSIDE[:1], *harm))
+        assert first.status == "holds weakly" and first.reason.count("(harmed)") == 1
+    assert decide(measured(OUTSIDE, "accuracy", [0.5, 0.9])).status == "does not hold"
+    lost = measured(OUTSIDE, "troubled_share", [0.5, 0.5])
+    inside = change_values(lost, [0.0, 0.5], "troubled_share", **INSIDE[0].column)
+    assert decide(inside).status == "does not hold"

@@ -1,6 +1,5 @@
 """Results of our own: their settings make experiments, their rules find their numbers, and bounds hold where they must."""
 
-import json
 import math
 
 import pytest
@@ -13,10 +12,11 @@ from fastweights_studies.own import o1c_the_ridge_in_recall as recalls
 from fastweights_studies.own import o2_confidence_of_memories as confidence
 from fastweights_studies.own import o3_products_of_transitions as products
 from fastweights_studies.own.products import log_norms, penalties, penalty_bound, preconditioner_bound
-from fastweights_studies.claims.trained import accuracy
 
+from fastweights.layers import MixerChoice
 from fastweights.training import RecallExperiment
 from fastweights.training.objectives import objective_of
+from studies.tests.claims.made import change_values, make_numbers
 
 RESULTS = places.RESULTS / "claims"
 
@@ -24,7 +24,7 @@ RESULTS = places.RESULTS / "claims"
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_states_are_equally_large(device):
     """Within an eighth, in favour of the memories with one matrix."""
-    for settings in squares.parts(device).values():
+    for settings in squares.make_parts(device).values():
         sizes = {}
         for run in RecallExperiment(**settings).runs():
             with torch.device("meta"):
@@ -56,9 +56,9 @@ def test_shares_of_the_gap(tmp_path, monkeypatch):
     monkeypatch.setattr(squares, "train_size", trained)
     claim = find_claim("own-1")
     found = claim.measure(Conditions(seeds=(0, 1), folder=tmp_path))
-    assert squares.share(found, "deltanet", "equal variances") == 0
-    assert squares.share(found, "pdn", "equal variances") == pytest.approx(0.04 / (0.61 - 0.2))
-    assert found.values["rls, unequal variances, example 8"] == [0.4, 0.4]
+    assert squares.mean_share(found, "deltanet", "equal") == 0
+    assert squares.mean_share(found, "pdn", "equal") == pytest.approx(0.04 / (0.61 - 0.2))
+    assert found.values("error_at_example", "rls", variances="unequal", example=8) == [0.4, 0.4]
     assert claim.decide(found).status == "holds"
     errors["gka"] = 0.55
     assert claim.decide(claim.measure(Conditions(seeds=(0, 1), folder=tmp_path))).status == "holds weakly"
@@ -80,20 +80,17 @@ def test_the_ridge_of_the_exact_recursion(tmp_path, monkeypatch):
     assert {choice.options["ridge"] for choice in asked if choice.name == "rls"} == {1.0, 0.1, 0.01}
     assert {choice.label for choice in asked if choice.name != "rls"} == {"deltanet", "gka"}
 
-    def status(unequal=None, **by_mixer):
-        """unequal: shares of ridge 0.1 with unequal variances, where they are others than with equal ones."""
-        rows = {name.replace("_", " with ridge 0."): of_seed for name, of_seed in by_mixer.items()}
-        rows = {
-            "rls with ridge 1": (0.4, 0.5, 0.4),
-            "rls with ridge 0.01": (-1.0, -1.0, -1.0),
-            "gka": (0.9, 0.9, -9.0),
-            **rows,
-        }
-        shares = {f"share of the gap closed by {name}, {setting}": list(of_seed) for name, of_seed in rows.items()
-                  for setting in squares.CONTRASTS}  # fmt: skip
-        if unequal:
-            shares["share of the gap closed by rls with ridge 0.1, unequal variances"] = list(unequal)
-        return ridge.decide(Measurement(shares)).status
+    def status(unequal=None, **by_ridge):
+        """Shares of ridges 0.1 and 0.01; unequal: those of ridge 0.1 with unequal variances, where they are others."""
+        rows = {1.0: (0.4, 0.5, 0.4), 0.1: by_ridge["rls_1"], 0.01: by_ridge.get("rls_01", (-1.0, -1.0, -1.0))}
+        numbers = []
+        for variances in squares.CONTRASTS:
+            numbers += make_numbers("share_closed", [0.9, 0.9, -9.0], "gka", variances=variances)
+            for one, values in rows.items():
+                shares = unequal if unequal and (one, variances) == (0.1, "unequal") else values
+                choice = MixerChoice("rls", {"head_dim": 16, "ridge": one})
+                numbers += make_numbers("share_closed", shares, choice, variances=variances)
+        return ridge.decide(Measurement(tuple(numbers))).status
 
     assert status(rls_1=(0.6, 0.7, 0.6)) == status(rls_1=(-1.0, -1.0, -1.0), rls_01=(0.6, 0.7, 0.6)) == "holds"
     half = (0.45, 0.55, 0.45)
@@ -104,10 +101,13 @@ def test_the_ridge_of_the_exact_recursion(tmp_path, monkeypatch):
 
 def test_a_ridge_that_learns_later():
     def status(short, long):
-        rows = {(name, steps): row for steps, by_name in ((recalls.SHORT, short), (recalls.LONG, long))
-                for name, row in zip(ridge.NAMES, by_name)}  # fmt: skip
-        values = {accuracy(name, recalls.PAIRS, recalls.part(steps)): list(row) for (name, steps), row in rows.items()}
-        return find_claim("own-1c").decide(Measurement(values)).status
+        numbers = [
+            number
+            for steps, by_ridge in ((recalls.SHORT, short), (recalls.LONG, long))
+            for choice, values in zip(ridge.WORDS.choices, by_ridge)
+            for number in make_numbers("accuracy", values, choice, pairs=recalls.PAIRS, steps=steps)
+        ]
+        return find_claim("own-1c").decide(Measurement(tuple(numbers))).status
 
     learned, nothing, half = (1.0, 1.0, 0.99), (0.1, 0.1, 0.11), (0.7, 0.7, 0.69)
     assert status((learned, half, nothing), (learned, learned, learned)) == "holds"
@@ -123,20 +123,23 @@ def test_half_of_a_share_that_differs_between_seeds_is_a_tie():
     record, claim = load_record(RESULTS / "own-1.json"), find_claim("own-1")
     assert record.status == claim.decide(record.measurement).status == "holds weakly"
     assert record.reason.count("not resolved") == 1 and "(+27%, +14%, -466% by seed), not resolved" in record.reason
-    name = "share of the gap closed by pdn, unequal variances"
-    neither = {**record.measurement.values, name: [0.3, 0.3, 0.3]}
-    assert claim.decide(Measurement(neither)).status == "not resolved"
-    steady = {**record.measurement.values, "share of the gap closed by gka, equal variances": [0.66, 0.56, 0.6]}
-    assert claim.decide(Measurement(steady)).status == "holds"
-    apart = {"share of the gap closed by rls, unequal variances": [-0.12, 0.37, 0.36]}
-    assert claim.decide(Measurement({**steady, **apart})).status == "holds weakly"
+    found = record.measurement
+    neither = change_values(found, [0.3] * 3, "share_closed", "pdn", variances="unequal")
+    assert claim.decide(neither).status == "not resolved"
+    steady = change_values(found, [0.66, 0.56, 0.6], "share_closed", "gka", variances="equal")
+    assert claim.decide(steady).status == "holds"
+    apart = change_values(steady, [-0.12, 0.37, 0.36], "share_closed", "rls", variances="unequal")
+    assert claim.decide(apart).status == "holds weakly"
 
 
 def test_the_exact_posterior_is_calibrated_and_the_diagonal_is_not():
-    found = confidence.streams(0, "cpu")
+    found = Measurement(tuple(confidence.measure_streams(0, "cpu")))
     for pairs in confidence.STREAM_PAIRS:
-        assert found[f"exact posterior, {pairs} pairs: squared error over variance"] == pytest.approx(1, abs=0.15)
-        assert found[f"diagonal posterior, {pairs} pairs: squared error over variance"] > 10
+        exact, diagonal = (
+            found.mean("stream_error_over_variance", posterior=posterior, pairs=pairs)
+            for posterior in ("exact", "diagonal")
+        )
+        assert exact == pytest.approx(1, abs=0.15) and diagonal > 10
 
 
 @pytest.mark.slow
@@ -151,10 +154,9 @@ def test_a_tiny_study_of_confidence(tmp_path, monkeypatch):
     found = claim.measure(Conditions(seeds=(0,), folder=tmp_path, workers=1))
     assert claim.decide(found).status in ("holds", "holds weakly", "does not hold")
     for mixer in confidence.MIXERS:
-        plain = found.mean(f"{mixer}: accuracy with 0% routed by variance")
-        assert plain == found.mean(f"{mixer}: accuracy with 0% routed by chance")
-        assert plain == found.mean(f"{mixer}: accuracy on the surest 100% by both")
-        routed = [found.mean(f"{mixer}: accuracy with 100% routed by {order}") for order in ("variance", "chance")]
+        plain, by_chance = (found.mean("routed_accuracy", mixer, share=0.0, order=order) for order in confidence.ORDERS)
+        assert plain == by_chance == found.mean("surest_accuracy", mixer, share=1.0, score="both")
+        routed = [found.mean("routed_accuracy", mixer, share=1.0, order=order) for order in confidence.ORDERS]
         assert routed[0] == routed[1]
 
 
@@ -163,15 +165,17 @@ def test_products_meet_their_bounds_and_a_smaller_bound_would_fail(monkeypatch):
     monkeypatch.setattr(products, "LENGTH", 24)
     monkeypatch.setattr(products, "RANDOM_LENGTH", 40)
     monkeypatch.setattr(products, "PERIODS", 2)
-    tried = ("pdn, decay 0.5, x = 2.0", "vla with refresh", "two-sided, decay 0.9, x = 2.0", "rls")
-    monkeypatch.setattr(products, "STREAMS", {name: products.STREAMS[name] for name in tried})
-    found = products.of_streams(0, "cpu")
-    assert max(value for name, value in found.items() if name.endswith("over its bound")) <= 1e-9
-    # Beyond the eigenvalues' bound of 0.
-    assert found["pdn, decay 0.5, x = 2.0: largest log norm of chosen products"] > 0.02
-    assert found["vla with refresh: largest log norm of chosen products"] > 0.02
-    for name in ("two-sided, decay 0.9, x = 2.0", "rls"):
-        assert abs(found[f"{name}: largest log norm of chosen products"]) < 1e-9
+    grow = [{"rule": "pdn", "decay": 0.5, "bound": 2.0}, {"rule": "vla_with_refresh"}]
+    stay = [{"rule": "two_sided", "decay": 0.9, "bound": 2.0}, {"rule": "rls"}]
+    tried = tuple(rule for rule in products.RULES if rule.column in (*grow, *stay))
+    assert len(tried) == 4
+    monkeypatch.setattr(products, "RULES", tried)
+    found = Measurement(tuple(products.measure_streams(0, "cpu")))
+    assert found.largest("excess") <= 1e-9
+    for column in grow:  # beyond the eigenvalues' bound of 0
+        assert found.mean("chosen_log_norm", **column) > 0.02
+    for column in stay:
+        assert abs(found.mean("chosen_log_norm", **column)) < 1e-9
 
 
 def test_bounds_are_tight_where_they_can_be():
@@ -197,11 +201,7 @@ def test_bounds_are_tight_where_they_can_be():
 
 
 def test_a_product_over_its_bound_is_noticed():
-    record = load_record(RESULTS / "own-3.json") if (RESULTS / "own-3.json").exists() else None
-    if record is None:
-        pytest.skip("own-3 has no committed result")
-    claim = find_claim("own-3")
-    numbers = dict(record.measurement.values)
-    numbers["rls: largest log norm over its bound"] = [1e-3]
-    assert claim.decide(Measurement(numbers)).status == "does not hold"
-    assert json.loads((RESULTS / "own-3.json").read_text())["status"] == claim.decide(record.measurement).status
+    record, claim = load_record(RESULTS / "own-3.json"), find_claim("own-3")
+    over = change_values(record.measurement, [1e-3] * 3, "excess", "rls")
+    assert claim.decide(over).status == "does not hold"
+    assert record.status == claim.decide(record.measurement).status

@@ -232,7 +232,7 @@ def unknown_keys(results: Path) -> list[str]:
     sizes = [records[size].measurement for size in ("own-2", "own-2-cuda") if size in records]
 
     def means(name: str, by: str) -> list[float]:
-        return [size.mean(f"{name}: AUROC of new keys by {by}") for size in sizes]
+        return [size.mean("new_keys_auroc", name, score=by) for size in sizes]
 
     def ranked(name: str, by: str) -> str:
         return ", at the larger size ".join(f"{mean:.3f}" for mean in means(name, by))
