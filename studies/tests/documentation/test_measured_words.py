@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastweights_studies.claims import claims_of, committed_records
+from fastweights_studies.claims import Measurement, claims_of, committed_records, load_record
 from fastweights_studies.claims.measurement import UNDERTRAINED
 from fastweights_studies.claims.verdict import pair_seeds
 from fastweights_studies.leaderboard import SIZES
@@ -25,6 +25,10 @@ from .site import ROOT
 
 def result(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_bytes())
+
+
+def found_of(claim: str) -> Measurement:
+    return load_record(RESULTS / "claims" / f"{claim}.json").measurement
 
 
 def words(page: str) -> str:
@@ -131,7 +135,7 @@ def test_trainings_among_the_limits() -> None:
         in text
     )
     assert "pairs and in regression" in text
-    losses = result("claims/C34")["numbers"]["encode"]
+    losses = found_of("C34").values("loss", "lattice", options={"objective": "encode"})
     jumped = sum(loss > min(losses) + 1 for loss in losses)
     assert (
         f"{NUMBERS[jumped].capitalize()} of {NUMBERS[len(losses)]} trainings of claim C34 with the encode objective"
@@ -143,11 +147,13 @@ def test_trainings_among_the_limits() -> None:
 
 
 def test_norms_of_memories_among_the_rules() -> None:
-    text, numbers = words("docs/rules.md"), result("claims/C19")["numbers"]
-    norms = {name: sum(row) / len(row) for name, row in numbers.items()}
+    text, found = words("docs/rules.md"), found_of("C19")
     unit, scaled, delta = (
-        f"{norms['linear attention'] / norms[name]:.0f} times"
-        for name in ("VLA, |u| = 1", "VLA, |u| = d^-1/2", "delta rule")
+        f"{found.mean('norm', 'linear') / norm:.0f} times"
+        for norm in (
+            *(found.mean("norm", "vla", scale=scale) for scale in ("unit", "inverse_root")),
+            found.mean("norm", "deltanet"),
+        )
     )
     assert f"its norm is {unit} below that of linear attention with `|u| = 1` and {scaled} with `|u| = d^-1/2`" in text
     assert f"That of the delta rule is {delta} below" in text
@@ -157,13 +163,11 @@ def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
     text = words("docs/own-least-squares.md")
 
     def shares(name: str) -> list[dict[str, list[float]]]:
-        numbers = result(f"claims/{name}")["numbers"]
+        found = found_of(name)
+        mixers = ("pdn", "gka", "rls", "palimpsa-d", "vla-conv")
         return [
-            {
-                mixer: numbers[f"share of the gap closed by {mixer}, {setting} variances"]
-                for mixer in ("pdn", "gka", "rls", "palimpsa-d", "vla-conv")
-            }
-            for setting in ("equal", "unequal")
+            {mixer: found.values("share_closed", mixer, variances=variances) for mixer in mixers}
+            for variances in CONTRASTS
         ]
 
     def mean(shares: list[float]) -> str:
@@ -186,8 +190,8 @@ def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
     for mixer in ("pdn", "rls"):
         assert sum(share > 0 for share in large[1][mixer]) == 1 and sum(large[1][mixer]) < 0
     assert "both are better than the delta rule with one of three seeds, and worse on average" in text
-    numbers = result("claims/own-1-cuda")["numbers"]
-    base, best = (sum(numbers[f"{name}, unequal variances"]) / 3 for name in ("deltanet", "exact regression"))
+    found = found_of("own-1-cuda")
+    base, best = found.mean("error", "deltanet", variances="unequal"), found.mean("best_error", variances="unequal")
     assert f"a squared error of {base:.3f} for the delta rule and {best:.3f} for the best predictor" in text
     for one in (equal, unequal, *large):
         assert all(sum(one[mixer]) < 0 for mixer in ("palimpsa-d", "vla-conv"))
@@ -195,8 +199,7 @@ def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
 
 
 def test_ridges_on_the_page_of_least_squares() -> None:
-    text, records = words("docs/own-least-squares.md"), committed_records()
-    found, in_recall = records["own-1b"].measurement, records["own-1c"].measurement
+    text, found, in_recall = words("docs/own-least-squares.md"), found_of("own-1b"), found_of("own-1c")
 
     def share(mixer: str, variances: str, **options: Any) -> str:
         return f"{found.mean('share_closed', mixer, options=options, variances=variances):.0%}"
@@ -212,7 +215,7 @@ def test_ridges_on_the_page_of_least_squares() -> None:
     )
     assert lost.startswith("-")
     at_rates = [
-        *(one for mixer in ("deltanet", "pdn") for one in records["own-1"].measurement.select("error", mixer)),
+        *(one for mixer in ("deltanet", "pdn") for one in found_of("own-1").select("error", mixer)),
         *(one for ridge in (0.1, 0.01) for one in found.select("error", "rls", options={"ridge": ridge})),
     ]
     assert len(at_rates) == 24 and all(one.run["learning_rate"] == 3e-2 for one in at_rates)
