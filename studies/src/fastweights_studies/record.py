@@ -22,7 +22,7 @@ __all__ = ["Origin", "Plain", "Row", "read_about", "read_rows", "select", "write
 Plain: TypeAlias = str | int | float | bool | None | list[int] | list[float]
 
 FORMAT = 1
-NAME = re.compile(r"[a-z][a-z0-9_]*")  # of fields
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # of fields; capitals are the papers' letters, such as T for time
 WORD = re.compile(r"\S{1,80}")  # texts among the values are names, such as "shuffled", "gdn" or "NVIDIA-H100"
 
 

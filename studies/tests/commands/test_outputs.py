@@ -77,7 +77,8 @@ def test_records_are_replaced_by_those_of_the_same_claim_alone(place, capsys):
     line = f"{COMMANDS['reproduce'][0]} --output new"
     run_twice(line)
     record = json.loads((place / "new" / "C2.json").read_text())
-    (place / "new" / "C2.json").write_text(json.dumps({**record, "claim": "C3"}))
+    other = {**record, "about": {**record["about"], "claim": "C3"}}
+    (place / "new" / "C2.json").write_text(json.dumps(other))
     refused(place, capsys, line, "C2.json")
 
 

@@ -3,6 +3,7 @@ of their result files."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any, NamedTuple
 
 from fastweights.results.records import read_object
 
-from ..record import Origin
+from ..record import Origin, Plain
 from .conditions import Unmeasured
 from .measurement import Column, Number
 
-__all__ = ["SIZE", "Benchmark", "Reading", "divide"]
+__all__ = ["Benchmark", "Reading", "divide"]
 
-SIZE = ("batch", "length", "heads", "channels", "value_channels")
+SIZE = "BTHKV"  # sequences, tokens, heads, key and value channels
 
 
 class Reading(NamedTuple):
@@ -52,23 +53,21 @@ class Benchmark:
         self.content = read_object(path)
 
     def kernel_sizes(self, op: str) -> Iterator[dict[str, int]]:
-        """The sizes at which kernels-*.json has an op's forward and backward, by the names of `SIZE`."""
+        """The sizes (B, T, H, K, V) at which kernels-*.json has an op's forward and backward."""
         for key in self.content["rows"]:
             name, _, size = key.rpartition(" ")
             if name == op:
-                yield dict(zip(SIZE, map(int, size.split(",")), strict=True))
+                yield dict(zip(SIZE, map(int, size.split(","))))
 
-    def kernel_ms(self, op: str, size: Mapping[str, int], stage: str, backend: str = "ours") -> Reading | None:
+    def kernel_ms(self, op: str, size: Mapping[str, int], stage: str, peer: str | None = None) -> Reading | None:
         """Device time of an op in kernels-*.json; None where not measured.
 
         Args:
             stage: "forward" or "forward_backward".
-            backend: whose: "ours", or "tied" for a delta rule without a write key of its own.
+            peer: whose: None for ours, or "tied" for a delta rule without a write key of its own.
         """
-        row = self.content["rows"].get(f"{op} {','.join(str(size[name]) for name in SIZE)}", {})
-        if stage not in row:
-            return None
-        return self._reading(row[stage]["graph"][backend][0], row)
+        row = self.content["rows"].get(f"{op} {','.join(map(str, size.values()))}", {})
+        return self._reading(row[stage]["graph"][peer or "ours"][0], row) if stage in row else None
 
     def preset_step_ms(self, preset: str, sketch: int | None = None) -> Reading | None:
         """A training step of a preset in training-steps-*.json, with this sketch of its memory; None where not measured."""
@@ -77,7 +76,7 @@ class Benchmark:
     def layers_step_ms(self, mixer: str, beside: str | None = None) -> Reading | None:
         """A training step of 24 layers, compiled by blocks and replayed, in training-steps-*.json; None where not measured.
 
-        beside: measured in turn with the layers of this mixer; with those of its own base if not given.
+        beside: the base of the layers of this mixer, measured in turn with them; the layers themselves if not given.
         """
         model, other = (f"24 layers of {name}, compiled by blocks, replayed" for name in (mixer, beside or mixer))
         return self._step_ms(model, other)
@@ -88,36 +87,39 @@ class Benchmark:
                 return self._reading(statistics.median(part["models"][model]["step, ms"]), part)
         return None
 
-    def layer_widths(self, mixer: str, base: str) -> Iterator[int]:
-        """The widths at which decode-layers-*.json has a layer beside another one."""
-        for key in self._layers(mixer, base):
-            name, _, width = key.partition(" ")
-            if name == "width":
-                yield int(width)
+    def layer_widths(self) -> list[int]:
+        """The widths at which decode-layers-*.json has layers with states of their own."""
+        widths = [key.partition(" ") for part in self._layers() for key in part]
+        return list(dict.fromkeys(int(width) for name, _, width in widths if name == "width"))
 
-    def layer_ms(self, mixer: str, beside: str, width: int, *, of_base: bool = False) -> Reading:
-        """A decoding step of a layer, or of the one `beside` it, in decode-layers-*.json."""
-        part = self._layers(mixer, beside)
-        times = part[f"width {width}"]["layers"][beside if of_base else mixer]["ms"]
-        return self._reading(statistics.median(times), part)
+    def layer_ms(self, mixer: str, width: int, **options: Plain) -> Reading | None:
+        """A decoding step of a layer in decode-layers-*.json; None where not measured."""
+        label = ",".join(f"{name}={json.dumps(value)}" for name, value in options.items())
+        for part in self._layers():
+            times = part.get(f"width {width}", {}).get("layers", {}).get(f"{mixer}:{label}" if label else mixer)
+            if times is not None:
+                return self._reading(statistics.median(times["ms"]), part)
+        return None
 
-    def _layers(self, mixer: str, base: str) -> Mapping[str, Any]:
-        (part,) = (part for name, part in self.content["pairs"].items() if name.startswith(f"{mixer} beside {base},"))
-        return part
+    def _layers(self) -> list[Mapping[str, Any]]:
+        return [part for name, part in self.content["pairs"].items() if "in a pool" not in name]
 
-    def attention_lengths(self) -> Iterator[int]:
+    def attention_lengths(self) -> list[int]:
         """The lengths at which vla-*.json has a forward."""
-        yield from map(int, self.content["rows"])
+        return list(map(int, self.content["rows"]))
 
-    def attention_ms(self, rule: str, length: int) -> Reading | None:
-        """A forward of variational linear attention ("vla", "vla refreshed") or of a kernel of softmax attention in vla-*.json;
+    def attention_ms(self, by: str, length: int) -> Reading | None:
+        """A forward of variational linear attention ("vla", "vla_refreshed") or of a kernel of softmax attention in vla-*.json;
         None where not measured."""
-        row = self.content["rows"][str(length)]
-        return self._reading(row[rule]["median"]) if rule in row else None
+        return self._forward_ms(self.content["rows"][str(length)], by)
 
-    def loop_ms(self, rule: str) -> Reading:
-        """A forward over 4,096 tokens by a loop over tokens ("loop") or by ours ("vla refreshed") in vla-*.json."""
-        return self._reading(self.content["loop"][rule]["median"])
+    def loop_ms(self, by: str) -> Reading | None:
+        """A forward over 4,096 tokens by a loop over tokens ("loop") or by ours ("vla_refreshed") in vla-*.json."""
+        return self._forward_ms(self.content["loop"], by)
+
+    def _forward_ms(self, times: Mapping[str, Any], by: str) -> Reading | None:
+        name = "vla refreshed" if by == "vla_refreshed" else by
+        return self._reading(times[name]["median"]) if name in times else None
 
     def _reading(self, ms: float, part: Mapping[str, Any] = {}) -> Reading:
         """With the origin of a part of the file, which may be from another run than the rest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..claim import Claim
 from ..conditions import Conditions, Unmeasured
-from ..measured import SIZE, Benchmark, divide
+from ..measured import Benchmark, divide
 from ..measurement import Measurement, Number
 from ..verdict import Verdict
 from ..words import Quantity, Words
@@ -14,7 +14,7 @@ FILE, COMMAND = (
     "python -m fastweights_studies.measure.training_steps --only pgdn-340m pkda-340m",
 )
 OPS = "kernels-nvidia-h200.json"
-OPS_SIZE = dict(zip(SIZE, (1, 32768, 8, 128, 128)))
+OPS_SIZE = {"B": 1, "T": 32768, "H": 8, "K": 128, "V": 128}
 # One mixer's time over another's.
 PRESET_PAIRS = (("pgdn", "gdn"), ("pkda", "kda"))
 OP_PAIRS = (*PRESET_PAIRS, ("mesa", "pgdn"))

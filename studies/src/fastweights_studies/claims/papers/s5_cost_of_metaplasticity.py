@@ -11,7 +11,7 @@ from ..words import Quantity
 
 STEPS, DECODING = "training-steps-nvidia-h200.json", "decode-layers-nvidia-h200.json"
 PRINTED = {"170m": 1.5, "760m": 3.0}
-OURS, BASE = "palimpsa-d", "palimpsa-d:metaplasticity=false"
+OURS = "palimpsa-d"
 
 
 def measure(conditions: Conditions) -> Measurement:
@@ -23,9 +23,10 @@ def measure(conditions: Conditions) -> Measurement:
         if ours is None or base is None:
             raise Unmeasured(f"needs training steps of palimpsa-d-{size} in {STEPS}")
         found.append(divide("step_ratio", ours, base, {"size": size}, mixer=OURS))
-    for width in decoding.layer_widths(OURS, BASE):
-        ours, base = (decoding.layer_ms(OURS, BASE, width, of_base=of_base) for of_base in (False, True))
-        found.append(divide("decoding_ratio", ours, base, {"width": width}, mixer=OURS))
+    for width in decoding.layer_widths():
+        ours, base = decoding.layer_ms(OURS, width), decoding.layer_ms(OURS, width, metaplasticity=False)
+        if ours is not None and base is not None:
+            found.append(divide("decoding_ratio", ours, base, {"width": width}, mixer=OURS))
     return Measurement(tuple(found))
 
 

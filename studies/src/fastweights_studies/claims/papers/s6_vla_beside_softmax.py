@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from ..claim import Claim
-from ..conditions import Conditions
+from ..conditions import Conditions, Unmeasured
 from ..measured import Benchmark, divide
 from ..measurement import Measurement
 from ..verdict import Verdict
@@ -23,11 +23,13 @@ def measure(conditions: Conditions) -> Measurement:
     for length in times.attention_lengths():
         kernels = [reading for name in SOFTMAX if (reading := times.attention_ms(name, length)) is not None]
         softmax = min(kernels, key=lambda reading: reading.ms)
-        for ratio, rule in ((REFRESHED, "vla refreshed"), (PLAIN, "vla")):
+        for ratio, rule in ((REFRESHED, "vla_refreshed"), (PLAIN, "vla")):
             reading = times.attention_ms(rule, length)
             if reading is not None:
                 found.append(divide(ratio, reading, softmax, {"length": length}, mixer="vla"))
-    loop, ours = map(times.loop_ms, ("loop", "vla refreshed"))
+    loop, ours = times.loop_ms("loop"), times.loop_ms("vla_refreshed")
+    if loop is None or ours is None:
+        raise Unmeasured(f"needs the loop over tokens in {FILE}, which `{COMMAND}` measures")
     found.append(divide("loop_ratio", loop, ours, {"length": 4096}, mixer="vla"))
     return Measurement(tuple(found))
 
