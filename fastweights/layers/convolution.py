@@ -9,10 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_size
-from ..ops.framework.decode import from_rows, into_rows
-from ..ops.framework.few_tokens import needs_gradient
-from ..ops.short_convolution import short_convolution
-from ..ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
+from ..ops.authoring import (
+    TokenConvolution,
+    convolve_token,
+    from_rows,
+    into_rows,
+    needs_gradient,
+    short_convolution,
+    takes_token,
+)
 from .initialization import OwnInitialMatrices
 from .wrapped import is_bare
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.linear_rows import linear_rows
-from ..ops.step_decay import LARGEST_LOG_RATE, exp_rate, step_decay, takes_step_decay
+from ..ops.authoring import LARGEST_LOG_RATE, exp_rate, linear_rows, step_decay, takes_step_decay
 from .few_rows import joins
 from .gates_together import ProjectedGate, first_part
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_number
 from ..ops import delta_rule, preconditioned_delta_rule
-from ..ops.framework.call import expand_heads
+from ..ops.authoring import State, expand_heads
 from .decay import HeadDecay, KimiDecay
 from .feedback import ClosedLoop
 from .gates import SigmoidGain
@@ -18,7 +20,7 @@ from .memory_layer import MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
-from .registry import DELTA, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
+from .registry import DELTA, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
 
 __all__ = ["DeltaNet", "DeltaNetOptions"]
 
@@ -71,7 +73,6 @@ class DeltaNetOptions(PreconditionerOptions, MemoryOptions):
     summary="delta rule: corrects what the memory answers to a key",
     equation="S = S + beta k (v - S^T k)^T",
     source="Schlag et al. 2021; Yang et al. 2024 (DeltaNet)",
-    state=MATRIX,
     cost=f"H ({DELTA})",
 )
 class DeltaNet(MemoryLayer):
@@ -148,11 +149,11 @@ class DeltaNet(MemoryLayer):
             read_BTGK, k_BTGK = keys
             q_BTGK = expand_heads(q_BTHK, v_BTGV.shape[2])
             self.probe(beta=beta_BTG, read_key=read_BTGK)
-            return run(delta_rule, q_BTGK, read_BTGK, v_BTGV, beta_BTG, read_g, write_key=k_BTGK, state=("S",))
+            return run(delta_rule, q_BTGK, read_BTGK, v_BTGV, beta_BTG, read_g, write_key=k_BTGK)
         if self.preconditioner is None:
             beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, k_BTHK, g)
             self.probe(beta=beta_BTG)
-            return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, state=("S",))
+            return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g)
 
         made = self.preconditioner
         precond_g, precond_beta = made.gates(own, g, beta_BTG)
@@ -161,12 +162,12 @@ class DeltaNet(MemoryLayer):
             self.probe(beta=beta_BTG, write_key=lambda: made.write_keys(k_BTHK, precond_g, precond_beta, run)[0])
             return made(
                 run, preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, made.scaled(beta_BTG), g, precond_g=precond_g,
-                precond_beta=precond_beta, state=("S", "A"),
+                precond_beta=precond_beta,
             )  # fmt: skip
         w_BTGK, energy = made.write_keys(k_BTHK, precond_g, precond_beta, run)  # the gain may need them first
         beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, w_BTGK, g)
         self.probe(beta=beta_BTG, write_key=w_BTGK)
-        o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK, state=("S",))
+        o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK)
         return o_BTGV, {**memory, **energy}
 
     def _gain_of_writes(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:
@@ -177,9 +178,9 @@ class DeltaNet(MemoryLayer):
         m_BTG = expand_heads(m, beta_BTG.shape[2])
         return GAINS[self.options.gain](beta_BTG, m_BTG, 1.0 if g is None else g.exp())
 
-    def state_size(self, length: int = 1) -> int:
-        channels = self.heads.value + (self.preconditioner is not None)
-        return self.heads.value_heads * self.heads.key * channels
+    @classmethod
+    def states(cls, options: Any) -> Mapping[str, State]:
+        return (preconditioned_delta_rule if options.preconditioner else delta_rule).spec.states
 
 
 KIMI_GATE = {"output_gate": "sigmoid", "gate_low_rank": True}
@@ -191,7 +192,6 @@ register_mixer(
     summary="gated DeltaNet: delta rule with one decay per head",
     equation="S' = a S, S = S' + beta k (v - S'^T k)^T",
     source="Yang et al. 2025 (Gated DeltaNet), section 3",
-    state=MATRIX,
     cost=f"H ({DELTA})",
 )
 register_mixer(
@@ -201,7 +201,6 @@ register_mixer(
     summary="Kimi delta attention: delta rule with one decay per key channel",
     equation="S' = Diag(a) S, S = S' + beta k (v - S'^T k)^T",
     source="Kimi Team 2025 (Kimi Linear), section 3",
-    state=MATRIX,
     cost=f"H ({DELTA})",
 )
 register_mixer(
@@ -211,7 +210,6 @@ register_mixer(
     summary="preconditioned DeltaNet: quiet key channels are written more strongly",
     equation=f"S = S + beta w (v - S^T k)^T, {KEY_ENERGY}, w = x^(-r/(1+|r|)) k, r = log A - c",
     source=f"{PDN}, section 3.5",
-    state=MATRIX_AND_ENERGY,
     cost=f"H ({DELTA} + {KEY_SCALES})",
 )
 register_mixer(
@@ -221,7 +219,6 @@ register_mixer(
     summary="gated DeltaNet with preconditioned write keys, as pdn has",
     equation=f"S' = a S, S = S' + beta w (v - S'^T k)^T, {KEY_ENERGY}, w as in pdn",
     source=f"{PDN}, section 3.5",
-    state=MATRIX_AND_ENERGY,
     cost=f"H ({DELTA} + {KEY_SCALES})",
 )
 register_mixer(
@@ -231,7 +228,6 @@ register_mixer(
     summary="Kimi delta attention with preconditioned write keys, as pdn has",
     equation=f"S' = Diag(a) S, S = S' + beta w (v - S'^T k)^T, {KEY_ENERGY}, w as in pdn",
     source=f"{PDN}, section 3.5",
-    state=MATRIX_AND_ENERGY,
     cost=f"H ({DELTA} + {KEY_SCALES})",
 )
 register_mixer(
@@ -241,7 +237,6 @@ register_mixer(
     summary="Longhorn: the delta rule's implicit step, stable for keys of any length",
     equation="S = S + beta/(1 + beta |k|^2) k (v - S^T k)^T",
     source="Liu et al. 2024 (Longhorn), section 3",
-    state=MATRIX,
     cost=f"H ({DELTA})",
 )
 register_mixer(
@@ -251,7 +246,6 @@ register_mixer(
     summary="EFLA: the delta rule's differential equation solved over a time beta, stable for keys of any length",
     equation="S = S + (1 - exp(-beta |k|^2))/|k|^2 k (v - S^T k)^T",
     source=f"Lei et al. 2025 (EFLA), by {PDN}, table 2",
-    state=MATRIX,
     cost=f"H ({DELTA})",
 )
 register_mixer(
@@ -261,7 +255,6 @@ register_mixer(
     summary="normalised least mean squares: each write answers its key exactly",
     equation="S = S + k/|k|^2 (v - S^T k)^T",
     source=f"Wang et al. 2025 (test-time regression), by {PDN}, table 2",
-    state=MATRIX,
     cost=f"H ({DELTA})",
 )
 register_mixer(
@@ -271,6 +264,5 @@ register_mixer(
     summary="Comba: writes correct a learned part of the answer, queries are moved away from the key",
     equation="S = a S + beta k (v - b S^T k)^T, o = S^T (q - d k)",
     source=f"Hu et al. 2025 (Comba), by {PDN}, table 2",
-    state=MATRIX,
     cost=f"H ({DELTA})",
 )

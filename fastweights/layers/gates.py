@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.linear_rows import linear_rows
-from ..ops.step_decay import exp_rate
+from ..ops.authoring import exp_rate, linear_rows
 from .decay import HeadDecay
 from .few_rows import joins
 from .gates_together import ProjectedGate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import linear_attention, precondition_queries
-from ..ops.framework.call import expand_heads
+from ..ops.authoring import State, expand_heads
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import PreconditionerGates, SigmoidGain
 from .gates_together import gates_together
@@ -19,7 +20,7 @@ from .memory_layer import MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
-from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
+from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
 
@@ -51,7 +52,6 @@ class LinearAttentionOptions(PreconditionerOptions, MemoryOptions):
     summary="linear attention: adds every key-value pair",
     equation="S = S + k v^T",
     source="Katharopoulos et al. 2020, section 3",
-    state=MATRIX,
     cost=f"H ({ADDITIVE})",
 )
 class LinearAttention(MemoryLayer):
@@ -136,9 +136,7 @@ class LinearAttention(MemoryLayer):
             precond_g, precond_beta = gates(own, g, weight)
             self.probe(precond_g=precond_g, precond_beta=precond_beta)
             if by_key is None:
-                q_BTHK, energy = run(
-                    precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge, state=("A",)
-                )
+                q_BTHK, energy = run(precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge)
                 k_BTHK = write_key = expand_heads(k_BTHK, q_BTHK.shape[2])
             else:
                 write_key, energy = by_key.write_keys(k_BTHK, precond_g, precond_beta, run)
@@ -147,7 +145,7 @@ class LinearAttention(MemoryLayer):
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG)
         if self.options.normalizer:
             return self._weighted_mean(q_BTHK, k_BTHK, v_BTGV, g, beta_BTG, run)
-        o_BTGV, memory = run(linear_attention, q_BTHK, write_key, v_BTGV, g, state=("S",))
+        o_BTGV, memory = run(linear_attention, q_BTHK, write_key, v_BTGV, g)
         return o_BTGV, {**memory, **energy}
 
     def _weighted_mean(
@@ -155,13 +153,16 @@ class LinearAttention(MemoryLayer):
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         """S^T q / (z.q) and the memory S, z. v: values with their gain."""
         weight = torch.ones_like(v[..., :1]) if beta is None else beta[..., None].to(v.dtype)
-        o, memory = run(linear_attention, q, k, v, g, scale=1.0, state=("S",))
+        o, memory = run(linear_attention, q, k, v, g, scale=1.0)
         divisor, weights = run(linear_attention, q, k, weight, g, scale=1.0, state=("z",))
         return o / divisor.clamp_min(SMALLEST_DIVISOR), {**memory, **weights}
 
-    def state_size(self, length: int = 1) -> int:
-        channels = self.heads.value + (self.preconditioner is not None) + self.options.normalizer
-        return self.heads.value_heads * self.heads.key * channels
+    @classmethod
+    def states(cls, options: Any) -> Mapping[str, State]:
+        states = dict(linear_attention.spec.states)
+        if options.preconditioner:
+            states |= precondition_queries.spec.states
+        return {**states, "z": State("GK")} if options.normalizer else states
 
 
 register_mixer(
@@ -171,7 +172,6 @@ register_mixer(
     summary="gated linear attention: one decay per key channel",
     equation="S = Diag(a) S + k v^T",
     source="Yang et al. 2024 (GLA), section 4",
-    state=MATRIX,
     cost=f"H ({ADDITIVE})",
 )
 register_mixer(
@@ -181,7 +181,6 @@ register_mixer(
     summary="preconditioned linear attention: queries divided by the key channels' energy",
     equation=f"S = S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
     source=f"{PDN}, sections 3.3 and 5, appendix F.2.2",
-    state=MATRIX_AND_ENERGY,
     cost=f"H ({ADDITIVE} + {KEY_SCALES})",
 )
 register_mixer(
@@ -191,7 +190,6 @@ register_mixer(
     summary="gated linear attention with preconditioned queries, as pla has",
     equation=f"S = Diag(a) S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
     source=f"{PDN}, sections 3.4 and 5, appendix F.2.2",
-    state=MATRIX_AND_ENERGY,
     cost=f"H ({ADDITIVE} + {KEY_SCALES})",
 )
 register_mixer(
@@ -201,7 +199,6 @@ register_mixer(
     summary="preconditioned Mamba-2 rule: one decay and one gain per head",
     equation=f"S = a S + beta k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
     source=f"{PDN}, appendix E.3 and F.2.2",
-    state=MATRIX_AND_ENERGY,
     cost=f"H ({ADDITIVE} + {KEY_SCALES})",
 )
 register_mixer(
@@ -211,7 +208,6 @@ register_mixer(
     summary="pmamba2 whose key energy has the decay and gain of the memory",
     equation="S = a S + beta k v^T, A = a A + beta k^2, q~ = q / (A + ridge)",
     source=f"{PDN}, appendix E.3",
-    state=MATRIX_AND_ENERGY,
     cost=f"H ({ADDITIVE} + {KEY_SCALES})",
 )
 register_mixer(
@@ -221,7 +217,6 @@ register_mixer(
     summary="Mamba-2 rule with the key-side preconditioner of PDN",
     equation=f"S = a S + beta w v^T, {KEY_ENERGY}, w as in pdn",
     source=f"{PDN}, appendix B (key-side preconditioning of the offline solve)",
-    state=MATRIX_AND_ENERGY,
     cost=f"H ({ADDITIVE} + {KEY_SCALES})",
 )
 register_mixer(
@@ -231,6 +226,5 @@ register_mixer(
     summary="RetNet's retention: one fixed decay per head",
     equation="S = a S + k v^T, a = 1 - 2^(-5 - h) for head h",
     source=f"Sun et al. 2023 (RetNet), by {PDN}, table 2",
-    state=MATRIX,
     cost=f"H ({ADDITIVE})",
 )

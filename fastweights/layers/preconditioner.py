@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive
 from ..ops import precondition_keys
-from ..ops.precondition import SQUASHES
 from .gates import PreconditionerGates
 from .initialization import OwnInitialValues
 from .memory_layer import RuleCall
@@ -48,7 +47,7 @@ class PreconditionerOptions(DecayOptions):
     bound: float = option(1.5, check_bound)
     interval: str = option("symmetric", one_of(*INTERVALS))
     center: float = option(-0.2, check_number)
-    squash: str = option("softsign", one_of(*SQUASHES, "none"))
+    squash: str = option("softsign", one_of(*precondition_keys.spec.options["squash"].values))
     ridge: float = option(0.1, check_positive)
 
     def check_together(self) -> None:
@@ -88,7 +87,7 @@ class KeyPreconditioner(OwnInitialValues):
     ) -> tuple[Tensor, dict[str, Tensor | None]]:
         """w [B, T, G, K] and A by name, for the log decay and the gain of A."""
         settings = {"squash": self.options.squash, "ridge": self.options.ridge}
-        w_BTGK, memory = self(run, precondition_keys, k_BTHK, g, beta, **settings, state=("A",))
+        w_BTGK, memory = self(run, precondition_keys, k_BTHK, g, beta, **settings)
         return self.scaled(w_BTGK), memory
 
     def scaled(self, x: Tensor) -> Tensor:

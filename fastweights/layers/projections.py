@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.gated_norm.torch_form import GATES
+from ..ops.authoring import GATES
 from .cache import LayerCache
 from .convolution import ShortConvolution, convolve_together
 from .few_rows import linear_together

@@ -15,7 +15,7 @@ from .gates_together import gates_together
 from .memory_layer import MemoryLayer, RuleCall
 from .options import DecayOptions, MemoryOptions, one_of, option
 from .probe import states_over_time
-from .registry import EXACT, MATRIX_AND_GRAM, PDN, register_mixer
+from .registry import EXACT, PDN, register_mixer
 
 __all__ = ["RecursiveLeastSquares", "RecursiveLeastSquaresOptions"]
 
@@ -34,7 +34,6 @@ class RecursiveLeastSquaresOptions(DecayOptions, MemoryOptions):
     summary="recursive least squares: the exact regression of all values on all keys so far",
     equation="P = (a P^-1 + beta k k^T)^-1, S = S + beta P k (v - S^T k)^T",
     source=f"{PDN}, Theorem 3.1; Kalman 1960",
-    state=MATRIX_AND_GRAM,
     cost=f"H ({EXACT})",
 )
 class RecursiveLeastSquares(MemoryLayer):
@@ -60,6 +59,7 @@ class RecursiveLeastSquares(MemoryLayer):
     """
 
     Options = RecursiveLeastSquaresOptions
+    op = recursive_least_squares
     decodes_in_pool = True
     options: RecursiveLeastSquaresOptions
     probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain", "write_key": ""}
@@ -82,7 +82,7 @@ class RecursiveLeastSquares(MemoryLayer):
         if beta_BTG is None:
             beta_BTG = torch.ones_like(v_BTGV[..., 0])
         o_BTGV, memory = run(
-            recursive_least_squares, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g_BTG, ridge=self.options.ridge, state=("S", "P")
+            self.op, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g_BTG, ridge=self.options.ridge
         )  # fmt: skip
         return o_BTGV.to(dtype), memory
 
@@ -91,6 +91,3 @@ class RecursiveLeastSquares(MemoryLayer):
         P_BTGKK = states_over_time(self, x_BTD, run.cache_before(), run.keywords["cu_seqlens"], 1)[1]["P"]
         k_BTGK = k_BTHK.repeat_interleave(self.heads.value_heads // self.heads.key_heads, 2).to(P_BTGKK.dtype)
         return (P_BTGKK @ k_BTGK[..., None]).squeeze(-1)
-
-    def state_size(self, length: int = 1) -> int:
-        return self.heads.value_heads * self.heads.key * (self.heads.key + self.heads.value)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS, LayerCache, build_mixer
-from fastweights.ops.framework.decode import into_rows
+from fastweights.ops.framework.in_place import into_rows
 from fastweights.serving.vllm.pool import Layout
 from tests.kernels.cases import DEVICE
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
+from ..rule import op
 from ..shared.memory_kernels import memory_kernels, recurrent_kernel
 from .chunked import chunked
 from .reference import reference
@@ -39,6 +40,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def delta_rule(
     q: Tensor,
     k: Tensor,

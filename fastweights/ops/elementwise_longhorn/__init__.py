@@ -11,6 +11,7 @@ from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, OpSpec, Output, State
+from ..rule import op
 from .chunked import chunked
 from .reference import reference
 
@@ -42,6 +43,7 @@ SPEC = OpSpec(
 )
 
 
+@op(SPEC)
 def elementwise_longhorn(
     q: Tensor,
     k: Tensor,

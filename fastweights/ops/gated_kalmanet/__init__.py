@@ -7,6 +7,7 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output
+from ..rule import op
 from ..shared.ridge import ITERATIONS, KERNEL_SOLVERS, STATES, WIDEST, decode_kernel, iteration_macs, ridge_kernels
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.iterations import SOLVERS
@@ -62,6 +63,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def gated_kalmanet(
     q: Tensor,
     k: Tensor,

@@ -13,6 +13,7 @@ from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.checks import Sizes
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
+from ..rule import op
 from .chunked import chunked
 from .reference import reference
 
@@ -49,7 +50,7 @@ SPEC = OpSpec(
         "q": roles.QUERY, "k": roles.KEY, "v": roles.JOINT_VALUE, "gamma": roles.GAIN,
         "decay": roles.optional(roles.KEPT),
     },
-    states={"S": State("GKV", first=orthonormal_slots)},
+    states={"S": State("GKV", first=orthonormal_slots, begins="the first K rows of the identity")},
     outputs={"o": Output("GV")},
     options={"objective": Choice(OBJECTIVES), "normalize": Flag(), "l1": Number(low=0)},
     backends={
@@ -71,6 +72,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def lattice(
     q: Tensor,
     k: Tensor,

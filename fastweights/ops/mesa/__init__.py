@@ -9,6 +9,7 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output
+from ..rule import op
 from ..shared.ridge import ITERATIONS, STATES, WIDEST, decode_kernel, iteration_macs, ridge_kernels
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.reference import reference
@@ -36,6 +37,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def mesa(
     q: Tensor,
     k: Tensor,

@@ -11,6 +11,7 @@ from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, OpSpec, Output, State
+from ..rule import op
 from .chunked import chunked
 from .reference import reference
 
@@ -45,6 +46,7 @@ SPEC = OpSpec(
 )
 
 
+@op(SPEC)
 def output_normalized_ttt(
     q: Tensor,
     k: Tensor,

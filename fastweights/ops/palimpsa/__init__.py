@@ -13,6 +13,7 @@ from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, recurrent, sequential
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, OpSpec, Output, State
+from ..rule import op
 from .chunked import chunked
 from .reference import reference
 
@@ -67,6 +68,7 @@ POSTERIOR_SPEC = replace(
 )
 
 
+@op(SPEC)
 def palimpsa(
     q: Tensor,
     k: Tensor,
@@ -120,6 +122,7 @@ def palimpsa(
     )  # fmt: skip
 
 
+@op(POSTERIOR_SPEC)
 def palimpsa_posterior(
     q: Tensor,
     k: Tensor,

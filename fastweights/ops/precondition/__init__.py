@@ -26,6 +26,7 @@ from ..framework.call import (
 from ..framework.checks import compute_dtype
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
+from ..rule import op
 from .chunked import chunked
 from .reference import reference
 
@@ -141,6 +142,7 @@ QUERIES_SPEC = OpSpec(
 )
 
 
+@op(KEYS_SPEC)
 def precondition_keys(
     k: Tensor,
     g: Tensor,
@@ -198,6 +200,7 @@ def precondition_keys(
     return call(KEYS_SPEC, (k, g, beta, center), options, initial_state, output_final_state, cu_seqlens, backend)
 
 
+@op(QUERIES_SPEC)
 def precondition_queries(
     q: Tensor,
     k: Tensor,

@@ -10,6 +10,7 @@ from ..framework import roles
 from ..framework.call import Results, call, composed, expand_heads, kernels, recurrent
 from ..framework.spec import Case, OpSpec, Output, State
 from ..precondition import BOUNDED, precondition_keys
+from ..rule import op
 from ..shared.memory_kernels import memory_kernels, recurrent_kernel
 
 __all__ = ["preconditioned_delta_rule"]
@@ -48,6 +49,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def preconditioned_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -13,6 +13,7 @@ from ..framework import roles
 from ..framework.call import Results, call, composed, recurrent
 from ..framework.checks import compute_dtype
 from ..framework.spec import Case, Number, OpSpec, Output, State
+from ..rule import op
 from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
 
 __all__ = ["recursive_least_squares"]
@@ -57,7 +58,7 @@ SPEC = OpSpec(
         "q": roles.QUERY, "k": roles.KEY, "v": roles.VALUE, "beta": roles.POSITIVE_GAIN,
         "g": roles.optional(roles.SLOW_LOG_DECAY),
     },
-    states={"S": State("GKV"), "P": State("GKK")},
+    states={"S": State("GKV"), "P": State("GKK", begins="I / ridge")},
     outputs={"o": Output("GV")},
     options={"ridge": Number(above=0), "scale": roles.SCALE},
     backends={
@@ -71,6 +72,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def recursive_least_squares(
     q: Tensor,
     k: Tensor,

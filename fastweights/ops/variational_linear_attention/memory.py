@@ -98,7 +98,7 @@ def for_few_tokens() -> recurrent:
 SPEC = OpSpec(
     name="variational_linear_attention",
     inputs={"q": roles.POSITIVE_QUERY, "k": roles.POSITIVE_KEY, "v": roles.VALUE, "u": roles.PENALTY},
-    states={"S": State("GKV"), "A": State("GKK"), "z": State("GK"), "count": State("", counts=True)},
+    states={"S": State("GKV"), "A": State("GKK", begins="I / ridge"), "z": State("GK"), "count": State("", counts=True)},
     outputs={"o": Output("GV")},
     options={
         "ridge": Number(above=0), "refresh_every": Integer(least=1, optional=True), "refresh": Number(low=0),
