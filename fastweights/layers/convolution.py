@@ -12,11 +12,11 @@ from ..checks import check_size
 from ..ops.authoring import (
     TokenConvolution,
     convolve_token,
-    from_rows,
-    into_rows,
     needs_gradient,
+    read_rows,
     short_convolution,
     takes_token,
+    write_rows,
 )
 from .initialization import OwnInitialMatrices
 from .wrapped import is_bare
@@ -115,12 +115,12 @@ def convolve_together(
             return made, list(after)
     if rows is not None:
         made, states = convolve_together(
-            convolutions, inputs, [from_rows(pool, rows) for pool in windows if pool is not None], cu_seqlens, norms=norms,
+            convolutions, inputs, [read_rows(pool, rows) for pool in windows if pool is not None], cu_seqlens, norms=norms,
             activation=activation, keep=True, backend=backend,
         )  # fmt: skip
         for pool, state in zip(windows, states, strict=True):
             if pool is not None and state is not None:
-                into_rows(pool, state, rows)
+                write_rows(pool, state, rows)
         return made, list(windows)
     results = [
         one(

@@ -14,7 +14,7 @@ from .decay import HeadDecay
 from .gates import SigmoidGain
 from .gates_together import gates_together
 from .initialization import OwnInitialValues
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .options import DecayOptions, MemoryOptions, one_of, option, up_to
 from .projections import GATES
 from .registry import SOLVE, register_mixer
@@ -126,9 +126,7 @@ class GatedKalmaNet(MemoryLayer):
             self.sketch = Sketch(heads.key_heads, heads.key, options.sketch, options.sketch_basis == "learned")
         self.decodes_in_pool = self.sketch is None  # a sketch reads U in two forms
 
-    def rule(
-        self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall) -> Answer:
         beta_BTG, g_BTG, mix_BTG = gates_together(x_BTD, self.gain, self.decay, self.mix)
         if beta_BTG is not None:  # one gain per value head: q/k heads that serve several are repeated
             q, k = (expand_heads(y, v.shape[2]) for y in (q, k))
@@ -149,9 +147,7 @@ class GatedKalmaNet(MemoryLayer):
         solved, solved_memory = self._solve(in_q, in_k, v, g_BTG, run)
         return torch.lerp(direct, solved, mix_BTG[..., None].to(direct.dtype)), {**solved_memory, **memory}
 
-    def _solve(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, run: RuleCall, mix: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def _solve(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, run: RuleCall, mix: Tensor | None = None) -> Answer:
         """Answers of the regression from the state (H, U), and the state after them."""
         options = self.options
         return run(

@@ -15,7 +15,7 @@ from .decay import HeadDecay
 from .gates import StepSize
 from .gates_together import gates_together
 from .heads import HeadSizes
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import DecayOptions, at_least_zero, one_of, option
 from .registry import register_mixer
@@ -94,9 +94,7 @@ class Lattice(MemoryLayer):
             self.decay = HeadDecay(self.hidden_size, heads.value_heads, self.options.long_memory)
         self.step = StepSize(self.hidden_size, heads.value_heads, self.options.rate)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         options = self.options
         if options.normalize_v:
             v_BTGV = l2_normalize(v_BTGV)

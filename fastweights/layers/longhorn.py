@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..checks import check_flag
 from ..ops import elementwise_longhorn
 from ..ops.authoring import expand_heads
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, option
 from .registry import register_mixer
@@ -60,9 +60,7 @@ class ElementwiseLonghorn(MemoryLayer):
             nn.Linear(self.hidden_size, rank, bias=False), nn.Linear(rank, channels, bias=False)
         )
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         beta_BTGV = torch.sigmoid(at_least_float32(self.beta_proj(x_BTD))).view_as(v_BTGV)
         self.probe(beta=lambda: gain_of_writes(k_BTHK, beta_BTGV))
         return run(self.op, q_BTHK, k_BTHK, v_BTGV, beta_BTGV)

@@ -18,7 +18,10 @@ from .mixer import ConfiguredMixer, check_input
 from .options import MemoryOptions, ProjectionOptions
 from .projections import OutputProjection, QKVProjection, SharedQKProjection
 
-__all__ = ["MemoryLayer", "OpLayer", "RuleCall"]
+__all__ = ["Answer", "MemoryLayer", "OpLayer", "RuleCall"]
+
+# The answers [B, T, G, V] of a memory, and the memory after them by name, None where there is no cache to keep it.
+Answer = tuple[Tensor, dict[str, Tensor | None]]
 
 
 class RuleCall:
@@ -60,7 +63,7 @@ class RuleCall:
 
     def __call__(
         self, op: Callable[..., tuple[Tensor, Any]], *inputs: Any, state: Sequence[str] | None = None, **options: Any
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    ) -> Answer:
         """Call `op` from the memory's tensors: all that belong to its state, or none at the start of the sequences.
 
         Args:
@@ -167,9 +170,7 @@ class MemoryLayer(OpLayer):
             cache.update(memory, run.new_context)
         return self.read_out(o_BTGV, v_BTGV, x_BTD)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         """Compute the gates, write the memory and read it: the answers [B, T, G, V] and the memory by name.
 
         Calls the op as run(self.op, q, k, v, ...).

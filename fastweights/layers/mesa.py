@@ -14,7 +14,7 @@ from .decay import HeadDecay
 from .gates import SigmoidGain
 from .gates_together import gates_together
 from .initialization import OwnInitialValues, inverse_softplus
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import DecayOptions, MemoryOptions, one_of, option, up_to
 from .registry import SOLVE, register_mixer
@@ -99,9 +99,7 @@ class MesaNet(MemoryLayer):
         self.gain = SigmoidGain(self.hidden_size, heads.value_heads) if options.gain else None
         self.ridge = LearnedRidge(heads.value_heads, heads.key, options.ridge, options.smallest_ridge)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         g_BTG, beta_BTG = gates_together(x_BTD, self.decay, self.gain)
         ridge_GK = self.ridge()
         self.probe(g=g_BTG, beta=beta_BTG, ridge=ridge_GK)

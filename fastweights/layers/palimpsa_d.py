@@ -10,7 +10,7 @@ from torch import Tensor
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .gates_together import gates_together
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .options import MemoryOptions, one_of, option
 from .posterior import PosteriorLayer, PosteriorOptions
 from .projections import GATES, ValueSkip
@@ -66,9 +66,7 @@ class PalimpsaD(PosteriorLayer, MemoryLayer):
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
         self.build_importance()
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         s_BTG, g_BTG = gates_together(x_BTD, self.gain, self.decay)
         gate_BTG = torch.ones_like(v_BTGV[..., 0], dtype=torch.float32) if s_BTG is None else s_BTG
         write_BTGV, beta_BTGV = self.gate_writes(x_BTD, v_BTGV, gate_BTG, self.options.backend)

@@ -12,7 +12,7 @@ from ..checks import check_flag, check_number, check_positive
 from ..ops import linear_attention, palimpsa
 from ..ops.authoring import Op, State, gated_writes
 from .gates import ImportanceGain
-from .memory_layer import OpLayer, RuleCall
+from .memory_layer import Answer, OpLayer, RuleCall
 from .options import DecayOptions, one_of, option
 from .projections import ValueSkip, backend_beside
 
@@ -80,7 +80,7 @@ class PosteriorLayer(OpLayer):
 
     def read_posterior(
         self, run: RuleCall, q: Tensor, k: Tensor, write: Tensor, beta: Tensor | None, g: Tensor, scale: float
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    ) -> Answer:
         """Answers [B, T, G, V] and the memory after them. beta None stands for beta = 0."""
         op, prior = self.choose_op(self.options), self.options.prior
         if beta is None:

@@ -12,7 +12,7 @@ from ..ops import recursive_least_squares
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .gates_together import gates_together
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .options import DecayOptions, MemoryOptions, one_of, option
 from .probe import states_over_time
 from .registry import EXACT, PDN, register_mixer
@@ -71,9 +71,7 @@ class RecursiveLeastSquares(MemoryLayer):
             self.decay = HeadDecay(self.hidden_size, heads.value_heads, options.long_memory or "paper")
         self.gain = SigmoidGain(self.hidden_size, heads.value_heads) if options.gain else None
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         dtype = v_BTGV.dtype
         beta_BTG, g_BTG = gates_together(x_BTD, self.gain, self.decay)
         self.probe(g=g_BTG, beta=beta_BTG, write_key=lambda: self._write_keys(x_BTD, k_BTHK, run))

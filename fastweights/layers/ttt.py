@@ -12,7 +12,7 @@ from ..ops import output_normalized_ttt
 from ..ops.authoring import compute_dtype
 from .gates import StepSize
 from .initialization import OwnInitialValues
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .projections import GATES
@@ -94,9 +94,7 @@ class TestTimeTraining(MemoryLayer):
         self.step = StepSize(self.hidden_size, heads.value_heads, self.options.rate)
         self.first = FirstState(heads.value_heads, heads.key, heads.value) if self.options.learned_state else None
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         if self.options.normalize_v:
             v_BTGV = l2_normalize(v_BTGV)
         gamma_BTG = self.step(x_BTD)

@@ -15,7 +15,7 @@ from ..ops import variational_linear_attention
 from ..ops.authoring import State, penalized_memory
 from .cache import check_memory
 from .initialization import OwnInitialValues, ResidualProjection
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import LayerNorm, l2_normalize
 from .options import LONGEST_CONVOLUTION, ProjectionOptions, at_least_zero, one_of, option, up_to
 from .probe import states_over_time
@@ -109,9 +109,7 @@ class VariationalLinearAttention(MemoryLayer):
         self.norm = LayerNorm(channels, eps=self.options.norm_eps)
         self.o_proj = ResidualProjection(channels, self.hidden_size)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         options = self.options
         u_BTHK = None if self.penalty is None else self.penalty(k_BTHK)
         q_BTHK, k_BTHK = F.elu(q_BTHK) + 1, F.elu(k_BTHK) + 1

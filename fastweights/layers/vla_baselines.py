@@ -12,7 +12,7 @@ from ..checks import check_flag
 from ..ops import delta_rule
 from ..ops.authoring import expand_heads
 from .linear_attention import LinearAttention
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import LONGEST_CONVOLUTION, MemoryOptions, one_of, option, up_to
 from .projections import ACTIVATIONS
@@ -69,9 +69,7 @@ class PrintedDeltaNet(MemoryLayer):
     def build(self) -> None:
         self.gate_proj = nn.Linear(self.hidden_size, self.heads.value_heads, bias=False)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         g_BTG = F.logsigmoid(at_least_float32(self.gate_proj(x_BTD))).clamp_min(SMALLEST_LOG_GATE)
         self.probe(g=g_BTG)
         # The op takes the error of the decayed memory b S: with the key k / b that is the error of S.

@@ -1,7 +1,7 @@
 """What a memory rule and a layer of one's own may use. docs/own_rule.md is the guide.
 
 A rule is a declaration (`OpSpec` with `roles`, `State`, `Output`, options and `Case`), a loop over tokens (`sequential`), a form
-over chunks of tokens (`chunkwise`, with `Chunks` and `decay_of`), where there are any kernels (`kernels`, `recurrent`), and a
+over chunks of tokens (`chunkwise`, with `Chunks` and `make_decay`), where there are any kernels (`kernels`, `recurrent`), and a
 public function under `@op(SPEC)` that passes its arguments to `call`.
 
 A layer calls ops, and what stands around a memory: short convolutions, norms, gates. Functions in pairs, such as `takes_ring` and
@@ -14,7 +14,7 @@ from .framework import roles
 from .framework.call import Arguments, InPlace, call, choose_backend, run
 from .framework.checks import Sizes, compute_dtype
 from .framework.few_tokens import needs_gradient, recurrent
-from .framework.in_place import from_rows, into_rows
+from .framework.in_place import read_rows, write_rows
 from .framework.in_torch import chunkwise, composed, expand_heads, sequential, stack_time
 from .framework.kernel_backend import KernelFamily, kernels
 from .framework.sequences import Chunks, Sequences, check_cu_seqlens, group_by_length, locate_tokens, token_positions
@@ -43,7 +43,7 @@ from .linear_rows import linear_rows, takes_linear_rows
 from .residual_norm import residual_norm
 from .ring_attention import ring_attention, takes_ring
 from .rule import Op, op
-from .shared.decay import decay_of
+from .shared.decay import make_decay
 from .short_convolution import short_convolution
 from .short_convolution.token import TokenConvolution, convolve_token, takes_token
 from .step_decay import LARGEST_LOG_RATE, exp_rate, step_decay, takes_step_decay
@@ -81,16 +81,16 @@ __all__ = [
     "compute_dtype",
     "convolve_token",
     "count_numbers",
-    "decay_of",
+    "make_decay",
     "delta_rule_by_chunks",
     "exp_rate",
     "expand_heads",
     "format_numbers",
-    "from_rows",
+    "read_rows",
     "gated_rms_norm",
     "gated_writes",
     "group_by_length",
-    "into_rows",
+    "write_rows",
     "kernels",
     "l2_normalize",
     "linear_attention_by_chunks",

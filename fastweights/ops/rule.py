@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from torch import Tensor
 
 from ..checks import check_size
-from .framework.checks import FEW_TOKENS, alone
+from .framework.checks import FEW_TOKENS, unwrap
 from .framework.in_place import InPlace
 from .framework.spec import OpSpec, count_numbers
 
@@ -93,7 +93,7 @@ def make_in_place(op: Op[..., Any]) -> Callable[..., Any]:
             cu_seqlens=cu_seqlens,
             backend=backend,
         )
-        return alone(outputs)
+        return unwrap(outputs)
 
     own = inspect.signature(in_place)
     in_place.__module__, in_place.__name__ = op.__module__, f"{op.__name__}_"

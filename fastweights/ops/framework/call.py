@@ -11,7 +11,7 @@ from torch import Tensor
 from ...checks import check_flag
 from ...kernels.availability import takes_kernels
 from . import checks
-from .checks import Sizes, alone, as_tuple, compute_dtype, first_state, is_short
+from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short, unwrap
 from .few_tokens import needs_gradient, recurrent
 from .in_place import InPlace, update_state
 from .in_torch import Arguments, Results, chunkwise, composed, expand_heads, first_input, sequential, stack_time
@@ -103,7 +103,7 @@ def call(
         outputs, final = spec.recurrent.run(arguments, checked.sizes)
     else:
         outputs, final = checked.implementation.run(arguments)
-    return alone(outputs), alone(final) if output_final_state else None
+    return unwrap(outputs), unwrap(final) if output_final_state else None
 
 
 def call_key(spec: OpSpec, given: Given) -> Any:
@@ -154,7 +154,7 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     available = spec.backends
     form = available.get("triton")
-    only, widest = ({}, None) if form is None else (form.only, form.widest_of(x.dtype))
+    only, widest = ({}, None) if form is None else (form.only, form.most_channels(x.dtype))
     # By ==: under torch.compile(dynamic=True) a number may be a symbol, which is in no tuple.
     other = next((name for name, served in only.items() if not any(options[name] == x for x in served)), None)
     too_wide = widest is not None and width > widest

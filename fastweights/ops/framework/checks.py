@@ -239,7 +239,7 @@ def as_tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
 
 
-def alone(results: Sequence[Any]) -> Any:
+def unwrap(results: Sequence[Any]) -> Any:
     """One result by itself, several as a tuple."""
     return results[0] if len(results) == 1 else tuple(results)
 

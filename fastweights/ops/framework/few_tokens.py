@@ -102,7 +102,7 @@ class recurrent:
             else:
                 kept = not (_overwrites.get() and given.is_contiguous())
                 before[name], after[name] = given, given.new_empty(given.shape) if kept else given
-        outputs = self.decode(RecurrentCall(x.inputs, before, x.options, after, on_device(cu_seqlens, like)))
+        outputs = self.decode(RecurrentCall(x.inputs, before, x.options, after, move_lengths(cu_seqlens, like)))
         return as_tuple(outputs), tuple(after.values())
 
     def update(
@@ -111,10 +111,10 @@ class recurrent:
     ) -> Any:  # fmt: skip
         """The outputs; the states are overwritten."""
         like = next(iter(inputs.values()))
-        return self.decode(RecurrentCall(inputs, states, options, None, on_device(cu_seqlens, like), state_indices))
+        return self.decode(RecurrentCall(inputs, states, options, None, move_lengths(cu_seqlens, like), state_indices))
 
 
-def on_device(cu_seqlens: Tensor | None, like: Tensor) -> Tensor | None:
+def move_lengths(cu_seqlens: Tensor | None, like: Tensor) -> Tensor | None:
     return None if cu_seqlens is None else cu_seqlens.to(like.device, non_blocking=True)
 
 

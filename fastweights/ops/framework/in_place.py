@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ...checks import check_tensor, shape_of, values_are_checked
 from ...kernels.availability import takes_kernels
-from .checks import FEW_TOKENS, Sizes, alone, as_tuple, check_inputs, check_options, compute_dtype
+from .checks import FEW_TOKENS, Sizes, as_tuple, check_inputs, check_options, compute_dtype, unwrap
 from .sequences import Sequences, check_cu_seqlens
 from .spec import BACKENDS, OpSpec
 
-__all__ = ["InPlace", "from_rows", "into_rows", "update_state"]
+__all__ = ["InPlace", "read_rows", "write_rows", "update_state"]
 
 
 class InPlace:
@@ -59,17 +59,17 @@ def update_state(
         return kernel.update(named, dict(zip(spec.states, held)), values, cu_seqlens, rows)
     with torch.no_grad():
         sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, read=True)
-        before = held if rows is None else tuple(from_rows(x, rows) for x in held)
-        outputs, final = run(spec, inputs, options, alone(before), True, cu_seqlens, backend)
+        before = held if rows is None else tuple(read_rows(x, rows) for x in held)
+        outputs, final = run(spec, inputs, options, unwrap(before), True, cu_seqlens, backend)
         outputs, finals = as_tuple(outputs), as_tuple(final)
         if not all(sequences.lengths or (sizes.T,)):  # a sequence without tokens keeps its state, to the last bit
             longer = torch.tensor(sequences.lengths or [sizes.T] * sizes.B, device=like.device) > 0
-            finals = tuple(torch.where(like_rows(longer, x), x, old) for x, old in zip(finals, before))
+            finals = tuple(torch.where(broadcast_rows(longer, x), x, old) for x, old in zip(finals, before))
         for x, new in zip(held, finals):
-            x.copy_(new) if rows is None else into_rows(x, new, rows)
+            x.copy_(new) if rows is None else write_rows(x, new, rows)
         if rows is not None:
-            outputs = tuple(o.masked_fill(without_state(rows, sequences, o), 0) for o in outputs)
-    return alone(outputs)
+            outputs = tuple(o.masked_fill(lacks_state(rows, sequences, o), 0) for o in outputs)
+    return unwrap(outputs)
 
 
 def check_place(
@@ -152,12 +152,12 @@ def check_no_gradient(op: str, tensors: Mapping[str, Any]) -> None:
             )
 
 
-def from_rows(pool: Tensor, rows_N: Tensor) -> Tensor:
+def read_rows(pool: Tensor, rows_N: Tensor) -> Tensor:
     """[N, ...] of a pool [P, ...], zeros for a sequence without a row."""
-    return pool[rows_N.clamp_min(0).long()].masked_fill(like_rows(rows_N < 0, pool), 0)
+    return pool[rows_N.clamp_min(0).long()].masked_fill(broadcast_rows(rows_N < 0, pool), 0)
 
 
-def into_rows(pool: Tensor, new: Tensor, rows_N: Tensor) -> None:
+def write_rows(pool: Tensor, new: Tensor, rows_N: Tensor) -> None:
     """Write new [N, ...] into the rows of a pool, without waiting for the device. A sequence without a row cannot be left out,
     because the number of rows would have to be read: in its place another one is written once more."""
     if not len(rows_N):
@@ -165,16 +165,16 @@ def into_rows(pool: Tensor, new: Tensor, rows_N: Tensor) -> None:
     has_row = rows_N >= 0
     source = torch.where(has_row, torch.arange(len(rows_N), device=rows_N.device), has_row.int().argmax())
     rows = rows_N[source].clamp_min(0).long()
-    pool[rows] = torch.where(like_rows(has_row[source], pool), new[source].to(pool.dtype), pool[rows])
+    pool[rows] = torch.where(broadcast_rows(has_row[source], pool), new[source].to(pool.dtype), pool[rows])
 
 
-def like_rows(x: Tensor, like: Tensor) -> Tensor:
+def broadcast_rows(x: Tensor, like: Tensor) -> Tensor:
     """x [N] in a shape that broadcasts over [N, ...]."""
     return x.view(-1, *[1] * (like.ndim - 1))
 
 
-def without_state(indices: Tensor, sequences: Sequences, o: Tensor) -> Tensor:
+def lacks_state(indices: Tensor, sequences: Sequences, o: Tensor) -> Tensor:
     """Which tokens of o [B, T, ...] belong to a sequence with a negative index."""
     if sequences.lengths is None:
-        return like_rows(indices < 0, o)
-    return like_rows((indices < 0)[sequences.index_of_token(o.device)], o[0])[None]
+        return broadcast_rows(indices < 0, o)
+    return broadcast_rows((indices < 0)[sequences.index_of_token(o.device)], o[0])[None]

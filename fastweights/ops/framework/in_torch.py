@@ -62,7 +62,7 @@ class composed:
         self.only = only or {}
         self.widest = widest
 
-    def widest_of(self, dtype: torch.dtype) -> int | None:
+    def most_channels(self, dtype: torch.dtype) -> int | None:
         return self.widest
 
     def bind(self, spec: OpSpec, backend: str) -> None:
@@ -108,7 +108,7 @@ class InPyTorch:
         """The outputs in the dtype of the inputs and, where they are wanted, the final states in that of the computation."""
         spec = self.spec
         roles, like = spec.inputs, first_input(inputs)
-        sizes, dtype = sizes_of(spec, inputs, states), compute_dtype(like)
+        sizes, dtype = read_sizes(spec, inputs, states), compute_dtype(like)
         tokens = {
             name: expand_heads(x.to(dtype), sizes.G)
             for name, x in inputs.items()
@@ -134,15 +134,15 @@ class InPyTorch:
                 scaled = [x for x, role in roles.items() if isinstance(role, Role) and role.scaled]
                 tokens |= {x: tokens[x] * scale for x in scaled if scale != 1.0}
         absent = {name: None for name, x in inputs.items() if x is None}
-        with without_autocast(like.device):
-            o, final = self.in_order(sequences, {**tokens, **absent}, held, {**parameters, **plain}, wanted)
+        with disable_autocast(like.device):
+            o, final = self.run_sequences(sequences, {**tokens, **absent}, held, {**parameters, **plain}, wanted)
             results = dict(zip((*spec.outputs, *spec.states), (*as_tuple(o), *(final if wanted else ()))))
             if quarantine is not None:
                 results = {name: quarantine.mark(name, x) for name, x in results.items()}
         outputs = [results[name].to(like.dtype) for name in spec.outputs]
         return outputs + [results[name].contiguous() if wanted else None for name in spec.states]
 
-    def in_order(
+    def run_sequences(
         self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
         wanted: bool,
     ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
@@ -168,7 +168,7 @@ class InPyTorch:
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
         spec, (inputs, states, cu_seqlens) = self.spec, self._named(tensors)
-        sizes, like = sizes_of(spec, inputs, states), first_input(inputs)
+        sizes, like = read_sizes(spec, inputs, states), first_input(inputs)
         count = sizes.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         outputs = [like.new_empty((sizes.B, sizes.T, *sizes.shape(x.dims))) for x in spec.outputs.values()]
         dtype = compute_dtype(like)
@@ -196,7 +196,7 @@ class InPyTorch:
 class sequential(InPyTorch):
     """A loop over the tokens of [B, T, ...]; packed sequences are served one after the other."""
 
-    def in_order(
+    def run_sequences(
         self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
         wanted: bool,
     ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
@@ -219,7 +219,7 @@ class sequential(InPyTorch):
 class chunkwise(InPyTorch):
     """A form over chunks of tokens, which takes the sequences. It gets packed sequences in `Groups` of about the same length."""
 
-    def in_order(
+    def run_sequences(
         self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
         wanted: bool,
     ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
@@ -240,7 +240,7 @@ class chunkwise(InPyTorch):
         return o, tuple(map(groups.merge_rows, zip(*finals))) if wanted else ()
 
 
-def sizes_of(spec: OpSpec, inputs: Mapping[str, Any], states: Mapping[str, Any]) -> Sizes:
+def read_sizes(spec: OpSpec, inputs: Mapping[str, Any], states: Mapping[str, Any]) -> Sizes:
     """The sizes of checked arguments."""
     sizes: dict[str, int] = {}
     heads = [x.shape[1] for x in states.values() if x is not None]
@@ -257,7 +257,7 @@ def sizes_of(spec: OpSpec, inputs: Mapping[str, Any], states: Mapping[str, Any])
     return Sizes(**{"H": 0, "V": sizes["K"], **sizes}, G=max(heads))
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager:
+def disable_autocast(device: torch.device) -> AbstractContextManager:
     """Under autocast, too, float32 tensors stay float32 inside."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()

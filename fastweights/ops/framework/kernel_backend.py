@@ -42,7 +42,7 @@ class kernels:
         self.widest = widest
         self.widest_in_float32 = widest_in_float32 or widest
 
-    def widest_of(self, dtype: torch.dtype) -> int | None:
+    def most_channels(self, dtype: torch.dtype) -> int | None:
         return self.widest_in_float32 if dtype == torch.float32 else self.widest
 
     @cached_property

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ...kernels.runtime.private_api import autograd_inside_op
 
-__all__ = ["Node", "NodeRule", "without_aliases"]
+__all__ = ["Node", "NodeRule", "copy_aliases"]
 
 LIBRARY = torch.library.Library("fastweights", "FRAGMENT")
 Tensors = Sequence[Tensor | None]
@@ -67,7 +67,7 @@ class Node:
     def _forward(self, *arguments: Any) -> list[Tensor]:
         tensors, options = self._split(arguments)
         outputs, saved = self.rule.forward(tensors, options, True)
-        return without_aliases([*outputs, *saved], tensors)
+        return copy_aliases([*outputs, *saved], tensors)
 
     def _fake(self, *arguments: Any) -> list[Tensor]:
         tensors, options = self._split(arguments)
@@ -100,7 +100,7 @@ class Node:
             for x, g, needs in zip(tensors, found, needed)
             if needs and x is not None
         ]
-        return without_aliases(wanted, [*tensors, *saved, *output_grads])
+        return copy_aliases(wanted, [*tensors, *saved, *output_grads])
 
     def _fake_backward(self, *arguments: Any) -> list[Tensor]:
         *first, _, _, needed = arguments
@@ -147,7 +147,7 @@ def _or_none(x: Tensor) -> Tensor | None:
     return None if x.ndim == 1 and x.shape[0] == 0 else x
 
 
-def without_aliases(found: Tensors, inputs: Tensors) -> list[Tensor]:
+def copy_aliases(found: Tensors, inputs: Tensors) -> list[Tensor]:
     """The results as an op may return them: contiguous, none sharing memory with an input or with another."""
     taken = {x.untyped_storage().data_ptr() for x in inputs if x is not None}
     owned = []

@@ -32,13 +32,13 @@ def orthonormal_slots(sizes: Sizes, count: int, dtype: torch.dtype, device: torc
     return torch.eye(sizes.K, sizes.V, dtype=dtype, device=device).expand(count, sizes.G, -1, -1)
 
 
-def recurrent_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ...kernels.recurrent.lattice import decode
 
     return decode
 
 
-def sphere_kernels() -> KernelFamily:
+def load_kernels() -> KernelFamily:
     from ...kernels.sphere.rule import SPHERE, SphereInputs
 
     return KernelFamily(SPHERE, SphereInputs, {"objective": "decode", "normalize": True})
@@ -55,9 +55,9 @@ SPEC = OpSpec(
     options={"objective": Choice(OBJECTIVES), "normalize": Flag(), "l1": Number(low=0)},
     backends={
         "reference": sequential(reference), "torch": chunkwise(chunked),
-        "triton": kernels(sphere_kernels, only={"l1": (0.0,)}, widest=128),
+        "triton": kernels(load_kernels, only={"l1": (0.0,)}, widest=128),
     },
-    recurrent=recurrent(recurrent_kernel),
+    recurrent=recurrent(load_recurrent),
     cases={
         **{
             f"{objective}{name}": Case(given=given, options={"objective": objective, **options}, wide_values=True)

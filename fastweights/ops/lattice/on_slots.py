@@ -49,7 +49,7 @@ class Sequential(torch.autograd.Function):
             a_t.div_(n).div_(n)
             turn(b_t, a_t, d2, square, w_t, inverse_t)
             torch.mul(d_t, inverse_t, out=kept_t)
-            go_on(S, across, h_t, *columns)
+            write_slots(S, across, h_t, *columns)
             if not normalize:
                 torch.div(n, inverse_t, out=n_next).clamp_min_(SHORTEST)
                 q_t.mul_(n_next)
@@ -71,7 +71,7 @@ class Sequential(torch.autograd.Function):
         d_reads = torch.empty_like(reads)
         tokens = zip(states, states[1:], f.mT, w.mT, h, do, d_reads)
         for S, S_next, f_column, w_column, h_t, do_t, d_read in tokens:
-            unit_(torch.mul(S, f_column, out=S_next).addcmul_(w_column, h_t))
+            normalise_(torch.mul(S, f_column, out=S_next).addcmul_(w_column, h_t))
             torch.bmm(do_t, S_next.mT, out=d_read)
 
         # Back through a token the gradient in the slots is L <- f L + db h - key dh, and takes in read do of the token before:
@@ -129,13 +129,13 @@ class Sequential(torch.autograd.Function):
         return dq, dv, d_write, d_shrink, d_decay, L, n / lengths[0], d_key, None
 
 
-def go_on(S: Tensor, across: Tensor, h: Tensor, kept: Tensor, b: Tensor, w: Tensor) -> None:
+def write_slots(S: Tensor, across: Tensor, h: Tensor, kept: Tensor, b: Tensor, w: Tensor) -> None:
     """S <- kept S + w (h - b S), with room for what is in brackets; S [G,K,V], h [G,1,V], kept, b, w [G,K,1]."""
     torch.addcmul(h, b, S, value=-1, out=across)
-    unit_(S.mul_(kept).addcmul_(w, across))
+    normalise_(S.mul_(kept).addcmul_(w, across))
 
 
-def unit_(S: Tensor) -> None:
+def normalise_(S: Tensor) -> None:
     """Bring slots to length 1 once more (a slot of 0 stays 0): in long steps along a slot a wrong length, left by rounding,
     would grow with every token."""
     S.div_(S.norm(dim=-1, keepdim=True).clamp_min_(0.5))

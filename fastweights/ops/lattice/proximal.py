@@ -47,7 +47,7 @@ class Proximal(torch.autograd.Function):
             a_t.mul_(per_length).mul_(per_length)
             torch.mul(pull_t, per_length, out=p_t)
             torch.addcmul(d_t, a_t, b_t, value=-1, out=f_t)
-            S = shrunk(S, f_column, a_column, h_t, p_column)
+            S = shrink_slots(S, f_column, a_column, h_t, p_column)
             norm = S.norm(dim=-1)[:, None]
             scale_t.copy_(inverse(norm))
             S *= scale_t.mT
@@ -66,7 +66,7 @@ class Proximal(torch.autograd.Function):
         states = slots.new_empty(C + 1, *slots.shape)
         states[0] = slots
         for S, S_next, scale_column, *of_step in zip(states, states[1:], scale.mT, f.mT, a.mT, h, p.mT):
-            torch.mul(shrunk(S, *of_step), scale_column, out=S_next)
+            torch.mul(shrink_slots(S, *of_step), scale_column, out=S_next)
         d_reads = do @ states[1:].mT
 
         # As in on_slots.py: rows of what the gradient in the slots takes in on its way back, and the gradient n in log length.
@@ -111,7 +111,7 @@ class Proximal(torch.autograd.Function):
         return dq, dv, d_write, d_shrink, d_decay, L, n * per_length[0], d_key, d_pull, None
 
 
-def shrunk(S: Tensor, f: Tensor, a: Tensor, h: Tensor, p: Tensor) -> Tensor:
+def shrink_slots(S: Tensor, f: Tensor, a: Tensor, h: Tensor, p: Tensor) -> Tensor:
     """z from S [G,K,V], f, a, p [G,K,1] and h [G,1,V]."""
     y = torch.mul(S, f).addcmul_(a, h)
     return y.sub_(y.clamp(-p, p))

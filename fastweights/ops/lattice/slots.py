@@ -26,7 +26,7 @@ def inverse(length: Tensor) -> Tensor:
     return length.masked_fill(length == 0, torch.inf).reciprocal()
 
 
-def resolved(decay: Tensor) -> Tensor:
+def clamp_decay(decay: Tensor) -> Tensor:
     """Decay of at least the resolution of its dtype, with the gradient of the decay that was given."""
     smallest = torch.finfo(decay.dtype).eps
     return decay + (smallest - decay).clamp_min(0).detach()

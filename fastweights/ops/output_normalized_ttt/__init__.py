@@ -18,13 +18,13 @@ from .reference import reference
 __all__ = ["output_normalized_ttt"]
 
 
-def chunk_kernels() -> KernelFamily:
+def load_kernels() -> KernelFamily:
     from ...kernels.output_normalized_ttt.rule import OUTPUT_NORMALIZED_TTT, TTTInputs
 
     return KernelFamily(OUTPUT_NORMALIZED_TTT, TTTInputs, {})
 
 
-def recurrent_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ...kernels.recurrent.output_normalized_ttt import decode
 
     return decode
@@ -38,9 +38,9 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
-        "triton": kernels(chunk_kernels, widest=128),
+        "triton": kernels(load_kernels, widest=128),
     },
-    recurrent=recurrent(recurrent_kernel),
+    recurrent=recurrent(load_recurrent),
     cases={"": Case()},
     equation="z = S^T k; S = S - gamma k ((I - z z^T / |z|^2) (z / |z| - v) / |z|)^T; o = S^T q",
 )

@@ -11,12 +11,12 @@ from ..framework.call import Results, call, composed, expand_heads, kernels, rec
 from ..framework.spec import Case, OpSpec, Output, State
 from ..precondition import BOUNDED, precondition_keys
 from ..rule import op
-from ..shared.memory_kernels import memory_kernels, recurrent_kernel
+from ..shared.memory_kernels import load_memory_kernels, load_recurrent
 
 __all__ = ["preconditioned_delta_rule"]
 
 
-def by_two_ops(
+def compose_two_ops(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, precond_g: Tensor, precond_beta: Tensor,
     center: Tensor, S: Tensor | None, A: Tensor | None, *, bound: float, eps: float, scale: float,
     output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
@@ -41,8 +41,8 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True), "A": State("GK")},
     outputs={"o": Output("GV")},
     options={**BOUNDED, "scale": roles.SCALE},
-    backends={"reference": composed(by_two_ops), "torch": composed(by_two_ops), "triton": kernels(memory_kernels)},
-    recurrent=recurrent(recurrent_kernel),
+    backends={"reference": composed(compose_two_ops), "torch": composed(compose_two_ops), "triton": kernels(load_memory_kernels)},
+    recurrent=recurrent(load_recurrent),
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="w as precondition_keys; S' = a S; S = S' + beta w (v - S'^T k)^T; o = S^T q",
     macs=DELTA_RULE.macs,

@@ -19,7 +19,7 @@ from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
 __all__ = ["recursive_least_squares"]
 
 
-def by_inverse_gram(
+def solve_by_inverse_gram(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, S: Tensor | None, P: Tensor | None, *,
     ridge: float, scale: float, output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
 ) -> Results:  # fmt: skip
@@ -46,7 +46,7 @@ def by_inverse_gram(
     return o.to(v.dtype), (S, P)
 
 
-def recurrent_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ...kernels.recurrent.inverse_gram import decode_least_squares
 
     return decode_least_squares
@@ -62,10 +62,10 @@ SPEC = OpSpec(
     outputs={"o": Output("GV")},
     options={"ridge": Number(above=0), "scale": roles.SCALE},
     backends={
-        "reference": composed(by_inverse_gram), "torch": composed(by_inverse_gram),
-        "triton": composed(by_inverse_gram, widest=WIDEST),
+        "reference": composed(solve_by_inverse_gram), "torch": composed(solve_by_inverse_gram),
+        "triton": composed(solve_by_inverse_gram, widest=WIDEST),
     },
-    recurrent=recurrent(recurrent_kernel, widest=WIDEST, without=("g",), starts=False),
+    recurrent=recurrent(load_recurrent, widest=WIDEST, without=("g",), starts=False),
     cases={"none": Case(), "head": Case(given={"g": "G"})},
     macs=exact_macs,
     equation="P = (P^-1 a + beta k k^T)^-1; S = S + beta (P k) (v - S^T k)^T; o = S^T q",

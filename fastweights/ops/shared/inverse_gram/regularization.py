@@ -15,13 +15,13 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["STRONG", "allowance", "diagonal", "inverse", "inverse_root", "restored"]
+__all__ = ["STRONG", "allowance", "diagonal", "inverse", "inverse_root", "restore_prior"]
 
 STRONG = 0.01
 SETTLED = 1e-11
 
 
-def restored(a: Tensor, ridge: float) -> Tensor:
+def restore_prior(a: Tensor, ridge: float) -> Tensor:
     """What a decay a in [0, 1] adds to the diagonal of G."""
     return ridge * torch.relu(STRONG - a)
 
