@@ -25,7 +25,7 @@ def first_part(projection: Any) -> nn.Module | None:
 
 
 class ProjectedGate(nn.Module):
-    """A gate that first projects its input, by `projection`, and then computes with `finish`."""
+    """A gate that multiplies its input with a weight first (`projection`) and computes the rest from the product (`finish`)."""
 
     @property
     def projection(self) -> nn.Module | None:

@@ -28,6 +28,7 @@ __all__ = [
     "stack_time",
 ]
 
+Named = Mapping[str, Any]  # tensors, or options
 Results = tuple[Any, Sequence[Any]]  # the outputs, one or a tuple, and the final states
 
 
@@ -35,22 +36,27 @@ class Arguments(NamedTuple):
     """The checked arguments of one call, by name. Parameters are tensors of their full shape; a state that is not given is
     None."""
 
-    inputs: Mapping[str, Tensor | None]
-    states: Mapping[str, Tensor | None]
-    options: Mapping[str, Any]
+    inputs: Named
+    states: Named
+    options: Named
     cu_seqlens: Tensor | None
     final: bool
     backend: str
 
 
-def first_input(inputs: Mapping[str, Any]) -> Tensor:
+def first_input(inputs: Named) -> Tensor:
     return next(iter(inputs.values()))
 
 
 class composed:
-    """A composition of other ops, which torch.compile traces through. The function takes inputs, states (None where not given),
-    options, output_final_state, cu_seqlens and backend by name; it returns the outputs and a tuple of the final states. As
-    backend "triton" it tells its parts to use their kernels; only and widest as for `kernels`."""
+    """A composition of other ops, which torch.compile traces through. As backend "triton" it makes these ops use their
+    kernels.
+
+    Args:
+        function: takes inputs, states (None where not given), options, output_final_state, cu_seqlens and backend by name. It
+            returns the outputs and a tuple of the final states.
+        only, widest: as for `kernels`.
+    """
 
     def __init__(
         self,
@@ -102,9 +108,8 @@ class InPyTorch:
         return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
 
     def compute(
-        self, inputs: Mapping[str, Tensor | None], states: Mapping[str, Tensor | None], options: Mapping[str, Any],
-        sequences: Sequences, wanted: bool = True,
-    ) -> list[Any]:  # fmt: skip
+        self, inputs: Named, states: Named, options: Named, sequences: Sequences, wanted: bool = True
+    ) -> list[Any]:
         """The outputs in the dtype of the inputs and, where they are wanted, the final states in that of the computation."""
         spec = self.spec
         roles, like = spec.inputs, first_input(inputs)
@@ -142,10 +147,7 @@ class InPyTorch:
         outputs = [results[name].to(like.dtype) for name in spec.outputs]
         return outputs + [results[name].contiguous() if wanted else None for name in spec.states]
 
-    def run_sequences(
-        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
-        wanted: bool,
-    ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
+    def run_sequences(self, sequences: Sequences, tokens: Named, states: Named, rest: Named, wanted: bool) -> Results:
         raise NotImplementedError
 
     # As the rule of a node: see `NodeRule`.
@@ -196,10 +198,7 @@ class InPyTorch:
 class sequential(InPyTorch):
     """A loop over the tokens of [B, T, ...]; packed sequences are served one after the other."""
 
-    def run_sequences(
-        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
-        wanted: bool,
-    ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
+    def run_sequences(self, sequences: Sequences, tokens: Named, states: Named, rest: Named, wanted: bool) -> Results:
         if sequences.lengths is None:
             return self.function(**tokens, **states, **rest)
         given: dict[str, Sequence[Any]] = {
@@ -219,10 +218,7 @@ class sequential(InPyTorch):
 class chunkwise(InPyTorch):
     """A form over chunks of tokens, which takes the sequences. It gets packed sequences in `Groups` of about the same length."""
 
-    def run_sequences(
-        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
-        wanted: bool,
-    ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
+    def run_sequences(self, sequences: Sequences, tokens: Named, states: Named, rest: Named, wanted: bool) -> Results:
         if sequences.lengths is None:
             return self.function(**tokens, **states, sequences=sequences, **rest)
         groups = Groups(sequences, list(states.values()))
@@ -240,7 +236,7 @@ class chunkwise(InPyTorch):
         return o, tuple(map(groups.merge_rows, zip(*finals))) if wanted else ()
 
 
-def read_sizes(spec: OpSpec, inputs: Mapping[str, Any], states: Mapping[str, Any]) -> Sizes:
+def read_sizes(spec: OpSpec, inputs: Named, states: Named) -> Sizes:
     """The sizes of checked arguments."""
     sizes: dict[str, int] = {}
     heads = [x.shape[1] for x in states.values() if x is not None]

@@ -17,8 +17,13 @@ __all__ = ["KernelFamily", "kernels"]
 
 
 class KernelFamily(NamedTuple):
-    """Launch code of one family of kernels. rule: a Rule of kernels.runtime.launch_plan; inputs: its named tuple, whose fields
-    are named like the inputs and states of the op; options: its options in order, each with the value where the op has none."""
+    """Launch code of one family of kernels.
+
+    Attributes:
+        rule: what it launches.
+        inputs: the named tuple that the rule takes. Its fields have the names of the op's inputs and states.
+        options: the options that the rule takes, in order. Each has the value that it takes where the op has no such option.
+    """
 
     rule: Any
     inputs: Any
@@ -26,9 +31,14 @@ class KernelFamily(NamedTuple):
 
 
 class kernels:
-    """load() imports the family: nothing of triton is imported before the first launch. only: of options of which the kernels do
-    not have all values, those that they have, the default first; widest: the most key or value channels that they take, and
-    widest_in_float32 where these are fewer in that dtype. For others "auto" takes the chunkwise form."""
+    """The backend "triton". For calls that its kernels do not take, "auto" takes the chunkwise form.
+
+    Args:
+        load: imports the family. It is called at the first launch: before, nothing of triton is imported.
+        only: for options of which the kernels have some values only, these values, the default first.
+        widest: the most key or value channels that the kernels take; None for no limit.
+        widest_in_float32: that number in float32, where it is smaller.
+    """
 
     def __init__(
         self,

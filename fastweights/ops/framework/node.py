@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ...kernels.runtime.private_api import autograd_inside_op
 
-__all__ = ["Node", "NodeRule", "copy_aliases"]
+__all__ = ["KernelRule", "Node", "NodeRule", "copy_aliases"]
 
 LIBRARY = torch.library.Library("fastweights", "FRAGMENT")
 Tensors = Sequence[Tensor | None]
@@ -35,6 +35,27 @@ class NodeRule(Protocol):
         self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
     ) -> Tensors:
         """A gradient for each of the tensors; None where it is zero or not needed."""
+
+
+class KernelRule:
+    """The rule of a node whose kernels are the functions `forward` and `backward` of a module. They take the tensors and options
+    of the node in order, `backward` after the gradients of the outputs."""
+
+    def load(self) -> Any:
+        """The module: nothing of triton is imported before the first launch."""
+        raise NotImplementedError
+
+    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
+        outputs = self.load().forward(*tensors, *options)
+        return (outputs,) if isinstance(outputs, Tensor) else outputs, ()
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        raise NotImplementedError
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        return self.load().backward(*output_grads, *tensors, *options)
 
 
 class Node:

@@ -39,14 +39,14 @@ class Sequences:
 
 
 def group_by_length(lengths: Tensor, longest: int | None = None) -> list[Tensor]:
-    """Packed sequences of `lengths` [N] in groups of about the same length: up to one token, 2, 3 and 4, 5 to 8 and so on, the
-    shortest first; longer ones than `longest` count as so long. The numbers of each group's sequences."""
+    """Groups of packed sequences of about the same length, the shortest first: up to one token, 2, 3 and 4, 5 to 8 and so on.
+    Sequences longer than `longest` are in the group of that length. lengths: [N]. A group is the numbers of its sequences."""
     group_N = torch.frexp((lengths.clamp(1, longest) - 1).double()).exponent
     return [(group_N == group).nonzero()[:, 0] for group in group_N.unique()]
 
 
 def locate_tokens(number: Tensor, lengths: Tensor) -> Tensor:
-    """The positions in the row of the tokens of some of its sequences, one sequence after the other."""
+    """Where in the packed row the tokens of the sequences `number` are, one sequence after the other."""
     length, end = lengths[number], lengths.cumsum(0)[number]
     offset = (end - length.cumsum(0)).repeat_interleave(length)
     return offset + torch.arange(len(offset), device=offset.device)

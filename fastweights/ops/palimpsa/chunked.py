@@ -45,15 +45,15 @@ def chunked(
 
 
 def tabulate_decays(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Decays a [M,H,s,c] of s sub-chunks of c tokens -> what is left of what, inside each sub-chunk token by token
-    [M,H,s,1+c,1+c], and over the chunk sub-chunk by sub-chunk [M,H,1+s,1+s]."""
+    """Tables (see `tabulate`) of the decays a [M, H, s, c] of s sub-chunks of c tokens: one per sub-chunk, token by token
+    [M, H, s, 1+c, 1+c], and one per chunk, sub-chunk by sub-chunk [M, H, 1+s, 1+s]."""
     tokens = tabulate(a.flatten(1, 2)).unflatten(1, a.shape[1:3])
     return tokens, tabulate(tokens[..., -1, 0])
 
 
 def tabulate(a: Tensor) -> Tensor:
-    """Decays a [M,H,n] of n steps -> [M,H,1+n,1+n]: [i, j] is what is left after i steps of the write at step j, 0 for
-    j > i; write 0 is the state before the first step."""
+    """A table [M, H, 1+n, 1+n] of n steps with the decays a [M, H, n]. Entry [i, j] is the fraction of write j that is left after
+    step i, and 0 where write j comes later. Write 0 is the state before the first step."""
     decay = HeadDecay(a[..., None])
     later = torch.cat([decay.kept_from_start, decay.between], -1)
     first = F.pad(torch.ones_like(later[:, :, :1, :1]), (0, a.shape[-1]))

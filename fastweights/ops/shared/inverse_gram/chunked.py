@@ -11,7 +11,7 @@ from ..decay import Decay, HeadDecay
 from ..ridge.system import System
 from .prefixes import Steps, solve_prefixes
 from .refresh import RefreshChunks, refresh_inverse
-from .regularization import diagonal, restore_prior
+from .regularization import diagonal, missing_prior
 
 __all__ = ["chunked"]
 
@@ -29,7 +29,7 @@ def chunked(
     gains = ones if gain is None else chunks.split(gain)[..., None]
     a = ones if g is None else chunks.split(g)[..., None].exp()
     decay = Decay(len(U)) if g is None else HeadDecay(a)
-    restore = restore_prior(a, ridge)
+    restore = missing_prior(a, ridge)
     kept, (weights,), (prior,) = decay.carry_from_start(ones), decay.scores(gains, ones), decay.scores(restore, ones)
     prior = prior.sum(-1, keepdim=True)
 
