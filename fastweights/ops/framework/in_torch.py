@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .checks import Sizes, as_tuple, check_limits, compute_dtype, first_state
-from .node import Node, Tensors
+from .node import Tensors, declare_node
 from .nonfinite import Quarantine, quarantine_is_needed, zero_nonfinite
 from .sequences import Groups, Sequences, check_cu_seqlens
 from .spec import OpSpec, Parameter, Role, Scale
@@ -91,10 +91,7 @@ class InPyTorch:
 
     def bind(self, spec: OpSpec, backend: str) -> None:
         self.spec = spec
-        tensors = {name: isinstance(role, Role) and role.optional for name, role in spec.inputs.items()}
-        tensors |= dict.fromkeys((*spec.states, "cu_seqlens"), True)
-        options = {name: option.schema for name, option in spec.options.items()}
-        self.node = Node(f"{spec.name}_{backend}", tensors, options, len(spec.outputs) + len(spec.states), self)
+        self.node = declare_node(spec, backend, self)
 
     def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
         tensors = (*x.inputs.values(), *x.states.values(), x.cu_seqlens)

@@ -10,8 +10,8 @@ import torch
 
 from ...kernels.availability import aligned, on_device_of
 from ...kernels.runtime.launch_plan import plans_for
-from .node import Node, Tensors
-from .spec import OpSpec, Role
+from .node import Tensors, declare_node
+from .spec import OpSpec
 
 __all__ = ["KernelFamily", "kernels"]
 
@@ -67,11 +67,8 @@ class kernels:
 
     def bind(self, spec: OpSpec, backend: str) -> None:
         self.spec = spec
-        tensors = {name: isinstance(role, Role) and role.optional for name, role in spec.inputs.items()}
-        tensors |= dict.fromkeys((*spec.states, "cu_seqlens"), True)
-        options = {**{name: option.schema for name, option in spec.options.items()}, "final": "bool"}
         self.outputs = len(spec.outputs) + len(spec.states)
-        self.node = Node(f"{spec.name}_{backend}", tensors, options, self.outputs, self)
+        self.node = declare_node(spec, backend, self, final="bool")
 
     def run(self, x: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         """The outputs and the final states of checked `Arguments`; the states mean nothing unless `x.final`."""

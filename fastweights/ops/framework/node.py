@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...kernels.runtime.private_api import autograd_inside_op
+from .spec import OpSpec, Role
 
-__all__ = ["KernelRule", "Node", "NodeRule", "copy_aliases"]
+__all__ = ["KernelRule", "Node", "NodeRule", "declare_node", "copy_aliases"]
 
 LIBRARY = torch.library.Library("fastweights", "FRAGMENT")
 Tensors = Sequence[Tensor | None]
@@ -131,6 +132,15 @@ class Node:
             for x, needs in zip(tensors, needed)
             if needs and x is not None
         ]
+
+
+def declare_node(spec: OpSpec, backend: str, rule: NodeRule, **more_options: str) -> Node:
+    """The node of a backend of an op: its inputs, states and cu_seqlens, its options and more, given with their schema types."""
+    tensors = {name: isinstance(role, Role) and role.optional for name, role in spec.inputs.items()}
+    tensors |= dict.fromkeys((*spec.states, "cu_seqlens"), True)
+    options = {name: option.schema for name, option in spec.options.items()}
+    outputs = len(spec.outputs) + len(spec.states)
+    return Node(f"{spec.name}_{backend}", tensors, {**options, **more_options}, outputs, rule)
 
 
 class _Eager(torch.autograd.Function):

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .rows import backwards, from_rows, optional_rows, to_rows
-from .slots import SHORTEST
+from .slots import SHORTEST, from_rows, optional_rows, reversed_tokens, to_rows
 from .turn import Turns, turn
 
 
@@ -93,11 +92,11 @@ class Sequential(torch.autograd.Function):
 
         A, D, N, da, along = (torch.zeros_like(a) for _ in range(5))
         dh, product = torch.empty_like(h[0]), torch.empty_like(slots)
-        of_step = backwards(f, f.mT, w, b, a, turns.inverse, turns.across_a, turns.across_b, free, read[:-1])
-        of_slots = backwards(
+        of_step = reversed_tokens(f, f.mT, w, b, a, turns.inverse, turns.across_a, turns.across_b, free, read[:-1])
+        of_slots = reversed_tokens(
             states[:-1], h, left[:-1].mT, left[:-1, :, :1], left[:-1, :, 1:2], right[:-1], right[:-1, :, 1:2]
         )
-        found = backwards(A, A[:, :, 0], D, N, da, along)
+        found = reversed_tokens(A, A[:, :, 0], D, N, da, along)
         for step, slot, (A_t, A_sum, D_t, N_t, da_t, along_t), shrink_t in zip(of_step, of_slots, found, shrinks):
             f_t, f_column, w_t, b_t, a_t, inverse, across_a, across_b, free_t, read_t = step
             S, h_t, left_t, db, minus_key, right_t, dh_place = slot

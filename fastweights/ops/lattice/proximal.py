@@ -2,7 +2,7 @@
 closed form of turn.py, so that all is done on the slots themselves.
 
     y = (d - a b) s + a h        z = y - clip(y, -p, p)        s' = z / |z|        length' = length |z|, or 1 if normalised
-with p = gamma l1 / length. A slot that z leaves nothing of is gone: length 0, never written again. Layout: see rows.py.
+with p = gamma l1 / length. A slot that z leaves nothing of is gone: length 0, never written again. Layout: see slots.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .rows import backwards, from_rows, optional_rows, to_rows
-from .slots import SHORTEST, inverse
+from .slots import SHORTEST, from_rows, inverse, optional_rows, reversed_tokens, to_rows
 
 
 class Proximal(torch.autograd.Function):
@@ -82,8 +81,8 @@ class Proximal(torch.autograd.Function):
         shrinks = [None] * C if shrink is None else to_rows(shrink).mul(per_length.square()).unbind(0)[::-1]
 
         A, da, dp = (torch.empty_like(a) for _ in range(3))
-        steps = backwards(h, a, b, f.mT, p, scale.mT, free, read[:-1], states[:-1], states[1:])
-        found = backwards(left[:-1].mT, left[:-1, :, :1], right[:-1], right[:-1, :, 1:2], A, da, dp)
+        steps = reversed_tokens(h, a, b, f.mT, p, scale.mT, free, read[:-1], states[:-1], states[1:])
+        found = reversed_tokens(left[:-1].mT, left[:-1, :, :1], right[:-1], right[:-1, :, 1:2], A, da, dp)
         for step, places, shrink_t in zip(steps, found, shrinks):
             h_t, a_t, b_t, f_column, p_t, scale_column, free_t, read_t, S, S_next = step
             left_t, db, right_t, dh_place, A_t, da_t, dp_t = places

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ..delta_rule import SPEC as DELTA_RULE
@@ -18,17 +20,13 @@ __all__ = ["preconditioned_delta_rule"]
 
 def compose_two_ops(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, precond_g: Tensor, precond_beta: Tensor,
-    center: Tensor, S: Tensor | None, A: Tensor | None, *, bound: float, eps: float, scale: float,
-    output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
+    center: Tensor, S: Tensor | None, A: Tensor | None, *, bound: float, eps: float, scale: float, **passed_on: Any,
 ) -> Results:  # fmt: skip
+    precond_g = expand_heads(precond_g, v.shape[2])
     write_key, A = precondition_keys(
-        k, expand_heads(precond_g, v.shape[2]), precond_beta, center, bound=bound, eps=eps, initial_state=A,
-        output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
-    )  # fmt: skip
-    o, S = delta_rule(
-        q, k, v, beta, g, write_key=write_key, scale=scale, initial_state=S, output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens, backend=backend,
-    )  # fmt: skip
+        k, precond_g, precond_beta, center, bound=bound, eps=eps, initial_state=A, **passed_on
+    )
+    o, S = delta_rule(q, k, v, beta, g, write_key=write_key, scale=scale, initial_state=S, **passed_on)
     return o, (S, A)
 
 

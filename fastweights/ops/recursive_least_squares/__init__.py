@@ -24,24 +24,15 @@ def solve_by_inverse_gram(
     ridge: float, scale: float, output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
 ) -> Results:  # fmt: skip
     """The delta rule without decay, written along beta P k."""
-    dtype, heads = compute_dtype(v), v.shape[2]
+    dtype = compute_dtype(v)
+    shared: dict[str, Any] = {"cu_seqlens": cu_seqlens, "backend": backend}
     write_key, P = apply_inverse_gram(
-        k,
-        gain=beta,
-        g=g,
-        ridge=ridge,
-        initial_state=P,
-        heads=heads,
-        dtype=dtype,
-        final=output_final_state,
-        cu_seqlens=cu_seqlens,
-        backend=backend,
-    )
+        k, gain=beta, g=g, ridge=ridge, initial_state=P, heads=v.shape[2], dtype=dtype, final=output_final_state, **shared
+    )  # fmt: skip
     operand = v.dtype if backend == "triton" else dtype  # kernels multiply in the precision of the inputs
     o, S = delta_rule(
         q.to(operand), k.to(operand), v.to(operand), torch.ones_like(v[..., 0], dtype=dtype), scale=scale,
-        write_key=write_key.to(operand), initial_state=S, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
-        backend=backend,
+        write_key=write_key.to(operand), initial_state=S, output_final_state=output_final_state, **shared,
     )  # fmt: skip
     return o.to(v.dtype), (S, P)
 
