@@ -11,7 +11,7 @@ A layer calls ops, and what stands around a memory: short convolutions, norms, g
 from ..kernels.runtime.launch_plan import Recorder, Rule
 from .delta_rule.chunked import chunked as delta_rule_by_chunks
 from .framework import roles
-from .framework.call import Arguments, InPlace, call, choose_backend, run
+from .framework.call import InPlace, call
 from .framework.checks import Sizes, compute_dtype
 from .framework.few_tokens import needs_gradient, recurrent
 from .framework.in_place import read_rows, write_rows
@@ -53,7 +53,6 @@ __all__ = [
     "BACKENDS",
     "GATES",
     "LARGEST_LOG_RATE",
-    "Arguments",
     "Case",
     "Choice",
     "Chunks",
@@ -75,7 +74,6 @@ __all__ = [
     "TokenConvolution",
     "call",
     "check_cu_seqlens",
-    "choose_backend",
     "chunkwise",
     "composed",
     "compute_dtype",
@@ -103,7 +101,6 @@ __all__ = [
     "residual_norm",
     "ring_attention",
     "roles",
-    "run",
     "sequential",
     "short_convolution",
     "spec_of",

@@ -66,9 +66,25 @@ class Op(Generic[P, R]):
 
 
 def op(spec: OpSpec) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Make an op of a function: the decorator of a rule's public function, with the rule's declaration."""
+    """Make an op of a function: the decorator of a rule's public function, with the rule's declaration.
+
+    Raises:
+        TypeError: spec is no `OpSpec`.
+        ValueError: the function lacks an input or an option of the declaration, or one of initial_state, output_final_state,
+            cu_seqlens and backend.
+    """
+    if not isinstance(spec, OpSpec):
+        raise TypeError(
+            f"spec must be the OpSpec of the rule, got {type(spec).__name__}; write @op(SPEC) over the function"
+        )
 
     def decorate(function: Callable[P, R]) -> Op[P, R]:
+        parameters = inspect.signature(function).parameters
+        missing = [name for name in (*spec.inputs, *spec.options, *OF_STATE) if name not in parameters]
+        if missing:
+            raise ValueError(
+                f"{function.__name__} must take {', '.join(missing)}, as the declaration of {spec.name!r} and every op has it"
+            )
         return Op(function, spec)
 
     return decorate
@@ -108,11 +124,9 @@ def sign_in_place(op: Op[..., Any], own: inspect.Signature) -> inspect.Signature
     whole = inspect.signature(op.function)
     given = [parameter for name, parameter in whole.parameters.items() if name not in OF_STATE]
     added = [own.parameters[name] for name in ("state", "state_indices", "cu_seqlens", "backend")]
-    if "initial_state" in whole.parameters:
-        annotation = whole.parameters["initial_state"].annotation
-        if isinstance(annotation, str):
-            annotation = annotation.removesuffix(" | None")
-        added[0] = added[0].replace(annotation=annotation)
+    annotation = whole.parameters["initial_state"].annotation
+    if isinstance(annotation, str):
+        added[0] = added[0].replace(annotation=annotation.removesuffix(" | None"))
     count = len(op.spec.outputs)
     returned = "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
     return whole.replace(parameters=[*given, *added], return_annotation=returned)

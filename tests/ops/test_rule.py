@@ -16,11 +16,14 @@ from fastweights import ops
 from fastweights.ops import delta_rule, delta_rule_, lattice_, recursive_least_squares_, variational_linear_attention_
 from fastweights.ops.authoring import (
     Case,
+    Chunks,
     Op,
     OpSpec,
     Output,
+    Sequences,
     State,
     call,
+    chunkwise,
     count_numbers,
     format_numbers,
     op,
@@ -121,6 +124,19 @@ def test_a_function_without_a_declaration_is_refused() -> None:
         spec_of(math.sqrt)
 
 
+def test_the_decorator_needs_a_declaration_that_fits() -> None:
+    with pytest.raises(TypeError, match=r"spec must be the OpSpec of the rule, got function; write @op\(SPEC\)"):
+        op(by_tokens)  # type: ignore[arg-type]
+
+    def without_scale(q, k, v, *, initial_state=None, output_final_state=False, cu_seqlens=None):
+        raise AssertionError
+
+    with pytest.raises(
+        ValueError, match="without_scale must take scale, backend, as the declaration of 'sum_of_products'"
+    ):
+        op(SPEC)(without_scale)
+
+
 def test_names_of_the_ops_in_place() -> None:
     for name in (name for name in ops.__all__ if name.endswith("_")):
         form = getattr(ops, name)
@@ -187,3 +203,31 @@ def test_in_place_takes_nothing_else(name: str) -> None:
         sum_of_products.in_place(q, q, q, state=S, **{name: None})
     with pytest.raises(TypeError, match="state"):
         sum_of_products.in_place(q, q, q)
+
+
+def count_by_tokens(q: Tensor, k: Tensor, v: Tensor, S: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+    return v + (S[..., 0, :] * 0)[:, None], (S + v.shape[1],)
+
+
+def count_by_chunks(q: Tensor, k: Tensor, v: Tensor, S: Tensor, sequences: Sequences) -> tuple[Tensor, tuple[Tensor]]:
+    """A rule that adds 1 to its state at every token, which padding would do too: the mask leaves padding out."""
+    chunks = Chunks(sequences, 8, v.device)
+    real = chunks.split(torch.ones_like(v[..., :1]))
+    _, (S,) = chunks.scan(lambda states, parts: (states[0] + parts[0],), (S,), real.sum(2)[..., None])
+    return v + 0.0, (S,)
+
+
+def test_a_mask_keeps_padding_out_of_a_state() -> None:
+    """As docs/own_rule.md says it of rules that padding would change."""
+    spec = OpSpec(
+        name="count_of_tokens",
+        inputs={"q": roles.QUERY, "k": roles.KEY, "v": roles.VALUE},
+        states={"S": State("GKV")},
+        outputs={"o": Output("GV")},
+        backends={"reference": sequential(count_by_tokens), "torch": chunkwise(count_by_chunks)},
+    )
+    q, edges = torch.randn(1, 30, 2, 3), torch.tensor([0, 5, 5, 22, 30])
+    for cu_seqlens, counts in ((None, [30]), (edges, [5, 0, 17, 8])):
+        for backend in ("reference", "torch"):
+            _, S = call(spec, (q, q, q), {}, None, True, cu_seqlens, backend)
+            assert S[:, 0, 0, 0].tolist() == counts
