@@ -11,7 +11,7 @@ A layer calls ops, and what stands around a memory: short convolutions, norms, g
 from ..kernels.runtime.launch_plan import Recorder, Rule
 from .delta_rule.chunked import chunked as delta_rule_by_chunks
 from .framework import roles
-from .framework.call import InPlace, call
+from .framework.call import InPlace, Op, call, op
 from .framework.checks import Sizes, compute_dtype
 from .framework.few_tokens import needs_gradient, recurrent
 from .framework.in_place import read_rows, write_rows
@@ -42,7 +42,6 @@ from .linear_attention.chunked import chunked as linear_attention_by_chunks
 from .linear_rows import linear_rows, takes_linear_rows
 from .residual_norm import residual_norm
 from .ring_attention import ring_attention, takes_ring
-from .rule import Op, op
 from .shared.decay import make_decay
 from .short_convolution import short_convolution
 from .short_convolution.token import TokenConvolution, convolve_token, takes_token

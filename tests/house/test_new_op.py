@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, sequential, stack_time
+from ..framework.call import call, chunkwise, sequential, stack_time, op
 from ..framework.spec import Case, OpSpec, Output, State
-from ..rule import op
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, S: Tensor) -> tuple[Tensor, tuple[Tensor]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
-from ..rule import op
 from ..shared.memory_kernels import load_memory_kernels, load_recurrent
 from .chunked import chunked
 from .reference import reference

@@ -1,27 +1,31 @@
-"""The one way into an op: check the arguments by its declaration, choose a backend, run it."""
+"""An op as an object, and the one way into it: check the arguments by its declaration, choose a backend, run it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from ...checks import check_flag
+from ...checks import check_flag, check_size
 from ...kernels.availability import takes_kernels
 from . import checks
-from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short, unwrap
+from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short
 from .few_tokens import needs_gradient, recurrent
 from .in_place import InPlace, update_state
+from .in_place_form import OF_STATE, make_in_place
 from .in_torch import Arguments, Results, chunkwise, composed, expand_heads, first_input, sequential, stack_time
 from .kernel_backend import kernels
 from .sequences import check_cu_seqlens
-from .spec import BACKENDS, OpSpec
+from .spec import BACKENDS, OpSpec, count_numbers
 
 __all__ = [
     "Arguments",
     "InPlace",
+    "Op",
     "Results",
     "call",
     "choose_backend",
@@ -29,6 +33,7 @@ __all__ = [
     "composed",
     "expand_heads",
     "kernels",
+    "op",
     "recurrent",
     "run",
     "sequential",
@@ -36,6 +41,8 @@ __all__ = [
 ]
 
 MAX_REMEMBERED = 1024
+P = ParamSpec("P")
+R = TypeVar("R")
 # What `call` gets after the declaration, in its order.
 Given = tuple[Sequence[Any], Mapping[str, Any], Any, bool, Tensor | None, str]
 
@@ -54,6 +61,73 @@ class Checked(NamedTuple):
 _passed: dict[Any, Checked] = {}
 
 
+class Op(Generic[P, R]):
+    """A memory rule. It is called as the function that it is made of, and has the name, the signature and the docstring of that.
+
+    Attributes:
+        spec: the declaration.
+        in_place: the op for decoding. It takes the same inputs and options, and in the place of `initial_state` a `state` that
+            it overwrites. Its docstring says more.
+    """
+
+    __name__: str
+    __qualname__: str
+
+    def __init__(self, function: Callable[P, R], spec: OpSpec) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.spec = spec
+        self.in_place = make_in_place(self)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def state_size(self, heads: int, key: int, value: int) -> int:
+        """Numbers that the state of one sequence holds.
+
+        Args:
+            heads: number of value heads.
+            key, value: key and value channels per head.
+        """
+        for name, size in {"heads": heads, "key": key, "value": value}.items():
+            check_size(name, size)
+        return count_numbers(self.spec.states.values(), heads, key, value)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Op[P, R]:
+        return self  # unlike a function, an op that is an attribute of a class does not become a method of it
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # pickled by its name, as a function is
+
+    def __repr__(self) -> str:
+        return f"<op {self.__module__}.{self.__qualname__}>"
+
+
+def op(spec: OpSpec) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make an op of a function: the decorator of a rule's public function, with the rule's declaration.
+
+    Raises:
+        TypeError: spec is no `OpSpec`.
+        ValueError: the function lacks an input or an option of the declaration, or one of initial_state, output_final_state,
+            cu_seqlens and backend.
+    """
+    if not isinstance(spec, OpSpec):
+        raise TypeError(
+            f"spec must be the OpSpec of the rule, got {type(spec).__name__}; write @op(SPEC) over the function"
+        )
+
+    def decorate(function: Callable[P, R]) -> Op[P, R]:
+        parameters = inspect.signature(function).parameters
+        missing = [name for name in (*spec.inputs, *spec.options, *OF_STATE) if name not in parameters]
+        if missing:
+            raise ValueError(
+                f"{function.__name__} must take {', '.join(missing)}, as the declaration of {spec.name!r} and every op has it"
+            )
+        return Op(function, spec)
+
+    return decorate
+
+
 def call(
     spec: OpSpec,
     inputs: Sequence[Any],
@@ -66,7 +140,7 @@ def call(
     """(o, final state or None). o is a tuple where the op has several outputs, and so is the state. With `InPlace` as the
     initial state the final state takes the place of the one that it holds, and None is returned for it."""
     if initial_state.__class__ is InPlace:
-        return update_state(call, spec, inputs, options, initial_state, cu_seqlens, backend), None
+        return unwrap(update_state(call, spec, inputs, options, initial_state, cu_seqlens, backend)), None
     given = (inputs, options, initial_state, output_final_state, cu_seqlens, backend)
     key = None if torch.compiler.is_compiling() else call_key(spec, given)
     checked = None
@@ -178,3 +252,8 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
             )
         takes_kernels("triton", x)
     return backend
+
+
+def unwrap(results: Sequence[Any]) -> Any:
+    """One result by itself, several as a tuple."""
+    return results[0] if len(results) == 1 else tuple(results)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...checks import check_tensor, shape_of, values_are_checked
 from ...kernels.availability import takes_kernels
-from .checks import FEW_TOKENS, Sizes, as_tuple, check_inputs, check_options, compute_dtype, unwrap
+from .checks import FEW_TOKENS, Sizes, as_tuple, check_inputs, check_options, compute_dtype
 from .sequences import Sequences, check_cu_seqlens
 from .spec import BACKENDS, OpSpec
 
@@ -35,7 +35,7 @@ def update_state(
     place: InPlace,
     cu_seqlens: Tensor | None,
     backend: str,
-) -> Any:
+) -> tuple[Any, ...]:
     """The outputs of a call, whose final states overwrite those of `place`. run(spec, inputs, options, initial state, True,
     cu_seqlens, backend) is the call in which nothing is overwritten, for what the recurrent kernel does not take."""
     sizes, like = check_inputs(spec, inputs), inputs[0]
@@ -57,11 +57,11 @@ def update_state(
     ):
         for name in spec.parameters:
             named[name] = kernel.parameter(name, named[name], sizes, like)
-        return kernel.update(named, dict(zip(spec.states, held)), values, cu_seqlens, rows)
+        return as_tuple(kernel.update(named, dict(zip(spec.states, held)), values, cu_seqlens, rows))
     with torch.no_grad():
         sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, read=True)
         before = held if rows is None else tuple(read_rows(x, rows) for x in held)
-        outputs, final = run(spec, inputs, options, unwrap(before), True, cu_seqlens, backend)
+        outputs, final = run(spec, inputs, options, before, True, cu_seqlens, backend)
         outputs, finals = as_tuple(outputs), as_tuple(final)
         if not all(sequences.lengths or (sizes.T,)):  # a sequence without tokens keeps its state, to the last bit
             longer = torch.tensor(sequences.lengths or [sizes.T] * sizes.B, device=like.device) > 0
@@ -70,7 +70,7 @@ def update_state(
             x.copy_(new) if rows is None else write_rows(x, new, rows)
         if rows is not None:
             outputs = tuple(o.masked_fill(lacks_state(rows, sequences, o), 0) for o in outputs)
-    return unwrap(outputs)
+    return outputs
 
 
 def check_place(spec: OpSpec, place: InPlace, sizes: Sizes, count: int, like: Tensor) -> dict[str, Tensor]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output
-from ..rule import op
 from ..shared.ridge import (
     ITERATIONS,
     KERNEL_SOLVERS,

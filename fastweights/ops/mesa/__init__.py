@@ -7,9 +7,8 @@ from functools import partial
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output
-from ..rule import op
 from ..shared.ridge import ITERATIONS, STATES, WIDEST, iteration_macs, load_recurrent, load_ridge_kernels
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.reference import reference

@@ -19,6 +19,7 @@ from ..framework.call import (
     composed,
     expand_heads,
     kernels,
+    op,
     recurrent,
     run,
     sequential,
@@ -26,7 +27,6 @@ from ..framework.call import (
 from ..framework.checks import compute_dtype
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
-from ..rule import op
 from .chunked import chunked
 from .reference import reference
 

@@ -9,10 +9,9 @@ from torch import Tensor
 from ..delta_rule import SPEC as DELTA_RULE
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Results, call, composed, expand_heads, kernels, recurrent
+from ..framework.call import Results, call, composed, expand_heads, kernels, op, recurrent
 from ..framework.spec import Case, OpSpec, Output, State
 from ..precondition import BOUNDED, precondition_keys
-from ..rule import op
 from ..shared.memory_kernels import load_memory_kernels, load_recurrent
 
 __all__ = ["preconditioned_delta_rule"]

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Results, call, composed, recurrent
+from ..framework.call import Results, call, composed, op, recurrent
 from ..framework.checks import compute_dtype
 from ..framework.spec import Case, Number, OpSpec, Output, State
-from ..rule import op
 from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
 
 __all__ = ["recursive_least_squares"]

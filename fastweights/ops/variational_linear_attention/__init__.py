@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..framework.call import call
-from ..rule import op
+from ..framework.call import call, op
 from .memory import SPEC
 
 __all__ = ["variational_linear_attention"]

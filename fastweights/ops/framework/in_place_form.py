@@ -1,96 +1,24 @@
-"""An op as an object: a function of a memory rule that carries its declaration, the size of its state, and the form of it that
-updates the state in place."""
+"""The form of an op that updates its state in place, with the signature and the docstring that follow from the op."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any
 
 from torch import Tensor
 
-from ..checks import check_size
-from .framework.checks import FEW_TOKENS, unwrap
-from .framework.in_place import InPlace
-from .framework.spec import OpSpec, count_numbers
+from .checks import FEW_TOKENS
+from .in_place import InPlace
+from .spec import OpSpec
 
-__all__ = ["Op", "op"]
+__all__ = ["OF_STATE", "make_in_place"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 OF_STATE = ("initial_state", "output_final_state", "cu_seqlens", "backend")
 
 
-class Op(Generic[P, R]):
-    """A memory rule. It is called as the function that it is made of, and has the name, the signature and the docstring of that.
-
-    Attributes:
-        spec: the declaration.
-        in_place: the op for decoding. It takes the same inputs and options, and in the place of `initial_state` a `state` that
-            it overwrites. Its docstring says more.
-    """
-
-    __name__: str
-    __qualname__: str
-
-    def __init__(self, function: Callable[P, R], spec: OpSpec) -> None:
-        functools.update_wrapper(self, function)
-        self.function = function
-        self.spec = spec
-        self.in_place = make_in_place(self)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.function(*args, **kwargs)
-
-    def state_size(self, heads: int, key: int, value: int) -> int:
-        """Numbers that the state of one sequence holds.
-
-        Args:
-            heads: number of value heads.
-            key, value: key and value channels per head.
-        """
-        for name, size in {"heads": heads, "key": key, "value": value}.items():
-            check_size(name, size)
-        return count_numbers(self.spec.states.values(), heads, key, value)
-
-    def __get__(self, instance: object, owner: type | None = None) -> Op[P, R]:
-        return self  # unlike a function, an op that is an attribute of a class does not become a method of it
-
-    def __reduce__(self) -> str:
-        return self.__qualname__  # pickled by its name, as a function is
-
-    def __repr__(self) -> str:
-        return f"<op {self.__module__}.{self.__qualname__}>"
-
-
-def op(spec: OpSpec) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Make an op of a function: the decorator of a rule's public function, with the rule's declaration.
-
-    Raises:
-        TypeError: spec is no `OpSpec`.
-        ValueError: the function lacks an input or an option of the declaration, or one of initial_state, output_final_state,
-            cu_seqlens and backend.
-    """
-    if not isinstance(spec, OpSpec):
-        raise TypeError(
-            f"spec must be the OpSpec of the rule, got {type(spec).__name__}; write @op(SPEC) over the function"
-        )
-
-    def decorate(function: Callable[P, R]) -> Op[P, R]:
-        parameters = inspect.signature(function).parameters
-        missing = [name for name in (*spec.inputs, *spec.options, *OF_STATE) if name not in parameters]
-        if missing:
-            raise ValueError(
-                f"{function.__name__} must take {', '.join(missing)}, as the declaration of {spec.name!r} and every op has it"
-            )
-        return Op(function, spec)
-
-    return decorate
-
-
-def make_in_place(op: Op[..., Any]) -> Callable[..., Any]:
+def make_in_place(op: Any) -> Callable[..., Any]:
     function = op.function
 
     def in_place(
@@ -109,7 +37,7 @@ def make_in_place(op: Op[..., Any]) -> Callable[..., Any]:
             cu_seqlens=cu_seqlens,
             backend=backend,
         )
-        return unwrap(outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     own = inspect.signature(in_place)
     in_place.__module__, in_place.__name__ = op.__module__, f"{op.__name__}_"
@@ -119,7 +47,7 @@ def make_in_place(op: Op[..., Any]) -> Callable[..., Any]:
     return in_place
 
 
-def sign_in_place(op: Op[..., Any], own: inspect.Signature) -> inspect.Signature:
+def sign_in_place(op: Any, own: inspect.Signature) -> inspect.Signature:
     """The parameters of an op, and those that its form in place has in the place of the last ones."""
     whole = inspect.signature(op.function)
     given = [parameter for name, parameter in whole.parameters.items() if name not in OF_STATE]
@@ -132,7 +60,7 @@ def sign_in_place(op: Op[..., Any], own: inspect.Signature) -> inspect.Signature
     return whole.replace(parameters=[*given, *added], return_annotation=returned)
 
 
-def describe_in_place(op: Op[..., Any]) -> str:
+def describe_in_place(op: Any) -> str:
     """The docstring of the form in place: the formulas of the op's own docstring, and the rest from its declaration."""
     name, spec = op.__name__, op.spec
     formulas = [part for part in inspect.cleandoc(op.__doc__ or "").split("\n\n") if part.startswith("$$")]
