@@ -138,9 +138,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """As in transformers, whose `resize_token_embeddings` brings a plain `nn.Linear`."""
-        if type(new_embeddings) is nn.Linear:
-            new_embeddings.__class__ = OutputLayer
-        self.lm_head = new_embeddings
+        self.lm_head = OutputLayer.sharing(new_embeddings)
 
     def _can_chunk_loss(self) -> bool:
         """Whether the output layer and the loss are those that the chunked loss computes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,16 @@ from ..checks import check_flag, check_whole_number, describe_value, shape_of
 from ..layers import LayerCache
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import RMSNorm
+from ..layers.weight_decay import undecayed_parameters
 from ..ops.framework.sequences import check_cu_seqlens
-from .adapters import check_kind
+from ..private_huggingface import adapt_trainer
 from .block import FastWeightsBlock
-from .cache import CACHE_NAMES, FastWeightsCache, given_cache, named_cache
+from .cache import CACHE_NAMES, FastWeightsCache, check_kind, given_cache, named_cache
 from .card import auto_class, write_card
 from .configuration import FastWeightsConfig, how_to_load
 from .inputs import check_cache_position, check_embeddings, check_ids
 from .masks import check_mask
-from .rows import Rows, cumulative_lengths
-from .trainer_hooks import adapt_trainer
+from .rows import Rows, cumulative_lengths, leave_out_unpredicted
 
 __all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
 
@@ -55,7 +56,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def accepts_loss_kwargs(self) -> bool:
         """Whether Trainer passes num_items_in_batch to forward, unless it is set. transformers' Trainer asks every model for it
         when it is made, which is the moment to adapt it."""
-        adapt_trainer()
+        adapt_trainer(_before_count, _undecayed)
         return self._accepts_loss_kwargs
 
     @accepts_loss_kwargs.setter
@@ -101,6 +102,26 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
         else:
             super()._init_weights(module)
+
+
+def _before_count(model: nn.Module, batches: list[Any]) -> None:
+    """Take labels that no token predicts out of the batches of a step of Trainer, for models whose class says
+    `_predicts_labels = True`, also within an adapter.
+
+    Trainer divides the losses of all micro-batches of a step by the number of their labels, which it counts before the model
+    reads the first of them. The first token of a padded row or of a packed document is among them, although no token predicts
+    it: losses and gradients would be too small. No forward can mend that, because it sees one micro-batch of several.
+    """
+    if any(getattr(module, "_predicts_labels", False) for module in model.modules()):
+        for batch in batches:
+            if isinstance(batch, MutableMapping):  # TRL's GRPOTrainer has lists of prompts here
+                leave_out_unpredicted(batch)
+
+
+def _undecayed(model: nn.Module) -> set[str]:
+    """`undecayed_parameters` of a model with layers of this library; none of another, whose marks may mean something else."""
+    ours = any(isinstance(module, OwnInitialValues) for module in model.modules())
+    return undecayed_parameters(model) if ours else set()
 
 
 class FastWeightsModel(FastWeightsPreTrainedModel):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
+from ..layers.wrapped import is_bare
+from ..private_torch import hook_counts
 from .loss import causal_lm_loss
 
 __all__ = ["OutputLayer"]
@@ -25,16 +30,22 @@ class OutputLayer(nn.Linear):
         loss = causal_lm_loss(hidden_BTD, self.weight, labels_BT, num_items_in_batch)
         return loss, None if kept is None else super().forward(hidden_BTD[:, kept])
 
+    @classmethod
+    def sharing(cls, linear: Any) -> nn.Module:
+        """An output layer with the parameters of a plain `nn.Linear`; another module as it is."""
+        if not is_bare(linear, nn.Linear):
+            return linear
+        with torch.device("meta"):
+            layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        layer.weight, layer.bias = linear.weight, linear.bias
+        return layer.train(linear.training)
+
     def is_unchanged(self) -> bool:
         """Whether nothing but FSDP2 has hooked or replaced its forward. Hooks of others expect logits. FSDP2 registers one hook
         before the forward and one after it."""
-        own = 0
-        if self._forward_pre_hooks or self._forward_hooks:
+        own, (before, after, _) = 0, hook_counts(self)
+        if before or after:
             from torch.distributed.fsdp import FSDPModule
 
             own = int(isinstance(self, FSDPModule))
-        return (
-            self.bias is None
-            and "forward" not in self.__dict__
-            and max(len(self._forward_pre_hooks), len(self._forward_hooks)) <= own
-        )
+        return self.bias is None and "forward" not in vars(self) and max(before, after) <= own

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..checks import check_dense, check_real, shape_of, values_are_checked
+from ..ops.framework.sequences import check_cu_seqlens
 from .loss import IGNORED
 from .masks import check_mask, document_numbers, own_columns
 
-__all__ = ["Rows", "cumulative_lengths", "predicted_labels"]
+__all__ = ["Rows", "cumulative_lengths", "leave_out_unpredicted", "predicted_labels"]
 
 
 def cumulative_lengths(
@@ -201,6 +205,18 @@ def predicted_labels(
         return labels_BT
     edges = cu_seqlens.long().to(device)  # a document without tokens may begin at T
     return F.pad(labels_BT, (0, 1)).index_fill(1, edges, IGNORED)[:, :-1]
+
+
+def leave_out_unpredicted(batch: MutableMapping[str, Any]) -> None:
+    """Put -100 into the labels of a batch where no token predicts them, so that every loss of Trainer leaves them out too."""
+    labels = batch.get("labels")
+    if not isinstance(labels, Tensor) or labels.ndim != 2 or not labels.shape[1]:
+        return
+    lengths = cumulative_lengths(*(batch.get(name) for name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")))
+    check_cu_seqlens(lengths, *labels.shape)
+    documents = {name: batch.get(name) for name in ("attention_mask", "position_ids", "seq_idx")}
+    labels = predicted_labels(labels, cu_seqlens=lengths, **documents)
+    batch["labels"] = torch.cat([torch.full_like(labels[:, :1], IGNORED), labels[:, 1:]], 1)
 
 
 def _edges_of_mask(number_BS: Tensor, time: int) -> Tensor:

@@ -91,7 +91,7 @@ def check_names(folder: Path, shapes: Mapping[str, list[int]], model: PreTrained
     wanted = set(model.state_dict())
     # the body of the model saves its weights without the prefix
     found = {name if name in wanted else f"{model.base_model_prefix}.{name}" for name in shapes}
-    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    tied = set(model.all_tied_weights_keys)
     for verb, names in (("lack", wanted - found - tied), ("have too much:", found - wanted)):
         if names:
             raise ValueError(f"the weights in {folder} are not those of its config.json: they {verb} {_some(names)}")

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 # A package may import those before it. Packages in one row stand beside each other and do not know each other.
 ORDER = (
     ("_version",),
+    ("private_huggingface", "private_torch"),
     ("checks", "cuda_graphs", "environment", "out_of_memory", "ownership", "safe_path", "stopping", "untrusted"),
     ("files",),
     ("checksums", "kinds", "terminal"),

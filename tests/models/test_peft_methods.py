@@ -11,7 +11,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from fastweights.layers import MIXERS
 from fastweights.layers import convolution as convolutions
-from fastweights.models.adapters import LORA_TARGETS
+from fastweights.models.configuration import LORA_TARGETS
 
 from .small import model, tokens
 

@@ -1,14 +1,15 @@
 """Puts this library's functions in the place of those that the modules of transformers call, and takes them out again.
 
 A layer of transformers 5.15 or later finds its functions by name in its module when it is called. One of an earlier version
-copies them from there into itself when it is built, so layers that exist already are found and replaced one by one. A layer may
-be copied, or outlive `restore`: so what takes a function's place asks at every call whether it still should.
+copies them from there into itself when it is built: layers that exist already get ours at their next call, through the forward of
+their class. A layer may be copied, or outlive `restore`: so what takes a function's place asks at every call whether it still
+should.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -80,9 +81,9 @@ def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
     A second call does no harm.
 
     Args:
-        model: a model, or any module around one; only its families are replaced, and with transformers up to 5.14 only its layers
-            and those built later. None stands for every family that the installed transformers has, whose modules are then
-            imported, and for every model.
+        model: a model, or any module around one; only its families are replaced. None stands for every family that the installed
+            transformers has, whose modules are then imported. With transformers up to 5.14 the layers of a given model are
+            replaced at once, others that exist already when they are next called.
 
     Returns:
         The families that now run on our ops, as in `FAMILIES`.
@@ -101,9 +102,8 @@ def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
         )
     for name in found:
         _replace_in_module(import_module(_module(name)))
-    modules = set(map(_module, found))
-    for layer in _existing() if model is None else model.modules():
-        if type(layer).__module__ in modules and isinstance(layer, nn.Module):
+    if _layers_copy():
+        for layer in () if model is None else model.modules():
             _replace_in_layer(layer)
     return found
 
@@ -121,11 +121,6 @@ def restore() -> None:
 def _layers_copy() -> bool:
     """Whether layers of the installed transformers copy the functions of their module when they are built."""
     return Version(transformers.__version__) < COPYING_ENDS
-
-
-def _existing() -> Iterable[Any]:
-    """All objects of this process, among which are the layers that hold copies of functions; none where layers hold no copies."""
-    return gc.get_objects() if _layers_copy() else ()
 
 
 def _function(module: str, name: str) -> Any:
@@ -154,13 +149,24 @@ def _replace_in_module(module: ModuleType) -> None:
             continue
         if kind.__name__.endswith("RMSNormGated"):
             _replace(kind, "forward", gated_norm)
-        if kind.__name__.endswith("DecoderLayer") and _layers_copy():
-            _replace(kind, "forward", with_boundaries)
+        elif _layers_copy() and issubclass(kind, nn.Module) and "forward" in vars(kind):
+            _replace(kind, "forward", with_boundaries if kind.__name__.endswith("DecoderLayer") else _with_ours)
+
+
+def _with_ours(original: Callable) -> Callable:
+    """The forward of a class of layers, which first gives a layer our functions in place of its copies."""
+
+    @wraps(original)
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        _replace_in_layer(self)
+        return original(self, *arguments, **options)
+
+    return forward
 
 
 def _replace_in_layer(layer: nn.Module) -> None:
     """What a layer of transformers up to 5.14 was built with. Those built after `accelerate` have our functions already."""
-    for name, build in IN_LAYERS.items():
+    for name, build in IN_LAYERS.items() if type(layer).__module__ in _active else ():
         if name in vars(layer) and not hasattr(vars(layer)[name], "replaces"):
             _replace(layer, name, build)
 
