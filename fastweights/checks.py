@@ -327,7 +327,8 @@ def check_real(name: str, x: Tensor) -> Tensor:
 
 
 def check_device(device: object) -> None:
-    """ValueError unless `device` is one of torch's that this machine has and that computes."""
+    """ValueError unless `device` is one of torch's that this machine has and that computes. A process that only starts others
+    leaves the GPU alone: nothing is put there."""
     if not isinstance(device, (str, torch.device)):
         raise TypeError(
             f"device must be a torch device such as 'cpu' or 'cuda', got {describe_value(device)}; pass a string"
@@ -337,6 +338,11 @@ def check_device(device: object) -> None:
         known = torch.device(check_unicode("device", str(device)))
     except RuntimeError:
         raise ValueError(f"{wanted}; name one such as 'cpu' or 'cuda'") from None
+    if known.type == "cuda":
+        count = torch.cuda.device_count()
+        if (known.index or 0) >= count:
+            raise ValueError(f"{wanted}: torch sees {count} CUDA devices; name one from 0, or 'cpu'")
+        return
     try:
         torch.zeros(1, device=known).item()  # the device "meta" keeps no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -15,8 +15,7 @@ from typing import Any
 
 import filelock
 
-from .checksums import file_hash
-from .ownership import FILE, FOLDER, Own, any_file, check_own, drop_partials, is_own, standing, what_stands
+from .files import FILE, FOLDER, Own, any_file, check_own, drop_partials, file_hash, is_own, standing, what_stands
 from .untrusted import read_json_object
 
 __all__ = [

@@ -23,12 +23,11 @@ from ..checks import (
     check_whole_number,
 )
 from ..data.text.tokenizer import load_tokenizer
-from ..files import TENSOR_ERRORS, staged_folder, write_bytes, write_json, writing
+from ..files import TENSOR_ERRORS, Own, staged_folder, write_bytes, write_json, writing
 from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from ..models.card import write_card
 from ..outputs import check_folder, claimed_folder, described_files, held, listed_files
-from ..ownership import Own
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config

@@ -10,9 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..files import write_bytes
+from ..files import FILE, what_stands, write_bytes
 from ..layers.registry import MIXERS
-from ..ownership import FILE, what_stands
 from ..untrusted import one_line
 
 __all__ = ["USES", "auto_class", "is_card", "model_card", "write_card"]

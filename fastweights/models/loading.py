@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 from ..checks import check_choice, check_device, describe_value
 from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
 from ..data.text.tokenizer import vocabulary_size
+from ..files import Own, any_file
 from ..kinds import checked
-from ..ownership import Own, any_file
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
 from .card import USES, is_card
 from .causal_lm import FastWeightsForCausalLM

@@ -13,11 +13,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ...checksums import write_checksums
 from ...data.text import PackedRows, PreparedText, TokenShards, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
-from ...files import partial_path, publish_folder, write_json
+from ...files import partial_path, publish_folder, write_checksums, write_json
 from ...models.card import write_card
 from ...models.loading import SAVED_MODEL
 from ...private_huggingface import TrainerHooks, use_one_gpu
