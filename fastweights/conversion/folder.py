@@ -32,10 +32,9 @@ from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config
 from .plan import conversions_between
-from .schedule import run_file
 from .source import copy_tokenizer, load_config, load_model, model_folder
 from .table import Conversion
-from .training import recorded_training
+from .training import recorded_training, run_file
 
 __all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
 

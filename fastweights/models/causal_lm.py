@@ -11,8 +11,8 @@ from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
 from .inputs import check_divisor, check_labels, is_batch, kept_positions
+from .loss import OutputLayer
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
-from .output_layer import OutputLayer
 from .rows import cumulative_lengths, predicted_labels
 
 __all__ = ["FastWeightsForCausalLM"]

@@ -13,8 +13,7 @@ from .cache import CACHE_NAME, FastWeightsCache, check_kind, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
 from .masks import check_mask, check_prompts
-from .prefill import prefill_block
-from .prompts import padding_in_front
+from .prompts import padding_in_front, prefill_block
 
 __all__ = ["CachedGenerationMixin"]
 

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from fastweights.conversion import convert, convert_folder, folder
-from fastweights.conversion.schedule import run_file, usual_peak
-from fastweights.conversion.training import RecordedTraining
+from fastweights.conversion.training import RecordedTraining, run_file, usual_peak
 from fastweights.training.language import load_run
 
 from .small import VOCABULARY, mamba2, model, tokens

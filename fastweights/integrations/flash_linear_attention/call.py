@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.step_decay import exp_rate
-from ..delta_rule import delta_rule_of_units
-from ..eligibility import why_no_delta_rule
+from ..foreign_calls import delta_rule_of_units, why_no_delta_rule
 
 __all__ = ["Call"]
 

@@ -20,9 +20,7 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-from .around import convolution, convolution_step, gated_norm, plain_convolution
-from .boundaries import with_boundaries
-from .delta_rule import delta_rule_of
+from .functions import convolution, convolution_step, delta_rule_of, gated_norm, plain_convolution, with_boundaries
 
 __all__ = ["FAMILIES", "accelerate", "restore"]
 

@@ -31,8 +31,8 @@ from ...models import FastWeightsConfig
 from ...models.block import FastWeightsBlock
 from .attention import ServedAttention
 from .memory import ServedMemory
+from .pool import StateBlock
 from .split import part_of_config, part_of_weight
-from .state_block import StateBlock
 
 __all__ = ["FastWeightsForCausalLM"]
 

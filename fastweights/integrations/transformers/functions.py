@@ -1,11 +1,15 @@
-"""What stands around the memory, under the signatures that transformers calls it by: the short convolution in front of it, over
-tensors [B, D, T], and the gated norm behind it, the forward of every family's class RMSNormGated."""
+"""What takes the place of functions and forwards of transformers, under the signatures that it calls them by: the delta rule, the
+short convolution in front of it over tensors [B, D, T], the gated norm behind it (the forward of every family's class
+RMSNormGated), and, for the layers of versions up to 5.14, where packed documents begin."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.activations import ACT2FN
@@ -14,9 +18,40 @@ from ...ops import short_convolution
 from ...ops.gated_norm import gated_rms_norm
 from ...ops.gated_norm.torch_form import GATES
 from ...ops.short_convolution.step import short_convolution_step, takes_step
-from ..eligibility import first_of_packed, runs_here
+from ..foreign_calls import delta_rule_of_units, first_of_packed, runs_here, why_no_delta_rule
 
-__all__ = ["convolution", "convolution_step", "gated_norm", "plain_convolution"]
+__all__ = ["convolution", "convolution_step", "delta_rule_of", "gated_norm", "plain_convolution", "with_boundaries"]
+
+
+def delta_rule_of(original: Callable) -> Callable:
+    """One function for all four of transformers, by chunks or by tokens, with one decay per head or per channel: `delta_rule`
+    takes its recurrent kernel by itself where a call has few tokens."""
+
+    def gated_delta_rule(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        *,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **rest: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        cu_seqlens = first_of_packed(rest)
+        if why_no_delta_rule(query, key, value, g, beta, initial_state, cu_seqlens=cu_seqlens) is not None:
+            return original(
+                query, key, value, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
+                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **rest,
+            )  # fmt: skip
+        return delta_rule_of_units(
+            query, key, value, beta, g, normalize=use_qk_l2norm_in_kernel, initial_state=initial_state,
+            output_final_state=output_final_state, cu_seqlens=cu_seqlens,
+        )  # fmt: skip
+
+    return gated_delta_rule
+
 
 ACTIVATIONS = {None: None, "silu": "silu", "swish": "silu"}
 
@@ -90,3 +125,38 @@ def gated_norm(original: Callable) -> Callable:
         return y.to(hidden_states.dtype)
 
     return forward
+
+
+def with_boundaries(original: Callable) -> Callable:
+    """The forward of a decoder layer, which gets seq_idx from cumulative lengths. That waits for a GPU.
+
+    It raises ValueError where the layer passes no boundaries at all to its convolution, as documents would see each other.
+    """
+
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        memory, ends = getattr(self, "linear_attn", None), options.get("cu_seq_lens_q")
+        if memory is not None and ends is not None and len(ends) > 2:
+            kind: Any = type(memory)
+            if not _takes_boundaries(kind) or "causal_conv1d_fn" not in vars(memory):
+                raise ValueError(
+                    f"cu_seq_lens_q must be None for {kind.__name__} of this version of transformers, which passes no "
+                    "boundaries to its convolution: pass each document as a row of its own, or install transformers 5.15 or later"
+                )
+            if options.get("seq_idx") is None:
+                options["seq_idx"] = numbers_of_documents(ends)
+        return original(self, *arguments, **options)
+
+    return forward
+
+
+def numbers_of_documents(cu_seqlens: Tensor) -> Tensor:
+    """[1, T]: of every token the number of its document, from cumulative lengths [N + 1]."""
+    number = torch.arange(len(cu_seqlens) - 1, dtype=torch.int32, device=cu_seqlens.device)
+    return number.repeat_interleave(cu_seqlens.diff())[None]
+
+
+@lru_cache
+def _takes_boundaries(layer: Any) -> bool:
+    """Whether the forward of a memory layer takes seq_idx and its like, as further keywords: before 5.9 it does not."""
+    parameters = inspect.signature(layer.forward).parameters.values()
+    return any(one.kind is one.VAR_KEYWORD for one in parameters)
