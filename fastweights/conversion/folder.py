@@ -27,12 +27,13 @@ from ..files import TENSOR_ERRORS, Own, staged_folder, write_bytes, write_json, 
 from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from ..models.card import write_card
+from ..models.loading import load_config
 from ..outputs import check_folder, claimed_folder, described_files, held, listed_files
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config
 from .plan import conversions_between
-from .source import copy_tokenizer, load_config, load_model, model_folder
+from .source import copy_tokenizer, load_model, model_folder
 from .table import Conversion
 from .training import recorded_training, run_file
 
@@ -102,7 +103,9 @@ def convert_folder(
             be equal, or are not finite.
         WriteError: the output could not be written, as where the disk is full. There is none then.
     """
-    source, output = _checked(source, output, prompt, tokens, seed, peak, steps, overwrite)
+    source, output = _checked(
+        source, output, overwrite=overwrite, prompt=prompt, tokens=tokens, seed=seed, peak=peak, steps=steps
+    )
     with claimed_folder("output", output, lambda: _earlier(output, overwrite), "conversion") as own:
         folder_of_source = model_folder(source)
         if own and folder_of_source.resolve().is_relative_to(output.resolve()):
@@ -151,21 +154,17 @@ def plan_conversion(
     output: str | Path,
     *,
     to: str,
-    prompt: str | None = None,
-    tokens: int = 256,
-    seed: int = 0,
-    peak: float | None = None,
-    steps: int = 2000,
     options: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    **others: Any,
 ) -> dict[str, Any]:
-    """What `convert_folder` would make: the memory layers before and after, the parameters, and where it goes. Weights are not
-    read, and nothing is written.
+    """What `convert_folder` would make of the same arguments: the memory layers before and after, the parameters, and where it
+    goes. Weights are not read, and nothing is written.
 
     Raises:
         ValueError: as `convert_folder`, but for damaged weights.
     """
-    source, output = _checked(source, output, prompt, tokens, seed, peak, steps, overwrite)
+    source, output = _checked(source, output, overwrite=overwrite, **others)
     with held("output", output):
         check_folder("output", output, lambda: _earlier(output, overwrite), "conversion")
     folder = model_folder(source)
@@ -186,12 +185,13 @@ def plan_conversion(
 def _checked(
     source: str | Path,
     output: str | Path,
-    prompt: str | None,
-    tokens: int,
-    seed: int,
-    peak: float | None,
-    steps: int,
+    *,
     overwrite: bool,
+    prompt: str | None = None,
+    tokens: int = 256,
+    seed: int = 0,
+    peak: float | None = None,
+    steps: int = 2000,
 ) -> tuple[str, Path]:
     """The source, and the output with a name that the run file can hold: refused before the work, which may take long."""
     source = str(check_path("source", source, "a folder or a name on the Hugging Face hub"))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config, PreTrainedModel
+from transformers import Mamba2Config, PreTrainedModel
 
 from ..models import FastWeightsConfig
-from ..models.loading import check_special_tokens, has_tokenizer, load_weights, loading, models_inside, saved_in
-from ..models.loading import load_config as load_own_config
-from ..models.weight_files import check_memory, check_shapes, check_weights
+from ..models.card import has_tokenizer
+from ..models.loading import load_weights, loading, models_inside, saved_in
 from ..untrusted import check_folder, read_json_object
 
-__all__ = ["copy_tokenizer", "load_config", "load_model", "model_folder"]
+__all__ = ["copy_tokenizer", "load_model", "model_folder"]
 
 ARCHITECTURES = (FastWeightsConfig.model_type, Mamba2Config.model_type)
 TOKENIZER_FILES = (
@@ -64,27 +62,13 @@ def model_folder(source: str) -> Path:
     return _downloaded(source, *SETTINGS, *TOKENIZER_FILES, *WEIGHTS) if on_hub else folder
 
 
-def load_config(folder: Path) -> FastWeightsConfig | Mamba2Config:
-    """The configuration in a `model_folder`; ValueError if it does not fit, or if the weights beside it are not safe to load."""
-    if _is_own(folder):
-        return load_own_config(folder)
-    with loading(str(folder)):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    check_special_tokens(folder)
-    shapes = check_weights(folder, config)
-    with loading(str(folder)), torch.device("meta"):  # built without memory for its weights
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    check_shapes(folder, shapes, model)
-    return config
-
-
 def load_model(folder: Path) -> tuple[PreTrainedModel, torch.dtype]:
     """The model in a `model_folder` in float32 (float64 if it is stored so), and the dtype it is stored in.
 
     Raises:
         ValueError: files that are damaged or incomplete.
     """
-    model: Any = load_weights(folder) if _is_own(folder) else _load_mamba2(folder)
+    model = load_weights(folder)
     stored = model.dtype
     return model.to(torch.promote_types(stored, torch.float32)), stored
 
@@ -95,30 +79,6 @@ def copy_tokenizer(source: Path, folder: Path) -> list[str]:
     for name in copied:
         shutil.copyfile(source / name, folder / name)
     return copied if has_tokenizer(folder) else []
-
-
-def _is_own(folder: Path) -> bool:
-    return read_json_object(folder / "config.json").get("model_type") == FastWeightsConfig.model_type
-
-
-def _load_mamba2(folder: Path) -> PreTrainedModel:
-    check_memory(folder)
-    with loading(str(folder)):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype="auto",
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    model, info = loaded
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ValueError(
-            f"{folder} is incomplete: its files lack {', '.join(missing[:3])}{' ...' * (len(missing) > 3)}"
-        )
-    return model
 
 
 def _downloaded(name: str, *files: str) -> Path:

@@ -14,7 +14,7 @@ from ..files import FILE, what_stands, write_bytes
 from ..layers.registry import MIXERS
 from ..untrusted import one_line
 
-__all__ = ["USES", "auto_class", "is_card", "model_card", "write_card"]
+__all__ = ["TOKENIZER_FILES", "USES", "auto_class", "has_tokenizer", "is_card", "model_card", "write_card"]
 
 SIGNATURE = re.compile(r"\n<!-- written by fastweights: ([0-9a-f]{16}) -->\n$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -58,35 +58,14 @@ USES = {
     "FastWeightsModel": Use("AutoModel", "text-generation", *LANGUAGE_MODEL, "last_hidden_state"),
 }
 
-GENERATES = """\
+USAGE = """\
 import fastweights.models  # makes the Auto classes of transformers know the model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}
 
 folder = "."  # this folder, or the name of the model on the Hugging Face hub
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
-tokens = tokenizer("The", return_tensors="pt").input_ids
-print(tokenizer.decode(model.generate(tokens, max_new_tokens=20)[0]))
-"""
-READS_TEXT = """\
-import fastweights.models  # makes the Auto classes of transformers know the model
-from transformers import AutoTokenizer, {auto_class}
-
-folder = "."  # this folder, or the name of the model on the Hugging Face hub
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = {auto_class}.from_pretrained(folder)
-tokens = tokenizer("The", return_tensors="pt").input_ids
-print(model(tokens).{output})
-"""
-READS_TOKENS = """\
-import fastweights.models  # makes the Auto classes of transformers know the model
-import torch
-from transformers import {auto_class}
-
-folder = "."  # this folder, or the name of the model on the Hugging Face hub
-model = {auto_class}.from_pretrained(folder)
-tokens = torch.tensor([[0, 1, 2]])  # there was no tokenizer beside the model when this was written
-print(model(tokens).{output})
+{tokenizer}model = {auto_class}.from_pretrained(folder)
+tokens = {tokens}
+print({shown})
 """
 
 
@@ -108,7 +87,7 @@ def write_card(folder: Path, model: Any, facts: Mapping[str, str] | None = None)
     """
     path = folder / "README.md"
     if not os.path.lexists(path) or is_card(path):
-        text = model_card(model, facts, tokenizer=any((folder / name).is_file() for name in TOKENIZER_FILES))
+        text = model_card(model, facts, tokenizer=has_tokenizer(folder))
         write_bytes(path, f"{text}\n<!-- written by fastweights: {_digest(text)} -->\n".encode())
 
 
@@ -118,8 +97,7 @@ def model_card(model: Any, facts: Mapping[str, str] | None = None, *, tokenizer:
     layers = [name for name, _ in config.mixers()]
     own = sorted({name for name in layers if not MIXERS[name].layer.__module__.startswith("fastweights.")})
     use = _use(model)
-    text = (GENERATES if use.auto_class == "AutoModelForCausalLM" else READS_TEXT) if tokenizer else READS_TOKENS
-    usage = text.format(**use._asdict())
+    usage = _usage(use, reads_text=tokenizer)
     needed = (
         f"\nFirst import the module that registers {', '.join(own)}, which the library does not have.\n" if own else ""
     )
@@ -160,6 +138,32 @@ Without `import fastweights.models`, transformers says that it does not recognis
 Not stated. Whoever publishes the model names one here, and as `license` at the top of this file. The library is under the MIT
 licence, which says nothing about weights.
 """
+
+
+def _usage(use: Use, *, reads_text: bool) -> str:
+    """The program that shows how to load the model and call it. reads_text: with its tokenizer, or token ids."""
+    shown = f"model(tokens).{use.output}"
+    if not reads_text:
+        return USAGE.format(
+            imports=f"import torch\nfrom transformers import {use.auto_class}",
+            tokenizer="",
+            auto_class=use.auto_class,
+            tokens="torch.tensor([[0, 1, 2]])  # there was no tokenizer beside the model when this was written",
+            shown=shown,
+        )
+    generates = use.auto_class == "AutoModelForCausalLM"
+    return USAGE.format(
+        imports=f"from transformers import {', '.join(sorted([use.auto_class, 'AutoTokenizer']))}",
+        tokenizer="tokenizer = AutoTokenizer.from_pretrained(folder)\n",
+        auto_class=use.auto_class,
+        tokens='tokenizer("The", return_tensors="pt").input_ids',
+        shown="tokenizer.decode(model.generate(tokens, max_new_tokens=20)[0])" if generates else shown,
+    )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer is saved in the folder."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _described(layers: list[str]) -> str:

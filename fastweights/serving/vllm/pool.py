@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,24 +98,16 @@ class PooledMixer:
         if self.decodes_in_pool:
             owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=rows - 1)  # padding becomes -1
             return self.mixer(x_ND[:, None], owned)[:, 0]
-        places = Places(rows)
-        cache = LayerCache(self.own_dtype(places.taken(self.pools.memory)), places.taken(self.pools.context))
-        y_ND = self.mixer(x_ND[:, None], cache)[:, 0]
-        places.put(self.pools.memory, cache.memory)
-        places.put(self.pools.context, cache.context)
-        return y_ND
+        with self.taken(rows) as cache:
+            return self.mixer(x_ND[:, None], cache)[:, 0]
 
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D] of sequences that lie one after another. started [N]: which of them have states; edges: [N+1]."""
-        places = Places(rows)
-        cache = LayerCache(self.own_dtype(places.taken(self.pools.memory)), places.taken(self.pools.context))
-        for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
-            for name, state in held.items():
-                held[name] = torch.where(_like(started, state), state, first[name])
-        y_TD = self.mixer(x_TD[None], cache, edges)[0]
-        places.put(self.pools.memory, cache.memory)
-        places.put(self.pools.context, cache.context)
-        return y_TD
+        with self.taken(rows) as cache:
+            for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
+                for name, state in held.items():
+                    held[name] = torch.where(_like(started, state), state, first[name])
+            return self.mixer(x_TD[None], cache, edges)[0]
 
     @torch.no_grad()
     def rehearse(self) -> None:
@@ -126,23 +119,19 @@ class PooledMixer:
         self.decode(x_TD[:2], rows)
         self.prefill(x_TD, rows, rows > 0, edges)
 
-    def own_dtype(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: x.to(self.first.memory[name].dtype) for name, x in memory.items()}
-
-
-class Places:
-    """The rows [N] of a step's sequences. real: which of them are not padding."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows, self.real = rows.long(), rows > 0  # once for all tensors
-
-    def taken(self, pools: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: pool[self.rows] for name, pool in pools.items()}
-
-    def put(self, pools: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
-        """Write states into their rows. Row 0 receives its own numbers, which needs no wait for the device."""
-        for name, pool in pools.items():
-            pool[self.rows] = torch.where(_like(self.real, pool), states[name].to(pool.dtype), pool[:1])
+    @contextmanager
+    def taken(self, rows: Tensor) -> Iterator[LayerCache]:
+        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back. Row 0
+        receives its own numbers, which needs no wait for the device."""
+        places, real = rows.long(), rows > 0  # once for all tensors
+        cache = LayerCache(
+            {name: pool[places].to(self.first.memory[name].dtype) for name, pool in self.pools.memory.items()},
+            {name: pool[places] for name, pool in self.pools.context.items()},
+        )
+        yield cache
+        for pools, states in ((self.pools.memory, cache.memory), (self.pools.context, cache.context)):
+            for name, pool in pools.items():
+                pool[places] = torch.where(_like(real, pool), states[name].to(pool.dtype), pool[:1])
 
 
 def _like(x_N: Tensor, states: Tensor) -> Tensor:
