@@ -237,9 +237,7 @@ def test_missing_and_damaged_sources(source, tmp_path):
 def test_a_mamba2_without_all_its_weights(tmp_path):
     mamba2().save_pretrained(tmp_path / "source")
     damage(str(tmp_path / "source"), lambda weights: [weights.pop(name) for name in list(weights) if "1.norm" in name])
-    with pytest.raises(
-        ValueError, match="config.json, missing_keys: .*backbone.layers.1.norm.weight"
-    ):
+    with pytest.raises(ValueError, match="config.json, missing_keys: .*backbone.layers.1.norm.weight"):
         convert_folder(str(tmp_path / "source"), tmp_path / "new", to="mamba2")
 
 
