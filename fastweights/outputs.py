@@ -19,7 +19,6 @@ from .files import FILE, FOLDER, Own, any_file, check_own, drop_partials, file_h
 from .untrusted import read_json_object
 
 __all__ = [
-    "beside",
     "check_file",
     "check_folder",
     "check_place",
@@ -30,6 +29,7 @@ __all__ = [
     "held",
     "listed_files",
     "locked",
+    "path_beside",
     "refuse_links",
 ]
 
@@ -71,7 +71,7 @@ def _system_places() -> set[Path]:
     return {*places, *(parent for place in places for parent in place.parents)}
 
 
-def beside(model: Path, name: str) -> Path:
+def path_beside(model: Path, name: str) -> Path:
     """Where a command writes that is given a model's folder and no output. A link that a person gives to be read ends there."""
     place = model.resolve()
     return (model if place == model.absolute() else place) / name

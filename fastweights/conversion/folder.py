@@ -103,10 +103,10 @@ def convert_folder(
             be equal, or are not finite.
         WriteError: the output could not be written, as where the disk is full. There is none then.
     """
-    source, output = _checked(
+    source, output = _check_arguments(
         source, output, overwrite=overwrite, prompt=prompt, tokens=tokens, seed=seed, peak=peak, steps=steps
     )
-    with claimed_folder("output", output, lambda: _earlier(output, overwrite), "conversion") as own:
+    with claimed_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion") as own:
         folder_of_source = model_folder(source)
         if own and folder_of_source.resolve().is_relative_to(output.resolve()):
             raise ValueError(
@@ -117,7 +117,7 @@ def convert_folder(
         after = fitting_config(before, to, options or {})
         model, stored = load_model(folder_of_source)
         converted = convert(model, to=to, seed=seed, **(options or {}))
-        check = check_logits(model, converted, _tokens(folder_of_source, model, prompt, tokens))
+        check = check_logits(model, converted, _choose_tokens(folder_of_source, model, prompt, tokens))
         check.insist()
         parameters = converted.num_parameters()
         with writing("the converted model", output, *TENSOR_ERRORS), staged_folder(output, own or None) as folder:
@@ -164,9 +164,9 @@ def plan_conversion(
     Raises:
         ValueError: as `convert_folder`, but for damaged weights.
     """
-    source, output = _checked(source, output, overwrite=overwrite, **others)
+    source, output = _check_arguments(source, output, overwrite=overwrite, **others)
     with held("output", output):
-        check_folder("output", output, lambda: _earlier(output, overwrite), "conversion")
+        check_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion")
     folder = model_folder(source)
     recorded_training(folder, output)
     before = own_config(load_config(folder))
@@ -182,7 +182,7 @@ def plan_conversion(
     }  # fmt: skip
 
 
-def _checked(
+def _check_arguments(
     source: str | Path,
     output: str | Path,
     *,
@@ -222,7 +222,7 @@ def _check_name(output: Path) -> None:
         ) from None
 
 
-def _earlier(output: Path, overwrite: bool) -> Own:
+def _find_earlier(output: Path, overwrite: bool) -> Own:
     """What an earlier conversion wrote in the output folder, to be replaced."""
     own = described_files(output / DESCRIPTION, "from", "to", "seed")
     if own and not overwrite:
@@ -232,7 +232,7 @@ def _earlier(output: Path, overwrite: bool) -> Own:
     return own
 
 
-def _tokens(source: Path, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:
+def _choose_tokens(source: Path, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:
     """[1, T] token ids to compare the models on."""
     if prompt is None:
         generator = torch.Generator().manual_seed(0)

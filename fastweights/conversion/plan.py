@@ -24,15 +24,15 @@ def converted_config(config: FastWeightsConfig, to: str, options: Mapping[str, A
     if "name" in options:
         raise ValueError(f"{to} has no option 'name'; the mixer is named by `to`")
     layers = config.mixers()
-    found = [_conversion(name, own, to) for name, own in layers]
+    found = [_find_conversion(name, own, to) for name, own in layers]
     if not any(found):
-        raise ValueError(_no_conversion([name for name, _ in layers], to))
+        raise ValueError(_explain_none([name for name, _ in layers], to))
     entries: list[Any] = []
     for index, ((name, own), conversion) in enumerate(zip(layers, found, strict=True)):
         new = own
         if conversion is not None:
             try:
-                new = {**_carried(conversion, own), **conversion.options, **options}
+                new = {**_carry_options(conversion, own), **conversion.options, **options}
             except ValueError as error:
                 raise ValueError(f"layer {index}: {error}") from None
             name = to
@@ -61,26 +61,26 @@ def conversions_between(before: FastWeightsConfig, after: FastWeightsConfig) -> 
 def condition(conversion: Conversion) -> str:
     """The options that a source needs and that its mixer has not by default, such as "decay='head'"; empty where there are
     none."""
-    usual = _options(conversion.source)
+    usual = _list_options(conversion.source)
     needed = {name: value for name, value in conversion.requires.items() if usual[name] != value}
     return " and ".join(f"{name}={value!r}" for name, value in needed.items())
 
 
-def _conversion(name: str, options: Mapping[str, Any], to: str) -> Conversion | None:
+def _find_conversion(name: str, options: Mapping[str, Any], to: str) -> Conversion | None:
     """The conversion of one layer, None where there is none or where it has what the conversion adds."""
     conversion = CONVERSIONS.get((name, to))
     if conversion is None or name != to:
         return conversion
-    present = {**_options(name), **options}
+    present = {**_list_options(name), **options}
     return conversion if all(present[key] == value for key, value in conversion.requires.items()) else None
 
 
-def _carried(conversion: Conversion, options: Mapping[str, Any]) -> dict[str, Any]:
+def _carry_options(conversion: Conversion, options: Mapping[str, Any]) -> dict[str, Any]:
     """The source's options as those of the target, without those that are the target's defaults."""
-    defaults = _defaults(MIXERS[conversion.source].layer)
-    known = _options(conversion.target)
+    defaults = _list_defaults(MIXERS[conversion.source].layer)
+    known = _list_options(conversion.target)
     carried = {}
-    for option, value in {**_options(conversion.source), **options}.items():
+    for option, value in {**_list_options(conversion.source), **options}.items():
         if option in conversion.requires:
             if value != conversion.requires[option]:
                 raise ValueError(
@@ -98,17 +98,17 @@ def _carried(conversion: Conversion, options: Mapping[str, Any]) -> dict[str, An
     return carried
 
 
-def _options(name: str) -> dict[str, Any]:
+def _list_options(name: str) -> dict[str, Any]:
     """All options of a named mixer and their values."""
-    return {**_defaults(MIXERS[name].layer), **MIXERS[name].options}
+    return {**_list_defaults(MIXERS[name].layer), **MIXERS[name].options}
 
 
-def _defaults(layer: type) -> dict[str, Any]:
+def _list_defaults(layer: type) -> dict[str, Any]:
     parameters = inspect.signature(layer).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
-def _no_conversion(names: list[str], to: str) -> str:
+def _explain_none(names: list[str], to: str) -> str:
     if (to, to) in CONVERSIONS and to in names:
         return (
             f"there is no conversion from {to} to itself but for layers with {condition(CONVERSIONS[to, to])}: these layers have "
@@ -116,7 +116,7 @@ def _no_conversion(names: list[str], to: str) -> str:
         )
     targets = [target for _, target in CONVERSIONS]
     hint = "" if to in targets else closest(to, targets)
-    pairs = ", ".join(_pair(conversion) for conversion in CONVERSIONS.values())
+    pairs = ", ".join(_describe_pair(conversion) for conversion in CONVERSIONS.values())
     have = ", ".join(dict.fromkeys(names))
     return (
         f"to must be a mixer that {have} continues as, and there is no conversion from {have} to {describe_value(to)}{hint}; "
@@ -124,6 +124,6 @@ def _no_conversion(names: list[str], to: str) -> str:
     )
 
 
-def _pair(conversion: Conversion) -> str:
+def _describe_pair(conversion: Conversion) -> str:
     needed = condition(conversion)
     return f"{conversion.source}{f' with {needed}' * bool(needed)} -> {conversion.target}"

@@ -11,7 +11,7 @@ from transformers import Mamba2Config, PreTrainedModel
 
 from ..models import FastWeightsConfig
 from ..models.card import has_tokenizer
-from ..models.loading import load_weights, loading, models_inside, saved_in
+from ..models.loading import find_saved_model, load_weights, loading, name_models_inside
 from ..untrusted import check_folder, read_json_object
 
 __all__ = ["copy_tokenizer", "load_model", "model_folder"]
@@ -46,12 +46,12 @@ def model_folder(source: str) -> Path:
         raise ValueError(
             f"SOURCE must be a folder or a name on the Hugging Face hub (owner/name), and there is no folder {source}"
         )
-    folder = _downloaded(source, *SETTINGS, *TOKENIZER_FILES) if on_hub else saved_in(Path(source))
+    folder = _download(source, *SETTINGS, *TOKENIZER_FILES) if on_hub else find_saved_model(Path(source))
     check_folder(folder)
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"{source} must hold a model in transformers' format, and there is no config.json in it nor in its folder model/"
-            f"{models_inside(folder)}"
+            f"{name_models_inside(folder)}"
         )
     found = read_json_object(folder / "config.json").get("model_type")
     if found not in ARCHITECTURES:
@@ -59,7 +59,7 @@ def model_folder(source: str) -> Path:
             f"{source} is of architecture {found!r}; conversions start from {' or '.join(map(repr, ARCHITECTURES))} "
             "in transformers' format"
         )
-    return _downloaded(source, *SETTINGS, *TOKENIZER_FILES, *WEIGHTS) if on_hub else folder
+    return _download(source, *SETTINGS, *TOKENIZER_FILES, *WEIGHTS) if on_hub else folder
 
 
 def load_model(folder: Path) -> tuple[PreTrainedModel, torch.dtype]:
@@ -81,7 +81,7 @@ def copy_tokenizer(source: Path, folder: Path) -> list[str]:
     return copied if has_tokenizer(folder) else []
 
 
-def _downloaded(name: str, *files: str) -> Path:
+def _download(name: str, *files: str) -> Path:
     """The folder of this machine with those of the files that a model on the hub has."""
     with loading(name):
         return Path(snapshot_download(name, allow_patterns=list(files)))

@@ -17,7 +17,7 @@ from ..ops import delta_rule
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.l2_normalize import l2_normalize
 
-__all__ = ["delta_rule_of_units", "first_of_packed", "runs_here", "why_no_delta_rule"]
+__all__ = ["call_delta_rule", "packed_lengths", "runs_here", "why_no_delta_rule"]
 
 
 def runs_here(*tensors: Tensor | None) -> bool:
@@ -46,7 +46,7 @@ def why_no_delta_rule(
     return None
 
 
-def first_of_packed(arguments: dict[str, Any]) -> Tensor | None:
+def packed_lengths(arguments: dict[str, Any]) -> Tensor | None:
     """The cumulative lengths of the sequences packed into a row, None where nothing is packed.
 
     In models of transformers they come as cu_seqlens or cu_seq_lens_q. Where only seq_idx [1, T] is there, the number of each
@@ -66,7 +66,7 @@ def first_of_packed(arguments: dict[str, Any]) -> Tensor | None:
 EPS = 1e-6  # that of transformers and of flash-linear-attention
 
 
-def delta_rule_of_units(
+def call_delta_rule(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -58,23 +58,13 @@ USES = {
     "FastWeightsModel": Use("AutoModel", "text-generation", *LANGUAGE_MODEL, "last_hidden_state"),
 }
 
-USAGE = """\
-import fastweights.models  # makes the Auto classes of transformers know the model
-{imports}
-
-folder = "."  # this folder, or the name of the model on the Hugging Face hub
-{tokenizer}model = {auto_class}.from_pretrained(folder)
-tokens = {tokens}
-print({shown})
-"""
-
 
 def auto_class(model: Any) -> str:
     """The Auto class of transformers that loads a model."""
-    return _use(model).auto_class
+    return _find_use(model).auto_class
 
 
-def _use(model: Any) -> Use:
+def _find_use(model: Any) -> Use:
     """Wrappers are subclasses, as FSDP2 makes them."""
     kinds = (USES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in USES)
     return next(kinds, USES["FastWeightsModel"])
@@ -96,13 +86,13 @@ def model_card(model: Any, facts: Mapping[str, str] | None = None, *, tokenizer:
     config = model.config
     layers = [name for name, _ in config.mixers()]
     own = sorted({name for name in layers if not MIXERS[name].layer.__module__.startswith("fastweights.")})
-    use = _use(model)
-    usage = _usage(use, reads_text=tokenizer)
+    use = _find_use(model)
+    usage = _write_usage(use, reads_text=tokenizer)
     needed = (
         f"\nFirst import the module that registers {', '.join(own)}, which the library does not have.\n" if own else ""
     )
     states = " and ".join(f"{model.state_size(length):,} after {length:,} tokens" for length in STATE_AT)
-    rows = "".join(f"| {one_line(name)} | {_cell(value)} |\n" for name, value in (facts or {}).items())
+    rows = "".join(f"| {one_line(name)} | {_write_cell(value)} |\n" for name, value in (facts or {}).items())
     training = f"| | |\n|---|---|\n{rows}" if rows else "Nothing is recorded here.\n"
     return f"""\
 ---
@@ -117,7 +107,7 @@ tags: [fastweights, linear-attention]
 
 | | |
 |---|---|
-| Memory layers | {_described(layers)} |
+| Memory layers | {_describe_layers(layers)} |
 | Width, heads | {config.hidden_size:,}, {config.num_heads:,} |
 | Vocabulary | {config.vocab_size:,} tokens |
 | Parameters | {model.num_parameters():,} |
@@ -126,7 +116,8 @@ tags: [fastweights, linear-attention]
 ## Use
 {needed}
 ```python
-{usage}```
+{usage}
+```
 
 Without `import fastweights.models`, transformers says that it does not recognise the model type `fastweights`.
 
@@ -140,25 +131,27 @@ licence, which says nothing about weights.
 """
 
 
-def _usage(use: Use, *, reads_text: bool) -> str:
+def _write_usage(use: Use, *, reads_text: bool) -> str:
     """The program that shows how to load the model and call it. reads_text: with its tokenizer, or token ids."""
-    shown = f"model(tokens).{use.output}"
-    if not reads_text:
-        return USAGE.format(
-            imports=f"import torch\nfrom transformers import {use.auto_class}",
-            tokenizer="",
-            auto_class=use.auto_class,
-            tokens="torch.tensor([[0, 1, 2]])  # there was no tokenizer beside the model when this was written",
-            shown=shown,
-        )
-    generates = use.auto_class == "AutoModelForCausalLM"
-    return USAGE.format(
-        imports=f"from transformers import {', '.join(sorted([use.auto_class, 'AutoTokenizer']))}",
-        tokenizer="tokenizer = AutoTokenizer.from_pretrained(folder)\n",
-        auto_class=use.auto_class,
-        tokens='tokenizer("The", return_tensors="pt").input_ids',
-        shown="tokenizer.decode(model.generate(tokens, max_new_tokens=20)[0])" if generates else shown,
+    generates = reads_text and use.auto_class == "AutoModelForCausalLM"
+    called = (
+        "tokenizer.decode(model.generate(tokens, max_new_tokens=20)[0])" if generates else f"model(tokens).{use.output}"
     )
+    tokens = "torch.tensor([[0, 1, 2]])  # there was no tokenizer beside the model when this was written"
+    if reads_text:
+        tokens = 'tokenizer("The", return_tensors="pt").input_ids'
+    lines = [
+        "import fastweights.models  # makes the Auto classes of transformers know the model",
+        *([] if reads_text else ["import torch"]),
+        f"from transformers import {', '.join(sorted([use.auto_class, *['AutoTokenizer'] * reads_text]))}",
+        "",
+        'folder = "."  # this folder, or the name of the model on the Hugging Face hub',
+        *(["tokenizer = AutoTokenizer.from_pretrained(folder)"] if reads_text else []),
+        f"model = {use.auto_class}.from_pretrained(folder)",
+        f"tokens = {tokens}",
+        f"print({called})",
+    ]
+    return "\n".join(lines)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -166,7 +159,7 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
-def _described(layers: list[str]) -> str:
+def _describe_layers(layers: list[str]) -> str:
     """[a, a, b] as "a in layers 0-1, b in layer 2"."""
     parts = []
     for name, places in groupby(enumerate(layers), key=lambda place: place[1]):
@@ -176,7 +169,7 @@ def _described(layers: list[str]) -> str:
     return ", ".join(parts)
 
 
-def _cell(value: str) -> str:
+def _write_cell(value: str) -> str:
     return one_line(value).replace("|", "\\|")
 
 

@@ -13,7 +13,7 @@ from .cache import CACHE_NAME, FastWeightsCache, check_kind, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
 from .masks import check_mask, check_prompts
-from .prompts import padding_in_front, prefill_block
+from .prompts import move_padding_to_front, prefill_block
 
 __all__ = ["CachedGenerationMixin"]
 
@@ -95,7 +95,7 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
                 settings.prefill_chunk_size = block  # of this call's own settings
         mask = model_kwargs.get("attention_mask")
         if mask is not None:
-            input_ids, model_kwargs = padding_in_front(input_ids, model_kwargs, mask.shape[1] - _columns(cache))
+            input_ids, model_kwargs = move_padding_to_front(input_ids, model_kwargs, mask.shape[1] - _columns(cache))
         outputs = super().read_prompt(input_ids, generation_config, model_kwargs, *args, **kwargs)
         shown = settings.output_hidden_states or settings.output_attentions
         if isinstance(cache, FastWeightsCache) and not (shown or settings.disable_compile) and can_replay(self):

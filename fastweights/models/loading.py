@@ -26,6 +26,7 @@ __all__ = [
     "check_has_tokenizer",
     "check_special_tokens",
     "check_vocabulary",
+    "find_saved_model",
     "has_tokenizer",
     "load_config",
     "load_language_model",
@@ -33,8 +34,7 @@ __all__ = [
     "load_weights",
     "loading",
     "model_folder",
-    "models_inside",
-    "saved_in",
+    "name_models_inside",
 ]
 
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -88,11 +88,11 @@ def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code
         raise ValueError(
             f"{argument} must be a folder with a saved model, {path} is none; a training run writes one to model/"
         )
-    folder = saved_in(path)
+    folder = find_saved_model(path)
     check_folder(folder, trust_remote_code=trust_remote_code)
     if not (folder / "config.json").is_file():
         raise ValueError(
-            f"{path} holds no model: there is no config.json in it nor in its folder model/{models_inside(path)}"
+            f"{path} holds no model: there is no config.json in it nor in its folder model/{name_models_inside(path)}"
         )
     model_type = read_json_object(folder / "config.json").get("model_type")
     if model_type != "fastweights":
@@ -103,14 +103,14 @@ def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code
     return folder
 
 
-def saved_in(path: Path) -> Path:
+def find_saved_model(path: Path) -> Path:
     """`path`, or its folder model/ where that alone holds a model: the folder of a training run does."""
     inside = path / "model"
     is_run = not (path / "config.json").is_file() and (inside / "config.json").is_file()
     return inside if is_run else path
 
 
-def models_inside(path: Path) -> str:
+def name_models_inside(path: Path) -> str:
     """For a message: the models in `path`, the output of a training of several; or nothing where there are none."""
     found = sorted(str(config.parent.parent) for config in path.glob("*/model/config.json"))[:4]
     return f"; it holds trained models, name one of them: {', '.join(found)}" if found else ""

@@ -41,7 +41,7 @@ def document_numbers(attention_mask: Tensor, batch: int, time: int) -> Tensor | 
         TypeError: no tensor.
     """
     check_mask(attention_mask, batch, time)
-    low, high, own_low = _ends(attention_mask, time)
+    low, high, own_low = _read_extremes(attention_mask, time)
     if own_low == 1 == high or low == high > 0:
         return None
     return own_columns(attention_mask, time).bool() if high <= 1 else attention_mask.long()
@@ -65,7 +65,7 @@ def check_prompts(attention_mask: Tensor, batch: int, time: int) -> None:
         )
 
 
-def _ends(mask_BS: Tensor, time: int) -> tuple[float, float, float]:
+def _read_extremes(mask_BS: Tensor, time: int) -> tuple[float, float, float]:
     """The smallest and the largest number, and the smallest of the last T columns; 1 without any."""
     wanted = "attention_mask must be 0 for padding, and for tokens 1 or the whole number above 0 of their document"
     if mask_BS.is_complex() or mask_BS.is_quantized:

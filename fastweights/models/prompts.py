@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ..layers.softmax_attention import SoftmaxAttention
 from .masks import own_columns
 
-__all__ = ["largest_block", "padding_in_front", "prefill_block", "token_bytes"]
+__all__ = ["largest_block", "move_padding_to_front", "prefill_block", "token_bytes"]
 
 
-def padding_in_front(input_ids: Tensor, inputs: dict[str, Any], new: int) -> tuple[Tensor, dict[str, Any]]:
+def move_padding_to_front(input_ids: Tensor, inputs: dict[str, Any], new: int) -> tuple[Tensor, dict[str, Any]]:
     """Prompts whose padding at the end is moved to the beginning of their last `new` columns, which no cache has read.
 
     Args:
@@ -36,12 +36,12 @@ def padding_in_front(input_ids: Tensor, inputs: dict[str, Any], new: int) -> tup
     if "position_ids" in given:  # one row for all is allowed
         given["position_ids"] = position_BS = given["position_ids"].expand(len(own), -1)
         last_BN = column_N.minimum(new - 1 - padding_B[:, None])
-        inputs["position_ids"] = _with_columns(position_BS, last_BN)
-    moved = {name: _with_columns(x, front_BN) for name, x in given.items()}
-    return _with_columns(input_ids, front_BN), {**inputs, **moved}
+        inputs["position_ids"] = _take_columns(position_BS, last_BN)
+    moved = {name: _take_columns(x, front_BN) for name, x in given.items()}
+    return _take_columns(input_ids, front_BN), {**inputs, **moved}
 
 
-def _with_columns(x_BS: Tensor, column_BN: Tensor) -> Tensor:
+def _take_columns(x_BS: Tensor, column_BN: Tensor) -> Tensor:
     """x [B, S, ...] whose last N columns are these ones of them; x as it is where it has fewer, as ids beside embeddings."""
     new = column_BN.shape[1]
     if x_BS.shape[1] < new:
@@ -92,11 +92,11 @@ def token_bytes(model: Any, length: int, *, whole: bool) -> int:
     blocks, itemsize = model.model.layers, model.dtype.itemsize
     projected = (sum(m.out_features for m in block.mixer.modules() if isinstance(m, nn.Linear)) for block in blocks)
     widest = max(*projected, model.config.intermediate_size)
-    masks = (_mask_bytes(m, length, whole, itemsize) for m in blocks.modules() if isinstance(m, SoftmaxAttention))
+    masks = (_count_mask_bytes(m, length, whole, itemsize) for m in blocks.modules() if isinstance(m, SoftmaxAttention))
     return TENSORS * widest * itemsize + max(masks, default=0)
 
 
-def _mask_bytes(layer: SoftmaxAttention, length: int, whole: bool, itemsize: int) -> int:
+def _count_mask_bytes(layer: SoftmaxAttention, length: int, whole: bool, itemsize: int) -> int:
     """Bytes per query that torch's attention takes for a mask over the slots which the query may see. Without a window a prompt
     that is read in one pass needs no mask."""
     blocks_alone = 0 if whole else length

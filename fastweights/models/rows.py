@@ -84,8 +84,8 @@ class Rows:
         self.first_position: Tensor | None = None
         self._tokens: Tensor | None = None
         number_BS = None if attention_mask is None else document_numbers(attention_mask, batch, time)
-        position_BT = None if position_ids is None else _one_per_token("position_ids", position_ids, batch, time)
-        index_BT = None if seq_idx is None else _one_per_token("seq_idx", seq_idx, batch, time)
+        position_BT = None if position_ids is None else _check_per_token("position_ids", position_ids, batch, time)
+        index_BT = None if seq_idx is None else _check_per_token("seq_idx", seq_idx, batch, time)
         if cu_seqlens is not None:
             if number_BS is not None:
                 raise ValueError(
@@ -119,11 +119,11 @@ class Rows:
         tokens, edges = self._laid_out(device)
         begins = numbered = torch.zeros_like(tokens[tokens][1:])
         if index_BT is not None:
-            begins = numbered = _changes("seq_idx", index_BT.to(device), tokens)
+            begins = numbered = _find_changes("seq_idx", index_BT.to(device), tokens)
         if position_BT is not None:
             position_T = position_BT[tokens]
             begins = numbered | (position_T.diff() != 1)
-        places = _inside(begins, edges).nonzero()[:, 0]
+        places = _within_sequences(begins, edges).nonzero()[:, 0]
         if position_BT is not None:
             _check_rise(position_T, places[~numbered[places - 1]])
         if len(places):
@@ -147,7 +147,7 @@ class Rows:
                     "seq_idx must change where the next document of cu_seqlens begins, and only there; leave one of the two out"
                 )
         if position_BT is not None:
-            if _inside(position_BT[0].diff() != 1, edges).any():
+            if _within_sequences(position_BT[0].diff() != 1, edges).any():
                 raise ValueError(
                     "position_ids must rise by one from token to token within every document of cu_seqlens; leave one of the "
                     "two out"
@@ -195,10 +195,10 @@ def predicted_labels(
         number_BT = own_columns(attention_mask, time).to(device)
         first_BT |= (number_BT == 0) | F.pad(number_BT.diff() != 0, (1, 0))
     if seq_idx is not None:
-        number_BT = _one_per_token("seq_idx", seq_idx, batch, time).to(device)
+        number_BT = _check_per_token("seq_idx", seq_idx, batch, time).to(device)
         first_BT |= (number_BT < 0) | F.pad(number_BT.diff() != 0, (1, 0))
     if position_ids is not None:
-        position_BT = _one_per_token("position_ids", position_ids, batch, time).to(device)
+        position_BT = _check_per_token("position_ids", position_ids, batch, time).to(device)
         first_BT |= F.pad(position_BT.diff() != 1, (1, 0))
     labels_BT = labels_BT.masked_fill(first_BT, IGNORED)
     if cu_seqlens is None:
@@ -226,13 +226,13 @@ def _edges_of_mask(number_BS: Tensor, time: int) -> Tensor:
     edges = F.pad(tokens.sum(1).cumsum(0), (1, 0))
     if number_BS.dtype == torch.bool:
         return edges
-    places = _inside(_changes("attention_mask", number_BS, tokens), edges).nonzero()[:, 0]
+    places = _within_sequences(_find_changes("attention_mask", number_BS, tokens), edges).nonzero()[:, 0]
     edges = torch.cat([edges, places]).sort().values
     own = torch.arange(number_BS.shape[1], device=number_BS.device) >= number_BS.shape[1] - time
     return F.pad(own.expand_as(tokens)[tokens].cumsum(0), (1, 0))[edges]
 
 
-def _changes(name: str, number_BT: Tensor, tokens: Tensor) -> Tensor:
+def _find_changes(name: str, number_BT: Tensor, tokens: Tensor) -> Tensor:
     """bool, for every token after the first of all rows: whether its document is another one than that of the token before.
 
     Raises:
@@ -250,7 +250,7 @@ def _changes(name: str, number_BT: Tensor, tokens: Tensor) -> Tensor:
     return changes
 
 
-def _inside(begins: Tensor, edges: Tensor) -> Tensor:
+def _within_sequences(begins: Tensor, edges: Tensor) -> Tensor:
     """bool [tokens + 1]: where the next document begins [tokens - 1], but not at the edges of a sequence."""
     return F.pad(begins, (1, 1)).index_fill(0, edges, False)
 
@@ -267,7 +267,7 @@ def _check_rise(position_T: Tensor, places: Tensor) -> None:
         )
 
 
-def _one_per_token(name: str, x: Tensor, batch: int, time: int) -> Tensor:
+def _check_per_token(name: str, x: Tensor, batch: int, time: int) -> Tensor:
     """int64 [B, T]"""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be an integer tensor [B, T], got {type(x).__name__}")

@@ -102,7 +102,7 @@ def test_layers_that_exist_and_layers_built_later(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, named: bool
 ) -> None:
     """Whether accelerate is given the model, or its layers come by when they are called."""
-    monkeypatch.setattr(patching, "_has", lambda family: True)  # it has no file
+    monkeypatch.setattr(patching, "_is_installed", lambda family: True)  # it has no file
     layer = Layer()
     before = {name: getattr(layer, name) for name in COPIED}
     wanted = layer(X)

@@ -316,7 +316,7 @@ def test_a_first_state_of_another_dtype() -> None:
     state = torch.ones(2, 2, 8, 8, dtype=torch.bfloat16)
     gates = torch.full((2, 5, 2), 0.5), torch.full((2, 5, 2), -0.1)
     given, exact = (
-        foreign_calls.delta_rule_of_units(q, k, v, *gates, initial_state=one, **rest) for one in (state, state.float())
+        foreign_calls.call_delta_rule(q, k, v, *gates, initial_state=one, **rest) for one in (state, state.float())
     )
     assert all(map(torch.equal, given, exact)) and given[1].dtype == torch.float32
 

@@ -18,12 +18,19 @@ from ...ops import short_convolution
 from ...ops.gated_norm import gated_rms_norm
 from ...ops.gated_norm.torch_form import GATES
 from ...ops.short_convolution.step import short_convolution_step, takes_step
-from ..foreign_calls import delta_rule_of_units, first_of_packed, runs_here, why_no_delta_rule
+from ..foreign_calls import call_delta_rule, packed_lengths, runs_here, why_no_delta_rule
 
-__all__ = ["convolution", "convolution_step", "delta_rule_of", "gated_norm", "plain_convolution", "with_boundaries"]
+__all__ = [
+    "build_delta_rule",
+    "convolution",
+    "convolution_step",
+    "forward_with_boundaries",
+    "gated_norm",
+    "plain_convolution",
+]
 
 
-def delta_rule_of(original: Callable) -> Callable:
+def build_delta_rule(original: Callable) -> Callable:
     """One function for all four of transformers, by chunks or by tokens, with one decay per head or per channel: `delta_rule`
     takes its recurrent kernel by itself where a call has few tokens."""
 
@@ -39,13 +46,13 @@ def delta_rule_of(original: Callable) -> Callable:
         use_qk_l2norm_in_kernel: bool = False,
         **rest: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        cu_seqlens = first_of_packed(rest)
+        cu_seqlens = packed_lengths(rest)
         if why_no_delta_rule(query, key, value, g, beta, initial_state, cu_seqlens=cu_seqlens) is not None:
             return original(
                 query, key, value, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
                 use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **rest,
             )  # fmt: skip
-        return delta_rule_of_units(
+        return call_delta_rule(
             query, key, value, beta, g, normalize=use_qk_l2norm_in_kernel, initial_state=initial_state,
             output_final_state=output_final_state, cu_seqlens=cu_seqlens,
         )  # fmt: skip
@@ -62,7 +69,7 @@ def convolution(original: Callable) -> Callable:
     def causal_conv1d_fn(
         x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **rest: Any
     ) -> Tensor:
-        cu_seqlens = first_of_packed(rest)
+        cu_seqlens = packed_lengths(rest)
         if not _takes(x, weight, bias, activation) or (cu_seqlens is not None and len(x) > 1):
             return original(x, weight, bias, activation=activation, **rest)
         y, _ = short_convolution(x.mT, weight, bias, activation=ACTIVATIONS[activation], cu_seqlens=cu_seqlens)
@@ -127,7 +134,7 @@ def gated_norm(original: Callable) -> Callable:
     return forward
 
 
-def with_boundaries(original: Callable) -> Callable:
+def forward_with_boundaries(original: Callable) -> Callable:
     """The forward of a decoder layer, which gets seq_idx from cumulative lengths. That waits for a GPU.
 
     It raises ValueError where the layer passes no boundaries at all to its convolution, as documents would see each other.
@@ -143,13 +150,13 @@ def with_boundaries(original: Callable) -> Callable:
                     "boundaries to its convolution: pass each document as a row of its own, or install transformers 5.15 or later"
                 )
             if options.get("seq_idx") is None:
-                options["seq_idx"] = numbers_of_documents(ends)
+                options["seq_idx"] = number_documents(ends)
         return original(self, *arguments, **options)
 
     return forward
 
 
-def numbers_of_documents(cu_seqlens: Tensor) -> Tensor:
+def number_documents(cu_seqlens: Tensor) -> Tensor:
     """[1, T]: of every token the number of its document, from cumulative lengths [N + 1]."""
     number = torch.arange(len(cu_seqlens) - 1, dtype=torch.int32, device=cu_seqlens.device)
     return number.repeat_interleave(cu_seqlens.diff())[None]

@@ -20,7 +20,14 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-from .functions import convolution, convolution_step, delta_rule_of, gated_norm, plain_convolution, with_boundaries
+from .functions import (
+    build_delta_rule,
+    convolution,
+    convolution_step,
+    forward_with_boundaries,
+    gated_norm,
+    plain_convolution,
+)
 
 __all__ = ["FAMILIES", "accelerate", "restore"]
 
@@ -34,14 +41,14 @@ Build = Callable[[Any], Callable]
 # By the name in a module: what builds our function from the original. The names of flash-linear-attention and causal-conv1d are
 # those of transformers up to 5.14, where they are None unless these packages are installed.
 IN_MODULES: dict[str, Build] = {
-    **dict.fromkeys(("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"), delta_rule_of),
-    **dict.fromkeys(("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"), delta_rule_of),
-    **dict.fromkeys(("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"), delta_rule_of),
+    **dict.fromkeys(("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"), build_delta_rule),
+    **dict.fromkeys(("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"), build_delta_rule),
+    **dict.fromkeys(("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"), build_delta_rule),
     **dict.fromkeys(("causal_conv1d_update", "torch_causal_conv1d_update"), convolution_step),
     "causal_conv1d_fn": convolution,
 }
 IN_LAYERS: dict[str, Build] = {
-    **dict.fromkeys(("chunk_gated_delta_rule", "recurrent_gated_delta_rule"), delta_rule_of),
+    **dict.fromkeys(("chunk_gated_delta_rule", "recurrent_gated_delta_rule"), build_delta_rule),
     "causal_conv1d_fn": convolution,
     "causal_conv1d_update": convolution_step,
 }
@@ -92,7 +99,7 @@ def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
     """
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}; pass the loaded model")
-    found = tuple(name for name in FAMILIES if (_has(name) if model is None else _is_used(name, model)))
+    found = tuple(name for name in FAMILIES if (_is_installed(name) if model is None else _is_used(name, model)))
     if model is not None and not found:
         raise ValueError(
             f"model must have layers of {', '.join(FAMILIES)} in transformers, got {type(model).__name__}; "
@@ -129,7 +136,7 @@ def _module(family: str) -> str:
     return f"transformers.models.{family}.modeling_{family}"
 
 
-def _has(family: str) -> bool:
+def _is_installed(family: str) -> bool:
     return find_spec(f"transformers.models.{family}") is not None
 
 
@@ -148,10 +155,14 @@ def _replace_in_module(module: ModuleType) -> None:
         if kind.__name__.endswith("RMSNormGated"):
             _replace(kind, "forward", gated_norm)
         elif _layers_copy() and issubclass(kind, nn.Module) and "forward" in vars(kind):
-            _replace(kind, "forward", with_boundaries if kind.__name__.endswith("DecoderLayer") else _with_ours)
+            _replace(
+                kind,
+                "forward",
+                forward_with_boundaries if kind.__name__.endswith("DecoderLayer") else _forward_with_ours,
+            )
 
 
-def _with_ours(original: Callable) -> Callable:
+def _forward_with_ours(original: Callable) -> Callable:
     """The forward of a class of layers, which first gives a layer our functions in place of its copies."""
 
     @wraps(original)

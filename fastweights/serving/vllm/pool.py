@@ -106,7 +106,7 @@ class PooledMixer:
         with self.taken(rows) as cache:
             for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
                 for name, state in held.items():
-                    held[name] = torch.where(_like(started, state), state, first[name])
+                    held[name] = torch.where(_expand_like(started, state), state, first[name])
             return self.mixer(x_TD[None], cache, edges)[0]
 
     @torch.no_grad()
@@ -131,10 +131,10 @@ class PooledMixer:
         yield cache
         for pools, states in ((self.pools.memory, cache.memory), (self.pools.context, cache.context)):
             for name, pool in pools.items():
-                pool[places] = torch.where(_like(real, pool), states[name].to(pool.dtype), pool[:1])
+                pool[places] = torch.where(_expand_like(real, pool), states[name].to(pool.dtype), pool[:1])
 
 
-def _like(x_N: Tensor, states: Tensor) -> Tensor:
+def _expand_like(x_N: Tensor, states: Tensor) -> Tensor:
     return x_N.view(-1, *[1] * (states.ndim - 1))
 
 
