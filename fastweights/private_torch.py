@@ -21,9 +21,10 @@ __all__ = [
     "autograd_inside_op",
     "change_count",
     "constant_when_traced",
+    "count_forward_hooks",
     "current_device",
     "current_stream",
-    "hook_counts",
+    "has_hooks",
     "import_compiler",
     "silence_uncaptured_steps",
     "size_may_change",
@@ -35,6 +36,8 @@ TESTED = (2, 11), (2, 13)  # first and last minor version
 CONVENTIONS = {
     "_apply": "nn.Module: called by to(), half() and the like, after which marks of parameters are set again"
 }
+
+MANY = 1_000_000  # hooks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -110,14 +113,23 @@ def change_count(x: Tensor) -> int | None:
     return getattr(x, "_version", None)
 
 
-def hook_counts(module: nn.Module) -> tuple[int, int, int]:
-    """How many hooks run before a module's forward, after it, and around its backward. A kind of hooks that this version of torch
-    does not tell counts as one, so that the module is called and none of its parameters is read past its call."""
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks run with a module's forward or backward. True where this version of torch does not tell: the module is then
+    called, and none of its parameters is read past its call."""
+    try:
+        forward = module._forward_hooks or module._forward_pre_hooks
+        return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+    except AttributeError:
+        return True
 
-    def count(kind: str) -> int:
-        return len(getattr(module, f"_{kind}_hooks", (None,)))
 
-    return count("forward_pre"), count("forward"), count("backward") + count("backward_pre")
+def count_forward_hooks(module: nn.Module) -> int:
+    """How many hooks run before a module's forward, or after it where these are more. As many as never are where this version of
+    torch does not tell."""
+    try:
+        return max(len(module._forward_pre_hooks), len(module._forward_hooks))
+    except AttributeError:
+        return MANY
 
 
 def silence_uncaptured_steps(optimizer: torch.optim.Optimizer) -> None:

@@ -15,8 +15,7 @@ from ..checks import check_tensor, describe_value, shape_of
 from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from .convert import check_source, own_config, set_value
-from .plan import conversions_between
-from .table import Conversion
+from .plan import Conversion, conversions_between
 
 __all__ = ["LogitsCheck", "check_logits"]
 

@@ -32,9 +32,8 @@ from ..outputs import check_folder, claimed_folder, described_files, held, liste
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config
-from .plan import conversions_between
+from .plan import Conversion, conversions_between
 from .source import copy_tokenizer, load_model, model_folder
-from .table import Conversion
 from .training import recorded_training, run_file
 
 __all__ = ["ConversionReport", "convert_folder", "plan_conversion"]

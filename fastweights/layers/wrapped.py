@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..private_torch import hook_counts
+from ..private_torch import has_hooks
 
 __all__ = ["is_bare", "is_unhooked"]
 
@@ -12,7 +12,7 @@ __all__ = ["is_bare", "is_unhooked"]
 def is_unhooked(module: nn.Module) -> bool:
     """Whether nothing but its own forward and its backward runs when the module is called. Hooks of accelerate bring its
     weights, so it must be called."""
-    return "forward" not in vars(module) and not any(hook_counts(module))
+    return "forward" not in module.__dict__ and not has_hooks(module)
 
 
 def is_bare(module: nn.Module, *classes: type[nn.Module]) -> bool:

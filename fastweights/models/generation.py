@@ -12,8 +12,8 @@ from ..private_huggingface import GenerationHooks, keep_after_generation
 from .cache import CACHE_NAME, FastWeightsCache, check_kind, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
-from .masks import check_mask, check_prompts
 from .prompts import move_padding_to_front, prefill_block
+from .rows import check_mask, check_prompts
 
 __all__ = ["CachedGenerationMixin"]
 

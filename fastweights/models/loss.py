@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..layers.wrapped import is_bare
 from ..ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
-from ..private_torch import hook_counts
+from ..private_torch import count_forward_hooks
 
 __all__ = ["IGNORED", "OutputLayer", "causal_lm_loss", "summed_cross_entropy"]
 
@@ -115,9 +115,9 @@ class OutputLayer(nn.Linear):
     def is_unchanged(self) -> bool:
         """Whether nothing but FSDP2 has hooked or replaced its forward. Hooks of others expect logits. FSDP2 registers one hook
         before the forward and one after it."""
-        own, (before, after, _) = 0, hook_counts(self)
-        if before or after:
+        hooks = count_forward_hooks(self)
+        if hooks == 1:
             from torch.distributed.fsdp import FSDPModule
 
-            own = int(isinstance(self, FSDPModule))
-        return self.bias is None and "forward" not in vars(self) and max(before, after) <= own
+            hooks -= isinstance(self, FSDPModule)
+        return self.bias is None and "forward" not in self.__dict__ and not hooks

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.softmax_attention import SoftmaxAttention
-from .masks import own_columns
+from .rows import own_columns
 
 __all__ = ["largest_block", "move_padding_to_front", "prefill_block", "token_bytes"]
 

@@ -20,14 +20,7 @@ from ...ops.gated_norm.torch_form import GATES
 from ...ops.short_convolution.step import short_convolution_step, takes_step
 from ..foreign_calls import call_delta_rule, packed_lengths, runs_here, why_no_delta_rule
 
-__all__ = [
-    "build_delta_rule",
-    "convolution",
-    "convolution_step",
-    "forward_with_boundaries",
-    "gated_norm",
-    "plain_convolution",
-]
+__all__ = ["build_delta_rule", "convolution", "convolution_step", "add_boundaries", "gated_norm", "plain_convolution"]
 
 
 def build_delta_rule(original: Callable) -> Callable:
@@ -134,7 +127,7 @@ def gated_norm(original: Callable) -> Callable:
     return forward
 
 
-def forward_with_boundaries(original: Callable) -> Callable:
+def add_boundaries(original: Callable) -> Callable:
     """The forward of a decoder layer, which gets seq_idx from cumulative lengths. That waits for a GPU.
 
     It raises ValueError where the layer passes no boundaries at all to its convolution, as documents would see each other.

@@ -20,14 +20,7 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-from .functions import (
-    build_delta_rule,
-    convolution,
-    convolution_step,
-    forward_with_boundaries,
-    gated_norm,
-    plain_convolution,
-)
+from .functions import add_boundaries, build_delta_rule, convolution, convolution_step, gated_norm, plain_convolution
 
 __all__ = ["FAMILIES", "accelerate", "restore"]
 
@@ -155,14 +148,10 @@ def _replace_in_module(module: ModuleType) -> None:
         if kind.__name__.endswith("RMSNormGated"):
             _replace(kind, "forward", gated_norm)
         elif _layers_copy() and issubclass(kind, nn.Module) and "forward" in vars(kind):
-            _replace(
-                kind,
-                "forward",
-                forward_with_boundaries if kind.__name__.endswith("DecoderLayer") else _forward_with_ours,
-            )
+            _replace(kind, "forward", add_boundaries if kind.__name__.endswith("DecoderLayer") else _take_ours)
 
 
-def _forward_with_ours(original: Callable) -> Callable:
+def _take_ours(original: Callable) -> Callable:
     """The forward of a class of layers, which first gives a layer our functions in place of its copies."""
 
     @wraps(original)

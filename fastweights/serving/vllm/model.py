@@ -28,7 +28,7 @@ from vllm.sequence import IntermediateTensors
 from ...layers import SoftmaxAttention
 from ...layers.norms import RMSNorm
 from ...models import FastWeightsConfig
-from ...models.block import FastWeightsBlock
+from ...models.modeling import FastWeightsBlock
 from .attention import ServedAttention
 from .memory import ServedMemory
 from .pool import StateBlock
