@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, wraps
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,14 +52,15 @@ CONVENTIONS = {
 class Hooks:
     """Mixin in front of a class of transformers, whose private methods it gives names of ours. A subclass overrides these."""
 
-    needed: ClassVar[tuple[str, ...]]
-
     def __init_subclass__(cls, **extra: Any) -> None:
         """ImportError unless a class behind this one has the private methods."""
         super().__init_subclass__(**extra)
         behind = [one for one in cls.__mro__ if not issubclass(one, Hooks)]
-        for name in cls.needed if len(behind) > 1 else ():
-            if not any(name in vars(one) for one in behind):
+        hooks = [
+            name for one in cls.__mro__ if Hooks in one.__bases__ for name in vars(one) if not name.startswith("__")
+        ]
+        for name in hooks if len(behind) > 1 else ():  # object alone is behind a mixin
+            if name.startswith("_") and not any(name in vars(one) for one in behind):
                 raise ImportError(
                     f"{cls.__name__} needs the method {name} of transformers, which this version does not have; install "
                     f"transformers {TESTED['transformers']}"
@@ -68,8 +69,6 @@ class Hooks:
 
 class GenerationHooks(Hooks):
     """In front of GenerationMixin: how generate() makes its cache and reads the prompt."""
-
-    needed = ("_prefill", "_prepare_cache_for_generation", "_prepare_position_ids_for_generation")
 
     def read_prompt(
         self, input_ids: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -105,11 +104,6 @@ def keep_after_generation(given: Any) -> None:
 
 class TrainerHooks(Hooks):
     """In front of Trainer: where its batches go, and what it writes to checkpoints and reads from them."""
-
-    needed = (
-        *("_prepare_inputs", "_get_output_dir", "_save_checkpoint", "_load_from_checkpoint"),
-        *("_load_optimizer_and_scheduler", "_load_rng_state"),
-    )
 
     def prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The batch on the device of this process."""
