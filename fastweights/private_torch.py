@@ -41,7 +41,7 @@ MANY = 1_000_000  # hooks
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Both take 2 microseconds less than torch's public functions, for every launch of a kernel. Without a GPU kernels are only
+# Asked for every launch of a kernel: torch's public functions do more than to ask. Without a GPU kernels are only
 # compiled, never run: tests need a device and a stream all the same.
 current_device: Callable[[], int] = (
     getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device) if torch.cuda.is_available() else lambda: -1

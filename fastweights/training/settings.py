@@ -15,6 +15,7 @@ from ..checks import (
     check_list,
     check_positive,
     check_size,
+    check_text,
     check_whole_number,
     describe_value,
 )
@@ -165,7 +166,7 @@ class Settings:
             raise ValueError(
                 f"width must be a multiple of heads, got width {self.width} and {self.heads} heads; change one of them"
             )
-        check_device(self.device)
+        check_device(check_text("device", self.device, what="a torch device such as 'cpu' or 'cuda'"))
 
     def _check_layers_and_stages(self) -> None:
         for name, kind, what in (
