@@ -23,7 +23,6 @@ from ..claims.verdict import Verdict
 from ..claims.words import Quantity, Words
 from ..inspection.reading import LayerReading, read_layers
 from ..inspection.transitions import transitions
-from ..record import Plain
 from .products import log_norms, penalties, penalty_bound, preconditioner_bound
 
 CHANNELS, LENGTH, STARTS, ASCENT, RATE = 8, 64, 4, 100, 0.05
@@ -107,7 +106,7 @@ class Rule(NamedTuple):
     stream: Stream
     vectors: int
     mixer: str
-    column: Mapping[str, Plain]
+    column: Mapping[str, Any]
 
 
 RULES = (
