@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import LOG2E
-from ..runtime.launch_plan import launch
+from ..common.call import padded
+from ..common.math import LOG2E
+from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
 __all__ = ["attend"]
 
@@ -140,11 +139,11 @@ def attend(
     shares = max(1, min(MOST_SHARES, steps // SMALLEST_SHARE, -(-ENOUGH_PROGRAMS // max(pairs, 1))))
     share = -(-steps // shares) * SLOTS
     shares = -(-slots // share)
-    flat = [rows_together(x.flatten(2)).squeeze(1) for x in (q, k, v)]
+    flat = [make_rows_contiguous(x.flatten(2)).squeeze(1) for x in (q, k, v)]
     turned, o = q.new_empty(batch, heads, width), q.new_empty(batch, 1, heads, width)
     partial = [torch.empty(batch * heads, shares, *n, device=q.device, dtype=torch.float32) for n in ((width,), (), ())]
     if batch:
-        with on_device_of(q):
+        with device_of(q):
             launch(
                 rotate_into_ring, (batch * (heads + of_keys),), *flat, *[x.stride(0) for x in flat], seen, place, frequency,
                 turned, keys, values, slots, H=heads, G=of_keys, HALF=width // 2, BH=padded(width // 2, 1), num_warps=1,

@@ -8,18 +8,20 @@ precondition.py.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ..math import clamped, exp2, is_bad, of_tokens, or_nan, so_far, without
-from ..packing import chunk_place, pieces_of_sequence
-from ..runtime.launch_plan import Recorder
+from ..common.call import padded
+from ..common.delta_rule.launches import DeltaRule
+from ..common.delta_rule.sizes import SavedForBackward
+from ..common.math import clamped, exp2, is_bad, or_nan, so_far, without
+from ..common.packing import chunk_place, pieces_of_sequence
+from ..common.tiles import of_tokens
 from ..runtime.workspace import TensorSpec
-from .sizes import ChunkSizes, KernelInputs, SavedForBackward
-from .tiles import padded
 
 
 @triton.jit
@@ -177,58 +179,51 @@ def key_energy_backward(
     tl.store(dg + start + row, tl.cumsum(tl.where(live, to_decay, 0.0), 0, reverse=True), live)
 
 
-def gate_groups(x: KernelInputs, sizes: ChunkSizes) -> dict[str, Any]:
-    return {"K": sizes.K, "HEADS_PG": sizes.group(x.precond_g), "HEADS_PB": sizes.group(x.precond_beta)}
+def gate_groups(call: DeltaRule) -> dict[str, Any]:
+    x = call.memory
+    return {"K": call.K, "HEADS_PG": call.group(x.precond_g), "HEADS_PB": call.group(x.precond_beta)}
 
 
-def record_key_energy(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, end: TensorSpec | None
-) -> None:
+def record_key_energy(call: DeltaRule, saved: SavedForBackward, end: Any) -> None:
     """A at the start of every chunk, into saved.key_energy, and at the end of every sequence."""
-    totals = sizes.empty(sizes.M, sizes.HV, dtype=torch.float32)
-    recorder.launch(
-        key_energy_sums, (sizes.M, sizes.HV),
-        x.k, x.precond_g, x.precond_beta, saved.key_energy, totals, saved.chunk_table, sizes.T, sizes.H, sizes.HV,
-        PK=padded(sizes.K), **gate_groups(x, sizes), num_warps=4,
+    x, totals = call.memory, call.floats(call.M, call.HV)
+    call.launch(
+        key_energy_sums, (call.M, call.HV), x.k, x.precond_g, x.precond_beta, saved.key_energy, totals, saved.chunk_table,
+        call.T, call.H, call.HV, PK=padded(call.K), **gate_groups(call), num_warps=4,
     )  # fmt: skip
-    record_scan(recorder, x, sizes, saved.key_energy, totals, x.A, end, back=False)
+    record_scan(call, saved.key_energy, totals, x.A, end, back=False)
 
 
-def record_scan(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, sums: TensorSpec, totals: TensorSpec, begin: TensorSpec | None,
-    end: TensorSpec | None, back: bool,
-) -> None:  # fmt: skip
-    width = min(32, padded(sizes.K))
-    recorder.launch(
-        key_energy_scan, (sizes.N, sizes.HV, -(-sizes.K // width)),
-        sums, totals, begin, end, x.cu_seqlens, sizes.T, sizes.HV, K=sizes.K, BK=width, BACK=back, BEGUN=begin is not None,
-        ENDED=end is not None, num_warps=4,
+def record_scan(call: DeltaRule, sums: TensorSpec, totals: TensorSpec, begin: Any, end: Any, back: bool) -> None:
+    width = min(32, padded(call.K))
+    call.launch(
+        key_energy_scan, (call.N, call.HV, -(-call.K // width)), sums, totals, begin, end, call.memory.cu_seqlens, call.T,
+        call.HV, K=call.K, BK=width, BACK=back, BEGUN=begin is not None, ENDED=end is not None, num_warps=4,
     )  # fmt: skip
 
 
-class EnergyGrads(NamedTuple):
+class EnergyGrads(namedtuple("EnergyGrads", "inside sums totals parameter")):
     """What the gradients of write keys or queries give to A inside a chunk [BT, HV, K], and summed over a chunk to A at its start
     [M, HV, K], to the log decays [M, HV], and to the parameter, a centre [M, HV] or a ridge [M, HV, K]."""
 
-    inside: TensorSpec
-    sums: TensorSpec
-    totals: TensorSpec
-    parameter: TensorSpec
-
 
 def record_energy_grads(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, grads: EnergyGrads, dk: TensorSpec,
-    add: bool, dA_end: TensorSpec | None, state_grads: bool,
-) -> tuple[TensorSpec, TensorSpec, TensorSpec | None]:  # fmt: skip
+    call: DeltaRule,
+    saved: SavedForBackward,
+    grads: EnergyGrads,
+    dk: TensorSpec,
+    add: bool,
+    dA_end: Any,
+    state_grads: bool,
+) -> tuple[TensorSpec, TensorSpec, TensorSpec | None]:
     """The gradients of g and beta [BT, HV], and with state_grads of the initial A. dk takes what reaches the keys through A, with
     `add` beside what it holds."""
-    dA = sizes.empty(sizes.N, sizes.HV, sizes.K, dtype=torch.float32) if state_grads else None
-    record_scan(recorder, x, sizes, grads.sums, grads.totals, dA_end, dA, back=True)
-    dg, dbeta = (sizes.per_token(sizes.HV, dtype=torch.float32) for _ in range(2))
-    recorder.launch(
-        key_energy_backward, (sizes.M, sizes.HV),
-        x.k, grads.inside, dk, saved.key_energy, grads.sums, x.precond_g, x.precond_beta, dg, dbeta, saved.chunk_table, sizes.T,
-        sizes.H, sizes.HV, **gate_groups(x, sizes), ADD=add, PRECISION=sizes.precision,
-        **sizes.tile_options("key_energy_backward", "BK"),
+    x, dA = call.memory, call.floats(call.N, call.HV, call.K) if state_grads else None
+    record_scan(call, grads.sums, grads.totals, dA_end, dA, back=True)
+    dg, dbeta = (call.token_tensor(call.HV, dtype=torch.float32) for _ in range(2))
+    call.launch(
+        key_energy_backward, (call.M, call.HV), x.k, grads.inside, dk, saved.key_energy, grads.sums, x.precond_g,
+        x.precond_beta, dg, dbeta, saved.chunk_table, call.T, call.H, call.HV, **gate_groups(call), ADD=add,
+        PRECISION=call.precision, **call.tile_options("key_energy_backward", "BK"),
     )  # fmt: skip
     return dg, dbeta, dA

@@ -18,12 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ..math import LN2, exp2, log2, or_nan, reciprocal, spoiled_somewhere
-from ..packing import chunk_place
-from ..runtime.launch_plan import Recorder
+from ..common.delta_rule.launches import DeltaRule
+from ..common.delta_rule.sizes import SavedForBackward
+from ..common.math import LN2, exp2, log2, or_nan, reciprocal, spoiled_somewhere
+from ..common.packing import chunk_place
 from ..runtime.workspace import TensorSpec
 from .key_energy import EnergyGrads, gate_groups, gates, past, past_with_bad_numbers
-from .sizes import ChunkSizes, KernelInputs, SavedForBackward
 
 QUERIES = "queries"
 
@@ -178,43 +178,36 @@ def precondition_grads(
     tl.store(totals + at, tl.min(decay, 0))
 
 
-def shared_arguments(x: KernelInputs, sizes: ChunkSizes, form: Form, kernel: str) -> dict[str, Any]:
-    tile = sizes.tile_options("precondition_whole" if form.name == "none" else kernel, "BK")
-    return {**gate_groups(x, sizes), "FORM": form.name, "PRECISION": sizes.precision, **tile}
+def shared_constants(call: DeltaRule, form: Form, kernel: str) -> dict[str, Any]:
+    tile = call.tile_options("precondition_whole" if form.name == "none" else kernel, "BK")
+    return {**gate_groups(call), "FORM": form.name, "PRECISION": call.precision, **tile}
 
 
-def record_precondition(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, out: TensorSpec | None, form: Form
-) -> None:
+def record_precondition(call: DeltaRule, saved: SavedForBackward, out: Any, form: Form) -> None:
     """The write keys or queries, from saved.key_energy."""
-    recorder.launch(
-        precondition, (sizes.M, sizes.HV),
-        x.k, x.q if form.name == QUERIES else None, saved.key_energy, x.precond_g, x.precond_beta, x.center, out,
-        saved.chunk_table, sizes.T, *form.numbers, sizes.H, sizes.HV, **shared_arguments(x, sizes, form, "precondition"),
+    x = call.memory
+    call.launch(
+        precondition, (call.M, call.HV), x.k, x.q if form.name == QUERIES else None, saved.key_energy, x.precond_g,
+        x.precond_beta, x.center, out, saved.chunk_table, call.T, *form.numbers, call.H, call.HV,
+        **shared_constants(call, form, "precondition"),
     )  # fmt: skip
 
 
 def record_precondition_grads(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, dout: TensorSpec, dx: TensorSpec,
-    form: Form, add: bool,
-) -> EnergyGrads:  # fmt: skip
+    call: DeltaRule, saved: SavedForBackward, dout: TensorSpec, dx: TensorSpec, form: Form, add: bool
+) -> EnergyGrads:
     """What A gets, and the gradient of the centre or the ridge per chunk. dx takes what reaches keys or queries directly, with
     `add` beside what it holds, and the gradient of A may take the place of dout."""
-    inside = dout
-    if sizes.dtype == torch.float16:  # 1/A may leave its range
-        inside = sizes.per_token(sizes.HV, sizes.K, dtype=torch.float32)
+    x, inside = call.memory, dout
+    if call.dtype == torch.float16:  # 1/A may leave its range
+        inside = call.token_tensor(call.HV, call.K, dtype=torch.float32)
     elif not add:  # dout is the caller's
-        inside = sizes.per_token(sizes.HV, sizes.K)
-    grads = EnergyGrads(
-        inside,
-        sizes.empty(sizes.M, sizes.HV, sizes.K, dtype=torch.float32),
-        sizes.empty(sizes.M, sizes.HV, dtype=torch.float32),
-        sizes.empty(sizes.M, *x.center.shape, dtype=torch.float32),
-    )
-    recorder.launch(
-        precondition_grads, (sizes.M, sizes.HV),
-        x.k, x.q if form.name == QUERIES else None, saved.key_energy, dout, grads.inside, dx, x.precond_g, x.precond_beta,
-        x.center, grads.sums, grads.totals, grads.parameter, saved.chunk_table, sizes.T, *form.numbers, sizes.H, sizes.HV,
-        ADD=add, **shared_arguments(x, sizes, form, "precondition_grads"),
+        inside = call.token_tensor(call.HV, call.K)
+    M, HV = call.M, call.HV
+    grads = EnergyGrads(inside, call.floats(M, HV, call.K), call.floats(M, HV), call.floats(M, *x.center.shape))
+    call.launch(
+        precondition_grads, (M, HV), x.k, x.q if form.name == QUERIES else None, saved.key_energy, dout, grads.inside, dx,
+        x.precond_g, x.precond_beta, x.center, grads.sums, grads.totals, grads.parameter, saved.chunk_table, call.T,
+        *form.numbers, call.H, HV, ADD=add, **shared_constants(call, form, "precondition_grads"),
     )  # fmt: skip
     return grads

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan, or_nan
-from ..packing import pieces_of_sequence, tokens_of_sequence
-from ..posterior.tile import at_token
+from ..common.math import float_or_nan, or_nan
+from ..common.packing import pieces_of_sequence, tokens_of_sequence
+from ..common.tiles import at_token
 from .read import decay, load_kv_beta, next_state, state_places, update_terms
 
 

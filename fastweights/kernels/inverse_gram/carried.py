@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, rows_of_tokens, without
-from ..packing import pieces_of_sequence, tokens_of_sequence
+from ..common.math import is_bad, without
+from ..common.packing import pieces_of_sequence, tokens_of_sequence
+from ..common.tiles import rows_of_tokens
 from .sums import exact_dot, matrix_tile, precise_dot
 
 COARSE = tl.constexpr(5e-3)  # how close Newton's iteration comes

@@ -6,8 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens, places_of_rows
-from ..packing import chunk_place, pieces_of_sequence
+from ..common.packing import chunk_place, pieces_of_sequence
+from ..common.tiles import of_tokens, places_of_rows
 from .sums import divisors_of, matrix_tile, rounded_dot, token_tile
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, of_tokens, places_of_rows, rows_of_tokens, so_far, without
-from ..packing import chunk_place
+from ..common.math import is_bad, so_far, without
+from ..common.packing import chunk_place
+from ..common.tiles import of_tokens, places_of_rows, rows_of_tokens
 from .sums import divisors_of, exact_dot, matrix_tile, precise_dot, token_tile
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, without
-from ..packing import chunk_place
+from ..common.math import is_bad, without
+from ..common.packing import chunk_place
 from .rows import ROWS, eliminate_rows
 
 

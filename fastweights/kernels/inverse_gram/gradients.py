@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens, places_of_rows
-from ..packing import chunk_place
+from ..common.packing import chunk_place
+from ..common.tiles import of_tokens, places_of_rows
 from .sums import divisors_of, matrix_tile, token_tile
 
 

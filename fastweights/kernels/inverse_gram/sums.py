@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens, rows_of_tokens
-from ..packing import chunk_place, pieces_of_sequence
+from ..common.packing import chunk_place, pieces_of_sequence
+from ..common.tiles import of_tokens, rows_of_tokens
 
 AHEAD = tl.constexpr(4)  # chunks that are loaded at once
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, places_of_rows, rows_of_tokens, so_far, without
-from ..packing import chunk_place, pieces_of_sequence
+from ..common.math import is_bad, so_far, without
+from ..common.packing import chunk_place, pieces_of_sequence
+from ..common.tiles import places_of_rows, rows_of_tokens
 from .sums import exact_dot, token_tile
 
 AHEAD = tl.constexpr(32)  # chunks of a sequence that are added up at once

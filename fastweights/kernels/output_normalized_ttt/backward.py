@@ -6,8 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
-from ..packing import pieces_of_sequence, tokens_of_sequence
+from ..common.math import float_or_nan
+from ..common.packing import pieces_of_sequence, tokens_of_sequence
 from .block import (
     AHEAD,
     BLOCK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..packing import chunk_place
+from ..common.packing import chunk_place
 
 BLOCK = tl.constexpr(16)
 AHEAD = tl.constexpr(2)  # tokens whose vectors are loaded before they are used

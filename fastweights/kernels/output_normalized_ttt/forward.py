@@ -5,17 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..packing import tokens_of_sequence
-from .block import (
-    AHEAD,
-    BLOCK,
-    channels,
-    key_tile,
-    load_transposed,
-    over_channels,
-    overlap_row,
-    value_tile,
-)
+from ..common.packing import tokens_of_sequence
+from .block import AHEAD, BLOCK, channels, key_tile, load_transposed, over_channels, overlap_row, value_tile
 
 SHORTEST = tl.constexpr(1e-6)  # a shorter answer has no direction
 

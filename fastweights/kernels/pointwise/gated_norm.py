@@ -18,10 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import alignment, on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import sigmoid
-from ..runtime.launch_plan import launch
+from ..common.call import padded
+from ..common.math import sigmoid
+from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
 
 __all__ = ["backward", "forward", "grouped", "tile_of"]
 
@@ -158,7 +157,7 @@ def backward_kernel(
 
 def grouped(x: Tensor) -> Tensor:
     """[..., G, V] as [M, G, V], rows contiguous; a copy only where strides do not allow a view."""
-    x = rows_together(x)
+    x = make_rows_contiguous(x)
     return x.flatten(0, -3) if x.ndim > 2 else x.reshape(-1, 1, x.shape[-1])
 
 
@@ -191,7 +190,7 @@ def forward(
     x, (z, v) = grouped(x), (None if t is None else grouped(t) for t in (gate, value))
     rows, groups, width = x.shape
     whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
-    with on_device_of(x):
+    with device_of(x):
         strides = strides_of(x, z, v)
         launch(
             forward_kernel, (-(-rows // tile) * groups,),
@@ -225,7 +224,7 @@ def backward(
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, groups, width), device=x.device, dtype=torch.float32)
     dD = None if v is None else torch.empty((programs, groups), device=x.device, dtype=torch.float32)
-    with on_device_of(x):
+    with device_of(x):
         strides = strides_of(dy, x, z, v)
         launch(
             backward_kernel, (programs * groups,),

@@ -13,9 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import alignment, on_device_of
-from ..math import sigmoid
-from ..runtime.launch_plan import launch
+from ..common.math import sigmoid
+from ..runtime.launch_plan import alignment, device_of, launch
 from .gated_norm import grouped, load_group_rows, strides_of, tile_of
 
 __all__ = ["backward", "forward"]
@@ -79,7 +78,7 @@ def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[T
     rows, groups, width = v.shape
     whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
     strides = strides_of(v, z)
-    with on_device_of(v):
+    with device_of(v):
         launch(
             forward_kernel, (-(-rows // tile) * groups,),
             v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta, rows, groups, *strides,
@@ -101,7 +100,7 @@ def backward(
     rows, groups, width = v.shape
     whole, tile, warps = tile_of(width, BACKWARD_NUMBERS)
     strides = strides_of(dwrite, dbeta, v, z)
-    with on_device_of(v):
+    with device_of(v):
         launch(
             backward_kernel, (-(-rows // tile) * groups,),
             dwrite, dbeta, v, s.contiguous(), z, None if c is None else c.contiguous(), dv, ds, dz, dc, rows, groups, *strides,

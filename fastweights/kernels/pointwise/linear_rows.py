@@ -20,10 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import log_rate_and_rest, sigmoid, softplus
-from ..runtime.launch_plan import launch
+from ..common.call import padded
+from ..common.math import log_rate_and_rest, sigmoid, softplus
+from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
 __all__ = ["linear_rows"]
 
@@ -91,7 +90,7 @@ def linear_rows(
     x: Tensor, weights: Sequence[Tensor], kind: str, bias: Tensor | None, other: Tensor | None, largest: float
 ) -> list[Tensor]:
     """The results [..., width] for x [..., D] of few rows; nothing is checked."""
-    flat = rows_together(x).flatten(0, -2)
+    flat = make_rows_contiguous(x).flatten(0, -2)
     rows, channels = flat.shape
     given = [w.contiguous() for w in weights]
     widths = [len(w) for w in given]
@@ -104,7 +103,7 @@ def linear_rows(
     inputs = INPUTS[x.element_size()]
     of_step = 2 * (tall + OUTPUTS) * inputs * x.element_size()  # bytes; one stage less than there are is loaded ahead
     if rows and sum(tiles):
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 linear_rows_kernel, (sum(tiles),),
                 flat, *given, *missing, bias, None if other is None else other.contiguous(),

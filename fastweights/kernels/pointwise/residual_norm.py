@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import alignment, on_device_of, rows_together
-from ..runtime.launch_plan import launch
+from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
 from .gated_norm import load_rows, normalized, tile_of
 
 __all__ = ["backward", "forward"]
@@ -75,7 +74,7 @@ def residual_norm_backward(
 
 def as_rows(x: Tensor | None) -> Tensor | None:
     """[..., V] as [M, V], rows contiguous."""
-    return None if x is None else rows_together(x).flatten(0, -2) if x.ndim > 1 else x[None]
+    return None if x is None else make_rows_contiguous(x).flatten(0, -2) if x.ndim > 1 else x[None]
 
 
 def row_stride(x: Tensor | None) -> int:
@@ -94,7 +93,7 @@ def forward(
         rows, width = flat.shape
         whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
         strides = flat.stride(0), row_stride(added)
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 residual_norm_forward, (-(-rows // tile),), flat, added, weight.contiguous(), s, n, rows, *strides, eps,
                 V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
@@ -118,7 +117,7 @@ def backward(
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, width), device=s.device, dtype=torch.float32)
     strides = row_stride(of_sum), of_norm.stride(0), read.stride(0)
-    with on_device_of(s):
+    with device_of(s):
         launch(
             residual_norm_backward, (programs,),
             of_sum, of_norm, read, weight.contiguous(), dx, dbranch, dw, rows, steps, *strides, eps,

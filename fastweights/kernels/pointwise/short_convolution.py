@@ -28,10 +28,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import alignment, on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import sigmoid
-from ..runtime.launch_plan import launch
+from ..common.call import padded
+from ..common.math import sigmoid
+from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
 
 __all__ = ["backward", "forward"]
 
@@ -320,13 +319,13 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
     """y, and the last W-1 inputs [N, W-1, D] if `keep`; nothing is checked."""
-    x, weight = rows_together(x), weight.contiguous()
+    x, weight = make_rows_contiguous(x), weight.contiguous()
     tiling = choose_tiling(x, edges, head, 0, FORWARD_PLACES, 16)
     channels, taps = weight.shape
     y = x.new_empty(x.shape)
     final = x.new_empty(tiling.sequences, taps - 1, channels) if keep else x.new_empty(0)
     if tiling.tiles:
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 forward_kernel, (tiling.tiles * tiling.blocks,),
                 x, weight, bias, None if window is None else window.contiguous(), edges, y, final, x.stride(0), x.stride(1),
@@ -352,7 +351,7 @@ def backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of x, weight, bias and window (None where these are)."""
-    x, dy, weight = rows_together(x), rows_together(dy), weight.contiguous()
+    x, dy, weight = make_rows_contiguous(x), make_rows_contiguous(dy), weight.contiguous()
     channels, taps = weight.shape
     tiling = choose_tiling(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
     step = min(BACKWARD_STEP[4 if taps <= 4 else 8], tiling.places)
@@ -362,7 +361,7 @@ def backward(
     dw = torch.empty((tiling.tiles, *weight.shape), device=x.device, dtype=torch.float32)
     db = None if bias is None else torch.empty((tiling.tiles, channels), device=x.device, dtype=torch.float32)
     if tiling.tiles:
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 backward_kernel, (tiling.tiles * tiling.blocks,),
                 x, weight, bias, window, edges, dy, None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, is_bad, or_nan, prefetch
-from ..packing import segment_place
-from .lanes import halve
-from .tile import address, at_token, channels, load_raw, load_tile, of_raw, spread, store_tile, times
+from ..common.lanes import halve
+from ..common.math import clamped, is_bad, or_nan, prefetch
+from ..common.packing import segment_place
+from ..common.tiles import at_token
+from .tile import address, channels, load_raw, load_tile, of_raw, spread, store_tile, times
 
 # The way back undoes writes as far as neither the prior nor an importance at the end of the undone tokens is above so many
 # times the prior that is decayed by them: by as much rounding errors grow.
@@ -280,8 +281,8 @@ def posterior_gradients(
         end = count
         while end > 0:
             put_state(
-                scratch_M, scratch_J, M_chunk, J_chunk, chunk, k_chunk, v_chunk, beta_chunk, g_chunk, end, column, first_key, HV,
-                K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G, PRECISION,
+                scratch_M, scratch_J, M_chunk, J_chunk, chunk, k_chunk, v_chunk, beta_chunk, g_chunk, end, column, first_key,
+                HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G, PRECISION,
             )  # fmt: skip
             M, J = get(scratch_M, PARTS), get(scratch_J, PARTS)
             # The gradient of the decay that follows; those before come from it by differences.
@@ -340,17 +341,3 @@ def posterior_gradients(
             at_start = sequence.to(tl.int64) * HV + head
             store_tile(dM_start, at_start, first_key, column, dM, K, V, PARTS)
             store_tile(dJ_start, at_start, first_key, column, times(debt, -1.0, PARTS), K, V, PARTS)
-
-
-@triton.jit(do_not_specialize=["units", "tiles"])
-def sum_tiles(x, out, units, tiles, UNIT: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
-    """out [count] from x [tiles, count]: what the tiles of a head left of a gradient. AT_ONCE tiles are loaded together.
-    count = units * UNIT: where it is known as a multiple of 8, 8 numbers are one load."""
-    count = units.to(tl.int64) * UNIT
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, tiles, AT_ONCE):
-        for i in tl.static_range(AT_ONCE):
-            total += tl.load(x + at, (at < count) & (first + i < tiles), 0.0).to(tl.float32)
-            x += count
-    tl.store(out + at, total.to(out.dtype.element_ty), at < count)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, or_nan, prefetch
-from ..packing import segment_place
-from .lanes import over_eight_lanes
+from ..common.math import clamped, or_nan, prefetch
+from ..common.packing import segment_place
+from ..common.tiles import at_token
 from .tile import (
-    at_token,
     load_columns,
     load_raw,
     load_rows,
@@ -17,6 +16,7 @@ from .tile import (
     of_columns,
     of_raw,
     of_rows,
+    over_eight_lanes,
     prefetch_lanes,
     spoiled,
     spread,

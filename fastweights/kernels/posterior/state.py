@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, of_tokens
-from ..packing import segment_place
+from ..common.math import clamped
+from ..common.packing import segment_place
+from ..common.tiles import of_tokens
 
 
 @triton.jit(do_not_specialize=["time"])

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, float_or_nan, or_nan
+from ..common.lanes import halve
+from ..common.math import clamped, float_or_nan, or_nan
 
 
 @triton.jit
@@ -111,12 +112,6 @@ def of_rows(raw, like, K: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def at_token(x, t, head, HV, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Where the numbers of a token and head begin in x [tokens, HV // HEADS, WIDTH]."""
-    return x + (t * (HV // HEADS) + head // HEADS) * WIDTH
-
-
-@triton.jit
 def load_raw(
     q, k, v, beta, g, do, dw, i, column, first_key, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
@@ -200,3 +195,16 @@ def prefetch_lanes(
     SIZE_BETA: tl.constexpr = beta.dtype.element_ty.primitive_bitwidth // 8
     SIZE_K: tl.constexpr = k.dtype.element_ty.primitive_bitwidth // 8
     return start, numbers * tl.where(which < 2, SIZE_K, tl.where(which == 2, SIZE_V, SIZE_BETA))
+
+
+@triton.jit
+def over_eight_lanes(x, first_column):
+    """The sums of x [8, 16] over its rows, one of its four columns in each lane: sums and their columns [1, 2, 2, 4]."""
+    odd = tl.arange(0, 2)[None, None, :, None] > 0
+    right = tl.arange(0, 2)[None, :, None, None] > 0
+    even_columns, odd_columns = tl.split(tl.reshape(x, (2, 2, 2, 4, 2, 2)))
+    left, right_column = tl.split(halve(even_columns, odd_columns, 2, odd[:, :, :, :, None]))
+    total = tl.sum(halve(left, right_column, 1, right), 0, keep_dims=True)
+    place = 2 * tl.arange(0, 2)[None, :, None, None] + tl.arange(0, 2)[None, None, :, None]
+    column = first_column + place + 4 * tl.arange(0, 4)[None, None, None, :]
+    return total, column

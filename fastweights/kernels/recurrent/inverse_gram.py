@@ -13,13 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
-from ..runtime.launch_plan import launch
+from ..common.call import padded
+from ..common.math import float_or_nan
+from ..common.packing import pool_row, tokens_of_sequence
+from ..runtime.launch_plan import device_of, launch
 from . import RecurrentCall, delta_rule
-from .launching import padded
-from .states import PlacedState, head_of, pool_row, state_tile
+from .states import PlacedState, head_of, state_tile
 from .tokens import any_layout, number, row, strides
 
 __all__ = ["decode_least_squares", "decode_variational"]
@@ -79,7 +78,7 @@ def directions(
     rows = padded(key, 1)
     warps = max(1, rows * rows // 2048)
     limit = {"maxnreg": 128} if warps == 8 else {}  # so that a multiprocessor runs two programs
-    with on_device_of(v):
+    with device_of(v):
         launch(
             decode_inverse_gram, (programs,), *[x for each in given for x in each],
             *(made.get(name) for name in ("write_key", "k", "q", "beta")), *placed[0].arguments, *z, *counts,

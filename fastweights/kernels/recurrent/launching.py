@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..availability import on_device_of
-from ..chunk.tiles import padded
-from ..runtime.launch_plan import launch
+from ..common.call import padded
+from ..runtime.launch_plan import device_of, launch
 from . import RecurrentCall
 from .states import PlacedState
 from .tokens import strides
@@ -54,7 +53,7 @@ def run(
         given = [strides(call.inputs.get(name), *sizes) for name in inputs]
         placed = [PlacedState.of(call, name) for name in states]
         pool = len(call.states[states[0]])
-        with on_device_of(v):
+        with device_of(v):
             launch(
                 kernel, (programs,), *[x for each in given for x in each], *parameters, *made,
                 *[x for each in placed for x in each.arguments], *more, call.state_indices, pool, call.cu_seqlens, sizes[1],

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
+from ..common.math import float_or_nan
+from ..common.packing import pool_row, tokens_of_sequence
 from . import RecurrentCall
 from .launching import run, whole_state
-from .states import head_of, pool_row, state_tile
+from .states import head_of, state_tile
 from .tokens import any_layout, number, row
 
 __all__ = ["decode"]

@@ -11,11 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
+from ..common.call import padded
+from ..common.math import float_or_nan
+from ..common.packing import pool_row, tokens_of_sequence
 from . import RecurrentCall, delta_rule
-from .launching import Tile, padded, run
-from .states import head_of, pool_row
+from .launching import Tile, run
+from .states import head_of
 from .tokens import any_layout, decay_from_log, number, row
 
 __all__ = ["decode"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import RecurrentCall
 
-__all__ = ["PlacedState", "head_of", "pool_row", "state_tile"]
+__all__ = ["PlacedState", "head_of", "state_tile"]
 
 
 class PlacedState:
@@ -52,13 +52,6 @@ def heads_are_dense(state: Tensor) -> bool:
 def head_of(place, HV: tl.constexpr):
     """The head of place n HV + head, in 64 bits: a view of a large tensor may have any stride from head to head."""
     return (place % HV).to(tl.int64)
-
-
-@triton.jit
-def pool_row(state_indices, n, P):
-    """The row of sequence n in the pool of P rows, and whether it has one: none for a negative index."""
-    index = n.to(tl.int64) if state_indices is None else tl.load(state_indices + n).to(tl.int64)
-    return index, (index >= 0) & (index < P)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens, rows_of_tokens
+from ..common.tiles import of_tokens, rows_of_tokens
 
 
 @triton.jit

@@ -6,8 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens, places_of_rows, rows_of_tokens
-from ..packing import chunk_place
+from ..common.packing import chunk_place
+from ..common.tiles import of_tokens, places_of_rows, rows_of_tokens
 from .chunk import decay_factors, gain_of, whole_rows_of
 
 

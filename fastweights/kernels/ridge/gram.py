@@ -6,8 +6,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan, places_of_rows, rows_of_tokens
-from ..packing import chunk_place, pieces_of_sequence, tokens_of_sequence
+from ..common.math import is_bad, or_nan
+from ..common.packing import chunk_place, pieces_of_sequence, tokens_of_sequence
+from ..common.tiles import places_of_rows, rows_of_tokens
 from .chunk import decay_factors, gain_of
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan, places_of_rows, rows_of_tokens, so_far, without
-from ..packing import chunk_place
+from ..common.math import is_bad, or_nan, so_far, without
+from ..common.packing import chunk_place
+from ..common.tiles import places_of_rows, rows_of_tokens
 from .chunk import decay_factors, gain_of, store_in_two, whole_rows_of
 
 SMALLEST_RIDGE = tl.constexpr(1e-6)  # the ridge without any key so far, as in the PyTorch form

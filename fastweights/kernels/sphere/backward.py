@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
+from ..common.math import float_or_nan
 from .forward import (
     EVERY,
     FEW,

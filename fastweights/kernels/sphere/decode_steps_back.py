@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan, reciprocal
+from ..common.math import float_or_nan, reciprocal
 from .forward import EVERY, LEAST_DECAY, edges, first_slots, load_state, not_below, store_state
 from .layout import over_channels, over_slots, slot_and_channel
 from .own_slots import dot_of, load_own, over_four_slots, own_over_channels, own_slot, own_start, store_own, to_tile

@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
-from ..packing import pieces_of_sequence, tokens_of_sequence
+from ..common.math import float_or_nan
+from ..common.packing import pieces_of_sequence, tokens_of_sequence
 from .layout import both_over_slots, hidden, over_channels, over_slots, slot_and_channel
 from .words import each_slot, load_four, neighbours, prefetch_rows, store_four
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..posterior.lanes import halve
+from ..common.lanes import halve
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..posterior.lanes import halve
+from ..common.lanes import halve
 from .forward import inverse_square
 from .layout import hidden, of_lane
 

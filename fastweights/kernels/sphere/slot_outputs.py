@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan, is_bad, without
+from ..common.math import float_or_nan, is_bad, without
 from .forward import EVERY, TILE
 from .slot_steps import block_place, rows_of
 

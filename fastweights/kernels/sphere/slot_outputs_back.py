@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
+from ..common.math import float_or_nan
 from .forward import EVERY, LEAST_DECAY, TILE, not_below
 from .slot_steps import block_place, is_there, of_slots, of_tokens, row, rows_of, since_first
 from .slot_turns import step_of

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
+from ..common.math import float_or_nan
 from .forward import EVERY, LEAST_DECAY, SHORTEST, edges, inverse_square, not_below
 from .layout import hidden
 from .slot_steps import block_place, halves, inverse_root, product, rows_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import prefetch
+from ..common.math import prefetch
 from .layout import hidden
 
 LINE = tl.constexpr(128)  # bytes

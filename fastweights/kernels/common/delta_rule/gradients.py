@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens
 from ..packing import chunk_place
+from ..tiles import of_tokens
 
 
 @triton.jit

@@ -14,8 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, is_bad, of_tokens
+from ..math import clamped, is_bad
 from ..packing import chunk_place
+from ..tiles import of_tokens
 from .gradients import over_values
 from .wy import causal_inverse, weighted
 

@@ -17,8 +17,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from .runtime.launch_plan import Recorder
-from .runtime.workspace import TensorSpec
+from ..runtime.launch_plan import Recorder
+from ..runtime.workspace import TensorSpec
 
 __all__ = [
     "CHUNK",
@@ -115,8 +115,8 @@ def record_tables(
     N = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     M, P = 0 if chunks is None else chunks.shape[0], segments.shape[0]
     recorder.launch(
-        write_tables, (-(-max(M, P) // BLOCK),), cu_seqlens, chunks, segments, time, N, max(N - 1, 0).bit_length(), M, P, tokens,
-        BLOCK=BLOCK, num_warps=4,
+        write_tables, (-(-max(M, P) // BLOCK),), cu_seqlens, chunks, segments, time, N, max(N - 1, 0).bit_length(), M, P,
+        tokens, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
@@ -167,3 +167,10 @@ def pieces_of_sequence(cu_seqlens, n, T, L, LEAST: tl.constexpr):
         low = start // L + n
         count = tl.maximum(tl.cdiv(stop - start, L), LEAST)
     return low, count
+
+
+@triton.jit
+def pool_row(state_indices, n, P):
+    """The row of sequence n in the pool of P rows, and whether it has one: none for a negative index."""
+    index = n.to(tl.int64) if state_indices is None else tl.load(state_indices + n).to(tl.int64)
+    return index, (index >= 0) & (index < P)
