@@ -26,7 +26,7 @@ ENOUGH_PROGRAMS, MOST_SHARES, SMALLEST_SHARE = 1056, 64, 2  # the smallest share
 
 
 @triton.jit
-def rotated(x, place, frequency, lane, exists, HALF: tl.constexpr):
+def rotate_pairs(x, place, frequency, lane, exists, HALF: tl.constexpr):
     """x [2 HALF] with its pairs of channels (i, i + HALF) turned by place * frequency_i, as two halves."""
     a = tl.load(x + lane, exists, 0.0).to(tl.float32)
     b = tl.load(x + HALF + lane, exists, 0.0).to(tl.float32)
@@ -48,7 +48,7 @@ def rotate_into_ring(
     exists = lane < HALF
     position = tl.load(seen + row)
     if head < H:
-        a, b = rotated(q + row * stride_q + head * (2 * HALF), position, frequency, lane, exists, HALF)
+        a, b = rotate_pairs(q + row * stride_q + head * (2 * HALF), position, frequency, lane, exists, HALF)
         to = new_q + (row * H + head) * (2 * HALF) + lane
         tl.store(to, a.to(new_q.dtype.element_ty), exists)
         tl.store(to + HALF, b.to(new_q.dtype.element_ty), exists)
@@ -56,7 +56,7 @@ def rotate_into_ring(
         head -= H
         slot = tl.load(place + row) % slots
         at = ((row * slots + slot) * G + head) * (2 * HALF) + lane
-        a, b = rotated(k + row * stride_k + head * (2 * HALF), position, frequency, lane, exists, HALF)
+        a, b = rotate_pairs(k + row * stride_k + head * (2 * HALF), position, frequency, lane, exists, HALF)
         tl.store(keys + at, a.to(keys.dtype.element_ty), exists)
         tl.store(keys + at + HALF, b.to(keys.dtype.element_ty), exists)
         given = v + row * stride_v + head * (2 * HALF) + lane

@@ -18,48 +18,52 @@ import triton.language as tl
 from ..common.call import padded
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import SavedForBackward
-from ..common.math import clamped, exp2, is_bad, or_nan, so_far, without
+from ..common.math import any_so_far, clamp_decay, exp2, infinite_to_nan, is_bad, zero_where
 from ..common.packing import chunk_place, pieces_of_sequence
-from ..common.tiles import of_tokens
+from ..common.tiles import load_gate
 from ..runtime.workspace import TensorSpec
 
 
 @triton.jit
-def gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr):
+def load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr):
     """The summed log decay (base 2) and the gain of a chunk's tokens."""
-    g = of_tokens(precond_g, first, live, head, HV, HEADS_PG)
-    return tl.cumsum(clamped(g), 0), of_tokens(precond_beta, first, live, head, HV, HEADS_PB)
+    g = load_gate(precond_g, first, live, head, HV, HEADS_PG)
+    return tl.cumsum(clamp_decay(g), 0), load_gate(precond_beta, first, live, head, HV, HEADS_PB)
 
 
 @triton.jit
-def pair_decay(upto, decay, PRECISION: tl.constexpr):
+def pair_decays(upto, decay, PRECISION: tl.constexpr):
     """exp(G_i - G_j) for j < i, else 0, with G_i of `upto` and G_j of `decay`."""
     i = tl.arange(0, 64)
     return exp2(tl.where(i[:, None] > i[None, :], upto[:, None] - decay[None, :], -float("inf")), PRECISION)
 
 
 @triton.jit
-def operand(x, dtype: tl.constexpr):
+def to_operand(x, dtype: tl.constexpr):
     """x as an operand of a product: bfloat16 for bfloat16 inputs, else float32 (float16 lacks the range)."""
     return x.to(tl.bfloat16) if dtype == tl.bfloat16 else x
 
 
 @triton.jit
-def past(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
+def earlier_energy(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
     """A_i - beta_i k_i^2: the part of earlier tokens and of A at the chunk's start. A token's own part is added in float32,
     as it must cancel in gradients. upto: G_i, or G_(i-1) for all of A_(i-1)."""
-    energy = operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
-    weights = operand(pair_decay(upto, decay, PRECISION) * beta[None, :], keys.dtype)
+    energy = to_operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
+    weights = to_operand(pair_decays(upto, decay, PRECISION) * beta[None, :], keys.dtype)
     return tl.dot(weights, energy, tl.exp2(upto)[:, None] * start[None, :], input_precision=PRECISION)
 
 
 @triton.jit
-def past_with_bad_numbers(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
-    """`past` where a NaN or infinity makes its key channel NaN, or in a gate all channels, from its token on, none before."""
+def earlier_energy_with_bad_numbers(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
+    """`earlier_energy` where a NaN or infinity makes its key channel NaN, or in a gate all channels, from its token on."""
     bad = is_bad(keys.to(tl.float32) * keys.to(tl.float32))
-    spoiled = so_far(bad | (is_bad(beta) | is_bad(decay))[:, None])
-    upto, decay, beta = without(upto, is_bad(upto)), without(decay, is_bad(decay)), without(beta, is_bad(beta))
-    return tl.where(spoiled, float("nan"), or_nan(past(without(keys, bad), upto, decay, beta, start, PRECISION)))
+    spoiled = any_so_far(bad | (is_bad(beta) | is_bad(decay))[:, None])
+    upto, decay, beta = zero_where(upto, is_bad(upto)), zero_where(decay, is_bad(decay)), zero_where(beta, is_bad(beta))
+    return tl.where(
+        spoiled,
+        float("nan"),
+        infinite_to_nan(earlier_energy(zero_where(keys, bad), upto, decay, beta, start, PRECISION)),
+    )
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -79,7 +83,7 @@ def key_energy_sums(
         live[:, None] & (c < K)[None, :],
         0.0,
     )
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     total = tl.min(decay, 0) + 0.0 * tl.sum(decay, 0)
     energy = keys.to(tl.float32) * keys.to(tl.float32)
     added = tl.sum((tl.exp2(total - decay) * beta)[:, None] * energy, 0)
@@ -113,7 +117,7 @@ def key_energy_scan(
         before = tl.sum(tl.where(earlier, total[None, :], 0.0), 1)
         weights = tl.where(earlier, tl.exp2(tl.where(earlier, before[:, None] - after[None, :], 0.0)), 0.0)
         bad = is_bad(added)
-        starts = tl.exp2(before)[:, None] * x[None, :] + tl.dot(weights, without(added, bad), input_precision="ieee")
+        starts = tl.exp2(before)[:, None] * x[None, :] + tl.dot(weights, zero_where(added, bad), input_precision="ieee")
         spoiled = (tl.cumsum(bad.to(tl.int32), 0) - bad.to(tl.int32)) > 0
         starts = tl.where(spoiled, float("nan"), starts)
         tl.store(sums + at[:, None] * K + c[None, :], starts, here)
@@ -141,7 +145,7 @@ def key_energy_backward(
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at = m.to(tl.int64) * HV + head
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     total = tl.min(decay, 0)
     pairs = tl.zeros((64, 64), tl.float32)
     from_start = tl.zeros((64,), tl.float32)
@@ -162,7 +166,7 @@ def key_energy_backward(
         from_start += tl.sum(grad_A.to(tl.float32) * begin[None, :], 1)
         to_end += tl.sum(energy * end[None, :], 1)
         to_energy = grad_A.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
-        weights = tl.trans(pair_decay(decay, decay, PRECISION).to(grad_A.dtype))
+        weights = tl.trans(pair_decays(decay, decay, PRECISION).to(grad_A.dtype))
         to_energy = tl.dot(weights, grad_A, to_energy, input_precision=PRECISION)
         to_beta += tl.sum(to_energy * energy, 1)
         to_keys = 2 * keys * beta[:, None] * to_energy
@@ -171,7 +175,7 @@ def key_energy_backward(
         tl.store(dk + at_row, to_keys.to(dk.dtype.element_ty), here)
         pairs = tl.dot(grad_A, tl.trans(energy.to(grad_A.dtype)), pairs, input_precision=PRECISION)
     tl.store(dbeta + start + row, to_beta, live)
-    pairs *= pair_decay(decay, decay, PRECISION) * beta[None, :]
+    pairs *= pair_decays(decay, decay, PRECISION) * beta[None, :]
     to_end *= tl.exp2(total - decay) * beta
     to_decay = tl.exp2(decay) * from_start + tl.sum(pairs, 1) - tl.sum(pairs, 0) - to_end
     at_last = tl.exp2(total) * across + tl.sum(to_end, 0)

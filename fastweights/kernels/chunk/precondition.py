@@ -20,10 +20,10 @@ import triton.language as tl
 
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import SavedForBackward
-from ..common.math import LN2, exp2, log2, or_nan, reciprocal, spoiled_somewhere
+from ..common.math import LN2, exp2, has_bad_number, infinite_to_nan, log2, reciprocal
 from ..common.packing import chunk_place
 from ..runtime.workspace import TensorSpec
-from .key_energy import EnergyGrads, gate_groups, gates, past, past_with_bad_numbers
+from .key_energy import EnergyGrads, earlier_energy, earlier_energy_with_bad_numbers, gate_groups, load_gates
 
 QUERIES = "queries"
 
@@ -42,7 +42,7 @@ class Form(NamedTuple):
 
 
 @triton.jit
-def decay_of_A(decay, FORM: tl.constexpr):
+def energy_decay(decay, FORM: tl.constexpr):
     """The summed decay of the tokens that have gone into the A that a token takes: all up to itself, or to the one before it."""
     if FORM == "none":
         i = tl.arange(0, 64)
@@ -78,8 +78,8 @@ def precondition(
     i = tl.arange(0, 64)
     live = i < count
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
-    upto = decay_of_A(decay, FORM)
+    decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    upto = energy_decay(decay, FORM)
     if (FORM == "softsign") | (FORM == "tanh"):
         middle = tl.load(parameter + head)
     for k0 in range(0, K, BK):
@@ -87,10 +87,10 @@ def precondition(
         here = live[:, None] & (c < K)[None, :]
         keys = tl.load(k + at_keys + c[None, :], here, 0.0)
         start = tl.load(gram + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
-        A = past(keys, upto, decay, beta, start, PRECISION)
-        if spoiled_somewhere(A):  # loaded again: kept for this rare case, keys would crowd the registers
+        A = earlier_energy(keys, upto, decay, beta, start, PRECISION)
+        if has_bad_number(A):  # loaded again: kept for this rare case, keys would crowd the registers
             again = tl.load(k + at_keys + c[None, :], here, 0.0)
-            A = past_with_bad_numbers(again, upto, decay, beta, start, PRECISION)
+            A = earlier_energy_with_bad_numbers(again, upto, decay, beta, start, PRECISION)
         keys = keys.to(tl.float32)
         if FORM == "none":
             direction = keys * reciprocal(A + ridge, PRECISION)
@@ -100,7 +100,7 @@ def precondition(
             if FORM == "queries":
                 queries = tl.load(q + at_keys + c[None, :], here, 0.0).to(tl.float32)
                 added = tl.load(parameter + head * K + c, c < K, 1.0)
-                made = or_nan(queries) * reciprocal(A + added[None, :], PRECISION)
+                made = infinite_to_nan(queries) * reciprocal(A + added[None, :], PRECISION)
             else:
                 squashed, _ = squash(log2(A + eps, PRECISION) * LN2 - middle, FORM, PRECISION)
                 made = exp2(-power * squashed, PRECISION) * keys
@@ -125,8 +125,8 @@ def precondition_grads(
     live = i < count
     at = m.to(tl.int64) * HV + head
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
-    upto = decay_of_A(decay, FORM)
+    decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    upto = energy_decay(decay, FORM)
     if (FORM == "softsign") | (FORM == "tanh"):
         middle = tl.load(parameter + head)
         to_center = 0.0
@@ -137,7 +137,7 @@ def precondition_grads(
         keys = tl.load(k + at_keys + c[None, :], here, 0.0)
         to_out = tl.load(dout + at_row, here, 0.0).to(tl.float32)
         begin = tl.load(gram + at * K + c, c < K, 0.0)
-        A = past(keys, upto, decay, beta, begin, PRECISION)
+        A = earlier_energy(keys, upto, decay, beta, begin, PRECISION)
         keys = keys.to(tl.float32)
         if FORM == "none":
             inverse = reciprocal(A + ridge, PRECISION)

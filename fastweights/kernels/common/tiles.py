@@ -7,20 +7,20 @@ import triton.language as tl
 
 
 @triton.jit
-def at_token(x, t, head, HV, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+def token_address(x, t, head, HV, HEADS: tl.constexpr, WIDTH: tl.constexpr):
     """Where the numbers of a token and head begin in x [tokens, HV // HEADS, WIDTH]."""
     return x + (t * (HV // HEADS) + head // HEADS) * WIDTH
 
 
 @triton.jit
-def of_tokens(gate, first, live, head, HV, HEADS: tl.constexpr):
+def load_gate(gate, first, live, head, HV, HEADS: tl.constexpr):
     """The numbers of a chunk's tokens [64] in float32, of a gate [BT, HV // HEADS]."""
     i = tl.arange(0, 64)
     return tl.load(gate + first * (HV // HEADS) + head // HEADS + i * (HV // HEADS), live, 0.0).to(tl.float32)
 
 
 @triton.jit
-def places_of_rows(first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
+def row_places(first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
     """Where [tokens, columns] lie in a tensor [BT, HV // HEADS, WIDTH], and which of them there are."""
     i = tl.arange(0, live.shape[0])
     start = (first * (HV // HEADS) + head // HEADS) * WIDTH
@@ -29,8 +29,8 @@ def places_of_rows(first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: t
 
 
 @triton.jit
-def rows_of_tokens(x, first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
+def load_rows(x, first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
     """[tokens, columns] of x [BT, HV // HEADS, WIDTH] from token `first` on, of the head that serves this value head; 0 where
     a token is not live and past the last channel."""
-    at, inside = places_of_rows(first, live, head, HV, columns, WIDTH, HEADS)
+    at, inside = row_places(first, live, head, HV, columns, WIDTH, HEADS)
     return tl.load(x + at, inside, 0.0)

@@ -5,42 +5,42 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import is_bad, so_far, without
+from ..common.math import any_so_far, is_bad, zero_where
 from ..common.packing import chunk_place
-from ..common.tiles import of_tokens, places_of_rows, rows_of_tokens
-from .sums import divisors_of, exact_dot, matrix_tile, precise_dot, token_tile
+from ..common.tiles import load_gate, load_rows, row_places
+from .sums import exact_dot, load_divisors, load_float_rows, load_matrix, precise_dot
 
 
 @triton.jit
-def spoiled_tokens(
+def find_bad_tokens(
     u, gain, first, live, head, HV, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr
 ):  # fmt: skip
     """Whether a token of the chunk or one before it, in the chunk, has a NaN or an infinity."""
     bad = tl.arange(0, 64) < 0
     for c0 in range(0, K, BK):
-        U = token_tile(u, first, live, head, HV, c0 + tl.arange(0, BK), K, HEADS)
+        U = load_float_rows(u, first, live, head, HV, c0 + tl.arange(0, BK), K, HEADS)
         bad |= tl.max(is_bad(U).to(tl.int32), 1) > 0
     if gain is not None:
-        bad |= is_bad(of_tokens(gain, first, live, head, HV, HEADS_GAIN))
-    return so_far(bad)
+        bad |= is_bad(load_gate(gain, first, live, head, HV, HEADS_GAIN))
+    return any_so_far(bad)
 
 
 @triton.jit
-def weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN: tl.constexpr):
+def load_weights(gain, divisors, first, live, head, HV, HEADS_GAIN: tl.constexpr):
     """w of the tokens of a chunk; a bad gain counts as 0."""
     if gain is None:
         weights = 1.0 / divisors
     else:
-        gains = of_tokens(gain, first, live, head, HV, HEADS_GAIN)
-        weights = without(gains, is_bad(gains)) / divisors
+        gains = load_gate(gain, first, live, head, HV, HEADS_GAIN)
+        weights = zero_where(gains, is_bad(gains)) / divisors
     return weights
 
 
 @triton.jit
-def given_tile(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
-    """As `rows_of_tokens`, with 0 in the place of bad numbers."""
-    found = rows_of_tokens(x, first, live, head, HV, columns, K, HEADS)
-    return without(found, is_bad(found))
+def load_finite_rows(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
+    """As `load_rows`, with 0 in the place of bad numbers."""
+    found = load_rows(x, first, live, head, HV, columns, K, HEADS)
+    return zero_where(found, is_bad(found))
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -57,18 +57,18 @@ def token_products(
     matrix = m.to(tl.int64) * HV + head
     products = tl.zeros((64, 64), tl.float32)
     if refresh is not None:
-        added = of_tokens(refresh, first, live, 0, 1, 1)
+        added = load_gate(refresh, first, live, 0, 1, 1)
         before = tl.cumsum(added, 0) - added
     for c0 in range(0, K, BK):
         c = c0 + part
         found = tl.zeros((64, BK), tl.float32)
         for r0 in range(0, K, BK):
-            U = given_tile(u, first, live, head, HV, r0 + part, K, HEADS)
-            found = exact_dot(U, matrix_tile(A, matrix, r0 + part, c, K), found, PRECISION)
-        U = given_tile(u, first, live, head, HV, c, K, HEADS)
+            U = load_finite_rows(u, first, live, head, HV, r0 + part, K, HEADS)
+            found = exact_dot(U, load_matrix(A, matrix, r0 + part, c, K), found, PRECISION)
+        U = load_finite_rows(u, first, live, head, HV, c, K, HEADS)
         if refresh is not None:
             found += before[:, None] * U.to(tl.float32)
-        at, here = places_of_rows(first, live, head, HV, c, K, 1)
+        at, here = row_places(first, live, head, HV, c, K, 1)
         tl.store(W + at, found, here)
         products = exact_dot(U, tl.trans(found), products, PRECISION)
     if refresh is not None:  # U A U^T with what the earlier of two tokens finds
@@ -90,12 +90,12 @@ def token_rows(
     live = i < count
     lower = tl.load(T + (m.to(tl.int64) * HV + head) * 4096 + i[:, None] * 64 + i[None, :])
     if y is not None:
-        spoiled = spoiled_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
-        divisors = divisors_of(D, first, live, head, HV)
-        weights = tl.where(spoiled, float("nan"), weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN))
+        spoiled = find_bad_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
+        divisors = load_divisors(D, first, live, head, HV)
+        weights = tl.where(spoiled, float("nan"), load_weights(gain, divisors, first, live, head, HV, HEADS_GAIN))
     for c0 in range(0, K, BK):
         c = c0 + part
-        at, here = places_of_rows(first, live, head, HV, c, K, 1)
+        at, here = row_places(first, live, head, HV, c, K, 1)
         rows = precise_dot(lower, tl.load(R + at, here, 0.0), tl.zeros((64, BK), tl.float32), PRECISION)
         tl.debug_barrier()
         tl.store(R + at, rows, here)
@@ -117,27 +117,27 @@ def solve_tokens(
     i, part = tl.arange(0, 64), tl.arange(0, BK)
     live = i < count
     matrix = m.to(tl.int64) * HV + head
-    spoiled = spoiled_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
+    spoiled = find_bad_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
     scores = tl.zeros((64, 64), tl.float32)
     for c0 in range(0, K, BK):
-        given = rows_of_tokens(b, first, live, head, HV, c0 + part, K, HEADS_B)
+        given = load_rows(b, first, live, head, HV, c0 + part, K, HEADS_B)
         spoiled |= tl.max(is_bad(given).to(tl.int32), 1) > 0
-        rows = token_tile(R, first, live, head, HV, c0 + part, K, 1)
-        scores = exact_dot(without(given, is_bad(given)), tl.trans(rows), scores, PRECISION)
-    divisors = divisors_of(D, first, live, head, HV)
-    scores *= -weights_of(gain, divisors, first, live, head, HV, HEADS_GAIN)[None, :]
+        rows = load_float_rows(R, first, live, head, HV, c0 + part, K, 1)
+        scores = exact_dot(zero_where(given, is_bad(given)), tl.trans(rows), scores, PRECISION)
+    divisors = load_divisors(D, first, live, head, HV)
+    scores *= -load_weights(gain, divisors, first, live, head, HV, HEADS_GAIN)[None, :]
     scores = tl.where(i[:, None] >= i[None, :], scores, 0.0)
     for c0 in range(0, K, BK):
-        rows = token_tile(R, first, live, head, HV, c0 + part, K, 1)
+        rows = load_float_rows(R, first, live, head, HV, c0 + part, K, 1)
         x = precise_dot(scores, rows, tl.zeros((64, BK), tl.float32), PRECISION)
         for r0 in range(0, K, BK):
-            B = given_tile(b, first, live, head, HV, r0 + part, K, HEADS_B)
-            x = exact_dot(B, tl.trans(matrix_tile(A, matrix, c0 + part, r0 + part, K)), x, PRECISION)
+            B = load_finite_rows(b, first, live, head, HV, r0 + part, K, HEADS_B)
+            x = exact_dot(B, tl.trans(load_matrix(A, matrix, c0 + part, r0 + part, K)), x, PRECISION)
         if refresh is not None:
-            added = tl.cumsum(of_tokens(refresh, first, live, 0, 1, 1), 0)
-            x += added[:, None] * given_tile(b, first, live, head, HV, c0 + part, K, HEADS_B).to(tl.float32)
+            added = tl.cumsum(load_gate(refresh, first, live, 0, 1, 1), 0)
+            x += added[:, None] * load_finite_rows(b, first, live, head, HV, c0 + part, K, HEADS_B).to(tl.float32)
         if SCALED:
-            x *= of_tokens(gain, first, live, head, HV, HEADS_GAIN)[:, None]
-        at, here = places_of_rows(first, live, head, HV, c0 + part, K, 1)
+            x *= load_gate(gain, first, live, head, HV, HEADS_GAIN)[:, None]
+        at, here = row_places(first, live, head, HV, c0 + part, K, 1)
         x = tl.where(spoiled[:, None], float("nan"), x)
         tl.store(out + at, x.to(out.dtype.element_ty), here)

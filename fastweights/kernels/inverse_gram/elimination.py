@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.math import is_bad, without
+from ..common.math import is_bad, zero_where
 from ..common.packing import chunk_place
 from .rows import ROWS, eliminate_rows
 
@@ -39,7 +39,7 @@ def eliminate_blocks(
         if gain is not None:
             place = (first + b + t) * (HV // HEADS_GAIN) + head // HEADS_GAIN
             gains = tl.load(gain + place, b + t < count, 0.0).to(tl.float32)
-            gains = without(gains, is_bad(gains))
+            gains = zero_where(gains, is_bad(gains))
         turned, divisors, weights = eliminate_rows(tl.load(scratch + t[:, None] * PK + b + t[None, :]), gains, TOKENS)
         tl.debug_barrier()
         own = (c >= b) & (c < b + ROWS)

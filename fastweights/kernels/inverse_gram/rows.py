@@ -9,7 +9,7 @@ ROWS = tl.constexpr(16)
 
 
 @triton.jit
-def columns_of(x):
+def split_columns(x):
     """The columns of x [16, 16] as a tuple of vectors."""
     parts = (tl.reshape(x, (16, 2, 2, 2, 2)),)
     for _ in tl.static_range(4):  # from the lowest bit of a column's number to the highest
@@ -23,8 +23,8 @@ def columns_of(x):
 
 
 @triton.jit
-def matrix_of(columns):
-    """[16, 16] of its columns: `columns_of` undone."""
+def join_columns(columns):
+    """[16, 16] of its columns: `split_columns` undone."""
     parts = columns
     for _ in tl.static_range(4):
         found = ()
@@ -35,7 +35,7 @@ def matrix_of(columns):
 
 
 @triton.jit
-def of_row(x, j: tl.constexpr):
+def take_number(x, j: tl.constexpr):
     """Number j of a vector of 16, in all lanes."""
     return tl.gather(x, tl.full((16,), j, tl.int32), 0)
 
@@ -46,16 +46,16 @@ def eliminate_rows(products, gains, OWN: tl.constexpr):
     d_t = gain_t p_tt, plus 1 with OWN, and w_t = gain_t / d_t. Returns T transposed, where T r are the new rows, d and w [16].
     gains [16], 1 when None."""
     i = tl.arange(0, ROWS)
-    left = columns_of(products)
+    left = split_columns(products)
     turned = ()
     for k in tl.static_range(ROWS):
         turned += (tl.where(i == k, 1.0, 0.0),)
     done, divisors, weights = (), tl.full((16,), 1.0, tl.float32), tl.full((16,), 0.0, tl.float32)
     for j in tl.static_range(ROWS):
         column, row = left[0], turned[0]
-        divisor, weight = of_row(column, j), 1.0
+        divisor, weight = take_number(column, j), 1.0
         if gains is not None:
-            weight = of_row(gains, j)
+            weight = take_number(gains, j)
             divisor *= weight
         if OWN:
             divisor += 1.0
@@ -64,9 +64,9 @@ def eliminate_rows(products, gains, OWN: tl.constexpr):
         scaled, scaled_row = weight * column, weight * row
         rest, rest_turned = (), ()
         for k in tl.static_range(1, ROWS - j):
-            factor = of_row(column, j + k)
+            factor = take_number(column, j + k)
             rest += (left[k] - factor * scaled,)
             rest_turned += (turned[k] - factor * scaled_row,)
         done += (row,)
         left, turned = rest, rest_turned
-    return matrix_of(done), divisors, weights
+    return join_columns(done), divisors, weights

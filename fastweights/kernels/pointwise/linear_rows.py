@@ -33,7 +33,7 @@ SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
 
 
 @triton.jit
-def products(x_rows, w_rows, k, is_row, is_output, D: tl.constexpr, BK: tl.constexpr, sums):
+def add_products(x_rows, w_rows, k, is_row, is_output, D: tl.constexpr, BK: tl.constexpr, sums):
     """sums plus those of the inputs from k on."""
     lane = tl.arange(0, BK)[None, :]
     a = tl.load(x_rows + k + lane, is_row & (k + lane < D), 0.0)
@@ -62,13 +62,13 @@ def linear_rows_kernel(
     z, u = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
     if KIND == "swiglu":
         for k in range(0, D, BK):
-            z = products(x_rows, w + w_at, k, is_row, is_output, D, BK, z)
-            u = products(x_rows, w_1 + w_at, k, is_row, is_output, D, BK, u)
+            z = add_products(x_rows, w + w_at, k, is_row, is_output, D, BK, z)
+            u = add_products(x_rows, w_1 + w_at, k, is_row, is_output, D, BK, u)
         z = z * sigmoid(z) * u
     else:  # two sums of alternate blocks, which do not wait for each other
         for k in range(0, D, 2 * BK):
-            z = products(x_rows, w + w_at, k, is_row, is_output, D, BK, z)
-            u = products(x_rows, w + w_at, k + BK, is_row, is_output, D, BK, u)
+            z = add_products(x_rows, w + w_at, k, is_row, is_output, D, BK, z)
+            u = add_products(x_rows, w + w_at, k + BK, is_row, is_output, D, BK, u)
         z += u
     if bias is not None:
         if KIND != "plain":

@@ -44,7 +44,7 @@ BACKWARD_STEP = {4: 4, 8: 1}  # rows loaded ahead, by the width of the filter
 
 
 @triton.jit
-def find(tile, edges, time, count, steps, LEAD: tl.constexpr, L, R: tl.constexpr, PACKED: tl.constexpr):
+def find_segments(tile, edges, time, count, steps, LEAD: tl.constexpr, L, R: tl.constexpr, PACKED: tl.constexpr):
     """Of the R segments of a tile: their sequence, that one's first token and length, and the segment's first place. The
     places of a sequence begin at -LEAD; a segment beyond all sequences begins at NOWHERE.
 
@@ -124,7 +124,7 @@ def forward_kernel(
         stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
         channels = tl.multiple_of(channels, ALIGN)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    n, start, length, first = find(tile, edges, time, count, steps, 0, L, R, PACKED)
+    n, start, length, first = find_segments(tile, edges, time, count, steps, 0, L, R, PACKED)
     lane = tl.arange(0, BD)
     column = block * HEAD + lane
     inside = (lane < HEAD) & (column < channels)
@@ -156,7 +156,7 @@ def forward_kernel(
 
 
 @triton.jit
-def gradient_of_c(dy, c, eps, SILU: tl.constexpr, NORM: tl.constexpr):
+def convolution_gradient(dy, c, eps, SILU: tl.constexpr, NORM: tl.constexpr):
     dc = dy.to(tl.float32)
     gate = sigmoid(c) if SILU else 1.0
     s = c * gate
@@ -169,7 +169,7 @@ def gradient_of_c(dy, c, eps, SILU: tl.constexpr, NORM: tl.constexpr):
 
 
 @triton.jit
-def last_of(rows, W: tl.constexpr, dropped: tl.constexpr):
+def last_rows(rows, W: tl.constexpr, dropped: tl.constexpr):
     """W-1 rows after the dropped ones."""
     kept = ()
     for j in tl.static_range(W - 1):
@@ -179,7 +179,7 @@ def last_of(rows, W: tl.constexpr, dropped: tl.constexpr):
 
 @triton.jit
 def load_step(x, dy, x_row, dy_row, column, inside, place, stop, channels, n, W: tl.constexpr, U: tl.constexpr):
-    """The rows of x and dy at U places from `place` on."""
+    """The rows of x and dy at U places from `locate_rows` on."""
     rows, d_rows = (), ()
     for i in tl.static_range(U):
         rows = rows + (load_row(x, x_row, column, inside, place + i, stop, x, n, channels, W, False),)
@@ -201,7 +201,7 @@ def backward_kernel(
         dy_stride_b, dy_stride_t = tl.multiple_of(dy_stride_b, ALIGN), tl.multiple_of(dy_stride_t, ALIGN)
         channels = tl.multiple_of(channels, ALIGN)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    n, start, length, first = find(tile, edges, time, count, steps, W - 1, L, R, PACKED)
+    n, start, length, first = find_segments(tile, edges, time, count, steps, W - 1, L, R, PACKED)
     lane = tl.arange(0, BD)
     column = block * HEAD + lane
     inside = (lane < HEAD) & (column < channels)
@@ -222,8 +222,8 @@ def backward_kernel(
     next_x, next_dy = load_step(x, dy, x_row, dy_row, column, inside, first + (W - 1), stop, channels, n, W, U)
     for i in tl.static_range(W - 1):
         c = convolve(before, i, taps, b, W)
-        dc_before = dc_before + (gradient_of_c(early[i], c, eps, SILU, NORM),)
-    x_before = last_of(before, W, W - 1)
+        dc_before = dc_before + (convolution_gradient(early[i], c, eps, SILU, NORM),)
+    x_before = last_rows(before, W, W - 1)
     for _ in tl.static_range(W):
         dw = dw + (tl.zeros((R, BD), tl.float32),)
     db = tl.zeros((R, BD), tl.float32)
@@ -234,7 +234,7 @@ def backward_kernel(
         )
         dc_rows = dc_before
         for i in tl.static_range(U):
-            dc = gradient_of_c(d_rows[i], convolve(rows, i, taps, b, W), eps, SILU, NORM)
+            dc = convolution_gradient(d_rows[i], convolve(rows, i, taps, b, W), eps, SILU, NORM)
             dc_rows = dc_rows + (dc,)
             if HAS_BIAS:
                 db += dc
@@ -259,7 +259,7 @@ def backward_kernel(
                 at_window = (n * (W - 1) + place + W - 1).to(tl.int64) * channels
                 to_window = (place < 0)[:, None] & inside[None, :]
                 tl.store(dwindow + at_window[:, None] + column[None, :], de.to(dwindow.dtype.element_ty), to_window)
-        x_before, dc_before = last_of(rows, W, U), last_of(dc_rows, W, U)
+        x_before, dc_before = last_rows(rows, W, U), last_rows(dc_rows, W, U)
     at_sums = tile.to(tl.int64) * channels + column
     for j in tl.static_range(W):
         tl.store(dw_sums + at_sums * W + j, tl.sum(dw[j], 0), inside)

@@ -50,16 +50,16 @@ def convolve(
     for j in tl.static_range(W - 1):
         places = places + (tl.load(window + at + j * channels, held, 0.0),)
     places = places + (new,)
-    answer(places, weight, bias, y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
+    store_answer(places, weight, bias, y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
     if other_weight is not None:
-        answer(places, other_weight, other_bias, other_y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
+        store_answer(places, other_weight, other_bias, other_y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
     tl.debug_barrier()  # the place that one thread writes is one that another may still have to read
     for j in tl.static_range(W - 1):
         tl.store(new_window + at + j * channels, places[j + 1], held)
 
 
 @triton.jit
-def answer(
+def store_answer(
     places, weight, bias, y, row, channel, inside, channels, eps,
     W: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip

@@ -8,21 +8,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.math import float_or_nan
+from ..common.math import to_float_or_nan
 from ..common.packing import pool_row, tokens_of_sequence
 from . import RecurrentCall
 from .delta_rule import CHOICES
-from .launching import columns, run
-from .states import head_of, state_tile
-from .tokens import any_layout, row
+from .launching import choose_columns, launch_recurrent
+from .states import head_number, state_tile
+from .tokens import jit_options, load_row
 
 __all__ = ["decode"]
 
 
 def decode(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `elementwise_longhorn`."""
-    o, = run(
-        decode_elementwise_longhorn, call, partial(columns, choices=CHOICES), inputs=INPUTS, states=("S",),
+    o, = launch_recurrent(
+        decode_elementwise_longhorn, call, partial(choose_columns, choices=CHOICES), inputs=INPUTS, states=("S",),
         numbers=(float(call.options["scale"]),),
     )  # fmt: skip
     return o
@@ -31,7 +31,7 @@ def decode(call: RecurrentCall) -> Tensor:
 INPUTS = ("q", "k", "v", "beta")
 
 
-@triton.jit(**any_layout(INPUTS))
+@triton.jit(**jit_options(INPUTS))
 def decode_elementwise_longhorn(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -45,7 +45,7 @@ def decode_elementwise_longhorn(
     tile = tl.program_id(0) % TILES
     place = tl.program_id(0) // TILES  # of the sequence and the head
     n = place // HV
-    head = head_of(place, HV)
+    head = head_number(place, HV)
     index, held = pool_row(state_indices, n, P)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
@@ -55,13 +55,13 @@ def decode_elementwise_longhorn(
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.
-        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
-        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
-        value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
-        beta_V = row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
+        key = load_row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = load_row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        value = load_row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        beta_V = load_row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
 
-        key, query, value = float_or_nan(key), float_or_nan(query) * scale, float_or_nan(value)
-        beta_V = float_or_nan(beta_V)
+        key, query, value = to_float_or_nan(key), to_float_or_nan(query) * scale, to_float_or_nan(value)
+        beta_V = to_float_or_nan(beta_V)
         gain = beta_V / (1 + beta_V * tl.sum(key * key, 0))
         state += (key[:, None] * gain[None, :]) * (value[None, :] - key[:, None] * state)
         tl.store(

@@ -10,12 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.call import padded
-from ..common.math import float_or_nan
+from ..common.math import to_float_or_nan
 from ..common.packing import pool_row, tokens_of_sequence
 from . import RecurrentCall
-from .launching import Tile, run
-from .states import head_of
-from .tokens import any_layout, decay_from_log, number, row
+from .launching import Tile, launch_recurrent
+from .states import head_number
+from .tokens import decay_from_log, jit_options, load_number, load_row
 
 __all__ = ["decode_keys", "decode_queries"]
 
@@ -44,7 +44,7 @@ def _run(
 ) -> Tensor:
     k, heads = call.inputs["k"], call.states["A"].shape[1]
     like_answer = k.new_empty(1).expand(*k.shape[:2], heads, k.shape[3])
-    answer, = run(
+    answer, = launch_recurrent(
         decode_key_energy, call._replace(inputs={**call.inputs, "v": like_answer}), whole_head, inputs=INPUTS, states=("A",),
         parameters=parameters, numbers=numbers, FORM=FORM,
     )  # fmt: skip
@@ -58,7 +58,7 @@ def whole_head(key: int, width: int) -> Tile:
 INPUTS = ("q", "k", "g", "beta")
 
 
-@triton.jit(**any_layout(INPUTS, "parameter", numbers=("parameter_head", "parameter_channel")))
+@triton.jit(**jit_options(INPUTS, "parameter", numbers=("parameter_head", "parameter_channel")))
 def decode_key_energy(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -71,7 +71,7 @@ def decode_key_energy(
     """FORM: "queries", or the squash of the write keys. parameter: the ridge of queries, else the centre; x, x_token, x_head,
     X_GROUP: see `strides`."""
     n = tl.program_id(0) // HV
-    head = head_of(tl.program_id(0), HV)
+    head = head_number(tl.program_id(0), HV)
     index, held = pool_row(state_indices, n, P)
     channel = tl.arange(0, BK)
     is_channel = channel < K
@@ -83,13 +83,13 @@ def decode_key_energy(
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):
         token = first + t
-        key = float_or_nan(row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel))
-        decay = decay_from_log(number(g, token, g_token, head, g_head, G_GROUP))
-        gain = float_or_nan(number(beta, token, beta_token, head, beta_head, BETA_GROUP))
+        key = to_float_or_nan(load_row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel))
+        decay = decay_from_log(load_number(g, token, g_token, head, g_head, G_GROUP))
+        gain = to_float_or_nan(load_number(beta, token, beta_token, head, beta_head, BETA_GROUP))
         before = energy
         energy = decay * energy + gain * key * key
         if FORM == "queries":
-            query = float_or_nan(row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel))
+            query = to_float_or_nan(load_row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel))
             answer = query / (energy + (ridge if parameter is None else middle))
         elif FORM == "none":
             # A NaN of a gate reaches its own token, as in PyTorch.

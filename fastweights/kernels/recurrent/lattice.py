@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..common.math import float_or_nan
+from ..common.math import to_float_or_nan
 from ..common.packing import pool_row, tokens_of_sequence
 from . import RecurrentCall
-from .launching import run, whole_state
-from .states import head_of, state_tile
-from .tokens import any_layout, number, row
+from .launching import launch_recurrent, whole_state
+from .states import head_number, state_tile
+from .tokens import jit_options, load_number, load_row
 
 __all__ = ["decode"]
 
@@ -19,7 +19,7 @@ __all__ = ["decode"]
 def decode(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `lattice`."""
     options = call.options
-    return run(
+    return launch_recurrent(
         decode_lattice, call, whole_state, inputs=INPUTS, states=("S",), numbers=(float(options["l1"]),),
         OBJECTIVE=options["objective"], NORMALIZE=options["normalize"], L1=options["l1"] > 0,
     )[0]  # fmt: skip
@@ -40,14 +40,14 @@ def inverse_and_length(S):
 
 
 @triton.jit
-def shrunk(S, pull):
+def shrink(S, pull):
     """Every number pulled towards 0 by `pull`, not beyond; NaN stays NaN."""
     left = tl.abs(S) - pull
     left = tl.where(left < 0, 0.0, left)
     return tl.where(S > 0, left, tl.where(S < 0, -left, S))
 
 
-@triton.jit(**any_layout(INPUTS))
+@triton.jit(**jit_options(INPUTS))
 def decode_lattice(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -60,7 +60,7 @@ def decode_lattice(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
     n = tl.program_id(0) // HV
-    head = head_of(tl.program_id(0), HV)
+    head = head_number(tl.program_id(0), HV)
     index, held = pool_row(state_indices, n, P)
     slot, column = tl.arange(0, BK), tl.arange(0, BV)
     is_slot, is_column = slot < K, column < V
@@ -70,15 +70,15 @@ def decode_lattice(
     for t in range(count):
         token = first + t
         # Loads come before any use, so that their latencies overlap.
-        key = row(k, token, k_token, head, k_head, K_GROUP, slot, is_slot)
-        value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
-        step = float_or_nan(number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
+        key = load_row(k, token, k_token, head, k_head, K_GROUP, slot, is_slot)
+        value = load_row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        step = to_float_or_nan(load_number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
         kept = 1.0
         if decay is not None:
-            kept = float_or_nan(number(decay, token, decay_token, head, decay_head, DECAY_GROUP))
+            kept = to_float_or_nan(load_number(decay, token, decay_token, head, decay_head, DECAY_GROUP))
             kept = tl.where(kept < RESOLUTION, RESOLUTION, kept)
 
-        key, value = float_or_nan(key), float_or_nan(value)
+        key, value = to_float_or_nan(key), to_float_or_nan(value)
         inverse, length = inverse_and_length(state)
         state *= inverse[:, None]
         # With h and c of the rule both turned over where that saves a sign, a step takes in c h.
@@ -88,14 +88,14 @@ def decode_lattice(
         along = tl.sum(state * value[None, :], 1)
         if OBJECTIVE == "encode":
             write = key - along
-        query = row(q, token, q_token, head, q_head, Q_GROUP, slot, is_slot)  # not before: registers
+        query = load_row(q, token, q_token, head, q_head, Q_GROUP, slot, is_slot)  # not before: registers
         write *= step / tl.where(length == 0, float("inf"), length)
         state = (kept * length - write * along)[:, None] * state + write[:, None] * value[None, :]
         if L1:
-            state = shrunk(state, step * l1)
+            state = shrink(state, step * l1)
         inverse, length = inverse_and_length(state)
         state *= (inverse if NORMALIZE else inverse * length)[:, None]
-        answer = tl.sum(state * float_or_nan(query)[:, None], 0)
+        answer = tl.sum(state * to_float_or_nan(query)[:, None], 0)
         tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
 
     tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")

@@ -13,7 +13,7 @@ from . import RecurrentCall
 from .states import PlacedState
 from .tokens import strides
 
-__all__ = ["Tile", "columns", "run", "whole_state"]
+__all__ = ["Tile", "choose_columns", "launch_recurrent", "whole_state"]
 
 
 class Tile(NamedTuple):
@@ -24,7 +24,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-def columns(key: int, value: int, choices: Mapping[int, tuple[int, int]]) -> Tile:
+def choose_columns(key: int, value: int, choices: Mapping[int, tuple[int, int]]) -> Tile:
     """Some columns of the state; choices: how many and the warps, by the key channels rounded up to a power of two."""
     rows = padded(key, 1)
     width, warps = choices[max(rows, 64)]
@@ -37,7 +37,7 @@ def whole_state(key: int, value: int) -> Tile:
     return Tile(rows, width, max(1, min(4, rows * width // 2048), rows * width // 4096))
 
 
-def run(
+def launch_recurrent(
     kernel: Any, call: RecurrentCall, tile: Callable[[int, int], Tile], *, inputs: Sequence[str], states: Sequence[str],
     outputs: Sequence[bool] = (True,), parameters: Sequence[Any] = (), more: Sequence[Any] = (), numbers: Sequence[float] = (),
     **constants: Any,

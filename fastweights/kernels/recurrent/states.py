@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import RecurrentCall
 
-__all__ = ["PlacedState", "head_of", "state_tile"]
+__all__ = ["PlacedState", "head_number", "state_tile"]
 
 
 class PlacedState:
@@ -49,7 +49,7 @@ def heads_are_dense(state: Tensor) -> bool:
 
 
 @triton.jit
-def head_of(place, HV: tl.constexpr):
+def head_number(place, HV: tl.constexpr):
     """The head of place n HV + head, in 64 bits: a view of a large tensor may have any stride from head to head."""
     return (place % HV).to(tl.int64)
 

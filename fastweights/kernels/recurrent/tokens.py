@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["any_layout", "decay_from_log", "number", "row", "strides"]
+__all__ = ["jit_options", "decay_from_log", "load_number", "load_row", "strides"]
 
 
 def strides(x: Tensor | None, batch: int, time: int, heads: int) -> tuple[Tensor | None, int, int, int]:
@@ -22,7 +22,7 @@ def strides(x: Tensor | None, batch: int, time: int, heads: int) -> tuple[Tensor
     return x, steps[0 if time == 1 and batch > 1 else 1], steps[2], heads // x.shape[2]
 
 
-def any_layout(inputs: tuple[str, ...], *others: str, numbers: tuple[str, ...] = ()) -> dict[str, Any]:
+def jit_options(inputs: tuple[str, ...], *others: str, numbers: tuple[str, ...] = ()) -> dict[str, Any]:
     """Keywords of triton.jit for a kernel with x, x_token and x_head for every input x, other tensors, and numbers. Only the
     alignment of the states matters for speed: Triton would compile the kernel again for every layout of the inputs."""
     return {
@@ -32,13 +32,13 @@ def any_layout(inputs: tuple[str, ...], *others: str, numbers: tuple[str, ...] =
 
 
 @triton.jit
-def row(x, token, token_step, head, head_step, GROUP: tl.constexpr, channel, exists):
+def load_row(x, token, token_step, head, head_step, GROUP: tl.constexpr, channel, exists):
     """The channels of one token and head, 0 where there is none."""
     return tl.load(x + token * token_step + head // GROUP * head_step + channel, mask=exists, other=0)
 
 
 @triton.jit
-def number(x, token, token_step, head, head_step, GROUP: tl.constexpr):
+def load_number(x, token, token_step, head, head_step, GROUP: tl.constexpr):
     return tl.load(x + token * token_step + head // GROUP * head_step)
 
 

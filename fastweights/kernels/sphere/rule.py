@@ -16,7 +16,7 @@ from ..runtime.workspace import TensorSpec
 from .backward import pass_tokens_back
 from .decode_steps import decode_tokens
 from .decode_steps_back import decode_tokens_back
-from .forward import EVERY, FEW, pass_tokens, slots_of
+from .forward import EVERY, FEW, pass_tokens, slots_per_program
 from .slot_gradients import slot_gradients
 from .slot_outputs import read_slots
 from .slot_outputs_back import prepare_turns_back
@@ -69,7 +69,7 @@ class Sphere(Call):
         self.objective, self.free = objective, not normalize
         self.by_chunks = normalize and objective in ("encode", "similarity")
         self.decodes = normalize and objective == "decode"
-        self.tiles = -(-self.K // slots_of(self.K))
+        self.tiles = -(-self.K // slots_per_program(self.K))
         self.heads = {
             "HEADS_K": self.group(x.q), "HEADS_GAMMA": self.group(x.gamma), "HEADS_DECAY": self.group(x.decay),
         }  # fmt: skip
@@ -149,7 +149,8 @@ class Sphere(Call):
         self.launch(
             turn_slots, (self.N, self.HV, self.tiles), x.k, x.v, x.gamma, x.decay, x.S, gram, saved.kept, saved.turned,
             saved.along, saved.states, saved.first_per_square, S, saved.grown, x.cu_seqlens, self.T, **self.chunk_widths,
-            OBJECTIVE=self.objective, **self.heads, SLOTS=slots_of(self.K), num_warps=4 if self.K <= 64 else 8, num_stages=1,
+            OBJECTIVE=self.objective, **self.heads, SLOTS=slots_per_program(self.K), num_warps=4 if self.K <= 64 else 8,
+            num_stages=1,
         )  # fmt: skip
         self.read_outputs(x.v, o, saved, blocks)
 
@@ -208,7 +209,7 @@ class Sphere(Call):
             reads, gates, A, D, dq, blocks, self.T, **options, num_warps=1,
             maxnreg=168 if self.dtype.itemsize == 2 else None,  # so that a multiprocessor runs 12 programs, not 8
         )  # fmt: skip
-        slots = slots_of(self.K)  # of a program; with 32 of them its registers hold less ahead
+        slots = slots_per_program(self.K)  # of a program; with 32 of them its registers hold less ahead
         self.launch(
             turn_slots_back, (self.N, self.HV, self.tiles), x.q, *inputs, do, d_end, saved.along, saved.first_per_square, A, D,
             pairs, saved.states, adjoints, dS, x.cu_seqlens, self.T, **options, SLOTS=slots, PAIRS_AHEAD=slots == 16,

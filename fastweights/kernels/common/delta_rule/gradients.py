@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from ..packing import chunk_place
-from ..tiles import of_tokens
+from ..tiles import load_gate
 
 
 @triton.jit
-def over_values(
+def sum_over_values(
     u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
@@ -92,8 +92,8 @@ def chunk_gradients(
     if beta is None:  # noqa: SIM108 (one is known when compiling)
         gain = tl.full((64,), 1.0, tl.float32)
     else:
-        gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
-    to_q, to_w, to_k, dA, to_beta, across = over_values(
+        gain = load_gate(beta, first, live, head, HV, HEADS_BETA)
+    to_q, to_w, to_k, dA, to_beta, across = sum_over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, DECAY > 0, PRECISION
     )
     # The order frees the registers of each sum early.

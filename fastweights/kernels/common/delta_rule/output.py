@@ -9,12 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan, so_far, spoiled_somewhere, without
+from ..math import any_so_far, has_bad_number, infinite_to_nan, is_bad, zero_where
 from ..packing import chunk_place
 
 
 @triton.jit
-def left_by_rounding(x, rounded):
+def rounding_error(x, rounded):
     """What x, in float32, lacks in 16 bits, in 16 bits as well."""
     return (x - rounded.to(tl.float32)).to(rounded.dtype)
 
@@ -75,15 +75,15 @@ def chunk_output(
     inner = scores.to(value_type)
     result = out + tl.dot(inner, values, input_precision=PRECISION)
     if FINER:
-        rest = left_by_rounding(scores, inner)
+        rest = rounding_error(scores, inner)
         result = tl.dot(rest, values, result, input_precision=PRECISION)
-    if spoiled_somewhere(result):  # a bad token spoils itself and what follows
+    if has_bad_number(result):  # a bad token spoils itself and what follows
         values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0).to(value_type)
         bad = is_bad(values)  # a bad row of `inner` stays one: 0 times NaN
-        result = out + tl.dot(inner, without(values, bad), input_precision=PRECISION)
+        result = out + tl.dot(inner, zero_where(values, bad), input_precision=PRECISION)
         if FINER:
-            result = tl.dot(rest, without(values, bad), result, input_precision=PRECISION)
-        result = or_nan(tl.where(so_far(bad), float("nan"), result))
+            result = tl.dot(rest, zero_where(values, bad), result, input_precision=PRECISION)
+        result = infinite_to_nan(tl.where(any_so_far(bad), float("nan"), result))
     if divisor is not None:
         result /= tl.load(divisor + start + row, live, 1.0)[:, None]
     tl.store(o + start * V + row[:, None] * V + column[None, :], result.to(o.dtype.element_ty), narrow)
@@ -136,7 +136,7 @@ def value_grads(
     rounded = inner.to(do.dtype.element_ty)
     weights = tl.trans(rounded)
     if FINER:
-        rest = tl.trans(left_by_rounding(inner, rounded))
+        rest = tl.trans(rounding_error(inner, rounded))
     to_P = tl.zeros((64, 64), tl.float32)
     for v0 in tl.static_range(0, V, BV):
         column = v0 + tl.arange(0, BV)

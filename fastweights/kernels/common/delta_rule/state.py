@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import or_nan
+from ..math import infinite_to_nan
 from ..packing import segment_place
 
 
@@ -112,7 +112,7 @@ def chunk_state(
         _, _, _, sequence, _, is_last = segment_place(segments, segment, time)
         if is_last:
             at_end = (sequence.to(tl.int64) * HV + head) * K
-            tl.store(end + at_end * V + c[:, None] * V + column[None, :], or_nan(S), inside)
+            tl.store(end + at_end * V + c[:, None] * V + column[None, :], infinite_to_nan(S), inside)
 
 
 @triton.jit(do_not_specialize=["time"])
