@@ -127,7 +127,7 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
         of_chunk = one.kernel.fn.__module__.startswith(("fastweights.kernels.chunk.", "fastweights.kernels.common."))
         in_float32 = of_chunk and not {"*bf16", "*fp16"} & set(one.signature.values())
         name = one.kernel.__name__
-        allowed = 1200 if in_float32 else SPILLED.get(name, 0)  # see docs/kernels.md, Tools
+        allowed = 1200 if in_float32 else SPILLED.get(name, 0)  # see docs/kernels.md
         if capability == 80 and 128 in (one.choices.get("K"), one.choices.get("V")):
             allowed = max(allowed, SPILLED_AT_128_ON_80.get(name, 0))
         if compiled.shared > SHARED[capability] or (spills_are_known and compiled.stack > allowed):

@@ -78,11 +78,9 @@ def key_energy_sums(
         return
     live = tl.arange(0, 64) < count
     c = tl.arange(0, PK)
-    keys = tl.load(
-        k + (first * H + head // (HV // H)) * K + tl.arange(0, 64)[:, None] * (H * K) + c[None, :],
-        live[:, None] & (c < K)[None, :],
-        0.0,
-    )
+    at = (first * H + head // (HV // H)) * K
+    here = live[:, None] & (c < K)[None, :]
+    keys = tl.load(k + at + tl.arange(0, 64)[:, None] * (H * K) + c[None, :], here, 0.0)
     decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     total = tl.min(decay, 0) + 0.0 * tl.sum(decay, 0)
     energy = keys.to(tl.float32) * keys.to(tl.float32)

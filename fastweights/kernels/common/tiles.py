@@ -34,3 +34,23 @@ def load_rows(x, first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.
     a token is not live and past the last channel."""
     at, inside = row_places(first, live, head, HV, columns, WIDTH, HEADS)
     return tl.load(x + at, inside, 0.0)
+
+
+@triton.jit
+def tile_address(x, first, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr = 64):
+    """Where [ROWS, columns] of x [BT, HV // HEADS, WIDTH] lie from token `first` on. The place of the first row is a scalar in
+    front: with small offsets in the tile, long loops have more registers."""
+    i = tl.arange(0, ROWS)
+    return token_address(x, first, head, HV, HEADS, WIDTH) + i[:, None] * (HV // HEADS * WIDTH) + columns[None, :]
+
+
+@triton.jit
+def load_tile(x, first, here, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
+    """The numbers there, 0 where not `here` [64, columns]."""
+    return tl.load(tile_address(x, first, head, HV, columns, WIDTH, HEADS), here, 0.0)
+
+
+@triton.jit
+def load_state(x, rows, columns, K: tl.constexpr, V: tl.constexpr):
+    """[rows, columns] of the matrix [K, V] at x, 0 where there are none."""
+    return tl.load(x + rows[:, None] * V + columns[None, :], (rows < K)[:, None] & (columns < V)[None, :], 0.0)

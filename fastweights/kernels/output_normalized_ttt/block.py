@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ..common.packing import chunk_place
+from ..common.tiles import tile_address
 
 BLOCK = tl.constexpr(16)
 AHEAD = tl.constexpr(2)  # tokens whose vectors are loaded before they are used
@@ -45,9 +46,7 @@ def load_keys(k, t, stop, head, HV, K: tl.constexpr, PK: tl.constexpr, HEADS_K: 
     """[ROWS, PK] of keys or queries from token t on."""
     i, c = tl.arange(0, ROWS), tl.arange(0, PK)
     inside = ((t + i < stop) & (t >= 0))[:, None] & (c < K)[None, :]
-    return tl.load(
-        k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :], inside, 0.0
-    )
+    return tl.load(tile_address(k, t, head, HV, c, K, HEADS_K, ROWS), inside, 0.0)
 
 
 @triton.jit

@@ -13,15 +13,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import reciprocal, to_float_or_nan
-from .forward import (
-    EVERY,
-    LEAST_DECAY,
-    bound_below,
-    find_edges,
-    load_first_slots,
-    load_state,
-    store_state,
-)
+from .forward import EVERY, LEAST_DECAY, bound_below, find_edges, load_first_slots, load_state, store_state
 from .layout import slot_and_channel, sum_over_channels, sum_over_slots
 from .own_slots import (
     dot_over_channels,

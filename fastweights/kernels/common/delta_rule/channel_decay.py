@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..math import clamp_decay, is_bad
 from ..packing import chunk_place
-from ..tiles import load_gate
+from ..tiles import load_gate, load_tile, tile_address
 from .gradients import sum_over_values
 from .wy import causal_inverse, weigh_rows
 
@@ -170,15 +170,9 @@ def chunk_gradients_channel(
     )
     # The order frees the registers of each sum early.
     at_row = row[:, None] * K + c[None, :]
-    if WRITE:
-        at_write = (
-            write_key + (first * (HV // HEADS_W) + head // HEADS_W) * K + i[:, None] * (HV // HEADS_W * K) + c[None, :]
-        )
-    else:
-        at_write = k + key_start + at_key
+    at_write = tile_address(write_key, first, head, HV, c, K, HEADS_W) if WRITE else k + key_start + at_key
     writes = tl.load(at_write, here, 0.0)
-    at_g = g + (first * (HV // HEADS_G) + head // HEADS_G) * K + i[:, None] * (HV // HEADS_G * K) + c[None, :]
-    G = tl.cumsum(clamp_decay(tl.load(at_g, here, 0.0)), 0)
+    G = tl.cumsum(clamp_decay(load_tile(g, first, here, head, HV, c, K, HEADS_G)), 0)
     to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
     to_A = tl.where(i[:, None] > i[None, :], -dA, 0.0).to(writes.dtype)
     if FLAT:

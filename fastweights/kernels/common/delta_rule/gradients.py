@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..packing import chunk_place
-from ..tiles import load_gate
+from ..tiles import load_gate, tile_address
 
 
 @triton.jit
@@ -98,12 +98,7 @@ def chunk_gradients(
     )
     # The order frees the registers of each sum early.
     at_row = row[:, None] * K + c[None, :]
-    if WRITE:
-        at_write = (
-            write_key + (first * (HV // HEADS_W) + head // HEADS_W) * K + i[:, None] * (HV // HEADS_W * K) + c[None, :]
-        )
-    else:
-        at_write = k + key_start + at_key
+    at_write = tile_address(write_key, first, head, HV, c, K, HEADS_W) if WRITE else k + key_start + at_key
     to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
     writes = tl.load(at_write, here, 0.0)
     if DECAY:

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from ..math import any_so_far, has_bad_number, infinite_to_nan, is_bad, zero_where
 from ..packing import chunk_place
+from ..tiles import load_state, load_tile
 
 
 @triton.jit
@@ -36,8 +37,6 @@ def chunk_output(
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
-    q_start, q_row = (first * (HV // HEADS_Q) + head // HEADS_Q) * K, i[:, None] * (HV // HEADS_Q * K)
-    k_start, k_row = (first * (HV // HEADS_K) + head // HEADS_K) * K, i[:, None] * (HV // HEADS_K * K)
     state = (m.to(tl.int64) * HV + head) * K * V
     column = part * BV + tl.arange(0, BV)
     narrow = live[:, None] & (column < V)[None, :]
@@ -47,17 +46,14 @@ def chunk_output(
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         here = live[:, None] & (c < K)[None, :]
-        queries = tl.load(q + q_start + q_row + c[None, :], here, 0.0)
-        S = tl.load(
-            states + state + c[:, None] * V + column[None, :],
-            (c < K)[:, None] & (column < V)[None, :], 0.0,
-        )  # fmt: skip
+        queries = load_tile(q, first, here, head, HV, c, K, HEADS_Q)
+        S = load_state(states + state, c, column, K, V)
         out = tl.dot(queries, S, out, input_precision=PRECISION)
         if DECAY != 2:
-            keys = tl.load(k + k_start + k_row + c[None, :], here, 0.0)
+            keys = load_tile(k, first, here, head, HV, c, K, HEADS_K)
             inner = tl.dot(queries, tl.trans(keys), inner, input_precision=PRECISION)
             if q_rest is not None:
-                rest = tl.load(q_rest + q_start + q_row + c[None, :], here, 0.0)
+                rest = load_tile(q_rest, first, here, head, HV, c, K, HEADS_Q)
                 out = tl.dot(rest, S, out, input_precision=PRECISION)
                 inner = tl.dot(rest, tl.trans(keys), inner, input_precision=PRECISION)
     if DECAY == 2:
@@ -106,8 +102,6 @@ def value_grads(
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
-    q_start, q_row = (first * (HV // HEADS_Q) + head // HEADS_Q) * K, i[:, None] * (HV // HEADS_Q * K)
-    k_start, k_row = (first * (HV // HEADS_K) + head // HEADS_K) * K, i[:, None] * (HV // HEADS_K * K)
     state = (m.to(tl.int64) * HV + head) * K * V
     lower = i[:, None] >= i[None, :]
     if DECAY == 2:
@@ -117,11 +111,11 @@ def value_grads(
         for k0 in tl.static_range(0, K, BK):
             c = k0 + tl.arange(0, BK)
             here = live[:, None] & (c < K)[None, :]
-            keys = tl.load(k + k_start + k_row + c[None, :], here, 0.0)
-            queries = tl.load(q + q_start + q_row + c[None, :], here, 0.0)
+            keys = load_tile(k, first, here, head, HV, c, K, HEADS_K)
+            queries = load_tile(q, first, here, head, HV, c, K, HEADS_Q)
             inner = tl.dot(queries, tl.trans(keys), inner, input_precision=PRECISION)
             if q_rest is not None:
-                rest = tl.load(q_rest + q_start + q_row + c[None, :], here, 0.0)
+                rest = load_tile(q_rest, first, here, head, HV, c, K, HEADS_Q)
                 inner = tl.dot(rest, tl.trans(keys), inner, input_precision=PRECISION)
     if DECAY == 1:
         decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # past the end the last decay: no overflow
@@ -150,11 +144,8 @@ def value_grads(
             across = tl.zeros((64, BV), tl.float32)
             for k0 in tl.static_range(0, K, BK):
                 c = k0 + tl.arange(0, BK)
-                keys = tl.load(k + k_start + k_row + c[None, :], live[:, None] & (c < K)[None, :], 0.0)
-                dS = tl.load(
-                    states + state + c[:, None] * V + column[None, :],
-                    (c < K)[:, None] & (column < V)[None, :], 0.0,
-                )  # fmt: skip
+                keys = load_tile(k, first, live[:, None] & (c < K)[None, :], head, HV, c, K, HEADS_K)
+                dS = load_state(states + state, c, column, K, V)
                 across = tl.dot(keys, dS, across, input_precision=PRECISION)
             if DECAY == 1:
                 across *= tl.exp2(tl.load(gate + (first + count - 1) * HV + head) - decay)[:, None]

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from ..math import infinite_to_nan
 from ..packing import segment_place
+from ..tiles import load_tile
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -61,9 +62,7 @@ def chunk_state(
         row = i * HV
         whole = live[:, None] & (c < K)[None, :]
         narrow = live[:, None] & (column < V)[None, :]
-        keys = tl.load(
-            k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :], whole, 0.0
-        )
+        keys = load_tile(k, t, whole, head, HV, c, K, HEADS_K)
         S_low = S.to(keys.dtype)
         if DECAY == 1:
             decay, total = next_decay, next_total
@@ -89,11 +88,7 @@ def chunk_state(
             kept += totals
         S = tl.dot(tl.trans(keys), u.to(keys.dtype), S, input_precision=PRECISION)
         if k_rest is not None:
-            rest = tl.load(
-                k_rest + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :],
-                whole,
-                0.0,
-            )
+            rest = load_tile(k_rest, t, whole, head, HV, c, K, HEADS_K)
             S = tl.dot(tl.trans(rest), u.to(keys.dtype), S, input_precision=PRECISION)
         m += 1
     if SUMMARY:
@@ -152,9 +147,7 @@ def chunk_state_backward(
         row = i * HV
         whole = live[:, None] & (c < K)[None, :]
         narrow = live[:, None] & (column < V)[None, :]
-        queries = tl.load(
-            q + (t * (HV // HEADS_Q) + head // HEADS_Q) * K + i[:, None] * (HV // HEADS_Q * K) + c[None, :], whole, 0.0
-        )
+        queries = load_tile(q, t, whole, head, HV, c, K, HEADS_Q)
         grad_o = tl.load(do + place * V + row[:, None] * V + column[None, :], narrow, 0.0)
         dS_low = dS.to(queries.dtype)
         if not SUMMARY:
@@ -170,21 +163,10 @@ def chunk_state_backward(
             by = tl.load(divisor + place + row, live, 1.0)
             grad_o = (grad_o.to(tl.float32) * (scale / by)[:, None]).to(queries.dtype)
         if DELTA:
-            keys = tl.load(
-                k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :],
-                whole,
-                0.0,
-            )
+            keys = load_tile(k, t, whole, head, HV, c, K, HEADS_K)
             du = tl.dot(keys, dS_low, input_precision=PRECISION)
             if k_rest is not None:
-                rest = tl.load(
-                    k_rest
-                    + (t * (HV // HEADS_K) + head // HEADS_K) * K
-                    + i[:, None] * (HV // HEADS_K * K)
-                    + c[None, :],
-                    whole,
-                    0.0,
-                )
+                rest = load_tile(k_rest, t, whole, head, HV, c, K, HEADS_K)
                 du = tl.dot(rest, dS_low, du, input_precision=PRECISION)
             if DECAY == 1:
                 du *= tl.exp2(total - decay)[:, None]
@@ -204,11 +186,7 @@ def chunk_state_backward(
             w = tl.load(W + place * K + row[:, None] * K + c[None, :], whole, 0.0)
             dS -= tl.dot(tl.trans(w), du_low, input_precision=PRECISION)
         elif DELTA:
-            read = tl.load(
-                read_key + (t * (HV // HEADS_Q) + head // HEADS_Q) * K + i[:, None] * (HV // HEADS_Q * K) + c[None, :],
-                whole,
-                0.0,
-            )
+            read = load_tile(read_key, t, whole, head, HV, c, K, HEADS_Q)
             dS = tl.dot(tl.trans(read), (-z).to(read.dtype), dS, input_precision=PRECISION)
         m -= 1
         t -= 64

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..math import any_so_far, clamp_decay, has_bad_number, is_bad, zero_where
 from ..packing import chunk_place
-from ..tiles import load_gate
+from ..tiles import load_gate, load_tile
 
 
 @triton.jit
@@ -89,10 +89,8 @@ def wy_transform(
             here = live[:, None] & (c < K)[None, :]
             keys = tl.load(at_keys + c[None, :], here, 0.0)
             if WRITE:
-                at_write = (
-                    write_key + (first * (HV // HEADS_W) + head // HEADS_W) * K + i[:, None] * (HV // HEADS_W * K)
-                )
-                A = tl.dot(keys, tl.trans(tl.load(at_write + c[None, :], here, 0.0)), A, input_precision=PRECISION)
+                writes = load_tile(write_key, first, here, head, HV, c, K, HEADS_W)
+                A = tl.dot(keys, tl.trans(writes), A, input_precision=PRECISION)
             else:
                 A = tl.dot(keys, tl.trans(keys), A, input_precision=PRECISION)
         A *= gain[:, None]
