@@ -19,7 +19,7 @@ from ..common.call import padded
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import SavedForBackward
 from ..common.math import any_so_far, clamp_decay, exp2, infinite_to_nan, is_bad, zero_where
-from ..common.packing import chunk_place, pieces_of_sequence
+from ..common.packing import pieces_of_sequence, program_chunk
 from ..common.tiles import load_gate
 from ..runtime.workspace import TensorSpec
 
@@ -72,11 +72,9 @@ def key_energy_sums(
     K: tl.constexpr, PK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr,
 ):  # fmt: skip
     """Per chunk: the sum that it adds to A [M, HV, K], and its log decay (base 2) [M, HV]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    live = tl.arange(0, 64) < count
     c = tl.arange(0, PK)
     at = (first * H + head // (HV // H)) * K
     here = live[:, None] & (c < K)[None, :]
@@ -134,12 +132,9 @@ def key_energy_backward(
     """Backwards, one chunk: from the gradients of A inside the chunk and, `after` [M, HV, K], at its end, to the keys (dk, with
     ADD added to what is there) and the gates (dg, dbeta [BT, HV]). The decay of token t acts on pairs of an earlier token and t
     or a later one: a pair that lies on one side of t is in both sums below as the same number, so it cancels exactly."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at = m.to(tl.int64) * HV + head

@@ -20,14 +20,6 @@ import triton.language as tl
 from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 
-__all__ = [
-    "CHUNK",
-    "chunk_place",
-    "pieces_of_sequence",
-    "record_tables",
-    "segment_place",
-]
-
 CHUNK = 64
 BLOCK = 128  # table entries of one program
 
@@ -134,6 +126,25 @@ def chunk_place(chunks, m, T):
         first = tl.load(chunks + 2 * m).to(tl.int64)
         count = tl.load(chunks + 2 * m + 1)
     return first, count
+
+
+@triton.jit
+def program_part(chunks, time, PARTS: tl.constexpr):
+    """The part of a chunk's work that a program of a grid (PARTS x M, HV) has, and what `program_chunk` gives."""
+    m, head = tl.program_id(0) // PARTS, tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    i = tl.arange(0, 64)
+    return tl.program_id(0) % PARTS, m, head, first, count, i, i < count
+
+
+@triton.jit
+def program_chunk(chunks, time):
+    """The chunk and head of a program of a grid (M, HV), the chunk's first token (int64) and number of tokens, the numbers of 64
+    tokens, and which of them there are. A kernel returns where there are none."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    i = tl.arange(0, 64)
+    return m, head, first, count, i, i < count
 
 
 @triton.jit

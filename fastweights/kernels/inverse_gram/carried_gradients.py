@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.packing import chunk_place, pieces_of_sequence
+from ..common.packing import pieces_of_sequence, program_chunk
 from ..common.tiles import load_gate, row_places
 from .sums import load_divisors, load_float_rows, load_matrix, rounded_dot
 
@@ -25,12 +25,10 @@ def chunk_adjoint(
     """From the tokens alone, without `adjoint`: E - I and N of the chunk, `transition` (transposed) and `written` [M, HV, K,
     K], and in `direct` dZ for F = 0; W is scratch [BT, HV, K]. With the adjoint of A at the chunk's end and `direct`: V and
     `rest`, from which `finish_gradients` finds du."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, part = tl.arange(0, 64), tl.arange(0, BK)
-    live = i < count
+    part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     root = tl.where(live, tl.rsqrt(load_divisors(D, first, live, head, HV)), 0.0)
     if adjoint is None:
@@ -142,12 +140,10 @@ def finish_gradients(
     A, V, rest, du, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """du = V A + rest [BT, HV, K]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, part = tl.arange(0, 64), tl.arange(0, BK)
-    live = i < count
+    part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     for c0 in range(0, K, BK):
         c = c0 + part

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import any_so_far, is_bad, zero_where
-from ..common.packing import chunk_place
+from ..common.packing import program_chunk
 from ..common.tiles import load_gate, load_rows, row_places
 from .sums import exact_dot, load_divisors, load_float_rows, load_matrix, precise_dot
 
@@ -48,12 +48,10 @@ def token_products(
     u, refresh, A, W, S, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """W = U A [BT, HV, K], where tokens add to A what each finds of it, and S = W U^T [M, HV, 64, 64]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, part = tl.arange(0, 64), tl.arange(0, BK)
-    live = i < count
+    part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     products = tl.zeros((64, 64), tl.float32)
     if refresh is not None:
@@ -82,12 +80,10 @@ def token_rows(
     K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R holds U A and is overwritten by T U A; where y is given gain_t A_t u_t. T [M, HV, 64, 64], D [BT, HV]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, part = tl.arange(0, 64), tl.arange(0, BK)
-    live = i < count
+    part = tl.arange(0, BK)
     lower = tl.load(T + (m.to(tl.int64) * HV + head) * 4096 + i[:, None] * 64 + i[None, :])
     if y is not None:
         spoiled = find_bad_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
@@ -110,12 +106,10 @@ def solve_tokens(
     SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_t = A_t b_t [BT, HV, K], SCALED: gain_t A_t b_t."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, part = tl.arange(0, 64), tl.arange(0, BK)
-    live = i < count
+    part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     spoiled = find_bad_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
     scores = tl.zeros((64, 64), tl.float32)

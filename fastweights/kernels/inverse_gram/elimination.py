@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import is_bad, zero_where
-from ..common.packing import chunk_place
+from ..common.packing import program_chunk
 from .rows import ROWS, eliminate_rows
 
 
@@ -18,8 +18,7 @@ def eliminate_blocks(
     """matrix, out [M, HV, K, K]: `out` is the inverse of `matrix`, whose prior counts as 2^-20 of the trace at least. TOKENS: K
     tokens with `matrix` U A U^T; `out` is the lower triangular T with r = T U A, and D [BT, HV] are the d. scratch [M, HV, 16
     PK]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
     number = m.to(tl.int64) * HV + head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.packing import chunk_place
+from ..common.packing import program_chunk
 from ..common.tiles import load_gate, row_places
 from .sums import load_divisors, load_float_rows, load_matrix
 
@@ -18,12 +18,10 @@ def direction_gradients(
 ):  # fmt: skip
     """du, db [BT, HV, K]; dgain [BT, HV]. SELF: b is u, du holds both gradients, y counts as divided by `divisor`, and dy is the
     gradient of gain_t y_t."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, part = tl.arange(0, 64), tl.arange(0, BK)
-    live = i < count
+    part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     along_x, along_y = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
     for c0 in range(0, K, BK):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.packing import chunk_place, pieces_of_sequence
+from ..common.packing import pieces_of_sequence, program_part
 from ..common.tiles import load_gate, load_rows
 
 AHEAD = tl.constexpr(4)  # chunks that are loaded at once
@@ -98,13 +98,10 @@ def chunk_sums(
 ):  # fmt: skip
     """sums [M, HV, K, K]: of every chunk sum_t gain_t x_t x_t^T, or where y is given
     sum_t (x_t y_t^T + y_t x_t^T) / divisor_t. x [BT, HV // HEADS, K], y [BT, HV, K], divisor [BT, HV] or None."""
-    PARTS: tl.constexpr = (K + BK - 1) // BK
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count, i, live = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i, r, c = tl.arange(0, 64), tl.arange(0, PK), part * BK + tl.arange(0, BK)
-    live = i < count
+    r, c = tl.arange(0, PK), part * BK + tl.arange(0, BK)
     left, right = (
         load_rows(x, first, live, head, HV, r, K, HEADS),
         load_rows(x, first, live, head, HV, c, K, HEADS),

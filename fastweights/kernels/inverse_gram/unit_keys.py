@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import any_so_far, is_bad, zero_where
-from ..common.packing import chunk_place, pieces_of_sequence
+from ..common.packing import pieces_of_sequence, program_chunk
 from ..common.tiles import load_rows, row_places
 from .sums import exact_dot, load_float_rows
 
@@ -47,12 +47,10 @@ def unit_keys(
 ):  # fmt: skip
     """khat in `key` (None without UNIT_KEYS), alpha in `write_key`, what its rounding leaves in `rest` (or None), 1 in `gain`
     [BT], and in `sums` [M, HV, K] the keys of every chunk, added up. y = A k; without UNIT_WRITES alpha is A khat."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
-    live = i < count
+    c = tl.arange(0, PK)
     keys = load_float_rows(k, first, live, head, HV, c, K, HEADS_K)
     if sums is not None:
         tl.store(sums + (m * HV + head).to(tl.int64) * K + c, tl.sum(keys, 0), c < K)
@@ -117,12 +115,10 @@ def divisors(
     q, k, z, divisor, eps, chunks, time, HV, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr
 ):  # fmt: skip
     """divisor [BT, HV]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
-    live = i < count
+    c = tl.arange(0, PK)
     z_t = running_sums(k, z, m, first, live, head, HV, c, K, HEADS)
     found = tl.sum(load_float_rows(q, first, live, head, HV, c, K, HEADS) * z_t, 1)
     tl.store(divisor + first * HV + head + i * HV, tl.where(found < eps, eps, found), live)
@@ -134,12 +130,10 @@ def divisor_gradients(
 ):  # fmt: skip
     """The gradient of the divisors, and in `sums` what every chunk adds to that of the keys. dq [BT, HV, K] is the gradient of
     the queries from the undivided answers S^T q, which are linear in q: so their product with dO is q.dq."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
-    live = i < count
+    c = tl.arange(0, PK)
     queries = load_float_rows(q, first, live, head, HV, c, K, HEADS)
     by = tl.load(divisor + first * HV + head + i * HV, live, 1.0)
     found = -tl.sum(queries * load_float_rows(dq, first, live, head, HV, c, K, 1), 1) / by
@@ -156,12 +150,10 @@ def unit_key_gradients(
 ):  # fmt: skip
     """dq_out, dk, dy [BT, HV, K] from dq, dkey and dwrite_key, the gradients in the delta rule's inputs. `later` [M, HV, K]: what
     the chunks after give to the gradient of the keys."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
-    live = i < count
+    c = tl.arange(0, PK)
     by = tl.load(ddivisor + first * HV + head + i * HV, live, 0.0)
     to_q = load_float_rows(dq, first, live, head, HV, c, K, 1)
     to_q += by[:, None] * running_sums(k, z, m, first, live, head, HV, c, K, HEADS)

@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.math import to_float_or_nan
-from ..common.packing import pool_row, tokens_of_sequence
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import choose_columns, launch_recurrent
-from .states import PlacedState, head_number, state_tile
+from .states import PlacedState, program_head, state_tile
 from .tokens import decay_from_log, jit_options, load_number, load_row
 
 __all__ = ["decode"]
@@ -76,12 +76,7 @@ def decode_delta_rule(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
     sequence, new_A: with strides, which may be a pool."""
-    TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    place = tl.program_id(0) // TILES  # of the sequence and the head
-    n = place // HV
-    head = head_number(place, HV)
-    index, held = pool_row(state_indices, n, P)
+    tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 

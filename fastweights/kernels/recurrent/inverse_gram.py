@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import to_float_or_nan
-from ..common.packing import pool_row, tokens_of_sequence
+from ..common.packing import tokens_of_sequence
 from ..runtime.launch_plan import device_of, launch
 from . import RecurrentCall, delta_rule
-from .states import PlacedState, head_number, state_tile
+from .states import PlacedState, program_head, state_tile
 from .tokens import jit_options, load_number, load_row, strides
 
 __all__ = ["decode_least_squares", "decode_variational"]
@@ -109,9 +109,7 @@ def decode_inverse_gram(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. Without q the write key is A_t k; with it A_t khat, and gain divides by its
     length."""
-    n = tl.program_id(0) // HV
-    head = head_number(tl.program_id(0), HV)
-    index, held = pool_row(state_indices, n, P)
+    _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     at_A, in_state, inverse = state_tile(A, index, A_step, head, A_head, held, channel, channel, K, K)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import to_float_or_nan
-from ..common.packing import pool_row, tokens_of_sequence
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import Tile, launch_recurrent
-from .states import head_number
+from .states import program_head
 from .tokens import decay_from_log, jit_options, load_number, load_row
 
 __all__ = ["decode_keys", "decode_queries"]
@@ -70,9 +70,7 @@ def decode_key_energy(
 ):  # fmt: skip
     """FORM: "queries", or the squash of the write keys. parameter: the ridge of queries, else the centre; x, x_token, x_head,
     X_GROUP: see `strides`."""
-    n = tl.program_id(0) // HV
-    head = head_number(tl.program_id(0), HV)
-    index, held = pool_row(state_indices, n, P)
+    _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     at = index * A_step + head * A_head + channel

@@ -7,10 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.math import to_float_or_nan
-from ..common.packing import pool_row, tokens_of_sequence
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import launch_recurrent, whole_state
-from .states import head_number, state_tile
+from .states import program_head, state_tile
 from .tokens import jit_options, load_number, load_row
 
 __all__ = ["decode"]
@@ -59,9 +59,7 @@ def decode_lattice(
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
-    n = tl.program_id(0) // HV
-    head = head_number(tl.program_id(0), HV)
-    index, held = pool_row(state_indices, n, P)
+    _, _, n, head, index, held = program_head(state_indices, P, HV)
     slot, column = tl.arange(0, BK), tl.arange(0, BV)
     is_slot, is_column = slot < K, column < V
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, slot, column, K, V)

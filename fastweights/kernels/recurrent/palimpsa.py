@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.math import to_float_or_nan
-from ..common.packing import pool_row, tokens_of_sequence
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .launching import choose_columns, launch_recurrent
-from .states import head_number, state_tile
+from .states import program_head, state_tile
 from .tokens import decay_from_log, jit_options, load_number, load_row
 
 __all__ = ["decode", "decode_posterior"]
@@ -57,12 +57,7 @@ def decode_palimpsa(
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
-    TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    place = tl.program_id(0) // TILES  # of the sequence and the head
-    n = place // HV
-    head = head_number(place, HV)
-    index, held = pool_row(state_indices, n, P)
+    tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..common.call import padded
 from ..common.math import to_float_or_nan
-from ..common.packing import pool_row, tokens_of_sequence
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall, delta_rule
 from .launching import Tile, launch_recurrent
-from .states import head_number
+from .states import program_head
 from .tokens import decay_from_log, jit_options, load_number, load_row
 
 __all__ = ["decode"]
@@ -144,9 +144,7 @@ def decode_systems(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. asked, writes [BT, HV, K]: what the memory is asked, and beta k. ridge [HV, K],
     or None: `level`, times |H|_F if ADAPTIVE. V is K."""
-    n = tl.program_id(0) // HV
-    head = head_number(tl.program_id(0), HV)
-    index, held = pool_row(state_indices, n, P)
+    _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     E: tl.constexpr = 4 if BK >= 4 else BK

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..common.packing import pool_row
 from . import RecurrentCall
 
 __all__ = ["PlacedState", "head_number", "state_tile"]
@@ -52,6 +53,16 @@ def heads_are_dense(state: Tensor) -> bool:
 def head_number(place, HV: tl.constexpr):
     """The head of place n HV + head, in 64 bits: a view of a large tensor may have any stride from head to head."""
     return (place % HV).to(tl.int64)
+
+
+@triton.jit
+def program_head(state_indices, P, HV: tl.constexpr, TILES: tl.constexpr = 1):
+    """Of a program of a grid (N HV TILES): its tile of columns, the number of its sequence and head together, its sequence, its
+    head, the row of its states in their pool of P rows, and whether there is one."""
+    place = tl.program_id(0) // TILES
+    n = place // HV
+    index, held = pool_row(state_indices, n, P)
+    return tl.program_id(0) % TILES, place, n, head_number(place, HV), index, held
 
 
 @triton.jit

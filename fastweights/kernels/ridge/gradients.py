@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.packing import chunk_place
+from ..common.packing import program_part
 from ..common.tiles import load_gate, load_rows, row_places
 from .chunk import decay_factors, load_gain, load_sum_of_two
 
@@ -30,13 +30,10 @@ def system_gradients(
     gradient at the chunk's end. dP [BT, HV, 64]: tril(dO V^T), decayed. d_writes [BT, HV, K]: the gradient of beta k as the
     memory's keys, less what the chunk's own tokens ask. gate_grads [K tiles, 2, BT, HV]: partial sums of dbeta and dg, `stride`
     from tile to tile; memory_gates: those of the memory, less the same, which the first tile adds."""
-    PARTS: tl.constexpr = (K + BK - 1) // BK
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count, i, live = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i, column = tl.arange(0, 64), part * BK + tl.arange(0, BK)
-    live = i < count
+    column = part * BK + tl.arange(0, BK)
     lower = (i[:, None] >= i[None, :]) & live[:, None]
     at_row = first * HV + head + i * HV
     at_H = (m.to(tl.int64) * HV + head) * K * K

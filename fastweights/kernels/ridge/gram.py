@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import infinite_to_nan, is_bad
-from ..common.packing import chunk_place, pieces_of_sequence, tokens_of_sequence
+from ..common.packing import pieces_of_sequence, program_part, tokens_of_sequence
 from ..common.tiles import load_rows, row_places
 from .chunk import decay_factors, load_gain
 
@@ -19,13 +19,10 @@ def gram_sums(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums [M, HV, K, K]: sum_j W_j k_j k_j^T of a chunk, decayed to its end. writes [BT, HV, K]: beta k."""
-    PARTS: tl.constexpr = (K + BV - 1) // BV
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count, i, live = program_part(chunks, time, (K + BV - 1) // BV)
     if count == 0:
         return
-    i, c, column = tl.arange(0, 64), tl.arange(0, PK), part * BV + tl.arange(0, BV)
-    live = i < count
+    c, column = tl.arange(0, PK), part * BV + tl.arange(0, BV)
     keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     some = load_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
     decay, total = decay_factors(gate, first, count, head, HV)
@@ -53,13 +50,10 @@ def gram_sums_back(
 ):  # fmt: skip
     """sums [M, HV, K, K]: what a chunk adds to the gradient of H at its start,
     -(1/2) sum_t z_t (e_t x_t^T + x_t e_t^T + w_t H_t). slope [BT, HV]: w; units, outsides: see solve_chunk."""
-    PARTS: tl.constexpr = (K + BV - 1) // BV
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count, i, live = program_part(chunks, time, (K + BV - 1) // BV)
     if count == 0:
         return
-    i, c, column = tl.arange(0, 64), tl.arange(0, PK), part * BV + tl.arange(0, BV)
-    live = i < count
+    c, column = tl.arange(0, PK), part * BV + tl.arange(0, BV)
     decay, _ = decay_factors(gate, first, count, head, HV)
     kept = tl.exp2(decay)
     es = load_rows(e, first, live, head, HV, c, K, 1)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from ..common.math import any_so_far, infinite_to_nan, is_bad, zero_where
-from ..common.packing import chunk_place
+from ..common.packing import program_chunk
 from ..common.tiles import load_rows, row_places
 from .chunk import decay_factors, load_gain, load_sum_of_two, store_in_two
 
@@ -115,12 +115,10 @@ def solve_chunk(
     start; outsides [M, HV]: its norm, and units: H over that, which BACK reads. norms [BT, HV]: |H_t|_F; slope: w. diagonal
     [HV, K]: the ridge per channel, None for a number."""
     WORK: tl.constexpr = tl.float16 if PRECISION == "tf32" else tl.float32
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
-    live = i < count
+    c = tl.arange(0, PK)
     lower = i[:, None] >= i[None, :]
     decay, _ = decay_factors(gate, first, count, head, HV)
     at_row = first * HV + head + i * HV

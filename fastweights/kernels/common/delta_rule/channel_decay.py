@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ..math import clamp_decay, is_bad
-from ..packing import chunk_place
+from ..packing import program_chunk, program_part
 from ..tiles import load_gate, load_tile, tile_address
 from .gradients import sum_over_values
 from .wy import causal_inverse, weigh_rows
@@ -47,12 +47,9 @@ def wy_transform_channel(
     """One chunk of one head: Qd = scale Q exp(G) and Ke = KW exp(G_last - G) [BT, HV, K], P = scale tril(Q exp(G) (KW exp(-G))^T)
     [BT, HV, 64], last_gate = G_last [M, HV, K] and with DELTA T, U, W as in wy.py. REUSE_SAVED: T and U are
     given."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     key_start = (first * H + head // (HV // H)) * K
@@ -147,13 +144,9 @@ def chunk_gradients_channel(
     `stride` from K tile to K tile. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT computes the
     tiles whose form is flat, for which it has enough registers, the other the rest. dG is computed from the rounded operands of
     the products, so that a pair on both sides of a token cancels exactly."""
-    PARTS: tl.constexpr = (K + BK - 1) // BK
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count, i, live = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     c = part * BK + tl.arange(0, BK)

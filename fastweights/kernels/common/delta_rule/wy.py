@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..math import any_so_far, clamp_decay, has_bad_number, is_bad, zero_where
-from ..packing import chunk_place
+from ..packing import chunk_place, program_chunk
 from ..tiles import load_gate, load_tile
 
 
@@ -63,12 +63,9 @@ def wy_transform(
 ):  # fmt: skip
     """One chunk of one head. Heads of gates and write keys are given as HV // heads. REUSE_SAVED: T, U and G are
     given, and only W is computed. Products with T are taken in the precision of U."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
         return
-    i = tl.arange(0, 64)
-    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at_keys = k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
