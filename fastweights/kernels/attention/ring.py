@@ -19,8 +19,6 @@ from ..common.call import padded
 from ..common.math import LOG2E
 from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
-__all__ = ["attend"]
-
 SLOTS, WARPS, STAGES = 64, 4, 3  # of a step
 ENOUGH_PROGRAMS, MOST_SHARES, SMALLEST_SHARE = 1056, 64, 2  # the smallest share in steps
 

@@ -14,8 +14,6 @@ from ..runtime.launch_plan import Recorder
 from .gradients import element_gradients
 from .read import read_elements
 
-__all__ = ["ELEMENTWISE", "ElementwiseInputs"]
-
 COLUMNS = 16  # of a program's tile
 NUMBERS_PER_WARP = 1024  # of a state: 32 per thread, which leaves registers for its gradient and the state loaded ahead
 WARPS = 1024  # of a backward: about as many as run at the same time, for each of them has a scratch of 64 states

@@ -15,8 +15,6 @@ from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .unit_keys import divisor_gradients, divisors, scan_rows, unit_key_gradients, unit_keys
 
-__all__ = ["PENALIZED", "PenalizedInputs"]
-
 
 class PenalizedInputs(namedtuple("PenalizedInputs", "q k v y S z cu_seqlens", defaults=(None, None, None))):
     """q, k [B, T, H, K]; v [B, T, HV, V]; y [B, T, h, K] in float32, A_t k_t; S [N, HV, K, V] or None; z [N, HV, K] or None;

@@ -14,8 +14,6 @@ from .carried import carry_inverse
 from .carried_gradients import carry_adjoint, chunk_adjoint, finish_gradients
 from .rule import GramCall
 
-__all__ = ["REFRESHED", "RefreshInputs"]
-
 
 class RefreshInputs(namedtuple("RefreshInputs", "u b refresh A cu_seqlens", defaults=(None,))):
     """u, b [B, T, h, K]; refresh [B, T, 1] in float32; A [N, HV, K, K]; cu_seqlens [N+1] or None, on the device."""

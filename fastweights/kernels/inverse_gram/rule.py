@@ -12,12 +12,9 @@ from ..common.call import Call, Specs, make_rule, padded
 from ..common.packing import CHUNK, record_tables
 from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
-from .directions import solve_tokens, token_products, token_rows
+from .directions import direction_gradients, solve_tokens, token_products, token_rows
 from .elimination import eliminate_blocks
-from .gradients import direction_gradients
 from .sums import chunk_sums, scan_sums
-
-__all__ = ["INVERSE_GRAM", "GramInputs"]
 
 ROWS = 16  # of a block that is eliminated at once
 SCAN_BLOCK = 1024  # numbers of the state that one program adds up

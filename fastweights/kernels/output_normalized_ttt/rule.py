@@ -20,8 +20,6 @@ from .forward import write_tokens
 
 PART = 8  # tokens of a block that are unrolled: the time to compile grows with the third power
 
-__all__ = ["OUTPUT_NORMALIZED_TTT", "TTTInputs"]
-
 
 class TTTInputs(namedtuple("TTTInputs", "q k v gamma S cu_seqlens", defaults=(None, None))):
     """q, k [B, T, H, K]; v [B, T, HV, V]; gamma [B, T, H or HV]; S [N, HV, K, V] or None; cu_seqlens [N+1] or None, on the

@@ -19,8 +19,6 @@ from torch import Tensor
 from ..common.math import sigmoid
 from ..runtime.launch_plan import device_of, launch
 
-__all__ = ["step"]
-
 CHANNELS = 128  # per program
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ..runtime.launch_plan import device_of, launch
 
-__all__ = ["backward", "forward"]
-
 FORWARD_BLOCK, BACKWARD_BLOCK, WARPS = 4096, 4096, 8
 
 

@@ -22,8 +22,6 @@ from ..common.call import padded
 from ..common.math import sigmoid
 from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
 
-__all__ = ["backward", "forward", "flatten_groups", "choose_tile"]
-
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
 VARYING = ["rows", "steps", "eps"]  # a single row gets no kernel of its own

@@ -17,8 +17,6 @@ from ..common.math import sigmoid
 from ..runtime.launch_plan import alignment, device_of, launch
 from .gated_norm import choose_tile, flatten_groups, load_group_rows, row_and_group_strides
 
-__all__ = ["backward", "forward"]
-
 FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
 VARYING = ["rows"]  # a single row gets no kernel of its own
 

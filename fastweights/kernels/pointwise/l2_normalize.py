@@ -14,8 +14,6 @@ from torch import Tensor
 from ..common.call import padded
 from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
-__all__ = ["l2_normalize"]
-
 
 @triton.jit(do_not_specialize=["stride", "eps"])
 def l2_normalize_kernel(x, y, stride, eps, V: tl.constexpr, BV: tl.constexpr):

@@ -24,8 +24,6 @@ from ..common.call import padded
 from ..common.math import log_rate_and_rest, sigmoid, softplus
 from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
-__all__ = ["linear_rows"]
-
 MOST_MATRICES = 3
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program
 INPUTS = {2: 128, 4: 32}  # in a step of each of its two sums, by bytes of a number: float32 needs more registers

@@ -20,8 +20,6 @@ from torch import Tensor
 from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
 from .gated_norm import choose_tile, load_rows, normalize_rows
 
-__all__ = ["backward", "forward"]
-
 VARYING = ["rows", "steps", "eps"]  # a single row gets no kernel of its own
 FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
 ENOUGH_PROGRAMS = 1024

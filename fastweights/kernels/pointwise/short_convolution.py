@@ -32,8 +32,6 @@ from ..common.call import padded
 from ..common.math import sigmoid
 from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
 
-__all__ = ["backward", "forward"]
-
 NOWHERE = tl.constexpr(1 << 30)
 VARYING = ["time", "count", "blocks", "steps", "eps"]  # a value of 1 gets no kernel of its own
 THREADS = 128

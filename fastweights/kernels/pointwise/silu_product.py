@@ -12,8 +12,6 @@ from torch import Tensor
 from ..runtime.launch_plan import device_of, launch
 from .gated_norm import activate
 
-__all__ = ["backward", "forward"]
-
 BLOCK, WARPS = 2048, 8  # numbers per program
 
 

@@ -14,8 +14,6 @@ from ..common.call import padded
 from ..common.math import log_rate_and_rest, softplus
 from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
-__all__ = ["step_decay"]
-
 
 @triton.jit(do_not_specialize=["stride", "smallest", "largest"], do_not_specialize_on_alignment=["step"])
 def step_decay_kernel(step, bias, A_log, dt, g, stride, smallest, largest, H: tl.constexpr, BH: tl.constexpr):

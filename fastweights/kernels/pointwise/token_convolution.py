@@ -24,8 +24,6 @@ from ..common.packing import pool_row
 from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 from . import TokenConvolution
 
-__all__ = ["convolve_token"]
-
 MOST_PARTS = 3
 CHANNELS = 128  # of a program, where there are no heads
 

@@ -135,13 +135,11 @@ def undo(M, J, key, value, gain, PARTS: tl.constexpr):
 
 
 @triton.jit
-def differentiate(
-    M, J, dM, debt, key, query, value, gain, grad_o, grad_w, p,
-    PARTS: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+def differentiate(M, J, dM, debt, token, p, PARTS: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr):
     """One token, from its states M, J and the gradients that come from later tokens: the gradients of its states, what lanes
     have to add up for those of q and k (by parts) [8, 4] and of v and beta [8, 16], W and <dw, variance> [8, 4]. All as decayed
     to one and the same token."""
+    key, query, value, gain, grad_o, grad_w = token
     new_dM, new_debt, of_q, of_k = (), (), (), ()
     of_variance = 0.0
     for part in tl.static_range(PARTS):
@@ -209,11 +207,11 @@ def store_value_gradients(dv, dbeta, at, to_v, to_beta, kept, first_column, V: t
 
 @triton.jit
 def lanes_to_prefetch(
-    q, k, v, beta, do, first_key, first_column, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr,
-    HEADS_BETA: tl.constexpr,
+    pointers, first_key, first_column, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr
 ):  # fmt: skip
     """What each lane of a warp fetches ahead: 16 numbers of q or k (four lanes each), v, beta or do. Their addresses at the token
     that the pointers show to, and the bytes per token."""
+    q, k, v, beta, g, do = pointers
     SIZE: tl.constexpr = q.dtype.element_ty.primitive_bitwidth // 8
     SIZE_BETA: tl.constexpr = beta.dtype.element_ty.primitive_bitwidth // 8
     which = tl.arange(0, 32) // 4
@@ -237,18 +235,15 @@ def posterior_gradients(
     """M_chunk, J_chunk [M, HV, K, V]: states at the chunks' starts."""
     V_TILES: tl.constexpr = (V + 15) // 16
     K_TILES: tl.constexpr = (K + 8 * PARTS - 1) // (8 * PARTS)
-    tile, segment, head = (
-        tl.program_id(0) % (V_TILES * K_TILES),
-        tl.program_id(0) // (V_TILES * K_TILES),
-        tl.program_id(1),
-    )
+    TILES: tl.constexpr = V_TILES * K_TILES
+    tile, segment, head = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
     v_tile, k_tile = (tile % V_TILES).to(tl.int64), (tile // V_TILES).to(tl.int64)
     first, stop, first_chunk, sequence, is_first, _ = segment_place(segments, segment, time)
-    column = (tile % V_TILES) * 16 + tl.arange(0, 16)
-    first_key = (tile // V_TILES) * (8 * PARTS)
+    first_column, first_key = (tile % V_TILES) * 16, (tile // V_TILES) * (8 * PARTS)
+    column = first_column + tl.arange(0, 16)
     p = tl.load(prior + head)
     limit = p * (LARGEST if PRECISION == "tf32" else LARGEST_IN_FLOAT32)
-    program = (segment.to(tl.int64) * (V_TILES * K_TILES) + tile) * HV + head
+    program = (segment.to(tl.int64) * TILES + tile) * HV + head
     scratch_M += program * (PARTS * 128)
     scratch_J += program * (PARTS * 128)
     state = segment.to(tl.int64) * HV + head
@@ -275,21 +270,9 @@ def posterior_gradients(
         dq_chunk, dk_chunk = dq + first_row * K, dk + first_row * K
         dv_chunk, dbeta_chunk, dg_chunk = dv + first_row * V, dbeta + first_row * V, dg + first_row
         dw_chunk = dw + first_row * V if VARIANCE else None
+        pointers = q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk
         if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
-            fetched, stride = lanes_to_prefetch(
-                q_chunk,
-                k_chunk,
-                v_chunk,
-                beta_chunk,
-                do_chunk,
-                first_key,
-                (tile % V_TILES) * 16,
-                HV,
-                K,
-                V,
-                HEADS_K,
-                HEADS_BETA,
-            )
+            fetched, stride = lanes_to_prefetch(pointers, first_key, first_column, HV, K, V, HEADS_K, HEADS_BETA)
         end = count
         while end > 0:
             put_state(
@@ -303,40 +286,25 @@ def posterior_gradients(
             # By later tokens of the block. A product p * kept below would be computed for every element.
             kept, floor = 1.0, p
             ahead = load_inputs(
-                q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk, dw_chunk, end - 1, column, first_key, HV, K, PARTS, V,
-                HEADS_K, HEADS_BETA, HEADS_G,
-            )  # fmt: skip
+                pointers, dw_chunk, end - 1, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G
+            )
             for i in range(end - 1, start - 1, -1):
                 row = i * HV
                 if PRECISION == "tf32":  # the loads below are made late in a step, and its end waits for them
                     prefetch(fetched + tl.maximum(i - AHEAD, 0) * stride)
                 token = ahead
+                earlier = tl.maximum(i - 1, 0)
                 ahead = load_inputs(
-                    q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk, dw_chunk, tl.maximum(i - 1, 0), column, first_key,
-                    HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G,
-                )  # fmt: skip
+                    pointers, dw_chunk, earlier, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G
+                )
                 query, key, value, gain, decay, grad_o, grad_w = unpack_token(token, q, K, PARTS)
-                grad_o *= scale
-                grad_w *= scale * scale * kept
                 value, gain = kept * value, kept * gain
+                token = key, query, value, gain, grad_o * scale, grad_w * (scale * scale * kept)
                 dM, debt, of_q, of_k, to_v, to_beta, read, of_variance = differentiate(
-                    M,
-                    J,
-                    dM,
-                    debt,
-                    key,
-                    query,
-                    value,
-                    gain,
-                    grad_o,
-                    grad_w,
-                    floor,
-                    PARTS,
-                    VARIANCE,
-                    PRECISION,
+                    M, J, dM, debt, token, floor, PARTS, VARIANCE, PRECISION
                 )
                 store_key_gradients(dq_chunk, dk_chunk, row * K, of_q, of_k, first_key, K, PARTS)
-                store_value_gradients(dv_chunk, dbeta_chunk, row * V, to_v, to_beta, kept, (tile % V_TILES) * 16, V)
+                store_value_gradients(dv_chunk, dbeta_chunk, row * V, to_v, to_beta, kept, first_column, V)
                 read *= kept
                 total += read
                 change = p * read - sum_over_columns(value[None, :] * to_v + gain[None, :] * to_beta) - of_variance

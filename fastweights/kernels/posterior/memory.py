@@ -15,8 +15,6 @@ from .gradients import posterior_gradients
 from .read import read_posterior, segment_gradients
 from .state import posterior_state
 
-__all__ = ["POSTERIOR", "PosteriorInputs"]
-
 MULTIPROCESSORS = 132  # of an H100 or H200
 # Of a segment, and where programs read several blocks, so that there are fewer.
 MIN_SEGMENT_CHUNKS, MIN_SEGMENT_CHUNKS_OF_BLOCKS = 8, 4

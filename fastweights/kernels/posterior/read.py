@@ -74,10 +74,11 @@ def take_block(tile, block: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def load_token(
-    q, k, v, beta, g, i, first_column, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr,
+    pointers, i, first_column, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
 ):  # fmt: skip
     """The token i after the one that the pointers show to, as it lies in memory: q, k, g, and values and gains by blocks."""
+    q, k, v, beta, g = pointers
     columns = ()
     for block in tl.static_range(BLOCKS):
         value = load_columns(v, i * (HV * V), first_column + 16 * block, V)
@@ -118,23 +119,20 @@ def read_posterior(
     if VARIANCE:
         variance = token_address(variance, first, head, HV, 1, V)
     f, floor = 1.0, p
+    pointers = q, k, v, beta, g
     count = stop - first
     if count > 0:
         if LOADS_AHEAD:
-            ahead = load_token(q, k, v, beta, g, 0, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G)
+            ahead = load_token(pointers, 0, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G)
         for i in range(0, count):
             if LOADS_AHEAD:
                 token = ahead
-                ahead = load_token(
-                    q, k, v, beta, g, tl.minimum(i + 1, count - 1), first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA,
-                    HEADS_G,
-                )  # fmt: skip
+                later = tl.minimum(i + 1, count - 1)
+                ahead = load_token(pointers, later, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G)
             else:
                 if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
                     prefetch(fetched + tl.minimum(i + AHEAD, count - 1) * stride)
-                token = load_token(
-                    q, k, v, beta, g, i, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G
-                )
+                token = load_token(pointers, i, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G)
             query, key = unpack_rows(token[0], q, K, PARTS), unpack_rows(token[1], q, K, PARTS)
             if VARIANCE:  # without it infinite keys show in the mean anyway: infinity over infinity
                 finite = ()
@@ -176,17 +174,13 @@ def segment_gradients(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What the outputs of a segment add to the gradients of the states at its start: dM_out, dJ_out [P, HV, K, V]."""
-    TILES: tl.constexpr = (V + 15) // 16
-    K_TILES: tl.constexpr = (K + 8 * PARTS - 1) // (8 * PARTS)
-    tile, segment, head = (
-        tl.program_id(0) % (TILES * K_TILES),
-        tl.program_id(0) // (TILES * K_TILES),
-        tl.program_id(1),
-    )
+    V_TILES: tl.constexpr = (V + 15) // 16
+    TILES: tl.constexpr = V_TILES * ((K + 8 * PARTS - 1) // (8 * PARTS))
+    tile, segment, head = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
     first, stop, chunk, sequence, is_first, is_last = segment_place(segments, segment, time)
     stop = tl.where(is_first, first, stop)  # no segment ends where a sequence's first one starts
-    first_key = tile // TILES * (8 * PARTS)
-    column = tile % TILES * 16 + tl.arange(0, 16)
+    first_key = tile // V_TILES * (8 * PARTS)
+    column = tile % V_TILES * 16 + tl.arange(0, 16)
     p = tl.load(prior + head)
     state = segment.to(tl.int64) * HV + head
     M = load_tile(M_start, state, first_key, column, True, K, V, PARTS)
@@ -200,15 +194,12 @@ def segment_gradients(
     dw = token_address(dw, first, head, HV, 1, V) if VARIANCE else None
     count = stop - first
     if count > 0:
-        ahead = load_inputs(
-            q, k, v, beta, g, do, dw, 0, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G
-        )
+        pointers = q, k, v, beta, g, do
+        ahead = load_inputs(pointers, dw, 0, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G)
         for i in range(0, count):
             token = ahead
-            ahead = load_inputs(
-                q, k, v, beta, g, do, dw, tl.minimum(i + 1, count - 1), column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA,
-                HEADS_G,
-            )  # fmt: skip
+            later = tl.minimum(i + 1, count - 1)
+            ahead = load_inputs(pointers, dw, later, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G)
             query, key, value, gain, decay, grad_o, grad_w = unpack_token(token, q, K, PARTS)
             M, J, f, floor, by = apply_decay(M, J, f, floor, p, decay, PARTS, PRECISION)
             kept *= by

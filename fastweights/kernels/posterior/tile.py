@@ -113,11 +113,12 @@ def unpack_rows(raw, like, K: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def load_inputs(
-    q, k, v, beta, g, do, dw, i, column, first_key, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
+    pointers, dw, i, column, first_key, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
 ):  # fmt: skip
     """The token i after the one that the pointers show to, as it lies in memory: loops load it a step before `unpack_token` takes
-    it. do and dw may be None."""
+    it. pointers: q, k, v, beta, g and do. dw may be None."""
+    q, k, v, beta, g, do = pointers
     live = column < V
     value = tl.load(v + i * (HV * V) + column, live, 0.0)
     return (
@@ -126,7 +127,7 @@ def load_inputs(
         value,
         tl.load(beta + i * (HV // HEADS_BETA * V) + column, live, 0.0),
         tl.load(g + i * (HV // HEADS_G)),
-        value if do is None else tl.load(do + i * (HV * V) + column, live, 0.0),
+        tl.load(do + i * (HV * V) + column, live, 0.0),
         value if dw is None else tl.load(dw + i * (HV * V) + column, live, 0.0),
     )
 

@@ -16,11 +16,17 @@ from torch import Tensor
 from ..common.math import to_float_or_nan
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import choose_columns, launch_recurrent
-from .states import PlacedState, program_head, state_tile
-from .tokens import decay_from_log, jit_options, load_number, load_row
-
-__all__ = ["decode"]
+from .launching import (
+    PlacedState,
+    choose_columns,
+    decay_from_log,
+    jit_options,
+    launch_recurrent,
+    load_number,
+    load_row,
+    program_head,
+    state_tile,
+)
 
 # Columns of a program's tile and its warps, by the key channels (rounded up to a power of two): rows of 128 bytes, at most 64
 # numbers of the state per thread.

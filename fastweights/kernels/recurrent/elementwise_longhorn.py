@@ -12,11 +12,7 @@ from ..common.math import to_float_or_nan
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .delta_rule import CHOICES
-from .launching import choose_columns, launch_recurrent
-from .states import program_head, state_tile
-from .tokens import jit_options, load_row
-
-__all__ = ["decode"]
+from .launching import choose_columns, jit_options, launch_recurrent, load_row, program_head, state_tile
 
 
 def decode(call: RecurrentCall) -> Tensor:

@@ -18,10 +18,7 @@ from ..common.math import to_float_or_nan
 from ..common.packing import tokens_of_sequence
 from ..runtime.launch_plan import device_of, launch
 from . import RecurrentCall, delta_rule
-from .states import PlacedState, program_head, state_tile
-from .tokens import jit_options, load_number, load_row, strides
-
-__all__ = ["decode_least_squares", "decode_variational"]
+from .launching import PlacedState, jit_options, load_number, load_row, program_head, state_tile, strides
 
 
 def decode_least_squares(call: RecurrentCall) -> Tensor:

@@ -12,11 +12,7 @@ from torch import Tensor
 from ..common.math import to_float_or_nan
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import launch_recurrent, whole_state
-from .states import program_head, state_tile
-from .tokens import jit_options, load_number, load_row
-
-__all__ = ["decode"]
+from .launching import jit_options, launch_recurrent, load_number, load_row, program_head, state_tile, whole_state
 
 
 def decode(call: RecurrentCall) -> Tensor:

@@ -15,11 +15,7 @@ from ..common.call import padded
 from ..common.math import to_float_or_nan
 from ..common.packing import tokens_of_sequence
 from . import RecurrentCall, delta_rule
-from .launching import Tile, launch_recurrent
-from .states import program_head
-from .tokens import decay_from_log, jit_options, load_number, load_row
-
-__all__ = ["decode"]
+from .launching import Tile, decay_from_log, jit_options, launch_recurrent, load_number, load_row, program_head
 
 
 def decode(call: RecurrentCall) -> Tensor:

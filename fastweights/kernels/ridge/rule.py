@@ -20,8 +20,6 @@ from .gram import gram_sums, gram_sums_back, scan_states
 from .order import stride_between_roots
 from .solve import solve_chunk
 
-__all__ = ["RIDGE", "RidgeInputs"]
-
 SCAN_BLOCK = 1024  # numbers of a state that one program takes from chunk to chunk
 SCAN_AHEAD = 4  # chunks that it loads at once
 TYPICAL_RIDGE = 0.02  # over |H|_F, where a constant ridge leaves that open

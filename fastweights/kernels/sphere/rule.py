@@ -23,8 +23,6 @@ from .slot_outputs_back import prepare_turns_back
 from .slot_turns import BLOCK, inner_products, turn_slots
 from .slot_turns_back import turn_slots_back
 
-__all__ = ["SPHERE", "SphereInputs"]
-
 WIDEST = 128  # of K and V: the state of a head is held in registers
 
 
