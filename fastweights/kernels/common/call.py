@@ -32,7 +32,7 @@ def max_pieces(count: int, time: int, tokens: int, packed: bool, least: int = 0)
 
 @lru_cache
 def has_large_shared_memory(device: torch.device) -> bool:
-    """See `tiles`."""
+    """Whether a program may take 200 KB of shared memory, as on the H100 and later server parts."""
     if device.type != "cuda":  # the interpreter
         return True
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 200 * 1024

@@ -25,7 +25,7 @@ def solve_rows(S, rows, PRECISION: tl.constexpr):
     products take them."""
     i = tl.arange(0, S.shape[0])
     identity = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    largest = 1.0 + tl.sqrt(tl.sum(S * S))  # over both axes at once: `spoiled_somewhere` says why
+    largest = 1.0 + tl.sqrt(tl.sum(S * S))  # over both axes at once: `has_bad_number` says why
     M = S + identity
     scale = 2.0 / (1.0 + largest)
     close = largest * ROUNDING <= FAR  # not where a number is bad

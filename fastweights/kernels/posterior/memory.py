@@ -16,7 +16,7 @@ from .read import read_posterior, segment_gradients
 from .state import posterior_state
 
 MULTIPROCESSORS = 132  # of an H100 or H200
-# Of a segment, and where programs read several blocks, so that there are fewer.
+# The fewest chunks of a segment, and of one where programs read several blocks of columns, so that there are fewer programs.
 MIN_SEGMENT_CHUNKS, MIN_SEGMENT_CHUNKS_OF_BLOCKS = 8, 4
 # Parts of key channels up to which a program that reads has registers for the loads of the next token, and parts of its tile
 # then: as many blocks of columns share a token's key and query, if there are enough programs.
@@ -54,7 +54,7 @@ def programs_at_once(parts: int, back: bool = False) -> int:
 
 
 def registers(programs: int) -> int:
-    """Of a thread, where so many programs run on a multiprocessor."""
+    """The registers of a thread where so many programs run on a multiprocessor."""
     return min(255, 65536 // (32 * programs) // 8 * 8)
 
 

@@ -41,7 +41,7 @@ def decode(call: RecurrentCall) -> Tensor:
     tile = partial(choose_columns, choices=CHOICES)
     A, read, written = None, None, None
     if "A" in call.states:
-        A = PlacedState.of(call, "A")
+        A = PlacedState.from_call(call, "A")
         read, written = A.source, A.target
         if call.state_indices is not None:
             read = read[call.state_indices.clamp(0, len(read) - 1)]

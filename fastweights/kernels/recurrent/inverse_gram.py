@@ -64,7 +64,7 @@ def find_directions(
     if not programs:
         return made
     given = [strides(inputs.get(name), *sizes) for name in ("q", "k", "u", "beta")]
-    placed = [PlacedState.of(call, name) for name in (matrix, "z") if name in call.states]
+    placed = [PlacedState.from_call(call, name) for name in (matrix, "z") if name in call.states]
     z: tuple[Any, ...] = placed[1].arguments if len(placed) > 1 else (None, None, 0, 0)
     counts: tuple[Any, ...] = (None, None, 0)
     if "count" in call.states:

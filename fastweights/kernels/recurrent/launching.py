@@ -29,7 +29,7 @@ class PlacedState:
             self.target = self.wanted if self.wanted.is_contiguous() else torch.empty(state.shape, device=state.device)
 
     @classmethod
-    def of(cls, call: RecurrentCall, name: str) -> PlacedState:
+    def from_call(cls, call: RecurrentCall, name: str) -> PlacedState:
         return cls(call.states[name], None if call.new_states is None else call.new_states[name])
 
     @property
@@ -151,7 +151,7 @@ def launch_recurrent(
     programs = call.sequences * sizes[2] * -(-value // width)
     if programs:
         given = [strides(call.inputs.get(name), *sizes) for name in inputs]
-        placed = [PlacedState.of(call, name) for name in states]
+        placed = [PlacedState.from_call(call, name) for name in states]
         pool = len(call.states[states[0]])
         with device_of(v):
             launch(

@@ -59,7 +59,7 @@ def frobenius_norm(H):
 
 @triton.jit
 def sum_over_columns(H):
-    """Sums of the rows, in a thread first."""
+    """The sum of every row, in a thread first."""
     return tl.sum(tl.sum(tl.sum(H, 2), 2), 0)
 
 

@@ -1,8 +1,8 @@
 """Loads and stores of four neighbours per thread as words of 64 bits, whatever their dtype: one or two instructions for four.
 What will be loaded is fetched ahead.
 
-They are the numbers 4 four, .. of row number `row` from x on, a row having SIZE numbers, and lie along the dimension AXIS: 3 for
-slots, 5 for value channels. Rows whose length is no multiple of four begin anywhere; they are read number by number.
+They are the numbers 4 four to 4 four + 3 of row `row` of x, whose rows have SIZE numbers. They lie along the dimension AXIS: 3
+for slots, 5 for value channels. Rows whose length is no multiple of four begin anywhere; they are read number by number.
 """
 
 from __future__ import annotations
