@@ -1,0 +1,419 @@
+"""Measured figures in the sentences of pages that are written by hand are those of the result files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastweights_studies.experiments import claims_of, committed_records
+from fastweights_studies.experiments.claim import paired
+from fastweights_studies.leaderboard import SIZES
+from fastweights_studies.measure.training_start import MODEL
+from fastweights_studies.pages import page_parts
+from fastweights_studies.places import RESULTS
+
+from fastweights.layers import MIXERS
+from fastweights.models import preset
+
+from .site import ROOT
+
+
+def result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_bytes())
+
+
+def words(page: str) -> str:
+    """The text of a page without its line breaks."""
+    return " ".join((ROOT / page).read_text().split())
+
+
+@pytest.mark.parametrize("page", [page_parts.CPU, page_parts.RULES], ids=lambda page: page.name)
+def test_tables_are_generated(page: Path) -> None:
+    assert page.read_text() == page_parts.render(page), f"run {page_parts.COMMAND}"
+
+
+def test_recall_and_language_models_on_cpus() -> None:
+    text, runs, models = words("docs/cpu.md"), result("recall_default")["runs"], result("lm_default")
+    taken = sum(run["cpu_seconds"] for run in runs)
+    assert f"Its {len(runs)} trainings took {taken:.0f} seconds of processor time" in text
+    assert f"They took {sum(model['seconds'] for model in models):.0f} seconds together" in text
+    (steps,), (tokens,) = ({model[what] for model in models} for what in ("steps", "tokens"))
+    assert f"for {steps} steps on {tokens:,} tokens" in text
+    softmax = {row["pairs"]: row for row in result("recall_readme")["summary"] if row["mixer"] == "softmax"}
+    assert f"softmax has {softmax[4]['accuracy']:.3f} on 4 pairs and is at chance on 8 and 16" in text
+    assert all(softmax[pairs]["accuracy"] == pytest.approx(1 / pairs, abs=0.01) for pairs in (8, 16))
+
+
+def test_starts_and_several_gpus() -> None:
+    train, limits = words("docs/train.md"), words("docs/limits.md")
+    (starts,) = result("training-start-nvidia-h100-80gb-hbm3")["starts"].values()
+    first, second = (starts[start]["first step, s"] for start in ("first start", "second start"))
+    vocabulary = MODEL["vocab_size"]
+    assert all(f"{vocabulary:,} tokens in the vocabulary" in text for text in (train, words("docs/kernels.md")))
+    assert f"ends {first:.0f} s after the command was given" in train and f"it ends after {second:.0f} s" in train
+    rows = result("scaling-nvidia-h100-80gb-hbm3")["trainings"]["gdn-1b"]
+    ddp, fsdp, kept = (rows[f"2 GPUs, {way}"] for way in ("DDP", "FSDP2", "FSDP2-kept"))
+    shares = [page_parts.share(row["share of one GPU"]) for row in (ddp, fsdp, kept)]
+    assert f"With DDP each GPU processes {shares[0]} of the tokens per second of one GPU alone" in train
+    assert (
+        f"with FSDP2 {shares[1]}. FSDP2 takes {fsdp['memory, GiB']:.0f} GiB per GPU, DDP {ddp['memory, GiB']:.0f}"
+        in train
+    )
+    assert f"brings FSDP2 to {shares[2]} with {kept['memory, GiB']:.0f} GiB" in train
+    for way, same in (("FSDP2-prefetch", fsdp), ("FSDP2-kept-prefetch", kept)):
+        assert rows[f"2 GPUs, {way}"]["step, ms"] == pytest.approx(same["step, ms"], rel=0.01)
+    assert f"With FSDP2 each of two GPUs processes {shares[1]} of the tokens per second of one GPU alone" in limits
+    assert f"(the 1B preset of `gdn`), with DDP {shares[0]}" in limits
+
+
+def device_time(rows: Any, op: str, size: str, stage: str, who: str = "ours") -> float:
+    return float(rows[f"{op} {size}"][stage]["graph"][who][0])
+
+
+def test_times_of_ops_among_the_limits() -> None:
+    text, rows = words("docs/limits.md"), result("kernels-nvidia-h200")["rows"]
+
+    def span(*ops: str) -> str:
+        ratios = [
+            device_time(rows, op, size, "forward_backward") / device_time(rows, "gdn", size, "forward_backward")
+            for op in ops
+            for name, size in (row.split(" ", 1) for row in rows)
+            if name == op and "forward_backward" in rows.get(f"gdn {size}", {})
+        ]
+        return f"{min(ratios):.1f} to {max(ratios):.1f} times"
+
+    assert f"variational linear attention {span('vla')}, recursive least squares {span('rls')}" in text
+    assert f"Lattice's encode and similarity objectives {span('lattice-encode', 'lattice-similarity')}," in text
+    assert f"elementwise Longhorn {span('longhorn-elementwise')}, because" in text
+    size = "4,2048,8,128,128"
+    plain, decayed = (
+        device_time(rows, op, size, "forward") / device_time(rows, op, size, "forward", "fla")
+        for op in ("linear", "simple_gla")
+    )
+    assert f"takes {plain:.2f} times flash-linear-attention's device time at (B, T, H, K, V) = ({size})" in text
+    assert f"with one decay per head {decayed:.2f} times" in text
+
+
+NUMBERS = ("no", "one", "two", "three", "four", "five")
+
+
+def test_trainings_among_the_limits() -> None:
+    text = words("docs/limits.md")
+    parts = ("language", "regression", "mqar", "tracking")
+    boards = {part: result(f"leaderboard/{part}-full")["rows"].values() for part in parts}
+    assert (
+        "trainings have three seeds in state tracking and, where mixers are close, in language. Those of recall have one"
+        in text
+    )
+    seeds = {
+        part: {len(row["values"]) for row in rows if row["diverged"] < row["runs"]} for part, rows in boards.items()
+    }
+    assert seeds == {"language": {1, 3}, "regression": {1, 3}, "mqar": {1}, "tracking": {3}}
+    several = [row["column"].rpartition(" ")[2] for row in boards["regression"] if len(row["values"]) == 3]
+    assert (several.count("0.0"), several.count("0.5")) == (32, 1)
+    assert "In regression 32 of 33 mixers have three without noise, and one with it" in text
+    for part in ("language", "regression", "mqar"):
+        rates = [row["learning rate"] for row in boards[part] if row["values"]]
+        assert rates.count(max(rates)) > len(rates) / 2, part
+    assert "In its recall, regression and language parts the better learning rate was the larger one of the two" in text
+    learnt = {row["column"]: row["values"][0] for row in boards["mqar"] if row["mixer"] == "softmax"}
+    for column, accuracy in learnt.items():
+        assert (accuracy > 0.99) is not column.startswith("shuffled, 32 pairs"), column
+    guessed = [row["values"][0] / row["chance"] for row in boards["regression"] if row["mixer"] == "softmax"]
+    assert guessed == pytest.approx([1, 1], rel=0.01)
+    assert (
+        "Softmax attention learns 8 shuffled pairs and 32 ordered ones there, and guesses with 32 shuffled pairs"
+        in text
+    )
+    assert "pairs and in regression" in text
+    losses = result("claims/C34")["numbers"]["encode"]
+    jumped = sum(loss > min(losses) + 1 for loss in losses)
+    assert (
+        f"{NUMBERS[jumped].capitalize()} of {NUMBERS[len(losses)]} trainings of claim C34 with the encode objective"
+        in text
+    )
+    small, large = result("vla-first-weights")["by size of first weights"].values()
+    assert large["accuracy"] > 0.99 and abs(small["accuracy"] - small["guessing"]) < 0.02
+    assert "At a standard deviation of 0.05 `vla` learned 8 pairs in a setting in which it guesses at 0.02" in text
+
+
+def test_norms_of_memories_among_the_rules() -> None:
+    text, numbers = words("docs/rules.md"), result("claims/C19")["numbers"]
+    norms = {name: sum(row) / len(row) for name, row in numbers.items()}
+    unit, scaled, delta = (
+        f"{norms['linear attention'] / norms[name]:.0f} times"
+        for name in ("VLA, |u| = 1", "VLA, |u| = d^-1/2", "delta rule")
+    )
+    assert f"its norm is {unit} below that of linear attention with `|u| = 1` and {scaled} with `|u| = d^-1/2`" in text
+    assert f"That of the delta rule is {delta} below" in text
+
+
+def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
+    text = words("docs/own-least-squares.md")
+
+    def shares(name: str) -> list[dict[str, list[float]]]:
+        numbers = result(f"claims/{name}")["numbers"]
+        return [
+            {
+                mixer: numbers[f"share of the gap closed by {mixer}, {setting} variances"]
+                for mixer in ("pdn", "gka", "rls", "palimpsa-d", "vla-conv")
+            }
+            for setting in ("equal", "unequal")
+        ]
+
+    def mean(shares: list[float]) -> str:
+        return f"{sum(shares) / len(shares):.0%}"
+
+    (equal, unequal), large = shares("own-1"), shares("own-1-cuda")
+    for one in (*large, unequal):
+        assert all(ours > exact for ours, exact in zip(one["gka"], one["rls"]))
+    assert f"at the larger size with every seed, `gka` {mean(large[0]['gka'])} and" in text
+    assert f" and `rls` {mean(large[0]['rls'])} with equal variances" in text
+    assert f"equal variances, {mean(large[1]['gka'])} and {mean(large[1]['rls'])} with unequal ones" in text
+    assert f"with unequal variances ({mean(unequal['gka'])} and {mean(unequal['rls'])})" in text
+    *ahead, lost = (100 * (ours - exact) for ours, exact in zip(equal["gka"], equal["rls"]))
+    assert f"two of three seeds of `gka` are ahead by {ahead[0]:.0f} and {ahead[1]:.0f} points" in text
+    assert lost < -100 and "points, and one did not learn" in text
+    assert f"`rls` {mean(equal['rls'])} and {mean(unequal['rls'])}, `pdn` {mean(equal['pdn'])} and" in text
+    assert f"`pdn` {mean(equal['pdn'])} and {mean(unequal['pdn'])}." in text
+    assert f"`pdn` closes {mean(large[0]['pdn'])} with equal variances, more than `rls` with two of three seeds" in text
+    assert sum(cheap > exact for cheap, exact in zip(large[0]["pdn"], large[0]["rls"])) == 2
+    for mixer in ("pdn", "rls"):
+        assert sum(share > 0 for share in large[1][mixer]) == 1 and sum(large[1][mixer]) < 0
+    assert "both are better than the delta rule with one of three seeds, and worse on average" in text
+    numbers = result("claims/own-1-cuda")["numbers"]
+    base, best = (sum(numbers[f"{name}, unequal variances"]) / 3 for name in ("deltanet", "exact regression"))
+    assert f"a squared error of {base:.3f} for the delta rule and {best:.3f} for the best predictor" in text
+    for one in (equal, unequal, *large):
+        assert all(sum(one[mixer]) < 0 for mixer in ("palimpsa-d", "vla-conv"))
+    assert "`palimpsa-d` and `vla-conv` are worse than the delta rule** in both sizes" in text
+
+
+def test_ridges_on_the_page_of_least_squares() -> None:
+    text, numbers = words("docs/own-least-squares.md"), result("claims/own-1b")["numbers"]
+
+    def share(mixer: str, setting: str) -> str:
+        found = numbers[f"share of the gap closed by {mixer}, {setting} variances"]
+        return f"{sum(found) / len(found):.0%}"
+
+    of_ridge = {
+        ridge: [share(f"rls with ridge {ridge}", setting) for setting in ("equal", "unequal")]
+        for ridge in ("1", "0.1", "0.01")
+    }
+    small, least = of_ridge["0.01"]
+    assert f"closes {small} of the gap with equal variances and {least} with unequal ones (own-1b)" in text
+    assert f"(own-1b), with 0.1 {' and '.join(of_ridge['0.1'])}. The default ridge of 1" in text
+    assert f"whole token, closes {' and '.join(of_ridge['1'])}." in text
+    *learned, lost = (f"{x:.0%}" for x in numbers["share of the gap closed by gka, equal variances"])
+    assert (
+        f"closes {share('gka', 'unequal')} with unequal variances, and {' and '.join(learned)} with equal ones" in text
+    )
+    assert lost.startswith("-")
+    rates = {**result("claims/own-1")["numbers"], **numbers}
+    for mixer in ("deltanet", "pdn", "rls with ridge 0.1", "rls with ridge 0.01"):
+        for setting in ("equal", "unequal"):
+            assert rates[f"learning rate of {mixer}, {setting} variances"] == [3e-2]
+    assert "rls with ridge 1, equal variances" in result("claims/own-1b")["undertrained"]
+    found = result("claims/own-1c")["numbers"]
+    after = {
+        (ridge, steps): sum(row) / len(row)
+        for ridge in of_ridge
+        for steps in (300, 1500)
+        if (row := found[f"rls with ridge {ridge}, 4 pairs, {steps} steps"])
+    }
+    one, *others = (f"{x:.3f}" for x in found["rls with ridge 0.01, 4 pairs, 300 steps"])
+    assert f"with 0.01 has an accuracy of {after['0.01', 300]:.3f} after 300 steps: {one} with one seed" in text
+    assert f"with one seed, {' and '.join(others)} with the others." in text
+    assert (
+        f"With 1 and 0.1 it has {after['1', 300]:.3f} and {after['0.1', 300]:.3f}. After 1,500 steps all three" in text
+    )
+    less, error = paired(*(found[f"rls with ridge {ridge}, 4 pairs, 300 steps"] for ridge in ("1", "0.01")))
+    assert f"after 300 steps is {less / error:.2f} of its standard errors" in text and less > 2 * error
+    assert all(f"{accuracy:.3f}" == "1.000" for (_, steps), accuracy in after.items() if steps == 1500)
+
+
+def test_ridges_at_the_larger_size() -> None:
+    text, record = words("docs/own-least-squares.md"), committed_records()["own-1b-cuda"]
+    assert record.status == "does not hold" and "**At the larger size own-1b does not hold.**" in text
+    shares = {
+        (ridge, setting): record.numbers[f"share of the gap closed by rls with ridge {ridge}, {setting} variances"]
+        for ridge in ("1", "0.1", "0.01")
+        for setting in ("equal", "unequal")
+    }
+    mean = {key: f"{sum(found) / len(found):.0%}" for key, found in shares.items()}
+    ours = record.numbers["share of the gap closed by gka, equal variances"]
+    assert (
+        f"With equal variances a ridge of 0.1 closes {mean['0.1', 'equal']} and one of 0.01 {mean['0.01', 'equal']}, where 1 "
+        f"closes {mean['1', 'equal']}."
+    ) in text
+    gain, error = paired(shares["0.1", "equal"], shares["1", "equal"])
+    ahead, its_error = paired(ours, shares["0.1", "equal"])
+    assert gain > 2 * error and abs(ahead) < 2 * its_error
+    assert f"The difference of {100 * gain:.0f} points between 0.1 and 1 is clear" in text
+    assert f"that from `gka`, with {sum(ours) / 3:.0%}, is not" in text
+    assert all(float(mean[ridge, "unequal"][:-1]) < 0 for ridge in ("1", "0.1", "0.01"))
+    unequal = shares["0.1", "unequal"]
+    assert f"0.1 closes {mean['0.1', 'unequal']}, from {min(unequal):.0%} to {max(unequal):.0%} by seed" in text
+    assert f"by seed, and 1 {mean['1', 'unequal']}. That difference is inside the spread." in text
+    gain, error = paired(unequal, shares["1", "unequal"])
+    assert gain < 2 * error
+
+
+def test_variances_at_the_larger_size() -> None:
+    text, record = words("docs/own-confidence.md"), committed_records()["own-2-cuda"]
+    found = record.measurement
+
+    def new_keys(by: str) -> list[str]:
+        return [f"{found.mean(f'{mixer}: AUROC of new keys by {by}'):.3f}" for mixer in ("rls", "palimpsa-d")]
+
+    probability, variance, both = (new_keys(by) for by in ("probability", "variance", "both"))
+    assert f"it has an AUROC of {probability[0]} for `rls` and {probability[1]} for `palimpsa-d`" in text
+    assert f"the variance {' and '.join(variance)}, both together {' and '.join(both)}" in text
+    right = [f"{found.mean(f'{mixer}: accuracy with 0% routed by variance'):.3f}" for mixer in ("rls", "palimpsa-d")]
+    assert f"the models answer {' and '.join(right)} of the held-out queries correctly" in text
+    assert record.status == "not resolved"
+    assert record.numbers["rls: accuracy with 0% routed by variance"].count(1) == 1
+    assert "One of the three `rls` models answers every one of them" in text
+    assert found.mean("palimpsa-d: AUROC of new keys by variance") < 0.7 and "`palimpsa-d` misses the rule" in text
+
+
+def test_gpu_tests_among_the_limits() -> None:
+    ran, text = result("gpu_tests"), words("docs/limits.md")
+    backend, large, *others = ran["runs"]
+    passed = [sum(counts["passed"] for counts in run["files"].values()) for run in ran["runs"]]
+    assert (
+        f"The GPU tests last ran on 2026-11-26: {sum(passed[2:]):,} on an H100; {len(ran['not run'])} tests of kernels did not "
+        f"run again in that run. The {passed[1]} of large tensors (H200) and the {passed[0]} of the backend of "
+        "flash-linear-attention (H100) are from runs before the last changes of layers. "
+        f"None of {ran['passed']:,} failed"
+    ) in text
+    assert list(backend["files"]) == ["tests.gpu.test_flash_linear_attention"]
+    assert list(large["files"]) == ["tests.gpu.test_large_tensors"]
+    assert [run["device"].split()[1] for run in ran["runs"]] == ["H100", "H200", "H100", "H100"]
+    assert {run["time"].partition("T")[0] for run in ran["runs"]} == {"2026-11-26"}
+    assert len({run["source"] for run in others}) == 1 and others[0]["source"] not in (
+        backend["source"],
+        large["source"],
+    )
+    assert ran["interrupted"] == ["tests.gpu.test_kernels"] and sum(passed) == ran["passed"] and not ran["failed"]
+
+
+def test_the_text_of_language_models_among_the_limits() -> None:
+    size, text = SIZES["full"].language, words("docs/limits.md")
+    tokens = size.training["max_steps"] * size.training["batch_size"] * size.training["length"]
+    assert "language models of the full size read PyTorch's source text, each token once" in text
+    assert size.source == "pytorch" and f"a fifth of the {tokens / 1e6:.0f} million tokens of a training" in text
+
+
+def test_claims_that_the_readme_counts() -> None:
+    """Those that were measured and not resolved; none was not measured."""
+    records = committed_records()
+    open_ones = [claim for claim in claims_of() if records[claim.name].status == "not resolved"]
+    assert all(claim.device == "cuda" and records[claim.name].numbers for claim in open_ones)
+    counted = (
+        f"{NUMBERS[len(open_ones)].capitalize()} claims about trained models are not resolved by their measurements"
+    )
+    assert counted in words("README.md")
+
+
+def test_models_of_transformers() -> None:
+    text, content = words("docs/transformers.md"), result("transformers-models-nvidia-h200")
+    model = content["models"]["qwen3_next"]
+    step, prompt, tokens = (model["times"][what]["ms"] for what in ("training step", "prompt", "16 tokens"))
+    batch, length = model["training step [B, T]"]
+    assert (
+        f"take {step['fastweights']:.0f} ms for a training step of {batch} x {length} tokens instead of "
+        f"{step['transformers']:.0f}, and {prompt['fastweights']:.0f} ms for a prompt of {model['prompt [B, T]'][1]:,} tokens "
+        f"instead of {prompt['transformers']:.0f}"
+    ) in text
+    assert f"transformers {content['transformers'].rpartition('.')[0]} without flash-linear-attention" in text
+    ours, theirs = (tokens[who] / 16 for who in ("fastweights", "transformers"))
+    assert f"take {ours:.1f} ms with ours and {theirs:.1f} without" in text
+
+
+def test_models_of_transformers_beside_flash_linear_attention() -> None:
+    text, models = words("docs/transformers.md"), result("transformers-models-and-fla-nvidia-h100-80gb-hbm3")["models"]
+
+    def instead(name: str, phase: str, of_each: int = 1) -> tuple[float, float]:
+        times = models[name]["times"][phase]["ms"]
+        return times["fastweights"] / of_each, times["transformers"] / of_each
+
+    qwen, kimi = (
+        [instead(name, phase) for phase in ("training step", "prompt")] for name in ("qwen3_next", "kimi_linear")
+    )
+    assert (
+        "take {:.0f} ms for the step instead of {:.0f} and {:.0f} ms for the prompt instead of {:.0f}".format(
+            *qwen[0], *qwen[1]
+        )
+        in text
+    )
+    assert (
+        "Those of Kimi-Linear take {:.0f} ms instead of {:.0f} and {:.0f} ms instead of {:.0f}".format(
+            *kimi[0], *kimi[1]
+        )
+        in text
+    )
+    both, (ours, theirs) = (instead(name, "16 tokens", 16) for name in ("qwen3_next", "kimi_linear"))
+    assert both == pytest.approx((6.6, 6.6), abs=0.05) and "They took 6.6 ms with both for Qwen3-Next" in text
+    assert f"for Kimi-Linear {ours:.1f} with ours and {theirs:.1f} with flash-linear-attention" in text
+
+
+def test_serving() -> None:
+    text, soak = words("docs/serving.md"), result("serving-soak")
+    assert f"sends {soak['requests']:,} requests of random lengths to a server and cancels a third" in text
+    assert soak["given up"] == pytest.approx(soak["requests"] / 3, rel=0.01)
+    assert f"{soak['answered']:,} answers of {soak['tokens written']:,} tokens arrived" in text
+    assert f"preempted sequences {soak['preemptions']} times. {soak['checked']} answers were compared" in text
+    assert soak["wrong"] == 0 and not any(soak["left over"].values())
+    pairs = result("decode-layers-nvidia-h200")["pairs"]
+    steps = [
+        f"{1e3 * pairs[f'gdn in a pool beside gdn, {batch} sequences']['width 1024']['layers'][one]['ms'][0]:.0f}"
+        for batch in (64, 256)
+        for one in ("gdn in a pool", "gdn")
+    ]
+    pool, alone, *more = steps
+    assert (
+        f"takes {pool} us per step in the pool and {alone} alone with 64 sequences, {' and '.join(more)} with 256"
+        in text
+    )
+    rows = result("serving-decode-nvidia-h200")["rows"]
+    few, many = (rows[f"gdn-340m, states in float32, {batch} sequences"] for batch in (64, 256))
+    speeds = [f"{round(row['tokens/s']['pool'], -2):,.0f}" for row in (few, many)]
+    parts = [f"{row['part of the kernel-bound rate']:.2f}" for row in (few, many)]
+    assert f"reaches {speeds[0]} tokens per second with 64 sequences, {parts[0]} of the captured step" in text
+    assert f"and {speeds[1]} with 256, {parts[1]} of it" in text
+    assert f"writes {few['same tokens']:.0%} and {many['same tokens']:.0%} of the greedy tokens" in text
+    layers = preset("gdn-340m").num_hidden_layers
+    assert f"A state of gdn takes {few['state, bytes per sequence'] // layers:,} bytes per sequence and layer" in text
+
+
+def test_recall_at_its_defaults() -> None:
+    text, content = words("docs/rules.md"), result("first_values")
+    first, second = (
+        {name: max(row["accuracy"] for row in rows if row["mixer"] == name and row["seed"] == seed) for name in names}
+        for seed, rows, names in (
+            (0, content["defaults of every mixer"], MIXERS),
+            (1, content["defaults of the slow ones"], ("vla", "palimpsa-m", "vla-softmax", "mamba2")),
+        )
+    )
+
+    def two(x: float) -> str:
+        return page_parts.share(x)
+
+    slow = ("vla", "palimpsa-d", "palimpsa-m", "vla-softmax", "mamba2")
+    lowest = sorted(
+        (name for name in MIXERS if name not in ("vla-linear", "vla-deltanet")), key=lambda name: first[name]
+    )
+    assert set(lowest[:5]) == set(slow) and two(first[lowest[5]]) >= ".98"
+    shown = [f"`{name}` ({two(first[name])})" for name in slow]
+    assert f"The lowest are {', '.join(shown[:-1])} and {shown[-1]}. All others reach .98 to 1.0." in text
+    others = [two(x) for x in second.values()]
+    assert f"With seed 1 the slow ones reach {others[0]} (`vla`), {others[1]}, {others[2]} and {others[3]}." in text
+    mamba2, palimpsa = ([two(seed[name]) for seed in (first, second)] for name in ("mamba2", "palimpsa-m"))
+    assert f"reaches {mamba2[0]} and {mamba2[1]} with `mamba2` at seeds 0 and 1" in text
+    assert f"{palimpsa[0]} and {palimpsa[1]} with `palimpsa-m`" in text
+    assert f"it reaches {two(first['vla-softmax'])} on 4 pairs" in text
+    at_16 = next(row for row in result("recall_readme")["summary"] if (row["mixer"], row["pairs"]) == ("softmax", 16))
+    assert f"at chance ({two(at_16['accuracy'])}) after 600 steps" in text
