@@ -38,8 +38,8 @@ class ChunkOperands(
 
 
 class MemoryGrads(namedtuple("MemoryGrads", "q k v write_key g S gates")):
-    """The gradients of a memory's inputs; those of q and k per value head; g where there is one decay per channel. gates: of beta and of a
-    decay per head partial sums over the key channels [parts, 2, B, T, HV], which `reduce_grads` adds."""
+    """The gradients of a memory's inputs: those of q and k per value head, and that of g where there is one decay per channel.
+    gates: of beta and of a decay per head partial sums over the key channels [parts, 2, B, T, HV], which `reduce_grads` adds."""
 
 
 class DeltaRule(ChunkSizes):
