@@ -12,9 +12,7 @@ from .read import decay, load_kv_beta, next_state, state_places, update_terms
 
 
 @triton.jit
-def load_q_do(
-    q, do, token, head, channel, column, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr
-):  # fmt: skip
+def load_q_do(q, do, token, head, channel, column, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr):
     """The query of a token and the gradient of its output, as they lie in memory."""
     query = tl.load(token_address(q, token, head, HV, HEADS_K, K) + channel, channel < K, 0.0)
     return query, tl.load(token_address(do, token, head, HV, 1, V) + column, column < V, 0.0)

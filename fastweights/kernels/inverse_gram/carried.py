@@ -46,9 +46,7 @@ def solve_rows(S, rows, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def update_by_tokens(
-    now, u, refresh, first, count, head, HV, c, K: tl.constexpr, HEADS: tl.constexpr
-):  # fmt: skip
+def update_by_tokens(now, u, refresh, first, count, head, HV, c, K: tl.constexpr, HEADS: tl.constexpr):
     """A after `count` tokens, by Sherman and Morrison's formula; a bad number counts as 0."""
     identity = tl.where(c[:, None] == c[None, :], 1.0, 0.0)
     for t in range(0, count):

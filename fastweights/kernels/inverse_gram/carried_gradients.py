@@ -101,7 +101,7 @@ def chunk_adjoint(
                 tl.store(transition + at + c[None, :] * K + r[:, None], change, inside)
                 found = tl.dot(
                     tl.trans(load_float_rows(dy, first, live, head, HV, r, K, 1)), B, input_precision=PRECISION
-                )  # fmt: skip
+                )
                 dW = tl.trans(load_float_rows(W, first, live, head, HV, r, K, 1))
                 found = tl.dot(dW, U, found, input_precision=PRECISION)
                 tl.store(written + at + r[:, None] * K + c[None, :], found, inside)
@@ -136,9 +136,7 @@ def carry_adjoint(
 
 
 @triton.jit(do_not_specialize=["time"])
-def finish_gradients(
-    A, V, rest, du, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+def finish_gradients(A, V, rest, du, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
     """du = V A + rest [BT, HV, K]."""
     m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:

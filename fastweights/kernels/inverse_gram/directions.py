@@ -14,7 +14,7 @@ from .sums import exact_dot, load_divisors, load_float_rows, load_matrix, precis
 @triton.jit
 def find_bad_tokens(
     u, gain, first, live, head, HV, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr
-):  # fmt: skip
+):
     """Whether a token of the chunk or one before it, in the chunk, has a NaN or an infinity."""
     bad = tl.arange(0, 64) < 0
     for c0 in range(0, K, BK):

@@ -72,9 +72,7 @@ class Penalized(DeltaRule):
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         HV = self.HV
-        saved = Saved(
-            *self.placeholders(), self.floats(self.M, HV, self.K), self.token_tensor(HV, dtype=torch.float32)
-        )  # fmt: skip
+        saved = Saved(*self.placeholders(), self.floats(self.M, HV, self.K), self.token_tensor(HV, dtype=torch.float32))
         states = (self.state(self.N), self.floats(self.N, HV, self.K)) if final else (None, None)
         return (self.token_tensor(HV, self.V), *states), saved
 
@@ -100,9 +98,7 @@ class Penalized(DeltaRule):
             (self.floats(self.M, HV, K) for _ in range(2)),
         )
         group = self.group(x.k)
-        self.launch_chunks(
-            divisor_gradients, saved, x.q, found.q, saved.divisor, ddivisor, sums, self.eps, HEADS=group
-        )  # fmt: skip
+        self.launch_chunks(divisor_gradients, saved, x.q, found.q, saved.divisor, ddivisor, sums, self.eps, HEADS=group)
         dz = self.floats(self.N, HV, K) if state_grads and x.z is not None else None
         self.record_scan(dz_end, sums, later, dz, back=True)
         dq, dk, dy = (self.token_tensor(HV, K, dtype=dtype) for dtype in (self.dtype, self.dtype, torch.float32))

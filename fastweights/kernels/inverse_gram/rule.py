@@ -103,7 +103,7 @@ class GramCall(Call):
         u, S = self.x.u, self.squares()
         self.launch_chunks(
             token_products, saved, u, self.refresh, saved.A, saved.R, S, BK=self.exact_tile, HEADS=self.group(u)
-        )  # fmt: skip
+        )
         self.record_elimination(saved, S, T, ridge, CHUNK, tokens=True)
         self.launch_chunks(
             token_rows, saved, u, self.gain, T, saved.D, saved.R, y, BK=self.choose_tile(self.precision), HEADS=self.group(u),
@@ -144,9 +144,7 @@ class InverseGram(GramCall):
             precision=self.gradient_precision if back else self.precision,
         )  # fmt: skip
         blocks = -(-self.K * self.K // SCAN_BLOCK)
-        self.launch_sequences(
-            scan_sums, start, sums, end, programs=(blocks,), BACK=back, BLOCK=SCAN_BLOCK, num_warps=4
-        )  # fmt: skip
+        self.launch_sequences(scan_sums, start, sums, end, programs=(blocks,), BACK=back, BLOCK=SCAN_BLOCK, num_warps=4)
         return sums
 
     def forward(self, final: bool) -> tuple[Specs, Saved]:

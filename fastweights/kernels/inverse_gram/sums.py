@@ -126,9 +126,7 @@ def chunk_sums(
 
 
 @triton.jit(do_not_specialize=["time"])
-def scan_sums(
-    start, sums, end, cu_seqlens, time, HV, K: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def scan_sums(start, sums, end, cu_seqlens, time, HV, K: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr):
     """Turns `sums` into the state at every chunk's start, from `start` [N, HV, K, K], and leaves that after the last in `end`,
     both in float64. BACK: into H at every chunk's end, where start and end are the gradients of the states after and before
     the sequence."""

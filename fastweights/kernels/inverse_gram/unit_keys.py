@@ -73,9 +73,7 @@ def unit_keys(
 
 
 @triton.jit(do_not_specialize=["time"])
-def scan_rows(
-    start, sums, states, end, cu_seqlens, time, HV, K: tl.constexpr, PK: tl.constexpr, BACK: tl.constexpr
-):  # fmt: skip
+def scan_rows(start, sums, states, end, cu_seqlens, time, HV, K: tl.constexpr, PK: tl.constexpr, BACK: tl.constexpr):
     """states [M, HV, K]: `start` [N, HV, K] and the `sums` of the chunks before (BACK: after); `end` [N, HV, K]: and of all."""
     n, head = tl.program_id(0), tl.program_id(1)
     low, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
@@ -111,9 +109,7 @@ def running_sums(k, z, m, first, live, head, HV, c, K: tl.constexpr, HEADS_K: tl
 
 
 @triton.jit(do_not_specialize=["time"])
-def divisors(
-    q, k, z, divisor, eps, chunks, time, HV, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr
-):  # fmt: skip
+def divisors(q, k, z, divisor, eps, chunks, time, HV, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr):
     """divisor [BT, HV]."""
     m, head, first, count, i, live = program_chunk(chunks, time)
     if count == 0:
@@ -127,7 +123,7 @@ def divisors(
 @triton.jit(do_not_specialize=["time"])
 def divisor_gradients(
     q, dq, divisor, ddivisor, sums, eps, chunks, time, HV, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr
-):  # fmt: skip
+):
     """The gradient of the divisors, and in `sums` what every chunk adds to that of the keys. dq [BT, HV, K] is the gradient of
     the queries from the undivided answers S^T q, which are linear in q: so their product with dO is q.dq."""
     m, head, first, count, i, live = program_chunk(chunks, time)
@@ -160,9 +156,7 @@ def unit_key_gradients(
     store_rows(dq_out, to_q, first, live, head, HV, c, K, 1)
     queries = load_rows(q, first, live, head, HV, c, K, HEADS)
     still_to_come = tl.where(i[:, None] <= i[None, :], by[None, :], 0.0)
-    to_k = exact_dot(
-        still_to_come, zero_where(queries, is_bad(queries)), tl.zeros((64, PK), tl.float32), "tf32x3"
-    )  # fmt: skip
+    to_k = exact_dot(still_to_come, zero_where(queries, is_bad(queries)), tl.zeros((64, PK), tl.float32), "tf32x3")
     to_k += tl.load(later + (m * HV + head).to(tl.int64) * K + c, c < K, 0.0)[None, :]
     keys, found = (
         load_float_rows(k, first, live, head, HV, c, K, HEADS),

@@ -13,9 +13,7 @@ AHEAD = tl.constexpr(2)  # tokens whose vectors are loaded before they are used
 
 
 @triton.jit(do_not_specialize=["time"])
-def key_overlaps(
-    k, overlaps, chunks, time, H, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+def key_overlaps(k, overlaps, chunks, time, H, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
     """overlaps [BT, H, 16]: of every key its products with the keys of its block."""
     m, block, head = tl.program_id(0) // 4, tl.program_id(0) % 4, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -60,7 +58,7 @@ def load_values(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: t
 @triton.jit
 def load_overlaps(
     overlaps, t, here, head, HV, begin, i: tl.constexpr, PART: tl.constexpr, BACK: tl.constexpr, HEADS_K: tl.constexpr
-):  # fmt: skip
+):
     """The products of key t with the keys whose turn in the block comes before its own, the last BLOCK - PART before its part
     and those of the part; 0 where the block has no such turn. Its own turn is i in the part that begins at turn `begin`, or
     beyond, in the next part. BACK: turns count from the block's last token."""

@@ -78,7 +78,7 @@ def write_tokens(
                 load_token(
                     v, gamma, overlaps, scratch, t, 0, now, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
                 ),
-            )  # fmt: skip
+            )
         for _ in tl.static_range(BLOCK - PART):
             before += (tl.zeros((LANES, COPIES, EACH), tl.float32),)
         for begin in range(0, BLOCK, PART):

@@ -190,9 +190,7 @@ class Ridge(DeltaRule):
         dy, d_writes = (self.token_tensor(HV, K, dtype=torch.float32) for _ in range(2))
         gates = self.partial_gates("chunk_gradients")
         inputs, grads = (chunks.q, keys, keys, None, None), (dy, None, d_writes, None, gates)
-        self.record_chunk_gradients(
-            chunks, kept, 1.0, inputs, v, None, do, dP, h, dh, grads, WRITE=True, PAIRS=False
-        )  # fmt: skip
+        self.record_chunk_gradients(chunks, kept, 1.0, inputs, v, None, do, dP, h, dh, grads, WRITE=True, PAIRS=False)
         return dy, d_writes, dv, dP, gates, dU
 
 

@@ -56,9 +56,7 @@ def apply_system(x, keys, H, weights, kept, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def chebyshev(
-    b, size, keys, H, weights, kept, low, iterations, stride, WORK: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+def chebyshev(b, size, keys, H, weights, kept, low, iterations, stride, WORK: tl.constexpr, PRECISION: tl.constexpr):
     """The iterate for the right-hand sides size b, with eigenvalues in [low, 1 + low]: steps 1 / root along the residual, the
     roots those of the Chebyshev polynomial, taken `stride` apart."""
     count = iterations + 1
@@ -77,7 +75,7 @@ def chebyshev(
 @triton.jit
 def conjugate_gradient(
     b, keys, H, weights, kept, low, channels, iterations, WORK: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+):
     """From zero, for the ridge low [64], times twice channels [K] unless None. b has at least the length 1, or is 0. A row
     whose residual is smaller than the operands' rounding keeps its bits, so that no row depends on how long the others take."""
     enough: tl.constexpr = 2.0**-13 if PRECISION == "tf32" else 2.0**-26

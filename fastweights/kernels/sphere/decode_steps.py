@@ -84,7 +84,7 @@ def decode_tokens(
             for t in range(few, tl.minimum(few + FEW, stop)):
                 ahead = load_token(
                     k, v, gamma, decay, place + HV, t + 1 < stop, channel, own, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY
-                )  # fmt: skip
+                )
                 # Infinities that get into the state come out of its sums as NaN; elsewhere they are made NaN.
                 h = now[1].to(tl.float32) - answer
                 b = scale * sum_own_over_channels(S * h)

@@ -49,7 +49,7 @@ def load_operand(x, token, slot, per_token, per_slot, mask, other):
 @triton.jit
 def operand_steps(
     kept, turned, first, count, m, head, token, slot, HV: tl.constexpr, K: tl.constexpr, BY_CHUNKS: tl.constexpr
-):  # fmt: skip
+):
     """f and w of chunk m, [M, HV, K, 16] by chunks and [BT, HV, K] else; 1 and 0 where there is no token or no slot."""
     at = (m * HV + head) * K * EVERY if BY_CHUNKS else (first * HV + head) * K
     inside = slot < K if BY_CHUNKS else (token < count) & (slot < K)

@@ -33,7 +33,7 @@ def find_steps(
 @triton.jit
 def store_gates(
     gates, gamma, decay, place, count, HV: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr
-):  # fmt: skip
+):
     """gamma and decay of a chunk [2, 16] as its steps take them: four tokens are then one load."""
     token = tl.arange(0, EVERY)[None, :]
     tl.store(gates + token, to_float_or_nan(load_tokens(gamma, place, token, count, HV, HEADS_GAMMA, 0.0)))

@@ -124,7 +124,7 @@ class DeltaRule(ChunkSizes):
 
     def memory_grads(
         self, saved: SavedForBackward, scale: float, do: Any, dS_end: Any, state_grads: bool
-    ) -> MemoryGrads:  # fmt: skip
+    ) -> MemoryGrads:
         x, HV, K, V, channel = self.memory, self.HV, self.K, self.V, self.decay == 2
         chunks = self.transform_chunks(saved, scale, reuse_saved=True)
         h = self.pass_state_again(chunks, saved)
@@ -168,9 +168,7 @@ class DeltaRule(ChunkSizes):
 
     def pass_state_again(self, chunks: ChunkOperands, saved: SavedForBackward) -> TensorSpec:
         """The states at the chunks' starts, once u is known."""
-        return self.pass_state(
-            chunks, saved, saved.starts if self.segment else self.memory.S, None, reuse_saved=True
-        )  # fmt: skip
+        return self.pass_state(chunks, saved, saved.starts if self.segment else self.memory.S, None, reuse_saved=True)
 
     def record_value_grads(
         self, chunks: ChunkOperands, saved: SavedForBackward, scale: float, do: Any, out: TensorSpec, dP: TensorSpec,

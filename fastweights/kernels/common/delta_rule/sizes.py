@@ -63,9 +63,7 @@ def programs_at_once(delta: bool) -> int:
 
 
 @lru_cache
-def tiles(
-    K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True, finer: bool = False
-) -> dict[str, Tile]:  # fmt: skip
+def tiles(K: int, V: int, dtype: torch.dtype, delta: bool, large: bool = True, finer: bool = False) -> dict[str, Tile]:
     """large: whether a program may take 200 KB of shared memory (H100 and later server parts). Elsewhere the state passes load
     nothing ahead, which on sm_80 also keeps them free of spills, and other tiles are small for the same reason. finer: whether
     write keys come as two tensors and u in float32, which take room in the state passes."""
