@@ -72,9 +72,11 @@ def key_energy_sums(
     K: tl.constexpr, PK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr,
 ):  # fmt: skip
     """Per chunk: the sum that it adds to A [M, HV, K], and its log decay (base 2) [M, HV]."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     c = tl.arange(0, PK)
     at = (first * H + head // (HV // H)) * K
     here = live[:, None] & (c < K)[None, :]
@@ -132,9 +134,11 @@ def key_energy_backward(
     """Backwards, one chunk: from the gradients of A inside the chunk and, `after` [M, HV, K], at its end, to the keys (dk, with
     ADD added to what is there) and the gates (dg, dbeta [BT, HV]). The decay of token t acts on pairs of an earlier token and t
     or a later one: a pair that lies on one side of t is in both sums below as the same number, so it cancels exactly."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at = m.to(tl.int64) * HV + head

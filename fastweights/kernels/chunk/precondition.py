@@ -71,9 +71,11 @@ def precondition(
 ):  # fmt: skip
     """The write keys or the divided queries [BT, HV, K] of one chunk, from A at its start. parameter: the centre [HV], or the
     ridge of the queries [HV, K]. "none" takes all channels at once."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
     decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     upto = energy_decay(decay, FORM)
@@ -114,9 +116,11 @@ def precondition_grads(
     """Backwards, one chunk: from the gradient of the write keys or queries to what they are made of directly (dx, with ADD added
     to what is there) and to every A_i: dA, which may share memory with dout unless the form is "none". sums, totals: as in
     key_energy_scan; dparameter [M, HV] or [M, HV, K]."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     at = m.to(tl.int64) * HV + head
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
     decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)

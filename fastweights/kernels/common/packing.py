@@ -131,20 +131,18 @@ def chunk_place(chunks, m, T):
 @triton.jit
 def program_part(chunks, time, PARTS: tl.constexpr):
     """The part of a chunk's work that a program of a grid (PARTS x M, HV) has, and what `program_chunk` gives."""
-    m, head = tl.program_id(0) // PARTS, tl.program_id(1)
+    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
-    i = tl.arange(0, 64)
-    return tl.program_id(0) % PARTS, m, head, first, count, i, i < count
+    return part, m, head, first, count
 
 
 @triton.jit
 def program_chunk(chunks, time):
-    """The chunk and head of a program of a grid (M, HV), the chunk's first token (int64) and number of tokens, the numbers of 64
-    tokens, and which of them there are. A kernel returns where there are none."""
+    """The chunk and head of a program of a grid (M, HV), the chunk's first token (int64) and its number of tokens. A kernel
+    returns where there are none and computes all else afterwards: what stands before the return takes registers on sm_80."""
     m, head = tl.program_id(0), tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
-    i = tl.arange(0, 64)
-    return m, head, first, count, i, i < count
+    return m, head, first, count
 
 
 @triton.jit

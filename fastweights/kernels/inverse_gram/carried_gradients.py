@@ -25,9 +25,11 @@ def chunk_adjoint(
     """From the tokens alone, without `adjoint`: E - I and N of the chunk, `transition` (transposed) and `written` [M, HV, K,
     K], and in `direct` dZ for F = 0; W is scratch [BT, HV, K]. With the adjoint of A at the chunk's end and `direct`: V and
     `rest`, from which `finish_gradients` finds du."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     root = tl.where(live, tl.rsqrt(load_divisors(D, first, live, head, HV)), 0.0)
@@ -138,9 +140,11 @@ def carry_adjoint(
 @triton.jit(do_not_specialize=["time"])
 def finish_gradients(A, V, rest, du, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
     """du = V A + rest [BT, HV, K]."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     for c0 in range(0, K, BK):

@@ -48,9 +48,11 @@ def token_products(
     u, refresh, A, W, S, chunks, time, HV, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """W = U A [BT, HV, K], where tokens add to A what each finds of it, and S = W U^T [M, HV, 64, 64]."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     products = tl.zeros((64, 64), tl.float32)
@@ -80,9 +82,11 @@ def token_rows(
     K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr, HEADS_GAIN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R holds U A and is overwritten by T U A; where y is given gain_t A_t u_t. T [M, HV, 64, 64], D [BT, HV]."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     part = tl.arange(0, BK)
     lower = tl.load(T + (m.to(tl.int64) * HV + head) * 4096 + i[:, None] * 64 + i[None, :])
     if y is not None:
@@ -106,9 +110,11 @@ def solve_tokens(
     SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out_t = A_t b_t [BT, HV, K], SCALED: gain_t A_t b_t."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     spoiled = find_bad_tokens(u, gain, first, live, head, HV, K, BK, HEADS, HEADS_GAIN)
@@ -145,9 +151,11 @@ def direction_gradients(
 ):  # fmt: skip
     """du, db [BT, HV, K]; dgain [BT, HV]. SELF: b is u, du holds both gradients, y counts as divided by `divisor`, and dy is the
     gradient of gain_t y_t."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     part = tl.arange(0, BK)
     matrix = m.to(tl.int64) * HV + head
     along_x, along_y = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)

@@ -85,7 +85,7 @@ def eliminate_blocks(
     """matrix, out [M, HV, K, K]: `out` is the inverse of `matrix`, whose prior counts as 2^-20 of the trace at least. TOKENS: K
     tokens with `matrix` U A U^T; `out` is the lower triangular T with r = T U A, and D [BT, HV] are the d. scratch [M, HV, 16
     PK]."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     number = m.to(tl.int64) * HV + head

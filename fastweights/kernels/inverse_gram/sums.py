@@ -98,9 +98,11 @@ def chunk_sums(
 ):  # fmt: skip
     """sums [M, HV, K, K]: of every chunk sum_t gain_t x_t x_t^T, or where y is given
     sum_t (x_t y_t^T + y_t x_t^T) / divisor_t. x [BT, HV // HEADS, K], y [BT, HV, K], divisor [BT, HV] or None."""
-    part, m, head, first, count, i, live = program_part(chunks, time, (K + BK - 1) // BK)
+    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     r, c = tl.arange(0, PK), part * BK + tl.arange(0, BK)
     left, right = (
         load_rows(x, first, live, head, HV, r, K, HEADS),

@@ -47,9 +47,11 @@ def unit_keys(
 ):  # fmt: skip
     """khat in `key` (None without UNIT_KEYS), alpha in `write_key`, what its rounding leaves in `rest` (or None), 1 in `gain`
     [BT], and in `sums` [M, HV, K] the keys of every chunk, added up. y = A k; without UNIT_WRITES alpha is A khat."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     c = tl.arange(0, PK)
     keys = load_float_rows(k, first, live, head, HV, c, K, HEADS_K)
     if sums is not None:
@@ -111,9 +113,11 @@ def running_sums(k, z, m, first, live, head, HV, c, K: tl.constexpr, HEADS_K: tl
 @triton.jit(do_not_specialize=["time"])
 def divisors(q, k, z, divisor, eps, chunks, time, HV, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr):
     """divisor [BT, HV]."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     c = tl.arange(0, PK)
     z_t = running_sums(k, z, m, first, live, head, HV, c, K, HEADS)
     found = tl.sum(load_float_rows(q, first, live, head, HV, c, K, HEADS) * z_t, 1)
@@ -126,9 +130,11 @@ def divisor_gradients(
 ):
     """The gradient of the divisors, and in `sums` what every chunk adds to that of the keys. dq [BT, HV, K] is the gradient of
     the queries from the undivided answers S^T q, which are linear in q: so their product with dO is q.dq."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     c = tl.arange(0, PK)
     queries = load_float_rows(q, first, live, head, HV, c, K, HEADS)
     by = tl.load(divisor + first * HV + head + i * HV, live, 1.0)
@@ -146,9 +152,11 @@ def unit_key_gradients(
 ):  # fmt: skip
     """dq_out, dk, dy [BT, HV, K] from dq, dkey and dwrite_key, the gradients in the delta rule's inputs. `later` [M, HV, K]: what
     the chunks after give to the gradient of the keys."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     c = tl.arange(0, PK)
     by = tl.load(ddivisor + first * HV + head + i * HV, live, 0.0)
     to_q = load_float_rows(dq, first, live, head, HV, c, K, 1)

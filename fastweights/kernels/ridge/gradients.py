@@ -30,9 +30,11 @@ def system_gradients(
     gradient at the chunk's end. dP [BT, HV, 64]: tril(dO V^T), decayed. d_writes [BT, HV, K]: the gradient of beta k as the
     memory's keys, less what the chunk's own tokens ask. gate_grads [K tiles, 2, BT, HV]: partial sums of dbeta and dg, `stride`
     from tile to tile; memory_gates: those of the memory, less the same, which the first tile adds."""
-    part, m, head, first, count, i, live = program_part(chunks, time, (K + BK - 1) // BK)
+    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     column = part * BK + tl.arange(0, BK)
     lower = (i[:, None] >= i[None, :]) & live[:, None]
     at_row = first * HV + head + i * HV

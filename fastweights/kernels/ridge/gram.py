@@ -19,9 +19,11 @@ def gram_sums(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums [M, HV, K, K]: sum_j W_j k_j k_j^T of a chunk, decayed to its end. writes [BT, HV, K]: beta k."""
-    part, m, head, first, count, i, live = program_part(chunks, time, (K + BV - 1) // BV)
+    part, m, head, first, count = program_part(chunks, time, (K + BV - 1) // BV)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     c, column = tl.arange(0, PK), part * BV + tl.arange(0, BV)
     keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     some = load_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
@@ -50,9 +52,11 @@ def gram_sums_back(
 ):  # fmt: skip
     """sums [M, HV, K, K]: what a chunk adds to the gradient of H at its start,
     -(1/2) sum_t z_t (e_t x_t^T + x_t e_t^T + w_t H_t). slope [BT, HV]: w; units, outsides: see solve_chunk."""
-    part, m, head, first, count, i, live = program_part(chunks, time, (K + BV - 1) // BV)
+    part, m, head, first, count = program_part(chunks, time, (K + BV - 1) // BV)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     c, column = tl.arange(0, PK), part * BV + tl.arange(0, BV)
     decay, _ = decay_factors(gate, first, count, head, HV)
     kept = tl.exp2(decay)

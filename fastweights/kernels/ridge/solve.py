@@ -113,9 +113,11 @@ def solve_chunk(
     start; outsides [M, HV]: its norm, and units: H over that, which BACK reads. norms [BT, HV]: |H_t|_F; slope: w. diagonal
     [HV, K]: the ridge per channel, None for a number."""
     WORK: tl.constexpr = tl.float16 if PRECISION == "tf32" else tl.float32
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     c = tl.arange(0, PK)
     lower = i[:, None] >= i[None, :]
     decay, _ = decay_factors(gate, first, count, head, HV)

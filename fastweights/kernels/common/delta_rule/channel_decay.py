@@ -47,9 +47,11 @@ def wy_transform_channel(
     """One chunk of one head: Qd = scale Q exp(G) and Ke = KW exp(G_last - G) [BT, HV, K], P = scale tril(Q exp(G) (KW exp(-G))^T)
     [BT, HV, 64], last_gate = G_last [M, HV, K] and with DELTA T, U, W as in wy.py. REUSE_SAVED: T and U are
     given."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     key_start = (first * H + head // (HV // H)) * K
@@ -144,9 +146,11 @@ def chunk_gradients_channel(
     `stride` from K tile to K tile. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT computes the
     tiles whose form is flat, for which it has enough registers, the other the rest. dG is computed from the rounded operands of
     the products, so that a pair on both sides of a token cancels exactly."""
-    part, m, head, first, count, i, live = program_part(chunks, time, (K + BK - 1) // BK)
+    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     c = part * BK + tl.arange(0, BK)

@@ -75,9 +75,11 @@ def chunk_gradients(
     """gate_grads: partial sums of dbeta and dg [K tiles, 2, BT, HV], `stride` from tile to tile. Without WRITE dk holds both
     roles of the key. Where beta, v, dv and gate_grads are None, z is the gradient of the memory's answers, negated. Without
     PAIRS, which DELTA needs, dw and dg lack what dP gives to them. divisor [BT, HV] of the outputs, or None; dP comes divided."""
-    part, m, head, first, count, i, live = program_part(chunks, time, (K + BK - 1) // BK)
+    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     c = part * BK + tl.arange(0, BK)

@@ -28,9 +28,11 @@ def chunk_output(
 ):  # fmt: skip
     """With DECAY 2 q comes decayed and scaled and P [BT, HV, 64] is given. q_rest: what q lacks, where queries are sums of two
     tensors; divisor [BT, HV] of the outputs, or None. FINER: P as the sum of two numbers of 16 bits."""
-    part, m, head, first, count, i, live = program_part(chunks, time, (V + BV - 1) // BV)
+    part, m, head, first, count = program_part(chunks, time, (V + BV - 1) // BV)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     state = (m.to(tl.int64) * HV + head) * K * V
@@ -90,9 +92,11 @@ def value_grads(
     """dv = P^T dO, and with STATES (the gradients of the states at the chunks' ends) all of dV; dP [BT, HV, 64] = tril(dO u^T)
     times the factors of P = Q KW^T. With DECAY 2 k comes decayed, P is given, and dP is tril(dO u^T) alone. divisor [BT, HV] of
     the outputs, or None: the rows of P and dP are divided, as dO is exact. FINER: P as the sum of two numbers of 16 bits."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     state = (m.to(tl.int64) * HV + head) * K * V

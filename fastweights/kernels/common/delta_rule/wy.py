@@ -63,9 +63,11 @@ def wy_transform(
 ):  # fmt: skip
     """One chunk of one head. Heads of gates and write keys are given as HV // heads. REUSE_SAVED: T, U and G are
     given, and only W is computed. Products with T are taken in the precision of U."""
-    m, head, first, count, i, live = program_chunk(chunks, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
+    i = tl.arange(0, 64)
+    live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at_keys = k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
