@@ -9,7 +9,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from .runtime.private_api import constant_when_traced, ptxas_is_safe
+from ..private_torch import constant_when_traced
+from .runtime.private_api import ptxas_is_safe
 
 KERNEL_BACKENDS = ("auto", "torch", "triton")
 WIDEST_ROW = 4096

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ...private_torch import current_device, current_stream
 from .private_api import (
     Launch,
     compile_all,
-    current_device,
-    current_stream,
     fast_launch,
     front_arguments,
     launcher,
