@@ -87,6 +87,7 @@ def test_the_larger_size_searches_its_rates_with_the_first_seed(monkeypatch, tmp
     for module in (trained, rate_search):
         monkeypatch.setattr(module, "run_recall_parts", made)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     claim = find_claim("own-1")
     for device, count in (("cpu", 84), ("cuda", 84)):
         runs.clear()

@@ -21,7 +21,7 @@ def test_gains_of_every_range_start_alike():
     for largest in (2.0, 4.0, 8.0):
         gain = outside.ShiftedGain(4, 2, largest, first=1.0)
         torch.testing.assert_close(gain(x), torch.ones(1, 1, 2))
-        torch.testing.assert_close(gain.of(torch.tensor(100.0)), torch.tensor(largest))
+        torch.testing.assert_close(gain.finish(torch.tensor(100.0)), torch.tensor(largest))
 
 
 @pytest.mark.parametrize("setting", outside.SETTINGS, ids=lambda setting: f"{setting.rule}-{setting.reach}")

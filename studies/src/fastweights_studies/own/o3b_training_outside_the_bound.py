@@ -111,7 +111,7 @@ class ShiftedGain(SigmoidGain):
         super().__init__(hidden_size, num_heads, largest)
         self.shift = math.log(largest / first - 1)
 
-    def of(self, y: Tensor) -> Tensor:
+    def finish(self, y: Tensor) -> Tensor:
         return self.largest * torch.sigmoid(at_least_float32(y) - self.shift)
 
 
