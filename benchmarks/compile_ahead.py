@@ -162,8 +162,8 @@ def compiled_trainings(owner: str) -> Iterator[None]:
     The code inside ends with the first call that begins trainings.
     """
     from fastweights.experiments import trained
-    from fastweights.training import rate_search
     from fastweights.training.language import together
+    from fastweights.training.recall import rate_search
 
     found: dict[str, Any] = {}
 
@@ -217,8 +217,8 @@ def compile_leaderboard(mixer: str, *parts: str) -> None:
 
 
 def compile_recall(run: Any) -> None:
-    from fastweights.training.batches import training_batches
-    from fastweights.training.train import Training
+    from fastweights.training.recall.batches import training_batches
+    from fastweights.training.recall.train import Training
 
     training = Training(run)
     ends = [0, *training.ends]

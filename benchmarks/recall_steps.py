@@ -21,8 +21,8 @@ from environment import describe, file_suffix, write_json
 
 from fastweights.experiments.trained import VLA_SETTINGS, ZOOLOGY_SETTINGS
 from fastweights.training import RecallExperiment
-from fastweights.training.batches import training_batches
-from fastweights.training.train import Training
+from fastweights.training.recall.batches import training_batches
+from fastweights.training.recall.train import Training
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = {"vla": (VLA_SETTINGS, 24), "zoology": (ZOOLOGY_SETTINGS, 64)}

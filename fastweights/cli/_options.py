@@ -152,7 +152,7 @@ def check_trainings(
     """Check the options of a command that trains many models. Returns the values of --seeds, None where it is not given."""
     from ..checks import check_size, check_whole_number  # here: help must not import torch
     from ..outputs import check_place
-    from ..training.settings import check_device
+    from ..training.recall.settings import check_device
 
     check_device(device)
     check_place("--output", output)

@@ -78,7 +78,7 @@ def leaderboard(
         from ..leaderboard.plan import plan_part
         from ..leaderboard.run import claimed_boards, forget, rows_beside
         from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
-        from ..training.progress import reporter_for
+        from ..training.progress import RunsProgress
 
         chosen = [find_part(name) for name in parts or ()]
         size = size or ("small" if device == "cpu" else "full")
@@ -102,7 +102,7 @@ def leaderboard(
             check_backend(choice.name, choice.options, device)
         request = Request(
             mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
-            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True, quiet=quiet)),
+            imports=tuple(imports or ()), reporter=RunsProgress(Console(stderr=True, quiet=quiet)),
         )  # fmt: skip
         with claimed_boards("--output", chosen, request):
             if dry_run:

@@ -102,9 +102,9 @@ def recall(
             from ..analysis import mixers_table, recall_table, save_plots, stage_table
             from ..layers import parse_mixers
             from ..training import load_recall_file, run_recall_parts
-            from ..training.folder import ExperimentFolder
-            from ..training.progress import reporter_for
-            from ..training.recall import plan_recall
+            from ..training.progress import RunsProgress
+            from ..training.recall.folder import ExperimentFolder
+            from ..training.recall.run import plan_recall
 
             if list_mixers and as_json:
                 raise ValueError("--json must be left out with --list, which shows a table; drop one of the two")
@@ -144,7 +144,7 @@ def recall(
                     workers=study.workers,
                     overwrite=overwrite,
                     checkpoint_seconds=checkpoint_seconds,
-                    reporter=reporter_for(Console(stderr=True, quiet=quiet), log_every),
+                    reporter=RunsProgress(Console(stderr=True, quiet=quiet), log_every),
                     log_every=log_every,
                     imports=imports or (),
                 )

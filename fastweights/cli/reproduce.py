@@ -70,7 +70,7 @@ def reproduce(
         )
         from ..experiments.record import claimed_records, record_path
         from ..experiments.tables import claim_page, claims_table
-        from ..training.folder import remove_trainings
+        from ..training.recall.folder import remove_trainings
 
         named = [find_claim(name) for name in claims or ()]
         chosen = named or (list(claims_of(paper)) if paper or list_claims else [])

@@ -18,11 +18,11 @@ from ..results import LanguageResult, RecallResult
 from ..results.experiment import best_results
 from ..results.language import load_result
 from ..training import RecallExperiment, RecallRun, run_recall_parts
-from ..training.folder import ExperimentFolder
+from ..training.folder import as_stored
 from ..training.optimization import still_learning
-from ..training.output_folder import as_stored
-from ..training.rate_search import search_rates
-from ..training.workers import usual_workers
+from ..training.pool import usual_workers
+from ..training.recall.folder import ExperimentFolder
+from ..training.recall.rate_search import search_rates
 from .claim import Claim, Conditions, Measurement, Unmeasured
 
 __all__ = [

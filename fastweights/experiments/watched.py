@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import torch
 
 from ..training import RecallRun
-from ..training.batches import training_batches
 from ..training.calling_script import prepared, starting_processes
-from ..training.objectives import Objective
-from ..training.train import Training
-from ..training.workers import usual_workers
+from ..training.pool import usual_workers
+from ..training.recall.batches import training_batches
+from ..training.recall.objectives import Objective
+from ..training.recall.train import Training
 from .claim import Conditions
 
 __all__ = ["in_processes", "largest_spike", "train_watched"]

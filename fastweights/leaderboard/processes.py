@@ -17,7 +17,7 @@ from ..files import write_json
 from ..layers import import_mixers
 from ..out_of_memory import OutOfMemory, within_memory
 from ..training.calling_script import prepared, starting_processes
-from ..training.workers import WorkerError, gpus_of_workers, signals_held_back
+from ..training.pool import WorkerError, gpus_of_workers, signals_held_back
 from .request import Request
 
 __all__ = ["call_each", "has_ended", "train_models"]

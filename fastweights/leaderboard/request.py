@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..kinds import checked
 from ..layers import MixerChoice
+from ..training.pool import usual_workers
 from ..training.progress import Reporter, Silent
-from ..training.workers import usual_workers
 
 __all__ = ["Request"]
 

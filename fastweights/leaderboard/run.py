@@ -14,8 +14,8 @@ from ..layers import MIXERS
 from ..outputs import claimed
 from ..results import ResultsError
 from ..training.calling_script import work_begins
-from ..training.folder import remove_trainings
-from ..training.output_folder import as_stored
+from ..training.folder import as_stored
+from ..training.recall.folder import remove_trainings
 from .language import needle_setting, run_language, run_needle
 from .measured import read_rows
 from .parts import Part

@@ -10,8 +10,8 @@ from typing import Any
 from ..files import file_name
 from ..layers import MixerChoice
 from ..training import RecallExperiment
-from ..training.objectives import objective_of
-from ..training.rate_search import RateSearch, search_rates
+from ..training.recall.objectives import objective_of
+from ..training.recall.rate_search import RateSearch, search_rates
 from .matching import Matched, Matching
 from .record import Board, joined_origins, measured_here, row_key
 from .request import Request

@@ -34,7 +34,7 @@ SMALL = "--task mqar-shuffled --mixers linear --pairs 2 --vocab-size 16 --width 
 QUICK = "--lengths 40 --texts 1 --stretch 8 --text text.txt"
 # Commands by name: without the place of --output, that place, and where the work begins.
 COMMANDS = {
-    "recall": (f"recall {SMALL} --learning-rates 0.01 --test-examples 2", "training.recall:train_runs"),
+    "recall": (f"recall {SMALL} --learning-rates 0.01 --test-examples 2", "training.recall.run:train_jobs"),
     "train": ("train run.toml", "training.language.train:LanguageTrainer"),
     "evaluate": (f"evaluate model {QUICK}", "models.loading:load_language_model"),
     "convert": ("convert model --to pgdn", "conversion.folder:load_model"),
@@ -311,7 +311,7 @@ def test_records_are_replaced_by_those_of_the_same_claim_alone(place, capsys):
 @pytest.mark.slow
 def test_a_training_that_is_measured_anew_leaves_other_files(place):
     """reproduce and leaderboard delete the trainings that they made, with --overwrite."""
-    from fastweights.training.folder import remove_trainings
+    from fastweights.training.recall.folder import remove_trainings
 
     recall = f"{COMMANDS['recall'][0]} --workers 1 --output new/trained/C2/all"
     assert main(recall.split()) == 0

@@ -9,7 +9,7 @@ from fastweights.experiments.memory_variance import lookup_in_place_of_memory
 from fastweights.experiments.own import o2b_hybrids_trained_as_one as hybrids
 from fastweights.experiments.own import o2c_hybrids_with_a_fitted_router as fitted
 from fastweights.training import RecallRun
-from fastweights.training.objectives import objective_of
+from fastweights.training.recall.objectives import objective_of
 
 
 @pytest.fixture

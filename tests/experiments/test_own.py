@@ -16,7 +16,7 @@ from fastweights.experiments.own import o3_products_of_transitions as products
 from fastweights.experiments.products import log_norms, penalties, penalty_bound, preconditioner_bound
 from fastweights.experiments.trained import accuracy
 from fastweights.training import RecallExperiment
-from fastweights.training.objectives import objective_of
+from fastweights.training.recall.objectives import objective_of
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "claims"
 

@@ -13,8 +13,8 @@ from fastweights.layers import MIXERS, DeltaNet, Mixer, build_mixer, import_mixe
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.testing import check_mixer
 from fastweights.training import RecallExperiment
-from fastweights.training.folder import ExperimentFolder
-from fastweights.training.train import train_run
+from fastweights.training.recall.folder import ExperimentFolder
+from fastweights.training.recall.train import train_run
 
 MODULE = '''
 import torch

@@ -9,7 +9,7 @@ import pytest
 
 from fastweights.environment import versions
 from fastweights.training.checkpoint import save_checkpoint
-from fastweights.training.folder import ExperimentFolder, remove_trainings
+from fastweights.training.recall.folder import ExperimentFolder, remove_trainings
 
 from ..results.made_up import made_up
 from .small import small_experiment
@@ -104,7 +104,7 @@ def test_a_folder_from_before_task_options_is_continued(tmp_path):
 
 
 def test_another_version_is_refused(used, monkeypatch):
-    monkeypatch.setattr("fastweights.training.folder.versions", lambda: {"fastweights": "99", "torch": "0"})
+    monkeypatch.setattr("fastweights.training.recall.folder.versions", lambda: {"fastweights": "99", "torch": "0"})
     refused(used.path, small_experiment(), 'fastweights is ".*" there and "99" here')
 
 

@@ -8,7 +8,7 @@ from fastweights.inspection import inspect_model
 from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.training import train_run
-from fastweights.training.folder import ExperimentFolder
+from fastweights.training.recall.folder import ExperimentFolder
 from tests.training.small import SMALL, numbers, small_experiment, small_run
 
 WATCHED = {"mixer": MixerChoice("palimpsa-d", {"head_dim": 4}), "watch_every": 4}

@@ -15,8 +15,8 @@ from ...data import RecallTask, make_task
 from ...data.task import IGNORE_INDEX
 from ...evaluation.reading import evaluating
 from ...training import RecallRun
-from ...training.objectives import Measured, Objective, objective_of
-from ...training.train import Training
+from ...training.recall.objectives import Measured, Objective, objective_of
+from ...training.recall.train import Training
 from ..claim import OWN, Claim, Conditions, Measurement, Verdict, clear_sign, paired
 from ..confidence import auroc
 from ..memory_variance import layer_variances, lookup_in_place_of_memory

@@ -17,7 +17,7 @@ from ...models import FastWeightsConfig
 from ...models.loading import SAVED_MODEL
 from ...ownership import Own, any_file, is_own, remove_own, standing
 from ...untrusted import check_file, read_json_object
-from ..output_folder import as_stored
+from ..folder import as_stored
 
 __all__ = [
     "CHECKPOINT",

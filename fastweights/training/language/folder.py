@@ -17,7 +17,7 @@ from ...data.text import PreparedText
 from ...models.loading import SAVED_MODEL
 from ...outputs import has_keys
 from ...ownership import FOLDER, Own, any_file, what_stands
-from ..output_folder import OwnedFolder, as_stored
+from ..folder import OwnedFolder, as_stored
 from .checkpoints import CHECKPOINT
 from .run import LanguageRun
 

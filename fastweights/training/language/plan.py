@@ -10,7 +10,7 @@ import torch
 
 from ...data.text import TextTokenizer
 from ...models import FastWeightsForCausalLM
-from ..output_folder import as_stored
+from ..folder import as_stored
 from .checkpoints import checkpoint_step, checkpoints_in
 from .folder import LanguageFolder, world_size
 from .launch import step_size

@@ -27,7 +27,7 @@ from ...results import LanguageResult
 from ...results.language import load_result, save_result
 from ...stopping import StopSignals
 from ..calling_script import work_begins
-from ..output_folder import as_stored
+from ..folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
 from .checkpoints import checkpoint_step, checkpoints_in, latest_whole
 from .compiling import compiler_loading, what_to_compile

@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from ..checks import check_number, check_path, describe_value
-from ..data import RecallTask
-from ..environment import machine, versions
-from ..evaluation.reading import evaluating
-from ..inspection.memory import memory_window
-from ..inspection.posterior import metaplasticity
-from ..inspection.reading import read_layers
-from ..kinds import checked
-from ..results import RecallResult, undertrained
+from ...checks import check_number, check_path, describe_value
+from ...data import RecallTask
+from ...environment import machine, versions
+from ...evaluation.reading import evaluating
+from ...inspection.memory import memory_window
+from ...inspection.posterior import metaplasticity
+from ...inspection.reading import read_layers
+from ...kinds import checked
+from ...results import RecallResult, undertrained
+from ..checkpoint import load_checkpoint, save_checkpoint
+from ..optimization import learning_rate_factor
 from .batches import training_batches
-from .checkpoint import load_checkpoint, save_checkpoint
 from .experiment import RecallRun
 from .objectives import Measured, objective_of
-from .optimization import learning_rate_factor
 from .step import TrainingStep
 
 __all__ = ["Training", "train_run"]

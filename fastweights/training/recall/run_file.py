@@ -8,13 +8,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_path, check_size, check_text, closest, describe_value, error_prefix
-from ..kinds import checked
-from ..layers import MixerChoice
+from ...checks import check_path, check_size, check_text, closest, describe_value, error_prefix
+from ...kinds import checked
+from ...layers import MixerChoice
+from ..overrides import Override, overridden, parse_overrides
+from ..toml_file import check_run_file, from_mapping, read_toml
 from .experiment import RecallExperiment
-from .overrides import Override, overridden, parse_overrides
 from .settings import Stage
-from .toml_file import check_run_file, from_mapping, read_toml
 
 __all__ = ["RecallFile", "load_recall_file"]
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..results import RecallResult, load_results
-from ..results.experiment import best_results
+from ...results import RecallResult, load_results
+from ...results.experiment import best_results
+from ..folder import as_stored
+from ..pool import WorkerError
 from .experiment import RecallExperiment
-from .output_folder import as_stored
-from .recall import run_recall_parts
-from .workers import WorkerError
+from .run import run_recall_parts
 
 __all__ = ["RateSearch", "search_rates"]
 

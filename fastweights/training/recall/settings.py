@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..checks import (
+from ...checks import (
     LARGEST_COUNT,
     LARGEST_DEPTH,
     LARGEST_HEADS,
@@ -20,8 +20,8 @@ from ..checks import (
     check_whole_number,
     describe_value,
 )
-from ..data import TASKS
-from .optimization import SCHEDULES, check_optimization
+from ...data import TASKS
+from ..optimization import SCHEDULES, check_optimization
 
 __all__ = ["Settings", "Stage", "check_device"]
 
