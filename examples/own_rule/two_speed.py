@@ -1,11 +1,11 @@
 """A memory rule of one's own: a fast and a slow memory of the same keys and values, mixed when they are read."""
 
 import torch
+from fastweights_studies.leaderboard import register_rule
 from torch import nn
 
 from fastweights.layers import MemoryLayer, register_mixer
 from fastweights.layers.decay import HeadDecay
-from fastweights.leaderboard import register_rule
 from fastweights.ops.framework import roles
 from fastweights.ops.framework.call import call, chunkwise, sequential, stack_time
 from fastweights.ops.framework.spec import Case, OpSpec, Output, State

@@ -23,6 +23,7 @@ from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
 from .objectives import objective_of
 from .train import train_run
+from .watching import find_watches
 
 __all__ = ["RecallJob", "check_models", "plan_recall", "run_recall", "run_recall_parts"]
 
@@ -234,7 +235,14 @@ def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[Re
 
 
 def check_models(runs: Sequence[RecallRun]) -> None:
-    """Raises the ValueError of a mixer that cannot be built in this size, or run on this device, before any is trained."""
+    """Refuses, before any run is trained, a mixer that cannot be built in this size or run on this device, and `watch_every` where
+    nothing is installed that looks.
+
+    Raises:
+        ValueError: one of these.
+    """
+    if any(run.watch_every for run in runs):
+        find_watches()
     for run in {run.choice.label: run for run in runs}.values():
         _without_weights(run)
         check_backend(run.choice.name, run.choice.options, run.device)
