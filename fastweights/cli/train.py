@@ -44,7 +44,7 @@ def train(
         from ..analysis.tables import language_tables
         from ..training.language import NonFiniteLoss, load_run, train_language
         from ..training.language.folder import LanguageFolder
-        from ..training.language.plan import plan_training
+        from ..training.language.train import plan_training
     except ImportError as error:
         raise typer.Exit(fail(f"training needs {error.name}; pip install 'fastweights[train]'", 1)) from None
 

@@ -1,7 +1,7 @@
 """Training models and comparing them."""
 
 from ..stopping import Stopped, StopSignals
-from .checkpoint import CheckpointError
+from .checkpoints import CheckpointError
 from .optimization import WeightDecayMixin, learning_rate_factor, undecayed_parameters, weight_decay_groups
 from .pool import WorkerError
 from .recall import (

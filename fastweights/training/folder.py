@@ -1,4 +1,5 @@
-"""An output folder that belongs to one piece of work: held by one process at a time, refused for any other work."""
+"""The output folders of trainings: each belongs to one piece of work, is held by one process at a time, and is refused for any
+other work."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..files import WriteError, disk_is_full, write_json
 from ..outputs import check_place, has_keys, locked
@@ -18,44 +19,46 @@ __all__ = ["OwnedFolder", "as_stored"]
 DELETED = "deleted"  # in the marker of work that is gone
 
 
-def nothing(path: Path) -> bool:
-    return False
-
-
 class OwnedFolder:
-    """A folder whose file `marker` describes the work that it belongs to.
+    """A folder that belongs to one piece of work, and holds nothing else. Subclasses say what work that is.
 
-    Args:
-        path: the folder.
-        marker: name of a JSON file.
-        keys: some that the marker of every version has.
-        work: what messages call the work: "experiment", "training".
-        own: what the work writes beside the marker.
-        known: whether something is the work's where there is no marker.
-        longer: the setting for the length of the work, and what to do instead of raising it.
+    Attributes:
+        MARKER: name of the JSON file that describes the work.
+        KEYS: some that the marker of every version has.
+        WORK: what messages call the work: "experiment", "training".
+        OWN: what the work writes beside the marker.
+        LONGER: the setting for the length of the work, and what to do instead of raising it.
+        results: where the results of all parts of the work are, with their tables and plots.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        marker: str,
-        keys: tuple[str, ...],
-        work: str,
-        own: Own,
-        known: Callable[[Path], bool] = nothing,
-        longer: tuple[str, str] | None = None,
-    ) -> None:
-        self.path, self.marker, self._lock = path, path / marker, path / ".lock"
-        self._keys, self._work, self._known = keys, work, known
-        self._own, self._longer = own, longer
+    MARKER: ClassVar[str]
+    KEYS: ClassVar[tuple[str, ...]]
+    WORK: ClassVar[str]
+    OWN: ClassVar[Own]
+    LONGER: ClassVar[tuple[str, str]]
 
-    def check(self, wanted: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Refuse early what `held_for` would refuse later, from the known part of the work's description. Writes nothing."""
+    def __init__(self, path: Path) -> None:
+        self.path, self.marker, self._lock = path, path / self.MARKER, path / ".lock"
+        self.results = path / "results.json"
+
+    @staticmethod
+    def describe(work: Any) -> dict[str, Any]:
+        """What the numbers of a piece of work depend on, as JSON holds it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def is_known(path: Path) -> bool:
+        """Whether something is the work's where there is no marker."""
+        return False
+
+    def check(self, work: Any, *, overwrite: bool) -> None:
+        """ValueError where the folder would be refused for `work`, as far as that is known before it begins. Writes nothing."""
         self._refuse_other_files()
         if what_stands(self._lock) is not None:
             with locked("output", self.path, self._lock):
                 pass
         if self.marker.exists() and not overwrite:
+            wanted = self.describe(work)
             self._refuse_other_work(wanted, wanted)
 
     @contextmanager
@@ -71,7 +74,7 @@ class OwnedFolder:
         """
         with self.locked():
             if overwrite:  # the marker stays to the last: without it a kill would leave files of nobody
-                remove_own(self.path, self._own)
+                remove_own(self.path, self.OWN)
             elif self.marker.exists():
                 self._refuse_other_work(wanted)
                 if check is not None:
@@ -81,7 +84,8 @@ class OwnedFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder, which is made if it does not exist. What a killed process left of files is deleted."""
+        """Lock the folder for this process, as while its plots are drawn. It is made if it does not exist. What a killed process
+        left of files is deleted."""
         self._refuse_other_files()
         with ExitStack() as stack:
             try:
@@ -95,13 +99,13 @@ class OwnedFolder:
                     "choose another output folder"
                 ) from None
             self._refuse_other_files()  # that have come until it was locked
-            drop_partials(self.path, {**self._own, self.marker.name: any_file})
+            drop_partials(self.path, {**self.OWN, self.marker.name: any_file})
             yield
 
     def remove(self) -> None:
         """Delete what the work wrote in the folder."""
         with self.locked():
-            remove_own(self.path, self._own)
+            remove_own(self.path, self.OWN)
             if all(path in (self.marker, self._lock) for path in self.path.iterdir()):
                 self.marker.unlink(missing_ok=True)
             elif self.marker.exists():  # beside other files it says that the folder may be used again, for any work
@@ -114,21 +118,21 @@ class OwnedFolder:
         check_place("output", self.path)
         if what_stands(self.path) != FOLDER:
             return
-        check_own("output", self.path, {**self._own, self.marker.name: any_file})
+        check_own("output", self.path, {**self.OWN, self.marker.name: any_file})
         if what_stands(self.marker) is None:
             for path in sorted(self.path.iterdir()):
-                if not path.name.startswith(".") and not self._known(path):
+                if not path.name.startswith(".") and not self.is_known(path):
                     raise ValueError(
-                        f"output must be a new or empty folder or one of an earlier {self._work}, but {self.path} holds "
+                        f"output must be a new or empty folder or one of an earlier {self.WORK}, but {self.path} holds "
                         f"{path.name!r} and no {self.marker.name}; choose another output folder"
                     )
-        elif not has_keys(self.marker, *self._keys):
+        elif not has_keys(self.marker, *self.KEYS):
             raise ValueError(
-                f"{self.marker} is damaged, or not of a {self._work}; choose another output folder, or delete this one"
+                f"{self.marker} is damaged, or not of a {self.WORK}; choose another output folder, or delete this one"
             )
 
     def _refuse_other_work(self, wanted: Mapping[str, Any], compared: Iterable[str] | None = None) -> None:
-        remedy = f"choose another output folder, or pass overwrite to delete that {self._work}"
+        remedy = f"choose another output folder, or pass overwrite to delete that {self.WORK}"
         there = read_json_object(self.marker)
         if DELETED in there:
             return
@@ -137,13 +141,13 @@ class OwnedFolder:
             for name in ({**wanted, **there} if compared is None else compared)
             if there.get(name) != wanted.get(name)
         }
-        length, instead = self._longer or ("", "")
+        length, instead = self.LONGER
         earlier = there.get(length)
         if list(differences) == [length] and isinstance(earlier, int) and wanted[length] > earlier:
             remedy = f"{instead}; or {remedy}"
         if differences:
             raise ValueError(
-                f"output {self.path} holds another {self._work}: {', '.join(differences.values())}; {remedy}"
+                f"output {self.path} holds another {self.WORK}: {', '.join(differences.values())}; {remedy}"
             )
 
 

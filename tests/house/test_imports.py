@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from fastweights.training.toml_file import read_toml
+from fastweights.training.run_files import read_toml
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import filelock
 import pytest
 
 from fastweights.environment import versions
-from fastweights.training.checkpoint import save_checkpoint
+from fastweights.training.checkpoints import save_checkpoint
 from fastweights.training.recall.folder import ExperimentFolder, remove_trainings
 
 from ..results.made_up import made_up

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...cuda_graphs import captured, refusing_waits
-from .folder import world_size
+from .processes import world_size
 from .run import LanguageRun
 
 __all__ = ["GraphedGradients", "what_to_graph", "with_empty_documents"]

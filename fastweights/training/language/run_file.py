@@ -10,8 +10,7 @@ from typing import Any
 
 from ...checks import check_choice
 from ...data.text import TextCorpus, TextTokenizer
-from ..overrides import overridden, parse_overrides
-from ..toml_file import check_run_file, from_mapping, read_toml
+from ..run_files import check_run_file, from_mapping, overridden, parse_overrides, read_toml
 from .run import LanguageRun
 
 __all__ = ["load_run"]

@@ -27,26 +27,18 @@ from ...results import LanguageResult
 from ...results.language import load_result, save_result
 from ...stopping import StopSignals
 from ..calling_script import work_begins
+from ..checkpoints import checkpoint_step, checkpoints_in, latest_whole
 from ..folder import as_stored
 from .callbacks import NonFiniteLoss, RunLog, StopAt, StopOnSignal, TensorBoardLog, loss_curves
-from .checkpoints import checkpoint_step, checkpoints_in, latest_whole
 from .compiling import compiler_loading, what_to_compile
-from .folder import (
-    MEASURED,
-    LanguageFolder,
-    from_main_process,
-    is_main_process,
-    on_main_process,
-    training_facts,
-    world_size,
-)
-from .launch import check_launch, step_size
-from .model import build_model, mixer_name, model_config, model_tokenizer
+from .folder import MEASURED, LanguageFolder
+from .model import build_model, mixer_name, model_config, model_tokenizer, training_facts
+from .processes import check_launch, from_main_process, is_main_process, on_main_process, step_size, world_size
 from .progress import TextProgress, TrainingProgress
 from .run import LanguageRun
 from .trainer import LanguageTrainer, held_out_rows
 
-__all__ = ["NonFiniteLoss", "check_training", "checked_config", "train_language"]
+__all__ = ["NonFiniteLoss", "check_training", "checked_config", "plan_training", "train_language"]
 
 CONTINUED_TOKENS = 100
 PATIENCE = timedelta(hours=1)  # for the main process, which measures a model while the others wait to train the next
@@ -153,6 +145,54 @@ def check_training(run: LanguageRun, *, stop_at: int | None, overwrite: bool) ->
     for part in (run, *singles):
         LanguageFolder(Path(part.output)).check(part, overwrite=overwrite)
     return singles
+
+
+def plan_training(run: LanguageRun, *, stop_at: int | None = None, overwrite: bool = False) -> dict[str, Any]:
+    """The settings of a run, and for each of its models the number of parameters, where its training begins and where it goes.
+    Nothing is written. Of the text of local files the first document is read.
+
+    A tokenizer that is still to be trained is taken to have as many tokens as it may.
+
+    Raises:
+        ValueError: as `train_language`, but for text and tokenizer.
+    """
+    singles = check_training(run, stop_at=stop_at, overwrite=overwrite)
+    settings = model_tokenizer(singles[0])
+    if run.corpus.dataset is None:
+        next(run.corpus.documents(), None)  # raises where there is none
+    return {
+        "settings": as_stored(dataclasses.asdict(run)),
+        "step": step_size(run),
+        "models": [_plan_of(single, settings, overwrite) for single in singles],
+    }
+
+
+def _plan_of(run: LanguageRun, tokenizer: TextTokenizer, overwrite: bool) -> dict[str, Any]:
+    if tokenizer.path is not None:
+        config = model_config(run, tokenizer.load())
+    elif "path" in run.model:
+        config = model_config(run)
+    else:
+        config = model_config(dataclasses.replace(run, model={"vocab_size": tokenizer.vocab_size, **run.model}))
+    with torch.device("meta"):
+        model = FastWeightsForCausalLM(config)
+    return {
+        "name": mixer_name(config),
+        "parameters": model.num_parameters(),
+        "state size": model.state_size(run.length),
+        "steps": run.max_steps,
+        "tokens": run.max_steps * run.length * run.batch_size * run.accumulation * world_size(),
+        "begins": _describe_begin(run, overwrite),
+        "output": run.output,
+    }
+
+
+def _describe_begin(run: LanguageRun, overwrite: bool) -> str:
+    folder = LanguageFolder(Path(run.output))
+    saved = checkpoints_in(folder.checkpoints)
+    if overwrite or not (folder.result.exists() or saved):
+        return "from the start"
+    return "has ended" if folder.result.exists() else f"after step {checkpoint_step(saved[-1]):,}"
 
 
 def _prepared(

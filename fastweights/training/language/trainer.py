@@ -21,12 +21,13 @@ from ...files import partial_path, publish_folder, write_json
 from ...models.card import write_card
 from ...models.loading import SAVED_MODEL
 from ...untrusted import read_json_object
+from ..checkpoints import CHECKPOINT, drop_old, loading, saving
 from ..optimization import WeightDecayMixin, learning_rate_factor, weight_decay_groups
 from .callbacks import check_finite
-from .checkpoints import CHECKPOINT, drop_old, loading, saving
 from .compiling import compile_model, what_to_compile, with_any_number_of_documents
-from .folder import LanguageFolder, from_main_process, world_size
+from .folder import LanguageFolder
 from .graphs import GraphedGradients, what_to_graph
+from .processes import from_main_process, world_size
 from .run import LanguageRun
 from .sharding import ForwardPrefetch, autocast_policy, fsdp_config, in_float32
 

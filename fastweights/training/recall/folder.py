@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +10,23 @@ from ...analysis.plots import PLOT_FILES
 from ...environment import versions
 from ...models.loading import SAVED_MODEL
 from ...outputs import refuse_links
-from ...ownership import Own, any_file
+from ...ownership import any_file
 from ...results.recall import load_result
-from ..checkpoint import DamagedCheckpoint, load_checkpoint
+from ..checkpoints import DamagedCheckpoint, load_checkpoint
 from ..folder import OwnedFolder, as_stored
 from .experiment import RecallExperiment, RecallRun
 
 __all__ = ["ExperimentFolder", "remove_trainings"]
 
 RUN_FILE = re.compile(r".+-pairs\d+-lr.+-seed\d+\.(json|checkpoint)")
-LONGER = (
-    "steps",
-    "the learning rate has its warm-up and its schedule over steps, so that a run with more steps starts from the beginning",
-)
+_DECIDING_VERSIONS = ("fastweights", "torch")  # others of these may give other numbers
 
 
 def _is_of_a_run(path: Path) -> bool:
     return RUN_FILE.fullmatch(path.name) is not None
 
 
-OWN: Own = {
-    "runs": {"*.json": _is_of_a_run, "*.checkpoint": _is_of_a_run, "*-seed*.model": SAVED_MODEL},
-    **dict.fromkeys(("results.json", *PLOT_FILES), any_file),
-}
-KEYS = ("task", "mixers", "pairs", "learning_rates", "seeds", "steps")  # of experiment.json
-_DECIDING_VERSIONS = ("fastweights", "torch")  # others of these may give other numbers
-
-
-class ExperimentFolder:
+class ExperimentFolder(OwnedFolder):
     """A folder that holds one experiment and nothing else.
 
     experiment.json         the configuration, and the versions that the numbers depend on
@@ -47,35 +36,33 @@ class ExperimentFolder:
     results.json, *.png     all results with their summary, and the plots
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.results = path / "results.json"
-        self._owned = OwnedFolder(path, "experiment.json", KEYS, "experiment", OWN, longer=LONGER)
-        self._runs = path / "runs"
+    MARKER, WORK = "experiment.json", "experiment"
+    KEYS = ("task", "mixers", "pairs", "learning_rates", "seeds", "steps")
+    OWN = {
+        "runs": {"*.json": _is_of_a_run, "*.checkpoint": _is_of_a_run, "*-seed*.model": SAVED_MODEL},
+        **dict.fromkeys(("results.json", *PLOT_FILES), any_file),
+    }
+    LONGER = (
+        "steps",
+        "the learning rate has its warm-up and its schedule over steps, so that a run with more steps starts from the beginning",
+    )
+
+    @staticmethod
+    def describe(work: RecallExperiment) -> dict[str, Any]:
+        deciding = {name: version for name, version in versions().items() if name in _DECIDING_VERSIONS}
+        return as_stored({**work.record(), **deciding})
 
     def result(self, run: RecallRun) -> Path:
         """The file of the run's result."""
-        return self._runs / f"{run.name}.json"
+        return self.path / "runs" / f"{run.name}.json"
 
     def checkpoint(self, run: RecallRun) -> Path:
         """The file of the run's checkpoint."""
-        return self._runs / f"{run.name}.checkpoint"
+        return self.path / "runs" / f"{run.name}.checkpoint"
 
     def model(self, run: RecallRun) -> Path:
         """The folder of the run's model."""
-        return self._runs / f"{run.name}.model"
-
-    def check(self, experiment: RecallExperiment, *, overwrite: bool) -> None:
-        """ValueError where `opened` would refuse the folder, but for damaged results. Nothing is written."""
-        self._owned.check(_identity(experiment), overwrite=overwrite)
-
-    def locked(self) -> AbstractContextManager[None]:
-        """The folder for this process alone, as while its plots are drawn."""
-        return self._owned.locked()
-
-    def remove(self) -> None:
-        """Delete the experiment."""
-        self._owned.remove()
+        return self.path / "runs" / f"{run.name}.model"
 
     @contextmanager
     def opened(
@@ -88,9 +75,9 @@ class ExperimentFolder:
             ValueError: the folder cannot be written to, is in use by another process, or holds other files; or,
                 without `overwrite`, it holds another experiment or a damaged result.
         """
-        wanted = _identity(experiment)
-        with self._owned.held_for(wanted, overwrite=overwrite, check=lambda: self._check_files(experiment, report)):
-            self._runs.mkdir(exist_ok=True)
+        wanted = self.describe(experiment)
+        with self.held_for(wanted, overwrite=overwrite, check=lambda: self._check_files(experiment, report)):
+            (self.path / "runs").mkdir(exist_ok=True)
             yield
 
     def _check_files(self, experiment: RecallExperiment, report: Callable[[str], None]) -> None:
@@ -107,12 +94,6 @@ class ExperimentFolder:
         for run, checkpoint in damaged:
             checkpoint.unlink()
             report(f"{run.title}: its checkpoint {checkpoint} is damaged, so this run begins again")
-
-
-def _identity(experiment: RecallExperiment) -> dict[str, Any]:
-    """What the numbers of an experiment depend on."""
-    deciding = {name: version for name, version in versions().items() if name in _DECIDING_VERSIONS}
-    return as_stored({**experiment.record(), **deciding})
 
 
 def remove_trainings(folder: Path) -> None:

@@ -235,12 +235,8 @@ def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[Re
 
 
 def check_models(runs: Sequence[RecallRun]) -> None:
-    """Refuses, before any run is trained, a mixer that cannot be built in this size or run on this device, and `watch_every` where
-    nothing is installed that looks.
-
-    Raises:
-        ValueError: one of these.
-    """
+    """Raises, before any is trained, the ValueError of a mixer that cannot be built in this size or run on this device, or of
+    `watch_every` where nothing is installed that looks."""
     if any(run.watch_every for run in runs):
         find_watches()
     for run in {run.choice.label: run for run in runs}.values():

@@ -11,8 +11,7 @@ from typing import Any
 from ...checks import check_path, check_size, check_text, closest, describe_value, error_prefix
 from ...kinds import checked
 from ...layers import MixerChoice
-from ..overrides import Override, overridden, parse_overrides
-from ..toml_file import check_run_file, from_mapping, read_toml
+from ..run_files import Override, check_run_file, from_mapping, overridden, parse_overrides, read_toml
 from .experiment import RecallExperiment
 from .settings import Stage
 

@@ -16,7 +16,7 @@ from ...data import RecallTask
 from ...environment import machine, versions
 from ...kinds import checked
 from ...results import RecallResult, undertrained
-from ..checkpoint import load_checkpoint, save_checkpoint
+from ..checkpoints import load_checkpoint, save_checkpoint
 from ..optimization import learning_rate_factor
 from .batches import training_batches
 from .experiment import RecallRun
