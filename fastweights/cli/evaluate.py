@@ -197,7 +197,7 @@ def _harness(tasks: Sequence[str], **options: Any) -> Any:
 
 
 def _plot(rows: Any, name: str, path: Path) -> None:
-    from ..analysis.perplexity_plot import save_perplexity_plot
+    from ..analysis.language_plots import save_perplexity_plot
 
     try:
         save_perplexity_plot({name: rows}, path)
