@@ -75,14 +75,15 @@ def perplexity_plot(results: Sequence[LanguageResult]) -> Figure:
     return _finish(figure, axes)
 
 
-def save_perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]], path: Path) -> None:
-    """Draw `length_plot` into a PNG file, written atomically.
+def save_perplexity_plot(models: Mapping[str, Sequence[LengthPerplexity]], path: Path) -> list[Path]:
+    """Draw `length_plot` into a PNG file, written atomically; its path.
 
     Raises:
         ImportError: matplotlib is not installed.
         ValueError: a link, or a file that is no plot, is at `path`.
     """
     save_figure(length_plot(models), path)
+    return [path]
 
 
 def length_plot(models: Mapping[str, Sequence[LengthPerplexity]]) -> Figure:

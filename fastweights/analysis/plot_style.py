@@ -76,25 +76,25 @@ def mixer_styles(labels: Iterable[str]) -> dict[str, MixerStyle]:
     styles = {label: _OWN[label] for label in wanted if label in _OWN}
     for label in sorted(label for label in wanted if label not in _OWN):
         taken = set(styles.values())
-        free = (style for pool in (_KEPT, [*_OWN.values()]) for style in _turned(pool, label) if style not in taken)
-        more = (style for place in itertools.count(len(_OWN)) if (style := _style(OTHERS, place)) not in taken)
+        free = (style for pool in (_KEPT, [*_OWN.values()]) for style in _rotate(pool, label) if style not in taken)
+        more = (style for place in itertools.count(len(_OWN)) if (style := _pick_style(OTHERS, place)) not in taken)
         styles[label] = next(itertools.chain(free, more))
     return {label: styles[label] for label in wanted}
 
 
-def _turned(pool: list[MixerStyle], label: str) -> list[MixerStyle]:
+def _rotate(pool: list[MixerStyle], label: str) -> list[MixerStyle]:
     """The pool, beginning at a place that the label decides."""
     start = zlib.crc32(label.encode()) % len(pool)
     return pool[start:] + pool[:start]
 
 
-def _style(colours: Sequence[str], place: int) -> MixerStyle:
+def _pick_style(colours: Sequence[str], place: int) -> MixerStyle:
     return MixerStyle(colours[place % len(colours)], MARKERS[place % len(MARKERS)], LINES[place % len(LINES)])
 
 
 _COLOURS = {mixer: colour for family in FAMILIES.values() for mixer, colour in family.items()}
-_OWN = {mixer: _style([*_COLOURS.values()], place) for place, mixer in enumerate(_COLOURS)}
-_KEPT = [_style(OTHERS, place) for place in range(len(_OWN), len(_OWN) + len(OTHERS))]
+_OWN = {mixer: _pick_style([*_COLOURS.values()], place) for place, mixer in enumerate(_COLOURS)}
+_KEPT = [_pick_style(OTHERS, place) for place in range(len(_OWN), len(_OWN) + len(OTHERS))]
 
 
 def spread(values: Sequence[float], step: float) -> list[float]:

@@ -1,6 +1,7 @@
 """`fastweights recall`: train and compare memory layers on associative recall."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from ._options import (
     training_errors,
     values,
 )
-from ._output import one_document, show_plan
+from ._output import one_document, show_plan, show_plots
 
 # Tasks and defaults are those of RecallExperiment (a test compares them), written out because help must not import torch.
 TASKS = "mqar, mqar-shuffled, copy, mqar-ood, mqar-shuffled-ood, palindrome, selective-copy, parity, s3, s5, regression"
@@ -155,15 +156,8 @@ def recall(
             if study.parts[name].curriculum:
                 Console().print(stage_table(results))
             show(f"Results: {folders[name] / 'results.json'}")
-            with one_line_errors():
-                try:
-                    with ExperimentFolder(folders[name]).locked():
-                        show("Plots: " + ", ".join(str(path) for path in save_plots(results, folders[name])))
-                except ImportError:
-                    show(
-                        "No plots: matplotlib is missing; pip install 'fastweights[viz]', then give the same command",
-                        error=True,
-                    )
+            with one_line_errors(), ExperimentFolder(folders[name]).locked():
+                show_plots("Plots", partial(save_plots, results, folders[name]))
         if as_json:
             documents = {name: json.loads((folder / "results.json").read_bytes()) for name, folder in folders.items()}
             give_document(documents.get("", documents))

@@ -17,7 +17,15 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Override", "check_run_file", "from_mapping", "overridden", "parse_overrides", "parse_toml", "read_toml"]
+__all__ = [
+    "Override",
+    "check_run_file",
+    "from_mapping",
+    "override_settings",
+    "parse_overrides",
+    "parse_toml",
+    "read_toml",
+]
 
 Made = TypeVar("Made")
 Override = tuple[tuple[str, ...], Any]
@@ -92,21 +100,23 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
     Raises:
         ValueError: a text of another form, or a list or table that is not TOML.
     """
-    return [_parsed(text) for text in check_texts("overrides", texts, what="settings such as model.num_heads=8")]
+    return [
+        _parse_override(text) for text in check_texts("overrides", texts, what="settings such as model.num_heads=8")
+    ]
 
 
-def overridden(values: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
+def override_settings(values: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
     """The tables of a run file with these settings replaced or added. Entries of lists have their numbers as keys, from 0 on.
 
     Raises:
         ValueError: a key within something that is no table or list, or an entry that a list does not have.
     """
     for key, value in overrides:
-        values = _replaced(values, key, value, ".".join(key))
+        values = _replace_setting(values, key, value, ".".join(key))
     return dict(values)
 
 
-def _parsed(text: str) -> Override:
+def _parse_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     try:
         table = parse_toml(f"{key} = 0") if equals and "\n" not in key else {}
@@ -118,10 +128,10 @@ def _parsed(text: str) -> Override:
         path.append(part)
     if not path or not key.strip():
         raise ValueError(f"--set must be KEY=VALUE with a dotted key, such as model.num_heads=8, got {text!r}")
-    return tuple(path), _value(text, value.strip())
+    return tuple(path), _parse_value(text, value.strip())
 
 
-def _value(text: str, value: str) -> Any:
+def _parse_value(text: str, value: str) -> Any:
     try:
         parsed = parse_toml(f"value = {value}")
     except ValueError:
@@ -131,15 +141,17 @@ def _value(text: str, value: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else value  # a line end begins further keys
 
 
-def _replaced(values: Any, key: Sequence[str], value: Any, name: str) -> Any:
+def _replace_setting(values: Any, key: Sequence[str], value: Any, name: str) -> Any:
     if not key:
         return value
     first, *rest = key
     if isinstance(values, Mapping):
-        return {**values, first: _replaced(values.get(first, {} if rest else None), rest, value, name)}
+        return {**values, first: _replace_setting(values.get(first, {} if rest else None), rest, value, name)}
     if isinstance(values, (list, tuple)):
         known = [str(number) for number in range(len(values))]
         if first not in known:
             raise ValueError(f"--set {name}: the list has the entries {', '.join(known) or 'none'}, got {first!r}")
-        return [_replaced(old, rest, value, name) if number == first else old for number, old in zip(known, values)]
+        return [
+            _replace_setting(old, rest, value, name) if number == first else old for number, old in zip(known, values)
+        ]
     raise ValueError(f"--set {name}: {first!r} must be a key of a table, but there is {describe_value(values)}")

@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from fastweights.analysis.evaluation_tables import evaluation_tables
 from fastweights.analysis.language_plots import length_plot, save_perplexity_plot
 from fastweights.analysis.plot_style import mixer_style
+from fastweights.analysis.tables import evaluation_tables
 from fastweights.results import LengthPerplexity, NeedleRecall, WordRecall
 
 ROWS = [

@@ -92,7 +92,7 @@ def train_language(
 
     corpus = dataclasses.replace(run.corpus, excluded=(*run.corpus.excluded, run.output, run.cache))
     with TextProgress(console) as progress:
-        text = _prepared(corpus, model_tokenizer(singles[0]), run.cache, report, progress)
+        text = _prepare_text(corpus, model_tokenizer(singles[0]), run.cache, report, progress)
     rows = len(PackedRows(text.train, run.length))  # raises where there are not enough tokens
     if held_out_rows(text.held_out, run.length).length < run.length:
         report(
@@ -163,11 +163,11 @@ def plan_training(run: LanguageRun, *, stop_at: int | None = None, overwrite: bo
     return {
         "settings": as_stored(dataclasses.asdict(run)),
         "step": step_size(run),
-        "models": [_plan_of(single, settings, overwrite) for single in singles],
+        "models": [_plan_model(single, settings, overwrite) for single in singles],
     }
 
 
-def _plan_of(run: LanguageRun, tokenizer: TextTokenizer, overwrite: bool) -> dict[str, Any]:
+def _plan_model(run: LanguageRun, tokenizer: TextTokenizer, overwrite: bool) -> dict[str, Any]:
     if tokenizer.path is not None:
         config = model_config(run, tokenizer.load())
     elif "path" in run.model:
@@ -195,7 +195,7 @@ def _describe_begin(run: LanguageRun, overwrite: bool) -> str:
     return "has ended" if folder.result.exists() else f"after step {checkpoint_step(saved[-1]):,}"
 
 
-def _prepared(
+def _prepare_text(
     corpus: TextCorpus, tokenizer: TextTokenizer, cache: str, report: Callable[[str], None], progress: TextProgress
 ) -> PreparedText:
     """Tokenizer and tokens, whose checksums the main process alone compares."""
@@ -250,7 +250,7 @@ def _train_one(
             model = build_model(run, config)
     with folder.opened(run, text, overwrite=overwrite):
         if model is None or from_main_process(folder.result.exists()):
-            return _finished(run, folder, text, report) if is_main_process() else None
+            return _load_finished(run, folder, text, report) if is_main_process() else None
         latest = on_main_process(lambda: latest_whole(folder.checkpoints, config, report))
         if stop_at is not None and latest is not None and stop_at <= checkpoint_step(latest) < run.max_steps:
             report(
@@ -294,7 +294,7 @@ def _train_one(
             steps=run.max_steps,
             tokens=run.max_steps * tokens_a_step,
             **loss_curves(folder.log),
-            **_measured(run, folder.model, text.held_out, trainer.args.device),
+            **_measure(run, folder.model, text.held_out, trainer.args.device),
             seconds=time.perf_counter() - began,
             versions=versions(),
             machine=machine(str(trainer.args.device)),
@@ -308,7 +308,7 @@ def _saved_step(run: LanguageRun) -> int:
     return checkpoint_step(checkpoints_in(LanguageFolder(Path(run.output)).checkpoints)[-1])
 
 
-def _finished(
+def _load_finished(
     run: LanguageRun, folder: LanguageFolder, text: PreparedText, report: Callable[[str], None]
 ) -> LanguageResult:
     """The result of a finished training. Where the run now measures other things, the saved model is measured again."""
@@ -317,13 +317,13 @@ def _finished(
     same = wanted.items() <= result.run.items()
     report(f"{result.name}: finished earlier, not trained again" + ("" if same else "; measured as this run asks"))
     if not same:
-        measured = _measured(run, folder.model, text.held_out, PartialState().device)
+        measured = _measure(run, folder.model, text.held_out, PartialState().device)
         result = dataclasses.replace(result, run={**result.run, **wanted}, **measured)
         save_result(folder.result, result)
     return result
 
 
-def _measured(run: LanguageRun, model_folder: Path, held_out: TokenShards, device: torch.device) -> dict[str, Any]:
+def _measure(run: LanguageRun, model_folder: Path, held_out: TokenShards, device: torch.device) -> dict[str, Any]:
     """The fields `perplexities` and `continuation` of a result, of the model as it was saved. Context lengths that the held-out
     text is too short for are left out."""
     trusted = run.tokenizer.trust_remote_code

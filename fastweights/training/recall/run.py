@@ -186,7 +186,7 @@ def run_recall_parts(
             if error.ends_all:
                 raise
             failure = error
-        results = {name: _gathered(experiment, folders[name]) for name, experiment in parts.items()}
+        results = {name: _gather_results(experiment, folders[name]) for name, experiment in parts.items()}
         if failure:
             raise failure
     return results
@@ -210,14 +210,14 @@ def plan_recall(
         groups: dict[tuple[str, int], list[RecallRun]] = {}
         for run in experiment.runs():
             groups.setdefault((run.choice.label, run.pairs), []).append(run)
-        models = [_planned(runs, folder, overwrite) for runs in groups.values()]
+        models = [_plan_models(runs, folder, overwrite) for runs in groups.values()]
         plan.append({"part": name, "output": str(folder.path), "settings": experiment.record(), "models": models})
     return plan
 
 
-def _planned(runs: Sequence[RecallRun], folder: ExperimentFolder, overwrite: bool) -> dict[str, Any]:
+def _plan_models(runs: Sequence[RecallRun], folder: ExperimentFolder, overwrite: bool) -> dict[str, Any]:
     """One mixer at one number of pairs."""
-    model = _without_weights(runs[0])
+    model = _build_without_weights(runs[0])
     ended = 0 if overwrite else sum(folder.result(run).exists() for run in runs)
     return {
         "mixer": runs[0].choice.label, "pairs": runs[0].pairs, "parameters": model.num_parameters(),
@@ -225,7 +225,7 @@ def _planned(runs: Sequence[RecallRun], folder: ExperimentFolder, overwrite: boo
     }  # fmt: skip
 
 
-def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[RecallResult]:
+def _gather_results(experiment: RecallExperiment, folder: ExperimentFolder) -> list[RecallResult]:
     """The results of the runs that have ended, also in results.json."""
     ended = [run for run in experiment.runs() if folder.result(run).exists()]
     results = [load_result(folder.result(run), run=run.record()) for run in ended]
@@ -240,11 +240,11 @@ def check_models(runs: Sequence[RecallRun]) -> None:
     if any(run.watch_every for run in runs):
         find_watches()
     for run in {run.choice.label: run for run in runs}.values():
-        _without_weights(run)
+        _build_without_weights(run)
         check_backend(run.choice.name, run.choice.options, run.device)
 
 
-def _without_weights(run: RecallRun) -> Any:
+def _build_without_weights(run: RecallRun) -> Any:
     """The model that a run trains, without memory for its weights."""
     with torch.device("meta"), error_prefix(f"mixer {run.choice.label}"):
         return objective_of(run.make_task()).build(run.model_config())
