@@ -46,7 +46,7 @@ class Reporter(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> object:
         return self
 
     def __exit__(self, *exception: object) -> None: ...

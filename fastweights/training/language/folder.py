@@ -38,7 +38,7 @@ class LanguageFolder(OwnedFolder):
     tensorboard/             the same points for TensorBoard, where it is asked for
     model/                   the trained model and its tokenizer
     result.json, *.png       the measurements, once training has ended
-    diverged.json            of the leaderboard: why there is no result
+    diverged.json            why there is no result, where the caller has noted it
     """
 
     MARKER, WORK = "run.json", "training"

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from fastweights_studies import rate_search
 from fastweights_studies.experiments import Conditions, claims_of, find_claim, trained
 from fastweights_studies.experiments.claim import Unmeasured
 from fastweights_studies.experiments.own import o1_least_squares_as_layers as squares
@@ -15,7 +16,6 @@ from fastweights_studies.experiments.readings import SECOND
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment, pool
 from fastweights.training.language import together
-from fastweights.training.recall import rate_search
 from tests.training.language.small import small_run, write_texts
 
 RECALL = [claim.name for claim in claims_of() if claim.name in {f"C{number}" for number in range(22, 32)}]

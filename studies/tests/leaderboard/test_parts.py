@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fastweights_studies import rate_search
 from fastweights_studies.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of
 from fastweights_studies.leaderboard.record import origins
 
@@ -13,7 +14,6 @@ from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.training import WorkerError
 from fastweights.training.progress import Silent
-from fastweights.training.recall import rate_search
 from fastweights.training.recall import run as recall
 from fastweights.training.recall.run import run_recall_parts
 

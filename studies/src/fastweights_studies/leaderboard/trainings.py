@@ -11,8 +11,8 @@ from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.training import RecallExperiment
 from fastweights.training.recall.objectives import objective_of
-from fastweights.training.recall.rate_search import RateSearch, search_rates
 
+from ..rate_search import RateSearch, search_rates
 from .matching import Matched, Matching
 from .record import Board, joined_origins, measured_here, row_key
 from .request import Request

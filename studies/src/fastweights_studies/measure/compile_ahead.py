@@ -164,8 +164,9 @@ def compiled_trainings(owner: str) -> Iterator[None]:
     The code inside ends with the first call that begins trainings.
     """
     from fastweights.training.language import together
-    from fastweights.training.recall import rate_search
     from fastweights_studies.experiments import trained
+
+    from .. import rate_search
 
     found: dict[str, Any] = {}
 
