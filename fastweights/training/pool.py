@@ -184,7 +184,7 @@ def run_tasks(
         KeyboardInterrupt: Ctrl-C, or a signal where the caller has entered `StopSignals`. The tasks have saved their work.
     """
     waiting = list(reversed(tasks))
-    gpus = _places(pool, min(pool.workers, len(tasks)))
+    gpus = _find_gpus(pool, min(pool.workers, len(tasks)))
     free = [_Process(index, pool, gpu) for index, gpu in enumerate(gpus)]
     busy: dict[Any, _Process] = {}
     failures: list[WorkerError] = []
@@ -234,10 +234,10 @@ def usual_workers(device: str, per_gpu: int = PER_GPU) -> int:
     return per_gpu * (1 if place.index is not None else torch.cuda.device_count())
 
 
-def _places(pool: Pool, workers: int) -> list[int | None]:
-    numbered = {torch.device(device).index for device in pool.devices} - {None}
+def _find_gpus(pool: Pool, workers: int) -> list[int | None]:
+    numbered = [torch.device(device).index for device in pool.devices if ":" in device]
     if pool.one_gpu and numbered:
-        return [*numbered] * workers
+        return [numbered[index % len(numbered)] for index in range(workers)]
     return gpus_of_workers(pool.devices, workers)
 
 

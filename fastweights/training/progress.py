@@ -109,11 +109,13 @@ class Display:
     def __exit__(self, *exception: object) -> None:
         self._bars.stop()
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line that stays, above the bars."""
         self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def bar(self, key: Hashable, work: Any, *, total: float | None, done: float, note: str, title: str = "") -> None:
+    def show_bar(
+        self, key: Hashable, work: Any, *, total: float | None, done: float, note: str, title: str = ""
+    ) -> None:
         """Show how much of `total` is done.
 
         Args:
@@ -146,7 +148,7 @@ class RunsProgress(Silent):
         self._display.__exit__()
 
     def note(self, line: str) -> None:
-        self._display.line(line)
+        self._display.print_line(line)
 
     def begin(self, pending: Sequence[Any], *, total: int) -> None:
         self._ended, self._total = total - len(pending), total
@@ -160,7 +162,7 @@ class RunsProgress(Silent):
         self._left = self._left or TimeLeft(self._work.done, self._work.total)
         rest = f"loss {'-' if loss is None else format(loss, '.3f')}, {rate(speed)} steps/s"
         note = f"{step:,}/{run.steps:,}, {rest}"
-        self._display.bar(worker, run, title=run.title, total=run.steps, done=step, note=note)
+        self._display.show_bar(worker, run, title=run.title, total=run.steps, done=step, note=note)
         self._show_all()
         if not self._display.is_terminal and step % self._log_every == 0 and step < run.steps:
             self.note(f"{run.title}: step {step:,} of {run.steps:,}, {rest}{self._time_left()}")
@@ -176,7 +178,9 @@ class RunsProgress(Silent):
 
     def _show_all(self) -> None:
         note = f"{self._ended} of {self._total} runs"
-        self._display.bar("all", self._work, title="all runs", total=self._work.total, done=self._work.done, note=note)
+        self._display.show_bar(
+            "all", self._work, title="all runs", total=self._work.total, done=self._work.done, note=note
+        )
 
     def _time_left(self) -> str:
         done = self._ended == self._total

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fastweights.stopping import Stopped, StopSignals
-from fastweights.training.pool import Call, Pool, WorkerError, _places, _visible, run_tasks
+from fastweights.training.pool import Call, Pool, WorkerError, _find_gpus, _visible, run_tasks
 
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
@@ -102,9 +102,10 @@ def test_the_gpus_of_a_device(monkeypatch):
     """ "cuda" is every GPU of the machine, also for workers that each see one of them."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     for one_gpu in (True, False):
-        assert _places(Pool(workers=3, devices=["cuda"], one_gpu=one_gpu), 3) == [0, 1, 0]
-        assert _places(Pool(workers=3, devices=["cpu"], one_gpu=one_gpu), 3) == [None] * 3
-        assert _places(Pool(workers=2, devices=["cuda:1"], one_gpu=one_gpu), 2) == [1 if one_gpu else None] * 2
+        assert _find_gpus(Pool(workers=3, devices=["cuda"], one_gpu=one_gpu), 3) == [0, 1, 0]
+        assert _find_gpus(Pool(workers=3, devices=["cpu"], one_gpu=one_gpu), 3) == [None] * 3
+        assert _find_gpus(Pool(workers=2, devices=["cuda:1"], one_gpu=one_gpu), 2) == [1 if one_gpu else None] * 2
+    assert _find_gpus(Pool(workers=3, devices=["cuda:1", "cuda:0"], one_gpu=True), 3) == [1, 0, 1]
 
 
 @pytest.mark.parametrize(("before", "seen"), [(None, "1"), ("GPU-5,3", "3"), ("", "1")])

@@ -40,11 +40,11 @@ class TextProgress:
             self._display.__enter__()
         of = "" if total is None else f" of about {max(done, total) / 1e6:,.1f}"
         note = f"{done / 1e6:,.1f}{of} MB"
-        self._display.bar("text", self._work, title=work, total=total, done=done, note=note)
+        self._display.show_bar("text", self._work, title=work, total=total, done=done, note=note)
         if not self._display.is_terminal and now >= self._due:
             self._due = now + TEXT_SECONDS
             left = f", {self._left.after(done)} left" if self._left is not None and done else ""
-            self._display.line(f"{work}: {note}{left}")
+            self._display.print_line(f"{work}: {note}{left}")
 
 
 class TrainingProgress(TrainerCallback):
@@ -108,13 +108,13 @@ class TrainingProgress(TrainerCallback):
         self._since, self._step = time.monotonic(), state.global_step  # saving is not training
 
     def _show(self, step: int) -> None:
-        self._display.bar("training", self, title=self._title, total=self._steps, done=step, note=self._note)
+        self._display.show_bar("training", self, title=self._title, total=self._steps, done=step, note=self._note)
 
     def _line(self, step: int, *parts: str) -> None:
         self._print(", ".join([f"step {step:,} of {self._steps:,}", *filter(None, parts)]))
 
     def _print(self, text: str) -> None:
-        self._display.line(f"{self._title}: {text}")
+        self._display.print_line(f"{self._title}: {text}")
 
 
 def memory() -> float:
