@@ -103,7 +103,8 @@ class Settings:
         initializer_range: standard deviation of the model's first weights.
         test_examples: held-out sequences that the model is measured on.
         evaluations: how often it is measured in a run, the last time at its end.
-        watch_every: steps between two looks at the memories of the model that is trained (`RecallResult.watched`); None for none.
+        watch_every: steps between two looks at the model that is trained (`RecallResult.watched`), by functions of installed
+            packages, the entry point group `fastweights.watches`; None for none.
         save_models: whether every trained model is kept, in runs/NAME.model of the output folder.
         device: torch device, "cpu", "cuda", "cuda:1".
     """
