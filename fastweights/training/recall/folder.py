@@ -9,14 +9,13 @@ from typing import Any
 from ...analysis.plots import PLOT_FILES
 from ...environment import versions
 from ...models.loading import SAVED_MODEL
-from ...outputs import refuse_links
 from ...ownership import any_file
 from ...results.recall import load_result
 from ..checkpoints import DamagedCheckpoint, load_checkpoint
 from ..folder import OwnedFolder, as_stored
 from .experiment import RecallExperiment, RecallRun
 
-__all__ = ["ExperimentFolder", "remove_trainings"]
+__all__ = ["ExperimentFolder"]
 
 RUN_FILE = re.compile(r".+-pairs\d+-lr.+-seed\d+\.(json|checkpoint)")
 _DECIDING_VERSIONS = ("fastweights", "torch")  # others of these may give other numbers
@@ -94,18 +93,3 @@ class ExperimentFolder(OwnedFolder):
         for run, checkpoint in damaged:
             checkpoint.unlink()
             report(f"{run.title}: its checkpoint {checkpoint} is damaged, so this run begins again")
-
-
-def remove_trainings(folder: Path) -> None:
-    """Delete what trainings wrote in a folder and in those below it, and nothing else.
-
-    Raises:
-        ValueError: a link leads to one, or another process has it.
-    """
-    refuse_links("output", folder)
-    for marker in sorted(folder.rglob("experiment.json")):
-        ExperimentFolder(marker.parent).remove()
-    for marker in sorted(folder.rglob("run.json")):
-        from ..language.folder import LanguageFolder  # here: who trains none may not have its packages
-
-        LanguageFolder(marker.parent).remove()

@@ -59,8 +59,6 @@ def reproduce(
     hold is a result: the exit code is 0.
     """
     with one_line_errors(CONTINUES, FEWER), StopSignals():
-        from fastweights.training.recall.folder import remove_trainings
-
         from ..experiments import (
             Conditions,
             claims_of,
@@ -72,6 +70,7 @@ def reproduce(
         )
         from ..experiments.record import claimed_records, record_path
         from ..experiments.tables import claim_page, claims_table
+        from ..trained_folders import remove_trainings
 
         named = [find_claim(name) for name in claims or ()]
         chosen = named or (list(claims_of(paper)) if paper or list_claims else [])
