@@ -6,14 +6,11 @@ from typing import Annotated
 import typer
 
 from fastweights.cli._options import (
-    FEWER,
     Device,
     DryRun,
     Imports,
     Overwrite,
     Quiet,
-    Workers,
-    check_trainings,
     import_mixers,
     one_line_errors,
     output_path,
@@ -22,6 +19,8 @@ from fastweights.cli._options import (
 from fastweights.cli._output import show_plan
 from fastweights.stopping import StopSignals
 from fastweights.terminal import Console, show
+
+from ._options import FEWER, Workers, check_trainings
 
 # Those of fastweights_studies.leaderboard (a test compares them), written out because help must not import torch.
 PARTS = "mqar, regression, tracking, language, needle, training-speed, decoding-speed, memory, rules"

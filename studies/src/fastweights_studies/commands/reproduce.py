@@ -6,13 +6,10 @@ from typing import Annotated
 import typer
 
 from fastweights.cli._options import (
-    FEWER,
     Device,
     DryRun,
     Overwrite,
     Quiet,
-    Workers,
-    check_trainings,
     one_line_errors,
     output_path,
     training_errors,
@@ -20,6 +17,8 @@ from fastweights.cli._options import (
 from fastweights.cli._output import show_plan
 from fastweights.stopping import StopSignals
 from fastweights.terminal import Console, show
+
+from ._options import FEWER, Workers, check_trainings
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights_studies.experiments (a test compares them)
 CONTINUES = "the same command continues where trainings stopped"
