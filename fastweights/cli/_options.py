@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from ..out_of_memory import within_memory
+from ..environment import within_memory
 from ..stopping import Stopped
 from ..terminal import show
 from ..untrusted import one_line

@@ -19,11 +19,21 @@ from typing import Any
 
 import torch
 
-from ..checksums import CHECKSUMS, damage
-from ..files import TENSOR_ERRORS, WriteError, write_bytes, writing
+from ..files import (
+    CHECKSUMS,
+    TENSOR_ERRORS,
+    Own,
+    WriteError,
+    any_file,
+    damage,
+    is_own,
+    remove_own,
+    standing,
+    write_bytes,
+    writing,
+)
 from ..models import FastWeightsConfig
 from ..models.loading import SAVED_MODEL
-from ..ownership import Own, any_file, is_own, remove_own, standing
 from ..untrusted import check_file, read_json_object
 from .folder import as_stored
 

@@ -24,10 +24,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from ..environment import usable_cores
+from ..environment import OutOfMemory, usable_cores, within_memory
 from ..files import WriteError
 from ..layers import import_mixers
-from ..out_of_memory import OutOfMemory, within_memory
 from ..safe_path import HAS_SAFE_PATH
 from ..stopping import SIGNALS, Stopped, join_or_kill
 from .calling_script import prepared, starting_processes

@@ -14,6 +14,7 @@ import torch
 from fastweights import ops
 from fastweights.kernels.runtime.private_api import TESTED
 from fastweights.layers import MIXERS
+from fastweights.ops import authoring
 from fastweights.ops.framework.spec import spec_of
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,12 @@ def test_every_op_in_place_is_described() -> None:
     text = (ROOT / "docs" / "ops.md").read_text()
     for name in ops.__all__:
         assert not name.endswith("_") or f"`{name}`" in text, name
+
+
+def test_the_authoring_face_is_described() -> None:
+    text = (ROOT / "docs" / "ops.md").read_text()
+    for name in authoring.__all__:
+        assert f"`{name}`" in text, name
 
 
 def test_tested_versions_are_those_of_the_launch_layer() -> None:

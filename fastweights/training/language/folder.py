@@ -10,9 +10,9 @@ from typing import Any
 
 from ...analysis.language_plots import PLOT_FILES
 from ...data.text import PreparedText
+from ...files import FOLDER, any_file, what_stands
 from ...models.loading import SAVED_MODEL
 from ...outputs import has_keys
-from ...ownership import FOLDER, any_file, what_stands
 from ..checkpoints import CHECKPOINT
 from ..folder import OwnedFolder, as_stored
 from .processes import on_main_process, world_size

@@ -8,8 +8,8 @@ from typing import Any
 
 from ...analysis.plots import PLOT_FILES
 from ...environment import versions
+from ...files import any_file
 from ...models.loading import SAVED_MODEL
-from ...ownership import any_file
 from ...results.recall import load_result
 from ..checkpoints import DamagedCheckpoint, load_checkpoint
 from ..folder import OwnedFolder, as_stored

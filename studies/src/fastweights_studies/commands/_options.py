@@ -18,9 +18,8 @@ def check_trainings(
     device: str, output: Path, workers: int | None, seeds: Sequence[str] | None
 ) -> tuple[int, ...] | None:
     """Check the options of a command that trains many models. Returns the values of --seeds, None where it is not given."""
-    from fastweights.checks import check_size, check_whole_number  # here: help must not import torch
+    from fastweights.checks import check_device, check_size, check_whole_number  # here: help must not import torch
     from fastweights.outputs import check_place
-    from fastweights.training.recall.settings import check_device
 
     check_device(device)
     check_place("--output", output)
