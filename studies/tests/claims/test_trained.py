@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from fastweights_studies import rate_search
 from fastweights_studies.claims import Conditions, claims_of, find_claim, trained
 from fastweights_studies.claims.conditions import Unmeasured
 from fastweights_studies.claims.measurement import UNDERTRAINED
@@ -16,7 +17,7 @@ from fastweights_studies.own import o1_least_squares_as_layers as squares
 
 from fastweights.layers import MixerChoice
 from fastweights.results import RecallResult
-from fastweights.training import RecallExperiment, rate_search
+from fastweights.training import RecallExperiment, pool
 from fastweights.training.language import together
 from tests.training.language.small import small_run, write_texts
 
@@ -212,7 +213,7 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     choices = [MixerChoice("gdn", {}, "one"), MixerChoice("linear", {}, "two")]
     measure = trained.language_models("C0", choices, **settings)
     conditions = [Conditions(seeds=(0,), folder=tmp_path / name, workers=2) for name in ("stopped", "whole")]
-    waited = together.wait
+    waited = pool.wait
 
     def stop_in_the_middle(sentinels):
         assert len(sentinels) == 2  # both train
@@ -220,10 +221,10 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
             time.sleep(0.05)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(together, "wait", stop_in_the_middle)
+    monkeypatch.setattr(pool, "wait", stop_in_the_middle)
     with pytest.raises(KeyboardInterrupt):
         measure(conditions[0])
-    monkeypatch.setattr(together, "wait", waited)
+    monkeypatch.setattr(pool, "wait", waited)
     saved = [list((tmp_path / f"stopped/C0/{name}-seed0/checkpoints").glob("checkpoint-*")) for name in ("one", "two")]
     assert any(saved) and not all(
         (tmp_path / f"stopped/C0/{name}-seed0/result.json").exists() for name in ("one", "two")
@@ -233,7 +234,7 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     assert found[0].mean("gradient_spike", "gdn", share=0.999) > 1 and found[0].mean(
         "context_loss", "linear", context=16
     )
-    monkeypatch.setattr(together, "_train", None)  # nothing is trained again
+    monkeypatch.setattr("fastweights.training.engine.run_tasks", None)  # nothing is trained again
     assert measure(conditions[0]) == found[0]
 
 

@@ -9,7 +9,7 @@ from fastweights_studies.own.memory_variance import lookup_in_place_of_memory
 
 from fastweights.data.task import IGNORE_INDEX
 from fastweights.training import RecallRun
-from fastweights.training.objectives import objective_of
+from fastweights.training.recall.objectives import objective_of
 from studies.tests.claims.made import make_numbers
 
 

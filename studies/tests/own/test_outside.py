@@ -9,7 +9,7 @@ from fastweights_studies.own import o3b_training_outside_the_bound as outside
 
 from fastweights.layers import DeltaNet
 from fastweights.training import RecallRun
-from fastweights.training.objectives import objective_of
+from fastweights.training.recall.objectives import objective_of
 from studies.tests.claims.made import change_values, make_numbers
 
 INSIDE = [family.inside for family in outside.FAMILIES.values()]

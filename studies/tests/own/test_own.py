@@ -15,7 +15,7 @@ from fastweights_studies.own.products import log_norms, penalties, penalty_bound
 
 from fastweights.layers import MixerChoice
 from fastweights.training import RecallExperiment
-from fastweights.training.objectives import objective_of
+from fastweights.training.recall.objectives import objective_of
 from studies.tests.claims.made import change_values, make_numbers
 
 RESULTS = places.RESULTS / "claims"

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 
-import torch
-
 from fastweights.training import RecallRun
-from fastweights.training.batches import training_batches
-from fastweights.training.calling_script import prepared, starting_processes
-from fastweights.training.objectives import Objective
-from fastweights.training.train import Training
-from fastweights.training.workers import usual_workers
+from fastweights.training.pool import Call, Pool, run_tasks, usual_workers
+from fastweights.training.recall.batches import training_batches
+from fastweights.training.recall.objectives import Objective
+from fastweights.training.recall.train import Training
 
 from .conditions import Conditions
 
@@ -49,12 +44,17 @@ def largest_spike(norms: Sequence[float]) -> float:
 
 
 def in_processes(measure: Callable[[Job], Found], jobs: Sequence[Job], conditions: Conditions) -> list[Found]:
-    """`measure` of every job, in as many processes as the conditions allow, each of one thread."""
-    workers = min(len(jobs), conditions.workers or usual_workers(conditions.device))
-    spawn = multiprocessing.get_context("spawn")
-    prepare = prepared(torch.set_num_threads)
-    with (
-        starting_processes(),
-        ProcessPoolExecutor(workers, spawn, initializer=prepare, initargs=(1,)) as processes,
-    ):
-        return list(processes.map(measure, jobs))
+    """`measure` of every job, in as many processes as the conditions allow, each of one thread.
+
+    Raises:
+        WorkerError: a job failed.
+    """
+    tasks = [Call(str(place), measure, (job,)) for place, job in enumerate(jobs)]
+    found: dict[str, Found] = {}
+
+    def keep(worker: int, task: Call, result: Found) -> None:
+        found[task.name] = result
+
+    workers = conditions.workers or usual_workers(conditions.device)
+    run_tasks(tasks, Pool(workers=workers, devices=(conditions.device,), what="training"), on_end=keep)
+    return [found[task.name] for task in tasks]
