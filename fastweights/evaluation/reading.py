@@ -13,6 +13,7 @@ from ..out_of_memory import within_memory
 
 __all__ = [
     "MOST_EXAMPLES",
+    "TEST_BATCH",
     "check_model",
     "check_tokenizer",
     "evaluating",
@@ -23,7 +24,8 @@ __all__ = [
 ]
 
 
-MOST_EXAMPLES = 10**7  # which give an accuracy to 0.02 %
+MOST_EXAMPLES = 10**7  # the standard error of an accuracy is then at most 0.02%
+TEST_BATCH = 128  # sequences of a recall or regression task drawn at a time
 
 
 def check_model(model: object) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..checks import check_choice, check_number, check_text, check_texts, describe_value
 from ..kinds import checked
-from ..layers.plugins import note_registration
 from ..ops import (
     delta_rule,
     elementwise_longhorn,
@@ -28,6 +27,7 @@ from ..ops import (
     recursive_least_squares,
     variational_linear_attention,
 )
+from ..plugins import note_registration
 from .streams import Stream
 
 __all__ = ["GRID", "LEFT_OUT", "RULES", "SAME_RULE", "Gates", "Rule", "RuleInputs", "known_rules", "register_rule"]

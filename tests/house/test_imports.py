@@ -24,7 +24,7 @@ ORDER = (
     ("_version",),
     ("checks", "cuda_graphs", "environment", "out_of_memory", "ownership", "safe_path", "stopping", "untrusted"),
     ("files",),
-    ("checksums", "kinds", "terminal"),
+    ("checksums", "kinds", "plugins", "terminal"),
     ("outputs",),
     ("kernels", "data", "results"),
     ("ops",),

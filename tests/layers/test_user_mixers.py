@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fastweights import plugins
 from fastweights.cli import main
-from fastweights.layers import MIXERS, DeltaNet, Mixer, build_mixer, import_mixers, plugins, register_mixer, registry
+from fastweights.layers import MIXERS, DeltaNet, Mixer, build_mixer, import_mixers, register_mixer, registry
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.testing import check_mixer
 from fastweights.training import RecallExperiment
