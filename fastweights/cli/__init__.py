@@ -25,6 +25,7 @@ from .mixers import mixers
 from .recall import recall
 from .reproduce import reproduce
 from .serve import serve
+from .tasks import tasks
 from .train import train
 
 __all__ = ["app", "main"]
@@ -58,7 +59,7 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, inspect, generate, mixers, reproduce, leaderboard):
+for command in (recall, train, convert, evaluate, inspect, generate, mixers, tasks, reproduce, leaderboard):
     app.command(cls=Command)(command)
 app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
