@@ -5,7 +5,7 @@ from torch import nn
 
 from fastweights.layers import MemoryLayer, register_mixer
 from fastweights.layers.decay import HeadDecay
-from fastweights.leaderboard import register_rule
+from fastweights.ops import register_op
 from fastweights.ops.framework import roles
 from fastweights.ops.framework.call import call, chunkwise, sequential, stack_time
 from fastweights.ops.framework.spec import Case, OpSpec, Output, State
@@ -46,6 +46,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@register_op
 def two_speed_attention(
     q, k, v, fast, slow, mix, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, backend="auto"
 ):  # fmt: skip
@@ -70,8 +71,3 @@ class TwoSpeed(MemoryLayer):
 
     def state_size(self, length=1):
         return 2 * self.heads.value_heads * self.heads.key * self.heads.value
-
-
-@register_rule("two-speed", gates=("decay",), state=lambda d: 2 * d * d)
-def without_training(x, gates):
-    return two_speed_attention(x.q, x.k, x.v, x.g, 0 * x.g, x.one / 2, scale=1.0)[0]
