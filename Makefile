@@ -1,7 +1,8 @@
 # Commands for a fresh machine with Python 3.10+ and pip:
 #   make recall    trains and compares memory layers on associative recall, results in runs/recall
 #   make lm        trains two small language models on the text of this machine's Python, results in runs/lm
-#   make test      runs the tests, the kernels' own in Triton's interpreter
+#   make test      runs the tests of the library, the kernels' own in Triton's interpreter
+#   make test-studies runs the tests of the studies: claims, leaderboard, measuring scripts and the pages of results
 #   make test-vllm runs the tests of serving with vLLM on the CPU, in an environment of its own
 #   make test-ecosystem runs the tests with TRL, PEFT, offloading and the newest transformers, in an environment of its own
 #   make test-slow runs the slow tests, which that leaves out; make test-all runs all, and compiles every form of the kernels
@@ -33,7 +34,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.fastweights-installed
 ECOSYSTEM_VENV ?= .venv-ecosystem
 ECOSYSTEM_INSTALLED := $(ECOSYSTEM_VENV)/.fastweights-installed
 
-.PHONY: recall lm docs test test-slow test-all test-triton test-transformers test-vllm test-ecosystem lint install clean
+.PHONY: recall lm docs test test-studies test-slow test-all test-triton test-transformers test-vllm test-ecosystem lint install clean
 
 recall: $(INSTALLED)
 	$(BIN)/fastweights recall $(ARGS)
@@ -51,17 +52,20 @@ docs: $(DOCS_INSTALLED)
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -q
 INTERPRETED = TRITON_INTERPRET=1 $(PYTEST)
 KERNEL_TESTS = $(if $(ARGS),$(ARGS) || test $$? -eq 5,$(shell grep -rl --include='test_*.py' 'mark\.kernels' tests))
-test test-slow test-all test-triton test-transformers: export OMP_NUM_THREADS := 1
+test test-studies test-slow test-all test-triton test-transformers: export OMP_NUM_THREADS := 1
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow" $(ARGS)
 	$(INTERPRETED) -m "kernels and not gpu and not slow" $(KERNEL_TESTS)
 
+test-studies: $(INSTALLED)
+	$(PYTEST) -m "not slow" $(or $(ARGS),studies/tests)
+
 test-slow: $(INSTALLED)
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m slow $(or $(ARGS),tests studies/tests)
 	$(INTERPRETED) -m "kernels and not gpu and slow" $(KERNEL_TESTS)
 
 test-all: $(INSTALLED)
-	$(PYTEST) --every-form $(ARGS)
+	$(PYTEST) --every-form $(or $(ARGS),tests studies/tests)
 	$(INTERPRETED) -m "kernels and not gpu" $(KERNEL_TESTS)
 
 # Most of the time goes into starts of vLLM, one process per core at a time.
@@ -99,7 +103,7 @@ lint: $(INSTALLED)
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml studies/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fastweights needs Python 3.10 or later; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 ifdef TORCH
@@ -108,11 +112,11 @@ else
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install -q "$(DEFAULT_TORCH)"
 endif
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install -q '$(DEFAULT_TRITON)'
-	$(BIN)/python -m pip install -q -e ".[dev]"
+	$(BIN)/python -m pip install -q -e ".[dev]" -e ./studies
 	@touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install -q -e ".[docs]"
+	$(BIN)/python -m pip install -q -e ".[docs]" -e ./studies
 	@touch $@
 
 # vLLM needs Python 3.11. Its wheel for CPUs asks for builds of torchvision that do not fit its torch, and works without.

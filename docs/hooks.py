@@ -10,7 +10,6 @@ import html
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -123,7 +122,7 @@ def relative(target: str, folder: PurePosixPath) -> str:
 
 def generated_pages() -> dict[str, str]:
     """Pages that are no files: their path in docs/, and their text."""
-    import mixer_pages
+    from fastweights_studies.pages import mixer_pages
 
     pages = {f"mixers/{name}": text for name, text in mixer_pages.render_all().items()}
     listed = "\n".join(f"- [fastweights.{name}]({name}.md): {what}" for name, what in REFERENCE.items())
@@ -181,9 +180,8 @@ def mathml(content: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    sys.path.insert(0, str(ROOT / "benchmarks"))  # MkDocs undoes what is done to it while it loads this file
-    import mixer_pages
-    from performance_text import anchor
+    from fastweights_studies.pages import mixer_pages
+    from fastweights_studies.pages.performance_text import anchor
 
     config.mdx_configs.setdefault("toc", {})["slugify"] = lambda heading, separator: anchor(heading)
     for section in config.nav:

@@ -19,7 +19,6 @@ from .ownership import FILE, FOLDER, Own, is_owned, remove_own, what_stands
 __all__ = [
     "TENSOR_ERRORS",
     "WriteError",
-    "committed_results",
     "disk_is_full",
     "file_name",
     "open_to_append",
@@ -37,12 +36,6 @@ TENSOR_ERRORS = (RuntimeError, SafetensorError)  # of torch and safetensors, whe
 
 class WriteError(OSError):
     """A file could not be written. The message says which, where and why."""
-
-
-def committed_results(packaged: Path, name: str) -> Path:
-    """Results that the library comes with: in a wheel the folder `packaged`, which pyproject.toml adds to it; in a checkout the
-    folder of this name in benchmarks/results."""
-    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "benchmarks" / "results" / name
 
 
 def file_name(text: str) -> str:

@@ -46,13 +46,17 @@ def test_the_distributions_are_complete(built: tuple[Path, Path]) -> None:
     with tarfile.open(source) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"README.md", "CHANGELOG.md", "LICENSE", "Makefile", "mkdocs.yml", "docs/ops.md", "docs/hooks.py"} <= inside
-    assert {"tests/test_package.py", "examples/own_rule/two_speed.py", "benchmarks/choosing.py"} <= inside
+    assert {
+        "tests/test_package.py",
+        "examples/own_rule/two_speed.py",
+        "studies/src/fastweights_studies/pages/choosing.py",
+    } <= inside
     package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fastweights").rglob("*") if path.is_file()}
     package = {name for name in package if "__pycache__" not in name}
     packed = set(zipfile.ZipFile(wheel).namelist())
     assert package <= inside and package <= packed
     records = {path.name for path in (ROOT / "benchmarks" / "results" / "claims").iterdir()}
-    assert {f"benchmarks/results/claims/{name}" for name in records} <= inside
+    assert {f"studies/results/claims/{name}" for name in records} <= inside
     assert {f"fastweights/experiments/records/{name}" for name in records} <= packed
     boards = {path.name for path in (ROOT / "benchmarks" / "results" / "leaderboard").iterdir()}
     assert {f"fastweights/leaderboard/results/{name}" for name in boards} <= packed

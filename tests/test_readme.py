@@ -8,18 +8,15 @@ import json
 import operator
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastweights_studies.pages import page_parts
 
 from fastweights.layers import registry
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import page_parts  # noqa: E402
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

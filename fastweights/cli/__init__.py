@@ -19,11 +19,9 @@ from ._options import fail
 from .convert import convert
 from .evaluate import evaluate
 from .generate import generate
-from .inspect import inspect
-from .leaderboard import leaderboard
 from .mixers import mixers
+from .plugins import add_commands
 from .recall import recall
-from .reproduce import reproduce
 from .serve import serve
 from .tasks import tasks
 from .train import train
@@ -59,9 +57,10 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, inspect, generate, mixers, tasks, reproduce, leaderboard):
+for command in (recall, train, convert, evaluate, generate, mixers, tasks):
     app.command(cls=Command)(command)
 app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+add_commands(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

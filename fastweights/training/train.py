@@ -4,7 +4,6 @@ import bisect
 import dataclasses
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,6 @@ import torch
 from ..checks import check_number, check_path, describe_value
 from ..data import RecallTask
 from ..environment import machine, versions
-from ..evaluation.reading import evaluating
-from ..inspection.memory import memory_window
-from ..inspection.posterior import metaplasticity
-from ..inspection.reading import read_layers
 from ..kinds import checked
 from ..results import RecallResult, undertrained
 from .batches import training_batches
@@ -27,12 +22,11 @@ from .experiment import RecallRun
 from .objectives import Measured, objective_of
 from .optimization import learning_rate_factor
 from .step import TrainingStep
+from .watching import watch_model
 
 __all__ = ["Training", "train_run"]
 
 _CURVE_POINTS = 100
-_WATCHED = {"window": memory_window, "metaplasticity ratio": metaplasticity}
-_WATCHED_SEQUENCES = 4
 
 
 @checked
@@ -147,7 +141,7 @@ class Training:
         if run.watch_every and not history.diverged and history.step % run.watch_every == 0:
             task = run.stages()[bisect.bisect_left(self.ends, history.step)][1]
             assert isinstance(task, RecallTask)  # the settings refuse others
-            found = _watch_memories(self.model, task, seed=run.seed, device=run.device)
+            found = watch_model(self.model, task, seed=run.seed, device=run.device)
             for name, value in {"step": float(history.step), **found}.items():
                 history.watched.setdefault(name, []).append(value)
 
@@ -243,17 +237,3 @@ class Training:
         self._clock = time.perf_counter(), time.process_time()
         self.history.wall_seconds += self._clock[0] - wall
         self.history.cpu_seconds += self._clock[1] - cpu
-
-
-def _watch_memories(model: Any, task: RecallTask, *, seed: int, device: str) -> dict[str, float]:
-    """The memory window, averaged over a whole sequence, and the metaplasticity ratio after it: means over sequences, layers and
-    heads, of the layers that have them."""
-    found: dict[str, list[float]] = {}
-    rows = task.batch("test", seed=seed, index=0, batch_size=_WATCHED_SEQUENCES).input_ids.to(device)
-    with evaluating(model):
-        for ids in rows:
-            for layer in read_layers(model, ids, every=len(ids)):
-                for name, measure in _WATCHED.items():
-                    for panel in measure(layer):
-                        found.setdefault(name, []).append(panel.y[-1].mean().item())
-    return {name: statistics.fmean(values) for name, values in found.items()}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from fastweights_studies.experiments import claim_names
 
 from fastweights.cli import USAGE_ERROR, app
 from fastweights.evaluation import MEASURES
-from fastweights.experiments import claim_names
 from fastweights.layers import MIXERS, parse_mixers
 from fastweights.training import load_recall_file
 from fastweights.training.language import load_run

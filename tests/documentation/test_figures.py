@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import performance
-import performance_models
 import pytest
-import recall_figure
-from environment import digest
+from fastweights_studies.measure.environment import digest
+from fastweights_studies.pages import performance, performance_models, recall_figure
 from PIL import Image
 
 from .site import ROOT
@@ -23,14 +21,14 @@ def source(picture: Path) -> str:
 
 def test_recall_is_drawn_from_its_results() -> None:
     content = json.loads(recall_figure.RESULTS.read_text())
-    assert source(recall_figure.PICTURE) == digest(content), "run python benchmarks/recall_figure.py"
+    assert source(recall_figure.PICTURE) == digest(content), "run python -m fastweights_studies.pages.recall_figure"
 
 
 @pytest.mark.parametrize("path", sorted(performance.RESULTS.glob("decode-table-*.json")), ids=lambda path: path.name)
 def test_decoding_is_drawn_from_its_results(path: Path) -> None:
     content = json.loads(path.read_text())
     picture = IMAGES / performance_models.decode_image(content)
-    assert source(picture) == digest(content), "run python benchmarks/performance.py"
+    assert source(picture) == digest(content), "run python -m fastweights_studies.pages.performance"
 
 
 def test_every_figure_says_what_it_was_drawn_from() -> None:

@@ -10,17 +10,14 @@ import shutil
 import statistics
 from pathlib import Path
 
-import choosing
-import evidence
-import mixer_pages
-import own_results
 import pytest
-from performance_text import anchor
+from fastweights_studies.experiments import claims_of
+from fastweights_studies.leaderboard import PARTS, part_rows
+from fastweights_studies.pages import choosing, evidence, mixer_pages, own_results
+from fastweights_studies.pages.performance_text import anchor
 
-from fastweights.experiments import claims_of
 from fastweights.layers import MIXERS
 from fastweights.layers.description import described_options
-from fastweights.leaderboard import PARTS, part_rows
 
 from .site import pages
 
@@ -30,7 +27,7 @@ def page(name: str) -> str:
 
 
 def test_choosing_is_generated() -> None:
-    command = "python benchmarks/choosing.py"
+    command = "python -m fastweights_studies.pages.choosing"
     assert choosing.PAGE.read_text() == choosing.render(), f"run {command}"
     assert command in choosing.PAGE.read_text()
 

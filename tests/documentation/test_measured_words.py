@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import page_parts
 import pytest
-from training_start import MODEL
+from fastweights_studies.experiments import claims_of, committed_records
+from fastweights_studies.experiments.claim import paired
+from fastweights_studies.leaderboard import SIZES
+from fastweights_studies.measure.training_start import MODEL
+from fastweights_studies.pages import page_parts
 
-from fastweights.experiments import claims_of, committed_records
-from fastweights.experiments.claim import paired
 from fastweights.layers import MIXERS
-from fastweights.leaderboard import SIZES
 from fastweights.models import preset
 
 from .site import ROOT

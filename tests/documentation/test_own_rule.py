@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from fastweights.leaderboard import load_board
+from fastweights_studies.leaderboard import load_board
 
 from .site import ROOT
 

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import performance_text
 import pytest
 import yaml
+from fastweights_studies.pages import performance_text
 
 from fastweights.layers import MIXERS
 
@@ -74,9 +74,9 @@ def test_links_lead_to_pages_of_the_site(page: str) -> None:
 
 
 def test_links_that_leave_the_pages() -> None:
-    text = "[a](../benchmarks/results/x.json) [b](../README.md#layers) [c](ops.md) `[d](e.md)` [f](https://x.org)\n"
+    text = "[a](../studies/results/x.json) [b](../README.md#layers) [c](ops.md) `[d](e.md)` [f](https://x.org)\n"
     assert hooks.site_links(text, "docs/cpu.md") == (
-        "[a](files/benchmarks/results/x.json) [b](index.md#layers) [c](ops.md) `[d](e.md)` [f](https://x.org)\n"
+        "[a](files/studies/results/x.json) [b](index.md#layers) [c](ops.md) `[d](e.md)` [f](https://x.org)\n"
     )
     assert hooks.site_links("[a](../rules.md)", "docs/mixers/gdn.md") == "[a](../rules.md)"
     assert hooks.site_links("[a](docs/ops.md)", "README.md") == "[a](ops.md)"

@@ -1,4 +1,4 @@
-"""Errors on a CUDA device: recorded for the report (benchmarks/gpu_tests.py) and judged."""
+"""Errors on a CUDA device: recorded for the report of the GPU tests and judged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def judge(
     wanted: tuple[list[Tensor], ...],
     record: Record,
 ) -> None:
-    """The worst relative error of the values and of the gradients, into the report (benchmarks/gpu_tests.py) and judged."""
+    """The worst relative error of the values and of the gradients, into the report of the GPU tests and judged."""
     errors = [max(relative_error(g.cpu(), w.cpu()) for g, w in zip(*pair, strict=True)) for pair in zip(got, wanted)]
     record("op", name)
     record("backend", backend)

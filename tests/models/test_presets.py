@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
+from fastweights_studies.pages import presets
+from fastweights_studies.pages.presets import parameters
 
 from fastweights.models import PRESETS, preset
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import presets  # noqa: E402
-from presets import parameters  # noqa: E402
 
 PAPERS = {"Preconditioned DeltaNet", "Palimpsa", "Gated KalmaNet", "Lattice", "Variational Linear Attention"}
 
 
 def test_counts_and_sizes_are_on_a_page_that_is_generated():
-    assert presets.PAGE.read_text() == presets.render(), "run python benchmarks/presets.py"
+    assert presets.PAGE.read_text() == presets.render(), "run python -m fastweights_studies.pages.presets"
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -126,8 +126,8 @@ assert Path("work/out/result.json").exists()
 """,
         """
 from pathlib import Path
-from fastweights.experiments import Conditions
-from fastweights.experiments.watched import in_processes
+from fastweights_studies.experiments import Conditions
+from fastweights_studies.experiments.watched import in_processes
 from fastweights.layers import MixerChoice
 conditions = Conditions(seeds=(0,), device="cpu", folder=Path("claims"), measurements=Path("."), workers=2)
 print(in_processes(MixerChoice, ["mine", "gdn"], conditions))

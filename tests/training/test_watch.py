@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from fastweights_studies.inspection import inspect_model
 
 from fastweights.evaluation import recall_accuracy
-from fastweights.inspection import inspect_model
 from fastweights.layers import MixerChoice
 from fastweights.models import FastWeightsForCausalLM
 from fastweights.training import train_run

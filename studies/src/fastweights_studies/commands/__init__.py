@@ -1,0 +1,1 @@
+"""The subcommands that the studies add to the command `fastweights` (entry point group `fastweights.commands`)."""

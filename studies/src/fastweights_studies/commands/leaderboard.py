@@ -1,0 +1,124 @@
+"""`fastweights leaderboard`: every memory on the same tasks."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastweights.cli._options import (
+    FEWER,
+    Device,
+    DryRun,
+    Imports,
+    Overwrite,
+    Quiet,
+    Workers,
+    check_trainings,
+    import_mixers,
+    one_line_errors,
+    output_path,
+    training_errors,
+)
+from fastweights.cli._output import show_plan
+from fastweights.stopping import StopSignals
+from fastweights.terminal import Console, show
+
+# Those of fastweights_studies.leaderboard (a test compares them), written out because help must not import torch.
+PARTS = "mqar, regression, tracking, language, needle, training-speed, decoding-speed, memory, rules"
+CONTINUES = "the same command continues where it stopped"
+
+
+def leaderboard(
+    parts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PART]...", help=f"Parts to run: {PARTS}.", show_default=False)
+    ] = None,
+    list_parts: Annotated[
+        bool, typer.Option("--list", help="List the parts, their cost and how many mixers have results, and exit.")
+    ] = False,
+    mixers: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MIXER,...",
+            help="Memory layers that take part, as for `fastweights recall`; all of the registry if not given. Others keep "
+            "the results that the output folder or the library has.",
+        ),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="small or full; small on a CPU and full on a GPU if not given.")
+    ] = None,
+    device: Device = "cpu",
+    seeds: Annotated[
+        list[str] | None, typer.Option(metavar="N,...", help="Seeds; those of the size if not given.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(parser=output_path, metavar="FOLDER", help="Folder for results and trainings.")
+    ] = Path("runs/leaderboard"),
+    overwrite: Overwrite = False,
+    measurements: Annotated[
+        Path, typer.Option(help="Folder with the benchmarks' result files, for speed and memory.")
+    ] = Path("studies/results"),
+    workers: Workers = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    imports: Imports = None,
+) -> None:
+    """Compare memory layers on the same tasks, at equal state size and equal parameters.
+
+    Every run is kept as soon as it has ended: an interrupted command continues when it is given again, and a mixer of your own
+    joins the results that are there by its name (--mixers NAME --import MODULE). Mixers without results of yours are shown with
+    those that the library comes with. Speed and memory are read from the files of the benchmarks; what these lack is named with
+    the command that measures it.
+    """
+    with one_line_errors(CONTINUES, FEWER), StopSignals():
+        import_mixers(imports)
+        from fastweights.checks import check_choice
+        from fastweights.layers import MIXERS, MixerChoice, parse_mixers
+        from fastweights.layers.choice import check_backend
+        from fastweights.training.progress import reporter_for
+
+        from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
+        from ..leaderboard.plan import plan_part
+        from ..leaderboard.run import claimed_boards, forget, rows_beside
+        from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
+
+        chosen = [find_part(name) for name in parts or ()]
+        size = size or ("small" if device == "cpu" else "full")
+        check_choice("--size", size, SIZES)
+        if list_parts:
+            Console().print(parts_table(chosen or list(PARTS.values()), size, output, measurements))
+            return
+        if not chosen:
+            raise ValueError("name at least one part, or pass --list, which shows the parts")
+        given = check_trainings(device, output, workers, seeds)
+        choices = (
+            tuple(choice for text in mixers for choice in parse_mixers(text))
+            if mixers
+            else tuple(map(MixerChoice, MIXERS))
+        )
+        labels = [choice.label for choice in choices]
+        repeated = {label for label in labels if labels.count(label) > 1}
+        if repeated:
+            raise ValueError(f"--mixers must differ from each other, but {min(repeated)!r} is there twice; drop one")
+        for choice in choices:
+            check_backend(choice.name, choice.options, device)
+        request = Request(
+            mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
+            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True, quiet=quiet)),
+        )  # fmt: skip
+        with claimed_boards("--output", chosen, request):
+            if dry_run:
+                show_plan({"part": [plan_part(part, request) for part in chosen]})
+                return
+            for part in chosen:
+                if overwrite:
+                    forget(part, request)
+                with training_errors(CONTINUES):
+                    path = run_part(part, request)
+                rows = part_rows(part, size, output, measurements)
+                library = rows_beside(part, size, rows)
+                Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
+                show(where_others_are_from(library, output), end="")
+                if path is not None:
+                    show(f"Results: {path}\n")
+                elif how := how_to_measure(part, labels, rows, imports or (), measurements):
+                    show(how)

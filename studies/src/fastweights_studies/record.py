@@ -1,0 +1,136 @@
+"""A measured number and where it comes from: what every result file of the studies is made of.
+
+A result file holds rows. Each says which number of which task it is by identifiers and plain values, never by a sentence, so that
+readers select rows by fields. A row stays valid as long as the task still has its column: another column does not touch it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fastweights.checks import describe_value
+from fastweights.files import write_bytes
+from fastweights.results.records import ResultsError, from_record, read_object
+
+__all__ = ["Origin", "Plain", "Row", "read_rows", "select", "write_rows"]
+
+Plain: TypeAlias = str | int | float | bool | None | list[int] | list[float]
+
+FORMAT = 1
+NAME = re.compile(r"[a-z][a-z0-9_]*")  # of fields
+WORD = re.compile(r"\S{1,80}")  # texts among the values are names, such as "shuffled", "gdn" or "NVIDIA-H100"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where and when a number was measured.
+
+    Attributes:
+        device: the GPU, or the processor, as the machine calls it.
+        versions: of the libraries, by name: torch, triton, fastweights.
+        commit: of this repository, "unknown" outside a checkout; changed: whether its Python files differed from it.
+        date: UTC, ISO 8601 to the second.
+    """
+
+    device: str
+    versions: Mapping[str, str]
+    commit: str
+    date: str
+    changed: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measured number.
+
+    Attributes:
+        task: what was done: "mqar", "decode_table", "C12".
+        measure: what of it the value is: "accuracy", "step_ms", "state_bytes".
+        unit: of the value: "1", "nats", "ms", "bytes", "tokens/s".
+        column: the parameters of the task that the number belongs to, by name: {"pairs": 32, "order": "shuffled"}.
+        mixer: the memory or op that was measured; None where the task has none. options: those given to it.
+        run: what the number depends on beside the column and is not compared: learning rate, repeat.
+        seed: of a training or of random inputs; None where there is none.
+        value: None where the number was not finite.
+        origin: where and when.
+
+    Raises:
+        ValueError: a name that is no identifier, or a text with spaces among the values.
+    """
+
+    task: str
+    measure: str
+    unit: str
+    column: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
+    mixer: str | None = None
+    options: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
+    run: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
+    value: float | None = None
+    origin: Origin
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.measure):
+            raise ValueError(f"measure must be an identifier such as 'step_ms', got {describe_value(self.measure)}")
+        for group in ("column", "options", "run"):
+            for name, value in getattr(self, group).items():
+                if not NAME.fullmatch(name):
+                    raise ValueError(f"names of {group} must be identifiers, got {describe_value(name)}")
+                if isinstance(value, str) and not WORD.fullmatch(value):
+                    raise ValueError(f"{group}[{name!r}] must be a name without spaces, got {describe_value(value)}")
+
+
+def select(rows: Iterable[Row], *, column: Mapping[str, Plain] = {}, **fields: Any) -> list[Row]:
+    """The rows whose fields are these, in order. Of `column` only the names that are given count."""
+    return [
+        row
+        for row in rows
+        if all(getattr(row, name) == value for name, value in fields.items())
+        and all(name in row.column and row.column[name] == value for name, value in column.items())
+    ]
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write a result file, whole or not at all: one line per row, and each origin once.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    origins: list[dict[str, Any]] = []
+    lines = []
+    for row in rows:
+        content = {
+            field.name: getattr(row, field.name)
+            for field in dataclasses.fields(row)
+            if field.name != "origin" and (field.name == "value" or getattr(row, field.name) not in ({}, None))
+        }
+        origin = dataclasses.asdict(row.origin)
+        if origin not in origins:
+            origins.append(origin)
+        lines.append(json.dumps({**content, "origin": origins.index(origin)}, allow_nan=False))
+    listed = ",\n  ".join(map(json.dumps, origins))
+    text = (
+        f'{{\n "format": {FORMAT},\n "origins": [\n  {listed}\n ],\n "rows": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+    )
+    write_bytes(path, text.encode())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a result file.
+
+    Raises:
+        ResultsError: the file is damaged or of another format.
+    """
+    content = read_object(path)
+    if content.get("format") != FORMAT or not {"origins", "rows"} <= content.keys():
+        raise ResultsError(f"result {path} is not of format {FORMAT}; delete that file to have it made again")
+    try:
+        origins = [from_record(Origin, origin, path) for origin in content["origins"]]
+        return [from_record(Row, {**row, "origin": origins[row["origin"]]}, path) for row in content["rows"]]
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise ResultsError(f"result {path} is damaged: {error}; delete that file to have it made again") from error

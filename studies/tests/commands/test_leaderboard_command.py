@@ -1,0 +1,238 @@
+"""`fastweights leaderboard`: the list, a part, a mixer of one's own, what is read, bad commands."""
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import replace
+
+import pytest
+from fastweights_studies import places
+from fastweights_studies.leaderboard import PARTS, SIZES
+
+from fastweights.cli import main
+from fastweights.layers import MIXERS, registry
+from studies.tests.leaderboard.toy import TOY, task, train_here
+
+MEASURED = places.RESULTS
+MINE = """
+from fastweights.layers import MemoryLayer, register_mixer
+from fastweights.ops import linear_attention
+
+
+@register_mixer("board-mine", summary="values within [-1, 1]", equation="S + k clip(v)^T", source="a test", state="H K V")
+class Mine(MemoryLayer):
+    def rule(self, x, q, k, v, run):
+        return run(linear_attention, q, k, v.clamp(-1, 1), state=("S",))
+
+    def state_size(self, length=1):
+        return self.heads.value_heads * self.heads.key * self.heads.value
+"""
+
+
+def run(capsys, *arguments):
+    code = main(["leaderboard", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_the_list_has_every_part_with_its_cost_and_what_was_found(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, printed, error = run(capsys, "--list", "--output", tmp_path, "--measurements", MEASURED, "--size", "full")
+    rows = {line.split()[0]: " ".join(line.split()) for line in printed.splitlines() if line.strip()}
+    assert code == 0 and error == "" and set(PARTS) <= set(rows)
+    assert re.match(r"mqar 33 of \d+ \d+ minutes of one GPU", rows["mqar"])  # those that the library comes with
+    assert re.match(
+        r"decoding-speed ([1-9]\d) of \d+ read from the files of python benchmarks/decode", rows["decoding-speed"]
+    )
+    found, every = map(int, re.match(r"decoding-speed (\d+) of (\d+)", rows["decoding-speed"]).groups())
+    assert found <= every  # softmax at several contexts is one mixer
+    printed = run(capsys, "--list", "--output", MEASURED / "leaderboard", "--measurements", MEASURED)[1]
+    assert "24 of 24" in next(line for line in printed.splitlines() if line.startswith("rules"))
+
+
+def test_the_list_fits_a_terminal(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = run(capsys, "--list", "--output", tmp_path)[1]
+    assert "…" not in printed and all(len(line) <= 80 for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_mixer_of_ones_own_joins_by_its_name(capsys, tmp_path, monkeypatch, processes):
+    """Worker processes import it too. Results that are there stay."""
+    monkeypatch.setattr(registry._REGISTRY, "specs", dict(registry._REGISTRY.specs))
+    if not processes:
+        train_here(monkeypatch)
+    tracking = task(("s3", {"task": "s3", "pairs": (4,)}), rates=(1e-2,), seeds=(0,))
+    monkeypatch.setitem(SIZES, "small", replace(TOY, tasks={"tracking": tracking}))
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    options = ("tracking", "--output", tmp_path / "out", "--workers", 1)
+    code, printed, _ = run(capsys, *options, "--mixers", "linear,board-mine", "--import", file)
+    assert code == 0 and "board-mine" in printed and "tracking-small.json" in printed.replace("\n", "")
+    board = json.loads((tmp_path / "out" / "tracking-small.json").read_bytes())
+    assert {row["mixer"] for row in board["rows"].values()} == {"linear", "board-mine"}
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("runs/*.json")}
+    assert run(capsys, *options, "--mixers", "board-mine")[0] == 0  # nothing is trained again
+    assert (
+        times == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("runs/*.json")} and len(times) == 2
+    )
+
+
+def test_results_of_the_library_stand_beside_those_of_the_output_folder(capsys, tmp_path, monkeypatch):
+    """Where setting and size are the same, for mixers without results of one's own. They are not copied."""
+    monkeypatch.setenv("COLUMNS", "120")
+    train_here(monkeypatch)
+    toy = replace(TOY, tasks={**TOY.tasks, "tracking": task(("s3", {"task": "s3", "pairs": (4,)}), rates=(1e-2,))})
+    monkeypatch.setitem(SIZES, "small", toy)
+    library, output = tmp_path / "library", tmp_path / "out"
+    assert run(capsys, "tracking", "--output", library, "--workers", 1, "--mixers", "gdn,linear")[0] == 0
+    path = library / "tracking-small.json"
+    board = json.loads(path.read_bytes())
+    for row in board["rows"].values():
+        row |= {"values": [0.75, 0.76], "chance": 0.1}
+        row["measured"]["machine"] = "A machine"
+    path.write_text(json.dumps(board))
+    monkeypatch.setattr("fastweights_studies.leaderboard.record.COMMITTED", library)
+    listed = run(capsys, "--list", "--output", output)[1]
+    assert "2 of 33" in next(line for line in listed.splitlines() if line.startswith("tracking "))
+    code, printed, _ = run(capsys, "tracking", "--output", output, "--workers", 1, "--mixers", "linear")
+    cells = {line.split()[0]: line for line in printed.splitlines() if line.split()}
+    assert (
+        code == 0 and "0.755 ±0.005 (1)" in cells["gdn"] and "(2)" in cells["linear"] and "0.755" not in cells["linear"]
+    )
+    assert (
+        f"The results of one mixer come with the library, measured on A machine; only the others are in {output}."
+        in (" ".join(printed.splitlines()))
+    )
+    own = json.loads((output / "tracking-small.json").read_bytes())["rows"]
+    assert {row["mixer"] for row in own.values()} == {"linear"}
+    path.write_text(json.dumps({**board, "setting": {**board["setting"], "learning rates": [1e-3]}}))
+    assert "come with the library" not in run(capsys, "tracking", "--output", output, "--mixers", "linear")[1]
+
+
+@pytest.mark.parametrize("part", ["decoding-speed", "training-speed", "memory"])
+def test_speed_and_memory_are_read_from_what_was_measured(capsys, tmp_path, part, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    code, printed, error = run(capsys, part, "--measurements", MEASURED, "--output", tmp_path / "new")
+    assert code == 0 and error == "" and not (tmp_path / "new").exists()
+    cells = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.split()}
+    steps = json.loads((MEASURED / "training-steps-nvidia-h100-80gb-hbm3.json").read_bytes())["comparisons"]
+    table = json.loads((MEASURED / "decode-table-nvidia-h200.json").read_bytes())["rows"]
+    compiled = "24 layers of palimpsa-d, compiled by blocks, replayed"
+    step = steps[compiled]["models"][compiled]
+    expected = {
+        "decoding-speed": f"{table['kda, batch 64']['tokens/s']:,.0f}",
+        "training-speed": f"{step['tokens/s']:,.0f}",
+        "memory": f"{table['kda, batch 1']['state, bytes per sequence'] / 1e6:.2f}",
+    }[part]
+    assert expected in cells["palimpsa-d" if part == "training-speed" else "kda"]
+    assert ("not run" in printed) == (part != "training-speed")
+    if part != "training-speed":  # softmax is there at several contexts, so it is not missing
+        assert [line for line in printed.splitlines() if line.startswith("softmax ")] == [
+            line for line in printed.splitlines() if line.startswith("softmax at ")
+        ]
+
+
+def test_what_was_not_measured_is_named_with_its_commands(capsys, tmp_path, monkeypatch):
+    """The benchmarks take the commands as they are printed, and their rows are read."""
+    monkeypatch.setattr(registry._REGISTRY, "specs", dict(registry._REGISTRY.specs))
+    monkeypatch.syspath_prepend(str(MEASURED.parent))
+    from fastweights_studies.measure import decode_table, training_steps
+
+    file, folder = tmp_path / "mine.py", tmp_path / "measured"
+    file.write_text(MINE)
+    options = ("--mixers", "board-mine", "--import", file, "--measurements", folder)
+    code, printed, _ = run(capsys, "training-speed", "decoding-speed", "memory", *options)
+    commands = [shlex.split(line) for line in printed.splitlines() if line.startswith("  python ")]
+    assert code == 0 and [command[1].rpartition("/")[2] for command in commands] == 2 * [
+        "training_steps.py",
+        "decode_table.py",
+    ]
+
+    def kept_rows(folder, name, rows):
+        return folder / f"{name}-test.json", "a GPU", {}
+
+    model = {"step, ms": [100.0] * 3, "tokens/s": 1.0, "activations, GiB": 1.0, "first step, s": 1.0}
+    step = {"tokens/s": 7777.0, "state, bytes per sequence": 5e6, "step, ms": [1.0] * 3}
+    for module in (decode_table, training_steps):
+        monkeypatch.setattr(module, "kept_rows", kept_rows)
+    monkeypatch.setattr(decode_table, "built", lambda mixer: mixer)
+    monkeypatch.setattr(decode_table, "measure", lambda model, batch, context: step)
+    monkeypatch.setattr(training_steps.tuning, "keep_choices", lambda: None)
+    monkeypatch.setattr(
+        training_steps, "compare", lambda one, length, rounds, kept: {
+            "batch": one.batch, "length": length, "models": {name: model for name in one[:2]}, "step of the base": 1.0,
+        },
+    )  # fmt: skip
+    for module, (_, script, *arguments) in zip((training_steps, decode_table), commands):
+        del registry._REGISTRY.specs["board-mine"]  # as in a process that has not imported it
+        for name in [name for name in sys.modules if name.startswith("fastweights_import_mine")]:
+            del sys.modules[name]
+        monkeypatch.setattr("sys.argv", [script, *arguments])
+        module.main()
+        assert "board-mine" in MIXERS
+    capsys.readouterr()
+    for part, cell in {"training-speed": "163,840", "decoding-speed": "7,777", "memory": "5.000"}.items():
+        code, printed, _ = run(capsys, part, *options)
+        line = next(line for line in printed.splitlines() if line.startswith("board-mine"))
+        assert cell in line and "not run" not in line and "python" not in printed
+
+
+def test_nothing_measured_is_not_run(capsys, tmp_path):
+    code, printed, _ = run(capsys, "decoding-speed", "--measurements", tmp_path, "--mixers", "gdn,kda")
+    assert code == 0 and printed.count("not run") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name at least one part"),
+        (("mqr",), "part must be one of"),
+        (("mqar", "--size", "huge"), "--size must be one of"),
+        (("mqar", "--mixers", "gdm"), "did you mean 'gdn'"),
+        (("mqar", "--mixers", "gdn,gdn"), "'gdn' is there twice"),
+        (("mqar", "--device", "tpu"), "device must be"),
+        (("mqar", "--seeds", "x"), "--seeds takes whole numbers"),
+        (("mqar", "--seeds", "1,1"), "--seeds must differ"),
+        (("mqar", "--workers", "0"), "--workers must be"),
+        (("rules", "--mixers", "softmax"), "keeps every token"),
+    ],
+)
+def test_bad_commands_end_with_one_line(capsys, tmp_path, arguments, message):
+    code, printed, error = run(capsys, *arguments, "--output", tmp_path / "new")
+    assert code == 2 and message in error and error.count("\n") == 1 and printed == ""
+    assert not (tmp_path / "new").exists()
+
+
+def test_help_names_the_parts():
+    from importlib import import_module
+
+    assert ", ".join(PARTS) == import_module("fastweights.cli.leaderboard").PARTS
+
+
+def test_overwrite_measures_the_mixers_that_are_named_anew(capsys, tmp_path, monkeypatch):
+    """Rows and trainings of others stay, and so do other files."""
+    train_here(monkeypatch)
+    tracking = task(("s3", {"task": "s3", "pairs": (4,)}), rates=(1e-2,), seeds=(0,))
+    monkeypatch.setitem(SIZES, "small", replace(TOY, tasks={"tracking": tracking}))
+    board, trained = tmp_path / "tracking-small.json", tmp_path / "trained" / "tracking-small" / "s3"
+    options = ("tracking", "--output", tmp_path, "--workers", 1)
+    assert run(capsys, *options, "--mixers", "linear,gla")[0] == 0
+    (trained / "gla" / "notes.txt").write_text("mine")
+    (trained / "gla" / "seed0" / "runs" / "notes.json").write_text("mine")
+    before, there = json.loads(board.read_bytes())["rows"], inodes(trained)
+    code, _, error = run(capsys, *options, "--mixers", "gla", "--overwrite")
+    assert code == 0, error
+    assert json.loads(board.read_bytes())["rows"].keys() == before.keys()
+    new = {path for path, number in inodes(trained).items() if number != there.get(path)}
+    assert new and all("/gla/" in str(path) and "notes" not in path.name for path in new), new
+    board.write_text(board.read_text().replace('"steps"', '"step"'))
+    code, _, error = run(capsys, *options, "--mixers", "linear")
+    assert code == 2 and "measured at another setting" in error and "--overwrite" in error
+    assert run(capsys, *options, "--mixers", "linear", "--overwrite")[0] == 0
+    assert {row["mixer"] for row in json.loads(board.read_bytes())["rows"].values()} == {"linear"}
+
+
+def inodes(folder):
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*.json")}

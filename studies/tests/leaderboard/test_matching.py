@@ -1,0 +1,55 @@
+"""Equal state and equal parameters for every mixer of the registry."""
+
+import pytest
+from fastweights_studies.leaderboard import SIZES
+from fastweights_studies.leaderboard.matching import Matching
+from fastweights_studies.leaderboard.trainings import matched
+
+from fastweights.layers import MIXERS, MixerChoice
+from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.training import RecallExperiment
+
+MODEL = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2}
+MATCHING = Matching(MODEL, 16, FastWeightsForCausalLM)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_mixer_takes_part_at_equal_state_and_parameters(name):
+    found, reference = MATCHING.of(MixerChoice(name)), MATCHING.of(MixerChoice("linear"))
+    config = FastWeightsConfig(**MODEL, mixer=found.choice.entry, intermediate_size=found.intermediate_size)
+    model = FastWeightsForCausalLM(config)
+    assert (model.num_parameters(), model.state_size(1)) == (found.parameters, found.state)
+    assert abs(found.parameters / reference.parameters - 1) < 0.02
+    assert found.grows == (name in ("softmax", "vla-softmax"))
+    if not found.grows:
+        assert 0.85 * reference.state < found.state <= reference.state == 2 * 16 * 16
+
+
+def test_a_larger_head_would_have_too_much_state():
+    found = MATCHING.of(MixerChoice("mesa"))
+    larger = MixerChoice("mesa", {"head_dim": found.choice.options["head_dim"] + 1})
+    assert FastWeightsForCausalLM(FastWeightsConfig(**MODEL, mixer=larger.entry)).state_size() > 512
+
+
+def test_a_head_size_that_was_chosen_stays():
+    found = MATCHING.of(MixerChoice("gdn", {"head_dim": 8}, "small"))
+    assert (found.choice.options, found.choice.label, found.state) == ({"head_dim": 8}, "small", 2 * 8 * 8)
+    assert abs(found.parameters / MATCHING.of(MixerChoice("linear")).parameters - 1) < 0.02
+
+
+def test_the_language_model_has_about_20_million_parameters():
+    size = SIZES["full"].language
+    matching = Matching({**size.model, "vocab_size": size.vocabulary}, size.head_dim, FastWeightsForCausalLM)
+    assert 18e6 < matching.of(MixerChoice("gdn")).parameters < 23e6
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_columns_are_tasks_of_the_declared_state(size):
+    for task in SIZES[size].tasks.values():
+        for column, (head, _) in task.columns.items():
+            (run,) = RecallExperiment(
+                **task.shared, **task.columns[column][1], mixers=("linear",), learning_rates=(1.0,)
+            ).runs()
+            assert run.tokens > 0 and task.shared["width"] >= head
+    found = matched(task, column, MixerChoice("linear"))
+    assert found.state == task.shared["layers"] * task.shared["heads"] * head**2

@@ -1,0 +1,480 @@
+"""Every part from end to end at toy size: its trainer, its board, resuming, new mixers, failures."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fastweights_studies.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of
+from fastweights_studies.leaderboard.record import origins
+
+from fastweights.files import file_name
+from fastweights.layers import MixerChoice
+from fastweights.training import WorkerError, rate_search, recall
+from fastweights.training.progress import Silent
+from fastweights.training.recall import run_recall_parts
+
+from .toy import TOY, task, train_here
+
+MIXERS = ("linear", "softmax")
+
+
+WORDS = ("a", "memory", "of", "keys", "and", "values", "that", "model", "reads", "writes", "while", "it", "its", "text")
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch, tmp_path):
+    corpus = {"paths": [str(tmp_path / "text.txt")], "held_out": [str(tmp_path / "held-out.txt")]}
+    for number, name in enumerate(("text.txt", "held-out.txt")):
+        text = " ".join(WORDS[(place * place + number) % len(WORDS)] for place in range(2000))
+        (tmp_path / name).write_text(text)
+    monkeypatch.setitem(SIZES, "small", replace(TOY, language=replace(TOY.language, corpus=corpus)))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The runs that were trained, in this process."""
+    return train_here(monkeypatch)
+
+
+def request(folder, *mixers, **more):
+    choices = tuple(map(MixerChoice, mixers or MIXERS))
+    return Request(**{"mixers": choices, "size": "small", "device": "cpu", "output": folder, "workers": 1, **more})
+
+
+def rows(part, folder):
+    return {(row["column"], row["mixer"]): row for row in part_rows(PARTS[part], "small", folder, folder)}
+
+
+@pytest.mark.parametrize("part", ["mqar", "regression", "tracking"])
+def test_a_part_trains_every_mixer_and_is_kept(part, tmp_path, here):
+    path = run_part(PARTS[part], request(tmp_path))
+    found = rows(part, tmp_path)
+    columns = list(TOY.tasks[part].columns)
+    assert set(found) == {(column, mixer) for column in columns for mixer in MIXERS}
+    for (column, mixer), row in found.items():
+        assert len(row["values"]) == 2 and row["runs"] == 3
+        grid = sorted(tmp_path.glob(f"trained/{part}-small/{column}/{mixer}/seed0/runs/*.json"))
+        best = sorted((json.loads(file.read_bytes()) for file in grid), key=lambda run: run["run"]["learning_rate"])
+        used = [run for run in best if run["run"]["learning_rate"] == row["learning rate"]]
+        later = [
+            json.loads(f.read_bytes())
+            for f in tmp_path.glob(f"trained/{part}-small/{column}/{mixer}/seed1/runs/*.json")
+        ]
+        assert row["undertrained"] == any(run["undertrained"] for run in (*used, *later))
+        assert part == "regression" or row["undertrained"]  # three steps are too short to tell
+        sign = -1 if part == "regression" else 1
+        assert row["values"][0] == max(sign * (run["error"] if sign < 0 else run["accuracy"]) for run in best) * sign
+        assert {run["run"]["learning_rate"] for run in best} == set(TOY.tasks[part].rates)
+        assert {run.learning_rate for run in here if (run.seed, run.choice.label) == (1, mixer)} >= {
+            row["learning rate"]
+        }
+        assert (row["exact"] is None) == (part != "regression")
+    assert load_board(path).setting["columns"].keys() == set(columns)
+    here.clear()
+    before = path.read_bytes()
+    run_part(PARTS[part], request(tmp_path))
+    assert here == [] and path.read_bytes() == before
+    _, lines = table_of(PARTS[part], "small", list(found.values()), [*MIXERS, "rls"])
+    assert lines[-1][-1] == "not run"
+    assert all("*" in line[-1] for line in lines if line[0] in MIXERS) or part == "regression"
+
+
+def test_the_other_seeds_take_the_best_rate_alone(tmp_path, here):
+    run_part(PARTS["tracking"], request(tmp_path, "linear", seeds=(3, 4, 5)))
+    rates = {seed: [run.learning_rate for run in here if run.seed == seed] for seed in (3, 4, 5)}
+    best = rows("tracking", tmp_path)["s3", "linear"]["learning rate"]
+    assert sorted(rates[3]) == [1e-3, 1e-2] and rates[4] == rates[5] == [best]
+
+
+def test_rows_name_where_each_of_their_seeds_was_measured(tmp_path, here, monkeypatch):
+    machine = {"machine": "the first"}
+    monkeypatch.setattr("fastweights_studies.leaderboard.trainings.measured_here", lambda device: {**machine})
+
+    def measured(*seeds):
+        run_part(PARTS["tracking"], request(tmp_path, "linear", seeds=seeds))
+        return [origin["machine"] for origin in origins(rows("tracking", tmp_path)["s3", "linear"])]
+
+    assert measured(3) == ["the first"]
+    machine["machine"] = "the second"
+    assert measured(3) == ["the first"]
+    assert measured(3, 4) == ["the first", "the second"]
+    shutil.rmtree(tmp_path / "trained")
+    here.clear()
+    assert measured(3, 4) == ["the first", "the second"] and here == []  # the board has these seeds
+    machine["machine"] = "the third"
+    assert measured(4, 3) == ["the third"]  # another first seed
+
+
+def test_a_new_mixer_joins_what_is_there(tmp_path, here):
+    run_part(PARTS["tracking"], request(tmp_path, "linear"))
+    first = rows("tracking", tmp_path)["s3", "linear"]
+    here.clear()
+    run_part(PARTS["tracking"], request(tmp_path, "gdn"))
+    assert {run.choice.name for run in here} == {"gdn"}
+    found = rows("tracking", tmp_path)
+    assert set(found) == {("s3", "linear"), ("s3", "gdn")} and found["s3", "linear"] == first
+
+
+def test_an_interrupted_part_continues(tmp_path, here, monkeypatch):
+    train = rate_search.run_recall_parts
+
+    def interrupted(experiments, outputs, **options):
+        half = dict(list(experiments.items())[:1])
+        train(half, {name: outputs[name] for name in half}, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rate_search, "run_recall_parts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_part(PARTS["tracking"], request(tmp_path))
+    kept = len(here)
+    monkeypatch.setattr(rate_search, "run_recall_parts", train)
+    run_part(PARTS["tracking"], request(tmp_path))
+    assert kept == 2 and len(here) == 2 * 3  # none twice
+    assert set(rows("tracking", tmp_path)) == {("s3", mixer) for mixer in MIXERS}
+
+
+def test_an_interrupted_part_has_the_rows_that_have_ended(tmp_path, here, monkeypatch):
+    train = recall.train_runs
+
+    def interrupted(jobs, **options):
+        train([job for job in jobs if job.run.choice.name == "linear"], **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recall, "train_runs", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_part(PARTS["tracking"], request(tmp_path, seeds=(0,)))
+    assert set(rows("tracking", tmp_path)) == {("s3", "linear")}
+    with pytest.raises(KeyboardInterrupt):
+        run_part(PARTS["tracking"], request(tmp_path / "seeds", seeds=(0, 1)))
+    assert {run.seed for run in here} == {0} and rows("tracking", tmp_path / "seeds") == {}
+
+
+def test_mixers_whose_runs_end_are_kept_where_others_fail(tmp_path, here, monkeypatch):
+    train = rate_search.run_recall_parts
+
+    def failing(experiments, outputs, **options):
+        good = {name: one for name, one in experiments.items() if "softmax" not in name}
+        train(good, {name: outputs[name] for name in good}, **options)
+        if len(good) < len(experiments):
+            raise WorkerError("a worker died")
+        return {}
+
+    monkeypatch.setattr(rate_search, "run_recall_parts", lambda *a, **k: failing(*a, **k) or train(*a, **k))
+    with pytest.raises(WorkerError):
+        run_part(PARTS["tracking"], request(tmp_path))
+    assert set(rows("tracking", tmp_path)) == {("s3", "linear")}
+
+
+def test_another_setting_is_refused(tmp_path, here, monkeypatch):
+    run_part(PARTS["tracking"], request(tmp_path, "linear"))
+    other = task(("s3", {"task": "s3", "pairs": (5,)}))
+    monkeypatch.setitem(SIZES, "small", replace(TOY, tasks={"tracking": other}))
+    with pytest.raises(ValueError, match=r"another setting \(columns\)"):
+        run_part(PARTS["tracking"], request(tmp_path, "linear"))
+
+
+def test_file_names_of_labels():
+    assert file_name("gdn") == "gdn" and file_name("a/b") != file_name("a b") and "/" not in file_name("a/b")
+    assert run_recall_parts is rate_search.run_recall_parts
+
+
+def test_language_models_and_needles(tmp_path, monkeypatch):
+    """Two mixers, trained and asked; close ones take all seeds; a second call trains and asks nothing."""
+    pytest.importorskip("accelerate")
+    from fastweights import evaluation
+    from fastweights.training.language import together
+
+    trained, train = [], together.train_language
+    monkeypatch.setattr(together, "train_language", lambda run, **k: trained.append(run) or train(run, **k))
+    run_part(PARTS["needle"], request(tmp_path))
+    found = rows("language", tmp_path)
+    assert set(found) == {(c, m) for c in ("held out", "context 16", "context 32") for m in MIXERS}
+    row = found["held out", "linear"]
+    assert len(row["values"]) == 2 and row["runs"] == 3 and len(trained) == 2 * 3  # close: 100 nats
+    losses = {run.learning_rate: None for run in trained}
+    for file in tmp_path.glob("trained/language-small/linear/*-seed0/result.json"):
+        result = json.loads(file.read_bytes())
+        losses[result["run"]["learning_rate"]] = result["held_out_losses"][-1]
+    assert row["values"][0] == min(losses.values()) == losses[row["learning rate"]]
+    asked = rows("needle", tmp_path)
+    assert set(asked) == {("400 tokens", m) for m in MIXERS}
+    assert (
+        all(0 < x < 20 for x in asked["400 tokens", "linear"]["values"])
+        and len(asked["400 tokens", "linear"]["found"]) == 2
+    )
+    trained.clear()
+    monkeypatch.setattr(evaluation, "needle_recall", None)
+    run_part(PARTS["needle"], request(tmp_path))
+    shutil.rmtree(tmp_path / "trained")
+    run_part(PARTS["needle"], request(tmp_path))
+    assert trained == []
+
+
+class Notes(Silent):
+    """Keeps what is reported."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, line):
+        self.lines.append(line)
+
+
+def watch_trainings(monkeypatch, diverging=()):
+    """The name of the folder of each training that begins; those of these names diverge."""
+    from fastweights.training.language import together
+
+    began, train = [], together.train_language
+
+    def watched(run, **options):
+        began.append("/".join(Path(run.output).parts[-2:]))
+        if began[-1] in diverging:
+            raise together.NonFiniteLoss("the loss is nan at step 1")
+        return train(run, **options)
+
+    monkeypatch.setattr(together, "train_language", watched)
+    return began
+
+
+def folders(row):
+    return {f"{row['mixer']}/lr{row['learning rate']!r}-seed{seed}" for seed in row["seeds"]}
+
+
+def test_needles_train_the_models_of_the_language_board_alone(tmp_path, monkeypatch):
+    """Only those that are asked, at their best rate. The rows of the language board stay; a mixer that it lacks is trained as
+    for it."""
+    pytest.importorskip("accelerate")
+    board = run_part(PARTS["language"], request(tmp_path))
+    before, found = json.loads(board.read_bytes())["rows"], rows("language", tmp_path)
+    wanted = {mixer: folders(found["held out", mixer]) for mixer in MIXERS}
+    shutil.rmtree(tmp_path / "trained")
+    began = watch_trainings(monkeypatch)
+    run_part(PARTS["needle"], request(tmp_path, "linear", seeds=(5,)))
+    assert set(began) == wanted["linear"] and len(began) == 2
+    asked = rows("needle", tmp_path)["400 tokens", "linear"]
+    assert asked["seeds"] == [0, 1] and asked["learning rate"] == found["held out", "linear"]["learning rate"]
+    began.clear()
+    shutil.rmtree(tmp_path / "trained")
+    run_part(PARTS["needle"], request(tmp_path, *MIXERS, "gdn", seeds=(0,)))
+    assert (
+        set(began) == wanted["softmax"] | {f"gdn/lr{rate!r}-seed0" for rate in TOY.language.rates} and len(began) == 4
+    )
+    after = json.loads(board.read_bytes())["rows"]
+    assert {key: row for key, row in after.items() if row["mixer"] != "gdn"} == before
+    assert {mixer for _, mixer in rows("needle", tmp_path)} == {*MIXERS, "gdn"}
+    assert rows("needle", tmp_path)["400 tokens", "linear"] == asked
+
+
+def test_more_seeds_train_no_grid_again(tmp_path, monkeypatch):
+    """Where the board has the first seed, others are trained at its rate and stand behind it; one that diverges counts."""
+    pytest.importorskip("accelerate")
+    machine = {"machine": "the first"}
+    monkeypatch.setattr("fastweights_studies.leaderboard.language.measured_here", lambda device: {**machine})
+    run_part(PARTS["language"], request(tmp_path, seeds=(0,)))
+    before = rows("language", tmp_path)
+    assert all(origins(row) == [{"machine": "the first"}] for row in before.values())
+    shutil.rmtree(tmp_path / "trained")
+    machine["machine"] = "the second"
+    row = before["held out", "softmax"]
+    began = watch_trainings(monkeypatch, [f"softmax/lr{row['learning rate']!r}-seed1"])
+    run_part(PARTS["language"], request(tmp_path, seeds=(0, 1, 2)))
+    after = rows("language", tmp_path)
+    assert set(began) == {
+        f"{mixer}/lr{before['held out', mixer]['learning rate']!r}-seed{seed}" for mixer in MIXERS for seed in (1, 2)
+    }
+    for key, row in after.items():
+        kept = [0, 1, 2] if row["mixer"] == "linear" else [0, 2]
+        assert row["seeds"] == kept and row["values"][:1] == before[key]["values"] and len(row["values"]) == len(kept)
+        assert row["values"][-1] != row["values"][0] and row["learning rate"] == before[key]["learning rate"]
+        assert (row["runs"], row["diverged"]) == (4, 3 - len(kept))
+        assert [origin["machine"] for origin in origins(row)] == ["the first", "the second"]
+    began.clear()
+    run_part(PARTS["language"], request(tmp_path, seeds=(0, 1, 2)))
+    assert began == [] and rows("language", tmp_path) == after
+    run_part(PARTS["language"], request(tmp_path, "linear", seeds=(3, 0)))  # another first seed is one more
+    assert began == [f"linear/lr{before['held out', 'linear']['learning rate']!r}-seed3"]
+    assert rows("language", tmp_path)["held out", "linear"]["seeds"] == [0, 1, 2, 3]
+    assert len(origins(rows("language", tmp_path)["held out", "linear"])) == 3
+    machine["machine"] = "the last"
+    run_part(PARTS["needle"], request(tmp_path, "linear"))
+    assert origins(rows("needle", tmp_path)["400 tokens", "linear"]) == [machine]  # where it was asked
+
+
+def test_mixers_of_the_library_count_as_close_ones(tmp_path, monkeypatch):
+    """A mixer of one's own takes more seeds where one of the library's results is close, as the library's mixers did."""
+    pytest.importorskip("accelerate")
+    language = replace(SIZES["small"].language, close=0.5)
+    monkeypatch.setitem(SIZES, "small", replace(TOY, language=language))
+    library = tmp_path / "library"
+    monkeypatch.setattr("fastweights_studies.leaderboard.record.COMMITTED", library)
+    path = run_part(PARTS["language"], request(library, "softmax"))
+    board = json.loads(path.read_bytes())
+    loss = board["rows"]["held out, softmax"]["values"][0]
+    for away, seeds in ((9.0, [0]), (0.0, [0, 1])):
+        board["rows"]["held out, softmax"]["values"] = [loss + away]
+        path.write_text(json.dumps(board))
+        run_part(PARTS["language"], request(tmp_path / f"{away}", "linear"))
+        assert rows("language", tmp_path / f"{away}")["held out", "linear"]["seeds"] == seeds
+
+
+def test_a_model_that_diverges_when_it_is_trained_again_is_not_asked(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    board = run_part(PARTS["language"], request(tmp_path))
+    before, found = board.read_bytes(), rows("language", tmp_path)
+    shutil.rmtree(tmp_path / "trained")
+    rate = found["held out", "linear"]["learning rate"]
+    diverging = {f"linear/lr{rate!r}-seed0", *folders(found["held out", "softmax"])}
+    began, notes = watch_trainings(monkeypatch, diverging), Notes()
+    run_part(PARTS["needle"], request(tmp_path, reporter=notes))
+    asked = rows("needle", tmp_path)
+    assert list(asked) == [("400 tokens", "linear")]
+    row = asked["400 tokens", "linear"]
+    assert row["seeds"] == [1] and len(row["values"]) == len(row["found"]) == 1
+    what = "diverged when it was trained again, and is not asked for needles"
+    assert {f"linear: seed 0 {what}", f"softmax: seed 0 {what}", f"softmax: seed 1 {what}"} < set(notes.lines)
+    began.clear()
+    monkeypatch.setattr("fastweights.evaluation.needle_recall", None)
+    run_part(PARTS["needle"], request(tmp_path))
+    assert began == [] and board.read_bytes() == before
+
+
+def test_needles_in_two_processes_are_those_of_one(tmp_path, monkeypatch):
+    """A mixer whose models cannot be asked loses no other one."""
+    pytest.importorskip("accelerate")
+    language = replace(SIZES["small"].language, examples=3, depths=(0.0, 1.0))
+    monkeypatch.setitem(SIZES, "small", replace(TOY, language=language))
+    board = run_part(PARTS["needle"], request(tmp_path, seeds=(0,)))
+    alone = rows("needle", tmp_path)
+    board.unlink()
+    (best,) = folders(alone["400 tokens", "linear"])
+    (tmp_path / "trained/language-small" / best / "model/config.json").write_text("{")
+    with pytest.raises(WorkerError, match="1 of 2 failed: linear: ValueError"):
+        run_part(PARTS["needle"], request(tmp_path, seeds=(0,), workers=2))
+    (key,) = together = rows("needle", tmp_path)
+    assert key == ("400 tokens", "softmax")
+    for name in ("values", "found", "seeds", "learning rate"):
+        assert together[key][name] == pytest.approx(alone[key][name], abs=1e-4)
+
+
+def test_mixers_that_are_not_close_take_one_seed():
+    from fastweights_studies.leaderboard.language import close_mixers
+
+    losses = {"a": 3.00, "b": 3.01, "c": 3.05, "d": 3.069, "e": 4.0}
+    assert close_mixers(losses, 0.02) == {"a", "b", "c", "d"} and close_mixers(losses, 0.005) == set()
+
+
+def test_a_training_that_diverges_is_counted(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    from fastweights.training.language import together
+
+    train = together.train_language
+
+    def diverging(run, **options):
+        if run.learning_rate == 1e-2:
+            raise together.NonFiniteLoss("the loss is nan at step 1")
+        return train(run, **options)
+
+    monkeypatch.setattr(together, "train_language", diverging)
+    run_part(PARTS["language"], request(tmp_path, "linear", seeds=(0,)))
+    row = rows("language", tmp_path)["held out", "linear"]
+    assert (row["learning rate"], row["diverged"], row["runs"]) == (1e-3, 1, 2)
+    (file,) = tmp_path.rglob("diverged.json")
+    assert json.loads(file.read_bytes()) == {"why": "the loss is nan at step 1"}
+    monkeypatch.setattr(together, "train_language", None)  # nothing is trained again
+    run_part(PARTS["language"], request(tmp_path, "linear", seeds=(0,)))
+
+
+def test_a_mixer_whose_trainings_all_diverge_is_named(tmp_path, monkeypatch):
+    """In every column and in the table; it takes no other seed, and is not asked for needles."""
+    pytest.importorskip("accelerate")
+    from fastweights.training.language import together
+
+    train = together.train_language
+
+    def diverging(run, **options):
+        if "softmax" in str(run.model["mixer"]):
+            raise together.NonFiniteLoss("the loss is nan at step 1")
+        return train(run, **options)
+
+    monkeypatch.setattr(together, "train_language", diverging)
+    run_part(PARTS["needle"], request(tmp_path))
+    found = rows("language", tmp_path)
+    assert {mixer for _, mixer in rows("needle", tmp_path)} == {"linear"}
+    for column in ("held out", "context 16", "context 32"):
+        row = found[column, "softmax"]
+        assert (row["values"], row["seeds"], row["learning rate"], row["diverged"], row["runs"]) == ([], [], None, 2, 2)
+    assert len(found["held out", "linear"]["values"]) == 1  # none is close to it
+    _, lines = table_of(PARTS["language"], "small", list(found.values()), [*MIXERS, "vla"])
+    assert [line[0] for line in lines] == ["linear", "softmax (keeps every token)", "vla"]
+    assert lines[1][3:] == ["diverged"] * 3 and lines[1][1:3] != ["", ""] and lines[2][3:] == ["not run"] * 3
+
+
+def test_stopped_trainings_leave_the_rows_of_mixers_that_have_ended(tmp_path, monkeypatch):
+    from fastweights.training.language import together
+
+    trained, train = [], together.train_language
+
+    def stopping(run, **options):
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(run)
+        return train(run, **options)
+
+    monkeypatch.setattr(together, "train_language", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run_part(PARTS["language"], request(tmp_path, seeds=(0,)))
+    assert {run.learning_rate for run in trained} == set(TOY.language.rates)
+    found = rows("language", tmp_path)
+    assert {mixer for _, mixer in found} == {"linear"} and found["held out", "linear"]["runs"] == 2
+
+
+def test_all_columns_of_a_language_model_have_the_same_seeds_where_writing_is_stopped(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    from fastweights_studies.leaderboard import record
+
+    writes, write = [], record.write_bytes
+
+    def stopping(path, content):
+        writes.append(path)
+        if len(writes) == 3:
+            raise OSError("the disk is full")
+        write(path, content)
+
+    monkeypatch.setattr(record, "write_bytes", stopping)
+    run_part(PARTS["language"], request(tmp_path, seeds=(0,)))
+    with pytest.raises(OSError, match="full"):
+        run_part(PARTS["language"], request(tmp_path, seeds=(0, 1)))
+    columns = {"held out", "context 16", "context 32"}
+    found = rows("language", tmp_path)
+    assert set(found) == {(column, mixer) for column in columns for mixer in MIXERS}
+    assert all(row["seeds"] == [0] for row in found.values())
+    run_part(PARTS["language"], request(tmp_path, seeds=(0, 1)))
+    assert all(row["seeds"] == [0, 1] for row in rows("language", tmp_path).values())
+
+
+def test_language_models_are_refused_on_a_device_that_their_trainer_does_not_take(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(ValueError, match="device must be cuda for language models"):
+        run_part(PARTS["language"], request(tmp_path))
+
+
+@pytest.mark.slow
+def test_language_models_in_processes_of_their_own(tmp_path):
+    pytest.importorskip("accelerate")
+    run_part(PARTS["language"], request(tmp_path, workers=2, seeds=(0,)))
+    assert len(rows("language", tmp_path)) == 2 * 3
+
+
+def test_rules_without_training(tmp_path, monkeypatch):
+    """A mixer stands for its rule; those without one are refused where they are alone."""
+    monkeypatch.setattr("fastweights_studies.leaderboard.untrained.SIZES", (4,))
+    path = run_part(PARTS["rules"], request(tmp_path, "softmax", "linear", "kda"))
+    found = rows("rules", tmp_path)
+    assert {mixer for _, mixer in found} == {"linear", "gdn"} and len(found) == 2 * 4
+    assert found["noise, d = 4", "gdn"]["values"] == load_board(path).rows["noise, d = 4, gdn"]["distance"]
+    head, lines = table_of(PARTS["rules"], "small", list(found.values()), [])
+    assert head[1] == "interference, d = 4" and lines[-1][1:] == ["not run"] * 4
+    with pytest.raises(ValueError, match="softmax keeps every token"):
+        run_part(PARTS["rules"], request(tmp_path, "softmax"))

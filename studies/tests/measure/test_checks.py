@@ -1,0 +1,194 @@
+"""The correctness run: what it covers, and that it finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastweights_studies.measure.judge import checks, measuring
+from fastweights_studies.measure.judge.cases import CASES, Case, Sizes
+from fastweights_studies.measure.judge.checks import PACKED, Combination, combinations
+from fastweights_studies.measure.judge.timing import Ceilings
+from fastweights_studies.measure.judge.verdict import DRAWS
+
+SMALL = Sizes(B=2, T=70, H=2, K=16, V=16, HV=4)
+ROOT = Path(__file__).parents[2]
+
+
+def test_combinations_cover_what_they_should() -> None:
+    every = combinations()
+    assert {63, 64, 65, 1000, 8192} <= {what.sizes.T for what in every}
+    heads = {(16, 16), (64, 64), (96, 192), (100, 100), (128, 128), (256, 256)}
+    assert heads <= {(what.sizes.K, what.sizes.V) for what in every}
+    assert {"bfloat16", "float16", "float32"} == {what.dtype for what in every}
+    assert {"usual", "none", "forgetting", "strong"} == {what.decay for what in every}
+    assert any(what.packed for what in every) and any(what.sizes.HV > what.sizes.H for what in every)
+    assert len(set(map(str, every))) == len(every)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_torch_form_passes(name: str) -> None:
+    packed = Sizes(B=1, T=sum(PACKED), H=2, K=16, V=16)
+    for what in (Combination(SMALL), Combination(packed, "float32", "forgetting", packed=True)):
+        row = checks.check(name, what, "cpu", "torch", 0)
+        assert row["failures"] == []
+        states = CASES[name].states
+        assert row["errors"].keys() >= {"o", "dq", "dv", *states, *(f"d{s}" for s in states if s != "count")}
+
+
+def break_op(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """(o, S) of linear attention go through `change`, in the checked calls alone."""
+    case = CASES["simple_gla"]
+    plain = case.op
+
+    def op(*, backend: str, **arguments: Any) -> Any:
+        o, S = plain(**arguments, backend="torch")
+        return change(o, S) if backend == "auto" else (o, S)
+
+    monkeypatch.setitem(CASES, "simple_gla", replace(case, op=op))
+
+
+def broken_row(monkeypatch: pytest.MonkeyPatch, change: Any) -> dict[str, Any]:
+    break_op(monkeypatch, change)
+    ((_, row),) = checks.check_group("simple_gla", [Combination(SMALL)], "cpu", "auto", 0)
+    return row
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, change: Any) -> list[str]:
+    return broken_row(monkeypatch, change)["failures"]
+
+
+def test_a_wrong_output_state_or_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [text.split()[0] for text in broken(monkeypatch, lambda o, S: (o + 0.02 * o.detach(), S))] == ["o"]
+    assert [text.split()[0] for text in broken(monkeypatch, lambda o, S: (o, S + 0.02 * S.detach()))] == ["S"]
+    found = broken(monkeypatch, lambda o, S: (1.05 * o - 0.05 * o.detach(), S))
+    assert {text.split()[0] for text in found} >= {"dq", "dv"} and not any(text.startswith("o ") for text in found)
+
+
+def test_one_bad_draw_asks_for_more_and_many_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of S over twice the twin's, within the budget or not."""
+
+    def once(error: float) -> Any:
+        calls = []
+
+        def change(o: Any, S: Any) -> Any:
+            calls.append(o)
+            return o, S + error * S.detach() if len(calls) == 1 else S
+
+        return change
+
+    row = broken_row(monkeypatch, once(0.0045))
+    assert row["draws"] == DRAWS and row["failures"] == []
+    row = broken_row(monkeypatch, once(0.009))
+    assert row["draws"] == DRAWS and [text.split()[0] for text in row["failures"]] == ["S"]
+    assert row["errors"]["S"] < 5e-3 and "budget" in row["failures"][0]
+    row = broken_row(monkeypatch, lambda o, S: (o, S + 0.0045 * S.detach()))
+    assert row["draws"] == DRAWS and [text.split()[0] for text in row["failures"]] == ["S"]
+    assert "twin" in row["failures"][0]
+    assert broken_row(monkeypatch, lambda o, S: (o, S))["draws"] == 1
+
+
+def test_differing_runs_and_exceptions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "two runs differ in S" in broken(monkeypatch, lambda o, S: (o, S + 1e-5 * torch.rand(())))
+
+    def fails(o: Any, S: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    assert "RuntimeError: no such kernel" in broken(monkeypatch, fails)[0]
+
+
+@pytest.mark.parametrize("error", [0.0, 0.02])
+def test_the_command_writes_a_file_and_exits_with_1_where_an_op_fails(
+    error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fastweights_studies.measure import kernels
+
+    break_op(monkeypatch, lambda o, S: (o, S + error * S.detach()))
+    monkeypatch.setattr(kernels.tuning, "keep_choices", lambda: None)  # sets environment variables of this process
+    options = ["--check", "--device", "cpu", "--jobs", "1", "--only", "linear,simple_gla", "--seed", "1"]
+    options += ["--combination", "(2,1,8,64,64)", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["kernels.py", *options])
+    with pytest.raises(SystemExit) as end:
+        kernels.main()
+    *lines, last = capsys.readouterr().out.splitlines()
+    failed = [line for line in lines if line.startswith("FAILED")]
+    assert end.value.code == (1 if error else 0)
+    assert f"{2 - len(failed)} passed, {len(failed)} failed" in last
+    assert [line.split()[1] for line in failed] == (["simple_gla"] if error else [])
+    content = json.loads((tmp_path / "kernel-checks-cpu.json").read_text())
+    assert len(content["rows"]) == 2 and content["worst"]["linear"]["half"]["o"] < 5e-3
+    assert {row["failures"] == [] for row in content["rows"].values()} == ({True, False} if error else {True})
+
+
+def test_the_command_runs_from_a_bare_environment(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "studies/src/fastweights_studies/measure/kernels.py",
+        "--check",
+        "--device",
+        "cpu",
+        "--backend",
+        "torch",
+    ]
+    command += ["--jobs", "1", "--only", "gdn", "--combination", "(2,1,8,64,64)", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PATH": ""})
+    assert done.returncode == 0, done.stderr
+    assert "1 passed, 0 failed" in done.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the judge times, on a CPU, with a clock that reads nothing."""
+    draw, timed = Case.draw, []
+    monkeypatch.setattr(Case, "draw", lambda self, sizes, dtype, device, seed: draw(self, sizes, dtype, "cpu", seed))
+    monkeypatch.setattr(measuring, "interleaved", lambda works, repeats: timed.append(sorted(works)) or {})
+    monkeypatch.setattr(measuring, "as_graph", lambda work: work)
+    monkeypatch.setattr(measuring, "peak_megabytes", lambda work: 0.0)
+    return timed
+
+
+MEASURED: Any = ("simple_gla", SMALL, torch.bfloat16, "auto", 1, Ceilings(1.0, 1.0, 1.0), False)
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "o", "S", "o without states"])
+def test_the_judge_times_no_op_that_fails_its_check(
+    wrong: str, timed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(o: Any, S: Any) -> Any:
+        if wrong == "o" or (wrong == "o without states" and S is None):
+            o = o + 0.02 * o.detach()
+        return o, S + 0.02 * S.detach() if wrong == "S" and S is not None else S
+
+    break_op(monkeypatch, change)
+    row = measuring.measure(*MEASURED)
+    if wrong == "nothing":
+        assert timed == [["ours"]] * 4 and "refused" not in row
+        assert row.keys() >= {"forward", "forward_backward"}
+    else:
+        assert timed == [] and not row.keys() & {"forward", "forward_backward"}
+        assert row["refused"][0].split()[0] == wrong.split()[0]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_was_checked_before_is_not_checked_again(
+    wrong: bool, timed: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wrong:
+        break_op(monkeypatch, lambda o, S: (o + 0.02 * o.detach(), S))
+    checked = measuring.check(*MEASURED[:4], with_peers=False)
+    monkeypatch.setattr(measuring, "check", lambda *_, **__: pytest.fail("checked again"))
+    row = measuring.measure(*MEASURED, checked)
+    assert ("refused" in row) == wrong and bool(timed) != wrong and row["errors"] == checked["errors"]
+
+
+def test_a_check_that_fails_in_its_process_refuses_the_op() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the check runs where there is a GPU")
+    ((name, sizes, row),) = measuring.check_several([("gdn", SMALL)], torch.bfloat16, "auto", 2)
+    assert (name, sizes) == ("gdn", SMALL) and "CUDA" in row["refused"][0]

@@ -1,6 +1,0 @@
-"""The generators of pages are scripts in benchmarks/."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
