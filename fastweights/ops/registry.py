@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ..checks import describe_value
 from ..plugins import Registry
 from .framework.spec import spec_of
 
@@ -20,18 +19,13 @@ def register_op(op: Op) -> Op:
     """Make an op of your own known by the name of its declaration, so that `fastweights.testing.CASES` holds its cases.
 
     Args:
-        op: a function that has an `OpSpec`, see docs/own_rule.md.
+        op: what `@op(SPEC)` makes of a function; this decorator stands above that one.
 
     Raises:
-        TypeError: no such function.
+        TypeError: op has no declaration.
         ValueError: a name that is taken.
     """
-    try:
-        name = spec_of(op).name
-    except (AttributeError, KeyError, StopIteration):
-        raise TypeError(
-            f"op must be a function whose module holds an OpSpec of its name, got {describe_value(op)}"
-        ) from None
+    name = spec_of(op).name
     _REGISTRY.check_name(name, op)
     _REGISTRY.add(name, op, op)
     return op

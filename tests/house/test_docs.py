@@ -15,6 +15,7 @@ from fastweights import ops
 from fastweights.kernels.runtime.private_api import TESTED
 from fastweights.layers import MIXERS
 from fastweights.layers.registry import ORDER
+from fastweights.ops import authoring
 from fastweights.ops.framework.spec import spec_of
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +107,12 @@ def test_every_op_in_place_is_described() -> None:
     text = (ROOT / "docs" / "ops.md").read_text()
     for name in ops.__all__:
         assert not name.endswith("_") or f"`{name}`" in text, name
+
+
+def test_the_authoring_face_is_described() -> None:
+    text = (ROOT / "docs" / "ops.md").read_text()
+    for name in authoring.__all__:
+        assert f"`{name}`" in text, name
 
 
 def test_tested_versions_are_those_of_the_launch_layer() -> None:

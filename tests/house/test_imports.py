@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from fastweights import ops
+from fastweights.ops import authoring
 from fastweights.training.toml_file import read_toml
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +123,18 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
         if package_of(module) == package != package_of(target) != "" and RANK[package_of(target)] >= RANK[package]
     }
     assert not wrong
+
+
+def test_layers_use_the_public_faces_of_the_ops() -> None:
+    """What a layer of a user's own may use: the public names of `fastweights.ops` and of `fastweights.ops.authoring`."""
+    public = {f"{face.__name__}.{name}" for face in (ops, authoring) for name in face.__all__}
+    deeper = {
+        f"{path.name} imports {name}"
+        for path in (ROOT / "fastweights" / "layers").rglob("*.py")
+        for name in imported_names(ast.parse(path.read_text("utf-8")), module_name(path), path.name == "__init__.py")
+        if package_of(name) == "ops" and name not in public
+    }
+    assert not deeper
 
 
 def test_packages_have_no_circle() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import call, chunkwise, sequential, stack_time
 from ..framework.spec import Case, OpSpec, Output, State
+from ..rule import op
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, S: Tensor) -> tuple[Tensor, tuple[Tensor]]:
@@ -51,6 +52,7 @@ SPEC = OpSpec(
 )
 
 
+@op(SPEC)
 def toy(
     q, k, v, beta, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, backend="auto"
 ):

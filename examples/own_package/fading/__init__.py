@@ -6,11 +6,22 @@ import torch
 
 from fastweights.layers import MemoryLayer, register_mixer
 from fastweights.ops import register_op
-from fastweights.ops.framework import roles
-from fastweights.ops.framework.call import call, chunkwise, kernels, sequential, stack_time
-from fastweights.ops.framework.kernel_backend import KernelFamily
-from fastweights.ops.framework.sequences import Chunks
-from fastweights.ops.framework.spec import Case, Number, OpSpec, Output, State
+from fastweights.ops.authoring import (
+    Case,
+    Chunks,
+    KernelFamily,
+    Number,
+    OpSpec,
+    Output,
+    State,
+    call,
+    chunkwise,
+    kernels,
+    op,
+    roles,
+    sequential,
+    stack_time,
+)
 
 
 # Token by token: q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], S [N, H, K, V].
@@ -61,6 +72,7 @@ SPEC = OpSpec(
 
 
 @register_op
+@op(SPEC)
 def fading_attention(
     q, k, v, beta, *, scale=None, keep=0.9, initial_state=None, output_final_state=False, cu_seqlens=None, backend="auto"
 ):  # fmt: skip
@@ -69,15 +81,14 @@ def fading_attention(
     return call(SPEC, (q, k, v, beta), options, initial_state, output_final_state, cu_seqlens, backend)
 
 
-@register_mixer("fading", summary="a memory that fades", equation=SPEC.equation, source="examples", state="H K V")
+@register_mixer("fading", summary="a memory that fades", equation=SPEC.equation, source="examples")
 class Fading(MemoryLayer):
     """Linear attention that forgets a fixed part at every token."""
+
+    op = fading_attention
 
     def build(self):
         self.gain = torch.nn.Linear(self.hidden_size, self.heads.value_heads)
 
     def rule(self, x, q, k, v, run):
-        return run(fading_attention, q, k, v, self.gain(x).sigmoid(), state=("S",))
-
-    def state_size(self, length=1):
-        return self.heads.value_heads * self.heads.key * self.heads.value
+        return run(self.op, q, k, v, self.gain(x).sigmoid())

@@ -17,7 +17,7 @@ from fastweights.kernels.chunk.sizes import CallSizes
 from fastweights.kernels.chunk.tiles import padded
 from fastweights.kernels.math import float_or_nan, or_nan
 from fastweights.kernels.packing import tokens_of_sequence
-from fastweights.kernels.runtime.launch_plan import Rule
+from fastweights.ops.authoring import Rule
 
 
 class FadingInputs(NamedTuple):

@@ -144,8 +144,8 @@ def check_dims(name: str, x: Tensor, role: Role, sizes: Sizes) -> None:
 
 
 def check_limits(name: str, x: Tensor, role: Role) -> None:
-    """No number outside the limits of the role. NaN passes, as does infinity where -inf is not a legal number: they reach
-    the output."""
+    """Refuse numbers outside the limits of the role. NaN passes, and infinity where -inf is not a legal number: the output shows
+    them."""
     if not role.must_be or not values_can_be_read(x):
         return
     outside = (x < role.low) | (x > role.high)
@@ -237,6 +237,11 @@ CHECKS: dict[type, Callable[[str, Any, Any, Sizes], Any]] = {
 
 def as_tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+def unwrap(results: Sequence[Any]) -> Any:
+    """One result by itself, several as a tuple."""
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def first_state(spec: OpSpec, name: str, sizes: Sizes, count: int, like: Tensor) -> Tensor:

@@ -10,15 +10,20 @@ import torch
 
 from ...kernels.availability import aligned, on_device_of
 from ...kernels.runtime.launch_plan import plans_for
-from .node import Node, Tensors
-from .spec import OpSpec, Role
+from .node import Tensors, declare_node
+from .spec import OpSpec
 
 __all__ = ["KernelFamily", "kernels"]
 
 
 class KernelFamily(NamedTuple):
-    """Launch code of one family of kernels. rule: a Rule of kernels.runtime.launch_plan; inputs: its named tuple, whose fields
-    are named like the inputs and states of the op; options: its options in order, each with the value where the op has none."""
+    """Launch code of one family of kernels.
+
+    Attributes:
+        rule: what it launches.
+        inputs: the named tuple that the rule takes. Its fields have the names of the op's inputs and states.
+        options: the options that the rule takes, in order. Each has the value that it takes where the op has no such option.
+    """
 
     rule: Any
     inputs: Any
@@ -26,9 +31,14 @@ class KernelFamily(NamedTuple):
 
 
 class kernels:
-    """load() imports the family: nothing of triton is imported before the first launch. only: of options of which the kernels do
-    not have all values, those that they have, the default first; widest: the most key or value channels that they take, and
-    widest_in_float32 where these are fewer in that dtype. For others "auto" takes the chunkwise form."""
+    """The backend "triton". For calls that its kernels do not take, "auto" takes the chunkwise form.
+
+    Args:
+        load: imports the family. It is called at the first launch: before, nothing of triton is imported.
+        only: for options of which the kernels have some values only, these values, the default first.
+        widest: the most key or value channels that the kernels take; None for no limit.
+        widest_in_float32: that number in float32, where it is smaller.
+    """
 
     def __init__(
         self,
@@ -42,7 +52,7 @@ class kernels:
         self.widest = widest
         self.widest_in_float32 = widest_in_float32 or widest
 
-    def widest_of(self, dtype: torch.dtype) -> int | None:
+    def most_channels(self, dtype: torch.dtype) -> int | None:
         return self.widest_in_float32 if dtype == torch.float32 else self.widest
 
     @cached_property
@@ -57,11 +67,8 @@ class kernels:
 
     def bind(self, spec: OpSpec, backend: str) -> None:
         self.spec = spec
-        tensors = {name: isinstance(role, Role) and role.optional for name, role in spec.inputs.items()}
-        tensors |= dict.fromkeys((*spec.states, "cu_seqlens"), True)
-        options = {**{name: option.schema for name, option in spec.options.items()}, "final": "bool"}
         self.outputs = len(spec.outputs) + len(spec.states)
-        self.node = Node(f"{spec.name}_{backend}", tensors, options, self.outputs, self)
+        self.node = declare_node(spec, backend, self, final="bool")
 
     def run(self, x: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         """The outputs and the final states of checked `Arguments`; the states mean nothing unless `x.final`."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework.call import call
+from ..rule import op
 from .memory import SPEC
 
 __all__ = ["variational_linear_attention"]
 
 
+@op(SPEC)
 def variational_linear_attention(
     q: Tensor,
     k: Tensor,
