@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..data import TASKS
 from ..data.registry import GIVEN, task_class
-from ..layers.choice import write_value
+from ..layers.choice import format_value
 from .table_style import add_row, plain_table
 
 __all__ = ["task_page", "tasks_table"]
@@ -41,5 +41,5 @@ def task_page(name: str) -> Group:
     )
     for field in fields(task):
         if field.name not in GIVEN:
-            add_row(options, field.name, write_value(field.default))
+            add_row(options, field.name, format_value(field.default))
     return Group(Text(f"{name}: {task.summary}\n", style="bold"), Text(f"{inspect.getdoc(task)}\n"), options)

@@ -65,7 +65,7 @@ def test_long_sequence_in_segments(name: str, dtype: torch.dtype, record_propert
 
 @pytest.mark.parametrize("name", KERNEL_CASES)
 def test_the_same_bits_in_many_calls(name: str) -> None:
-    """A copy that overwrites the operand of a running product changes one call in eight: see docs/kernels.md."""
+    """A copy that overwrites the operand of a running product changes one call in eight: see `sum_over_values`."""
     case, inputs = draw(name, time=4096, heads=8, key=128, value=128)
     first = values_and_gradients(case, inputs, backend="triton")
     for _ in range(100):

@@ -146,6 +146,48 @@ def test_modules_have_no_circle() -> None:
     assert circle(imports("fastweights")) == []
 
 
+KERNELS = "fastweights.kernels."
+BELOW = {"runtime": (), "common": ("runtime",)}  # what these folders of the kernels may import; all others are families
+
+
+def kernel_folder(module: str) -> str:
+    """`chunk` for fastweights.kernels.chunk.memory; empty for modules that stand in no folder of the kernels."""
+    folder = module.removeprefix(KERNELS).partition(".")[0]
+    inside = module.startswith(KERNELS) and (ROOT / "fastweights" / "kernels" / folder).is_dir()
+    return folder if inside else ""
+
+
+def foreign_kernels(graph: Mapping[str, frozenset[str]]) -> set[str]:
+    """The imports by which a family of kernels reaches past `common`, `runtime` and its own folder."""
+    return {
+        f"{module} imports {target}"
+        for module, targets in graph.items()
+        for target in targets
+        if (own := kernel_folder(module)) and target.startswith(KERNELS)
+        if kernel_folder(target) not in (own, *BELOW.get(own, tuple(BELOW)))
+    }
+
+
+def test_families_of_kernels_do_not_know_each_other() -> None:
+    assert not foreign_kernels(imports("fastweights"))
+
+
+@pytest.mark.parametrize(
+    ("target", "allowed"),
+    [
+        ("ridge.order", True),
+        ("common.delta_rule.wy", True),
+        ("runtime.launch_plan", True),
+        ("chunk.memory", False),
+        ("availability", False),
+    ],
+)
+def test_a_family_that_reaches_into_another_is_found(target: str, allowed: bool) -> None:
+    graph = {KERNELS + "ridge.rule": frozenset([KERNELS + target])}
+    assert (not foreign_kernels(graph)) is allowed
+    assert foreign_kernels({KERNELS + "runtime.workspace": frozenset([KERNELS + "common.sizes"])})
+
+
 def test_tests_do_not_import_tests() -> None:
     wrong = {
         f"{module} imports {target}"

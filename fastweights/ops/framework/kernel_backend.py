@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.availability import aligned, on_device_of
-from ...kernels.runtime.launch_plan import plans_for
+from ...kernels.runtime.launch_plan import align, device_of, plans_for
 from .node import Tensors, declare_node
 from .spec import OpSpec
 
@@ -80,14 +79,14 @@ class kernels:
             tensors = [t if t is None else t.contiguous() for t in given]
             results = self.node(tensors, (*x.options.values(), x.final))
             return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
-        with on_device_of(like):
-            results = self.node([aligned(t) for t in given], (*x.options.values(), x.final))
+        with device_of(like):
+            results = self.node([align(t) for t in given], (*x.options.values(), x.final))
         return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
 
     # As the rule of a node: see `NodeRule`.
 
     def _plans(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Any, Any]:
-        family, given = self.family, [*map(aligned, tensors), None]
+        family, given = self.family, [*map(align, tensors), None]
         inputs = family.inputs._make([given[place] for place in self.places])
         return inputs, plans_for(family.rule, inputs, self._of_family(options), final=options[-1], keep_saved=save)
 
@@ -116,14 +115,14 @@ class kernels:
         like = tensors[0]
         assert like is not None
         first_state = len(self.spec.inputs)
-        with on_device_of(like):
+        with device_of(like):
             inputs, plans = self._plans(tensors, options, True)
             outputs = plans.recorded[1]
-            grads = [None if g is None or not g.numel() else aligned(g) for g in output_grads]
+            grads = [None if g is None or not g.numel() else align(g) for g in output_grads]
             if grads[0] is None:
                 grads[0] = torch.zeros(outputs[0].shape, dtype=outputs[0].dtype, device=like.device)
             grads += [None] * (len(outputs) - len(grads))
-            kept = [aligned(x) for x in saved]
+            kept = [align(x) for x in saved]
             found = plans.backward(inputs, kept, grads, any(needed[first_state:-1]))
         by_place = dict(zip(self.places, found))
         return [by_place[place] if need else None for place, need in enumerate(needed)]

@@ -11,8 +11,7 @@ __all__ = ["load_memory_kernels", "load_recurrent"]
 
 
 def load_memory_kernels() -> KernelFamily:
-    from ...kernels.chunk.memory import MEMORY
-    from ...kernels.chunk.sizes import KernelInputs
+    from ...kernels.chunk.memory import MEMORY, KernelInputs
 
     return KernelFamily(MEMORY, KernelInputs, {"scale": 1.0, "bound": 1.5, "eps": 1e-6})
 
