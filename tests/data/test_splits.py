@@ -9,7 +9,7 @@ from fastweights.data import MQAR, TASKS, Copy, RecallTask, SelectiveCopy, Shuff
 from fastweights.data._splits import is_test
 from fastweights.data.registry import ORDER
 from fastweights.training import RecallRun
-from fastweights.training.batches import training_batches
+from fastweights.training.recall.batches import training_batches
 
 Example = frozenset[tuple[int, int]]
 

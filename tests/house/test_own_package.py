@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastweights.training.toml_file import read_toml
+from fastweights.training.run_files import read_toml
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_package"

@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fastweights_studies import rate_search
 from fastweights_studies.leaderboard import PARTS, SIZES, Request, load_board, part_rows, run_part, table_of
 from fastweights_studies.leaderboard.record import origins
 
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
-from fastweights.training import WorkerError, rate_search, recall
+from fastweights.training import WorkerError
 from fastweights.training.progress import Silent
-from fastweights.training.recall import run_recall_parts
+from fastweights.training.recall import run as recall
+from fastweights.training.recall.run import run_recall_parts
 
 from .toy import TOY, task, train_here
 
@@ -136,13 +138,13 @@ def test_an_interrupted_part_continues(tmp_path, here, monkeypatch):
 
 
 def test_an_interrupted_part_has_the_rows_that_have_ended(tmp_path, here, monkeypatch):
-    train = recall.train_runs
+    train = recall.train_jobs
 
-    def interrupted(jobs, **options):
-        train([job for job in jobs if job.run.choice.name == "linear"], **options)
+    def interrupted(jobs, *others):
+        train([job for job in jobs if job.run.choice.name == "linear"], *others)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recall, "train_runs", interrupted)
+    monkeypatch.setattr(recall, "train_jobs", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_part(PARTS["tracking"], request(tmp_path, seeds=(0,)))
     assert set(rows("tracking", tmp_path)) == {("s3", "linear")}

@@ -14,9 +14,9 @@ from fastweights.layers import MIXERS
 from fastweights.outputs import claimed
 from fastweights.results import ResultsError
 from fastweights.training.calling_script import work_begins
-from fastweights.training.folder import remove_trainings
-from fastweights.training.output_folder import as_stored
+from fastweights.training.folder import as_stored
 
+from ..trained_folders import remove_trainings
 from .language import needle_setting, run_language, run_needle
 from .measured import read_rows
 from .parts import Part

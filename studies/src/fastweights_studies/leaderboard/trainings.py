@@ -10,9 +10,9 @@ from typing import Any
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.training import RecallExperiment
-from fastweights.training.objectives import objective_of
-from fastweights.training.rate_search import RateSearch, search_rates
+from fastweights.training.recall.objectives import objective_of
 
+from ..rate_search import RateSearch, search_rates
 from .matching import Matched, Matching
 from .record import Board, joined_origins, measured_here, row_key
 from .request import Request

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..checks import (
+from ...checks import (
     LARGEST_COUNT,
     LARGEST_DEPTH,
     LARGEST_HEADS,
@@ -20,9 +20,9 @@ from ..checks import (
     check_whole_number,
     describe_value,
 )
-from ..data import RecallTask
-from ..data.registry import task_class
-from .optimization import SCHEDULES, check_optimization
+from ...data import RecallTask
+from ...data.registry import task_class
+from ..optimization import SCHEDULES, check_optimization
 
 __all__ = ["Settings", "Stage", "check_device"]
 
@@ -104,7 +104,8 @@ class Settings:
         initializer_range: standard deviation of the model's first weights.
         test_examples: held-out sequences that the model is measured on.
         evaluations: how often it is measured in a run, the last time at its end.
-        watch_every: steps between two looks at the memories of the model that is trained (`RecallResult.watched`); None for none.
+        watch_every: steps between two looks at the model that is trained (`RecallResult.watched`), by functions of installed
+            packages, the entry point group `fastweights.watches`; None for none.
         save_models: whether every trained model is kept, in runs/NAME.model of the output folder.
         device: torch device, "cpu", "cuda", "cuda:1".
     """

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..cuda_graphs import Waits, captured, refusing_waits
+from ...cuda_graphs import Waits, captured, refusing_waits
+from ..optimization import weight_decay_groups
 from .objectives import Objective
-from .optimization import weight_decay_groups
 
 __all__ = ["TrainingStep"]
 
