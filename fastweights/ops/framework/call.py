@@ -89,7 +89,7 @@ def call(
         states = dict.fromkeys(spec.states)
     else:
         states = {
-            name: x if spec.states[name].counts else x.to(checked.dtype)
+            name: x if x.dtype == checked.dtype or spec.states[name].counts else x.to(checked.dtype)
             for name, x in zip(spec.states, as_tuple(initial_state))
         }
     recurs = checked.recurrent and not needs_gradient(named, states)

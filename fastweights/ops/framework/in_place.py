@@ -42,9 +42,10 @@ def update_state(
     values = check_options(spec, options, sizes)
     sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, like=like)
     check_length(spec.name, sequences)
-    states, rows = check_place(spec, place, sizes, sequences.count, like)
+    states, rows = check_place(spec, place, sizes, sequences.count, like), place.rows
     named = dict(zip(spec.inputs, inputs))
-    check_no_gradient(spec.name, {**named, **states})
+    if torch.is_grad_enabled():
+        check_no_gradient(spec.name, {**named, **states})
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     kernel, held = spec.recurrent, tuple(states.values())
@@ -72,10 +73,8 @@ def update_state(
     return unwrap(outputs)
 
 
-def check_place(
-    spec: OpSpec, place: InPlace, sizes: Sizes, count: int, like: Tensor
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The states by the names that messages give them, and the rows of `count` sequences in them."""
+def check_place(spec: OpSpec, place: InPlace, sizes: Sizes, count: int, like: Tensor) -> dict[str, Tensor]:
+    """The states of `count` sequences by the names that messages give them."""
     states = as_tuple(place.state)
     if len(states) != len(spec.states):
         raise ValueError(
@@ -87,7 +86,7 @@ def check_place(
         check_state(label, x, (held, *sizes.shape(declared.dims)), like, integer=declared.counts)
     if place.rows is not None:
         check_state_indices(place.rows, count, held, like)
-    return dict(zip(labels, states)), place.rows
+    return dict(zip(labels, states))
 
 
 def check_length(op: str, sequences: Sequences) -> None:
@@ -143,8 +142,6 @@ def check_state_indices(indices: Any, count: int, pool: int, like: Tensor) -> No
 
 
 def check_no_gradient(op: str, tensors: Mapping[str, Any]) -> None:
-    if not torch.is_grad_enabled():
-        return
     for name, x in tensors.items():
         if isinstance(x, Tensor) and x.requires_grad:
             raise ValueError(
