@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from .checks import check_text, check_texts
 
@@ -41,7 +41,7 @@ class Registry(Mapping[str, Entry]):
         specs: what is registered so far.
     """
 
-    made: list[Registry[Any]] = []  # every registry of this process
+    made: ClassVar[list[Registry[Any]]] = []  # every registry of this process
 
     def __init__(self, kind: str, own: Sequence[str]) -> None:
         self.kind, self.own = kind, own
@@ -99,7 +99,9 @@ def load_plugins() -> None:
     if _loaded:
         return
     _loaded = True  # before the imports: a plug-in may ask for a list itself
-    for plugin in (plugin for group in GROUPS for plugin in entry_points(group=group)):
+    # A module that registers several things may stand in several groups.
+    modules = {plugin.value: plugin for group in GROUPS for plugin in entry_points(group=group)}
+    for plugin in modules.values():
         try:
             plugin.load()
         except Exception as error:

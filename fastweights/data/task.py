@@ -202,5 +202,5 @@ class VectorTask(Task):
 
     @property
     def plotted_predictors(self) -> tuple[str, ...]:
-        """The names of the predictors whose errors by example results have."""
+        """The predictors whose errors by example stand in results, by name."""
         return ()
