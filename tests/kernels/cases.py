@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastweights.testing import CASES, OpCase, OpInputs
-from fastweights.testing.contract.by_kernels import DEVICE
+from fastweights.testing.contract.by_kernels import DEVICE, draw_small
 from fastweights.testing.contract.compare import assert_close, values_and_gradients
 
 
@@ -68,6 +68,9 @@ def some_slow(*slow: str) -> pytest.MarkDecorator:
         return pytest.param(KERNEL_CASES[name], id=name, marks=pytest.mark.slow if name in slow else ())
 
     return pytest.mark.parametrize("case", [one(name) for name in SOME])
+
+
+small = draw_small  # one row of one head in float32, unless other sizes are given
 
 
 def exact(
