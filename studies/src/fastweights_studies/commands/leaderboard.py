@@ -76,16 +76,15 @@ def leaderboard(
         from fastweights.layers.choice import check_backend
         from fastweights.training.progress import reporter_for
 
-        from ..leaderboard import PARTS, SIZES, Request, find_part, part_rows, run_part, table_of
-        from ..leaderboard.plan import plan_part
-        from ..leaderboard.run import claimed_boards, forget, rows_beside
-        from ..leaderboard.terminal import how_to_measure, parts_table, plain, where_others_are_from
+        from ..leaderboard import SIZES, Request, find_part, known_parts, run_part, table_of
+        from ..leaderboard.run import claim_boards, plan_part
+        from ..leaderboard.terminal import describe_origins, make_table, parts_table
 
         chosen = [find_part(name) for name in parts or ()]
         size = size or ("small" if device == "cpu" else "full")
         check_choice("--size", size, SIZES)
         if list_parts:
-            Console().print(parts_table(chosen or list(PARTS.values()), size, output, measurements))
+            Console().print(parts_table(chosen or list(known_parts().values()), size, output, measurements))
             return
         if not chosen:
             raise ValueError("name at least one part, or pass --list, which shows the parts")
@@ -105,20 +104,20 @@ def leaderboard(
             mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
             imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True, quiet=quiet)),
         )  # fmt: skip
-        with claimed_boards("--output", chosen, request):
+        with claim_boards("--output", chosen, request):
             if dry_run:
                 show_plan({"part": [plan_part(part, request) for part in chosen]})
                 return
             for part in chosen:
                 if overwrite:
-                    forget(part, request)
+                    part.forget(request)
                 with training_errors(CONTINUES):
                     path = run_part(part, request)
-                rows = part_rows(part, size, output, measurements)
-                library = rows_beside(part, size, rows)
-                Console().print(plain(part, *table_of(part, size, [*library, *rows], labels)))
-                show(where_others_are_from(library, output), end="")
+                rows = part.rows(size, output, measurements)
+                library = part.library(size, rows)
+                Console().print(make_table(part, *table_of(part, size, [*library, *rows], labels)))
+                show(describe_origins(part, library, output), end="")
                 if path is not None:
                     show(f"Results: {path}\n")
-                elif how := how_to_measure(part, labels, rows, imports or (), measurements):
+                elif how := part.how_to_measure(labels, rows, imports or (), measurements):
                     show(how)
