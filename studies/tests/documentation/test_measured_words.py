@@ -12,13 +12,12 @@ from fastweights_studies.experiments.claim import paired
 from fastweights_studies.leaderboard import SIZES
 from fastweights_studies.measure.training_start import MODEL
 from fastweights_studies.pages import page_parts
+from fastweights_studies.places import RESULTS
 
 from fastweights.layers import MIXERS
 from fastweights.models import preset
 
 from .site import ROOT
-
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def result(name: str) -> Any:
