@@ -16,7 +16,7 @@ from fastweights.models import FastWeightsForCausalLM
 from fastweights.results import LanguageResult
 from fastweights.results.language import load_result
 
-from ..record import Row
+from ..record import Plain, Row
 from .board import measured_here
 from .entries import Entry
 from .matching import Matched, Matching
@@ -43,8 +43,8 @@ class LanguagePart(BoardPart):
         contexts = (None, *language.training["context_lengths"])
         return [Column(parameters={"context": context}, setting=language.setting()) for context in contexts]
 
-    def title(self, row: Row) -> str:
-        context = row.column["context"]
+    def name_column(self, parameters: Mapping[str, Plain]) -> str:
+        context = parameters["context"]
         return HELD_OUT if context is None else f"context {context}"
 
     def cost(self, size: str) -> str:

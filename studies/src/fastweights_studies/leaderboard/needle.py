@@ -11,7 +11,7 @@ from typing import Any
 
 from fastweights.layers import MixerChoice
 
-from ..record import Row
+from ..record import Plain, Row
 from .board import measured_here
 from .entries import Entry
 from .language import LanguagePart, check_device, load_model_result, match_models, plan_run
@@ -44,8 +44,8 @@ class NeedlePart(BoardPart):
         setting = {**language.setting(), **asked}
         return [Column(parameters={"tokens": length}, setting=setting) for length in language.needles]
 
-    def title(self, row: Row) -> str:
-        return f"{row.column['tokens']} tokens"
+    def name_column(self, parameters: Mapping[str, Plain]) -> str:
+        return f"{parameters['tokens']} tokens"
 
     def cost(self, size: str) -> str:
         return SIZES[size].cost[self.name]

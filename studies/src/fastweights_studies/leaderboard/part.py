@@ -188,6 +188,13 @@ class BoardPart(Part):
 
     value: str
 
+    @abstractmethod
+    def name_column(self, parameters: Mapping[str, Plain]) -> str:
+        """The title of a column."""
+
+    def title(self, row: Row) -> str:
+        return self.name_column(row.column)
+
     def number(self, row: Row) -> float | None:
         return row.value if row.measure == self.value else None
 

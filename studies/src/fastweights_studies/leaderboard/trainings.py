@@ -44,8 +44,8 @@ class TaskPart(BoardPart):
         task = SIZES[size].task(self.name)
         return [Column(parameters=column, setting=task.setting()) for column in task.columns]
 
-    def title(self, row: Row) -> str:
-        return self.columns.format(**row.column)
+    def name_column(self, parameters: Mapping[str, Plain]) -> str:
+        return self.columns.format(**parameters)
 
     def cost(self, size: str) -> str:
         return SIZES[size].cost.get(self.name, "not estimated")
@@ -65,10 +65,11 @@ class TaskPart(BoardPart):
         there = {(entry.column, entry.label): entry for entry in self.entries(self.counted(board.rows, request.size))}
         entries = {}
         for column in self.setting(request.size):
+            title = self.name_column(column.parameters)
             for choice in request.mixers:
-                entry = there.get((self.columns.format(**column.parameters), choice.label))
+                entry = there.get((title, choice.label))
                 if entry is None or entry.seeds != seeds:
-                    name = f"{file_name(self.columns.format(**column.parameters))}/{file_name(choice.label)}"
+                    name = f"{file_name(title)}/{file_name(choice.label)}"
                     entries[name] = (column, match_mixer(size, column.parameters, choice), entry)
         experiments = {
             name: RecallExperiment(

@@ -6,7 +6,7 @@ No paper has run this. Setting and expectations stand here as they were before t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -148,8 +148,8 @@ class RulesPart(BoardPart):
         wanted = _grid_of(rule)
         return [*found, *(name for name in map(_grid_name, GRID) if row.run.get(name) != wanted.get(name))]
 
-    def title(self, row: Row) -> str:
-        return f"{row.column['stream']}, d = {row.column['channels']}"
+    def name_column(self, parameters: Mapping[str, Plain]) -> str:
+        return f"{parameters['stream']}, d = {parameters['channels']}"
 
     def label(self, row: Row) -> str:
         return " ".join([str(row.mixer), *map(str, row.options.values())])
@@ -179,13 +179,11 @@ class RulesPart(BoardPart):
         entries = self.entries(self.counted(board.rows, request.size))
         there = {(entry.column, entry.label) for entry in entries if entry.seeds == SEEDS}
         for column in self.setting(request.size):
+            title = self.name_column(column.parameters)
             for name, rule in rules.items():
-                rows = self._rows(column, rule)
-                if name not in RULES or (self.title(rows[0]), name) not in there:  # a rule of the user may have changed
-                    board.add(rows)
-            request.reporter.note(
-                f"{column.parameters['stream']}, d = {column.parameters['channels']}: {len(rules)} rules"
-            )
+                if name not in RULES or (title, name) not in there:  # a rule of the user may have changed
+                    board.add(self._rows(column, rule))
+            request.reporter.note(f"{title}: {len(rules)} rules")
         return board.path
 
     def _rows(self, column: Column, rule: Rule) -> list[Row]:
