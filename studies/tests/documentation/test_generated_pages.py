@@ -15,7 +15,7 @@ from fastweights_studies.experiments import claims_of
 from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.pages import choosing, evidence, mixer_pages, own_results
 from fastweights_studies.pages.performance_text import anchor
-from fastweights_studies.record import write_rows
+from fastweights_studies.record import select, write_rows
 
 from fastweights.layers import MIXERS
 from fastweights.layers.description import described_options
@@ -113,7 +113,8 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     (tmp_path / "claims" / "own-2.json").write_text(json.dumps(record))
     for path in (tmp_path / "leaderboard").glob("*-full.json"):
         path.unlink()
-    write_rows(tmp_path / "leaderboard" / "tracking-full.json", [make_row("tracking", column=1, size="full")])
+    column = select(PARTS["tracking"].library("full", ()), column={"task": "parity"})
+    write_rows(tmp_path / "leaderboard" / "tracking-full.json", column)
     text = choosing.render(tmp_path)
     small, large = (evidence.records_of(tmp_path)[name].measurement for name in ("own-2", "own-2-cuda"))
     by_variance, by_probability = (
