@@ -115,5 +115,7 @@ def test_a_row_counts_as_long_as_its_own_column_is_the_declared_one():
     row, other = make_row(size="full"), make_row(size="full", column=1)
     assert part.counted([row, other], "full") == [row, other]
     changed = make_row(size="full", steps=1)
-    assert part.differing(changed, "full") == ["steps"] and part.counted([changed, other], "full") == [other]
-    assert part.differing(row, "small") is None and part.counted([row], "small") == []
+    assert part.differing(changed, part.setting("full")) == ["steps"] and part.counted([changed, other], "full") == [
+        other
+    ]
+    assert part.differing(row, part.setting("small")) is None and part.counted([row], "small") == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class Board:
         rows: in the order in which they came.
     """
 
-    def __init__(self, path: Path, rows: Iterable[Row] = ()) -> None:
+    def __init__(self, path: Path, rows: Sequence[Row] = ()) -> None:
         self.path = path
         self._rows = {_key(row): row for row in rows}
 

@@ -39,10 +39,6 @@ class Column:
         for name in ("parameters", "setting"):
             object.__setattr__(self, name, as_stored(dict(getattr(self, name))))  # lists, as rows from a file have them
 
-    def differing(self, row: Row) -> list[str]:
-        """What of the setting is another one in a row."""
-        return [name for name, value in self.setting.items() if row.run.get(name) != value]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Part(ABC):
@@ -58,7 +54,9 @@ class Part(ABC):
     measure: str
     better: Literal["higher", "lower"]
 
-    trained: ClassVar[bool] = False  # whether models of equal state are trained for it
+    # Whether models of equal state are trained for it, and whether tables mark those that were still learning.
+    trained: ClassVar[bool] = False
+    marks_learning: ClassVar[bool] = False
 
     @abstractmethod
     def setting(self, size: str) -> list[Column]:
@@ -128,11 +126,7 @@ class Part(ABC):
 
     def how_to_read(self) -> str:
         """What numbers and marks of the table mean."""
-        return " ".join(UNMARKED if mark == LEARNING and not self.marks_learning() else mark for mark in MARKS)
-
-    def marks_learning(self) -> bool:
-        """Whether tables mark what was still learning."""
-        return False
+        return " ".join(UNMARKED if mark == LEARNING and not self.marks_learning else mark for mark in MARKS)
 
     def resolution(self, size: str) -> float | None:
         """The spread that a single seed counts as; None where single seeds tell nothing."""
@@ -206,7 +200,8 @@ class BoardPart(Part):
         """
         path = self.files(request)[0]
         board = load_board(path) if path.exists() else Board(path)
-        changed = sorted({name for row in board.rows for name in self.differing(row, request.size) or ()})
+        columns = self.setting(request.size)
+        changed = sorted({name for row in board.rows for name in self.differing(row, columns) or ()})
         if changed:
             raise ValueError(
                 f"output holds {board.path.name}, measured at another setting ({', '.join(changed)}); pass another --output, "
@@ -216,12 +211,15 @@ class BoardPart(Part):
 
     def counted(self, rows: Iterable[Row], size: str) -> list[Row]:
         """The rows of columns that are still declared, with their setting."""
-        return [row for row in rows if self.differing(row, size) == []]
+        columns = self.setting(size)
+        return [row for row in rows if self.differing(row, columns) == []]
 
-    def differing(self, row: Row, size: str) -> list[str] | None:
-        """What was another setting when a row was measured; None where its column is not declared."""
-        column = next((one for one in self.setting(size) if one.parameters == row.column), None)
-        return None if column is None else column.differing(row)
+    def differing(self, row: Row, columns: Sequence[Column]) -> list[str] | None:
+        """What was another setting when a row was measured; None where its column is none of the declared ones."""
+        column = next((one for one in columns if one.parameters == row.column), None)
+        if column is None:
+            return None
+        return [name for name, value in column.setting.items() if row.run.get(name) != value]
 
     def rows(self, size: str, folder: Path, measurements: Path) -> list[Row]:
         path = board_path(folder, self.name, self.board_size(size))

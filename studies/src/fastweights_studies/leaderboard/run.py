@@ -24,27 +24,28 @@ __all__ = ["claim_boards", "part_rows", "plan_part", "run_part", "table_of"]
 
 @checked
 def run_part(part: Part, request: Request) -> Path | None:
-    """Measure a part for the mixers of a request; the file of its board, None where its numbers are read."""
+    """Measure a part for the mixers of a request. Returns the file of its board; None where scripts measure the part."""
     work_begins("run_part")
     return part.run(request)
 
 
 def claim_boards(name: str, parts: Sequence[Part], request: Request) -> AbstractContextManager[None]:
-    """Hold the files of these parts in the output folder of a request, which the argument `name` names; see `claimed`."""
+    """Hold the boards of these parts in the output folder, the argument `name`, as `claimed` does."""
     files = [file for part in parts for file in part.files(request)]
     return claimed(name, dict.fromkeys(files, is_board), "result", overwrite=False)
 
 
 @checked
 def part_rows(part: Part, size: str, folder: Path, measurements: Path) -> list[Row]:
-    """The rows of a part that there are: measured in `folder`, or read from `measurements`."""
+    """The rows that a part has at a size: those of its board in `folder`, or of the files that scripts have written to
+    `measurements`."""
     check_choice("size", size, SIZES)
     return part.rows(size, folder, measurements)
 
 
 @checked
 def table_of(part: Part, size: str, rows: Sequence[Row], mixers: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """The table of a part with a line for each of `mixers`."""
+    """Head and lines of the table of a part, with a line for each of `mixers`."""
     return part_table(part, part.entries(rows), part.listed(mixers), part.resolution(size))
 
 

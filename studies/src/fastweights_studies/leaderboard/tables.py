@@ -87,5 +87,5 @@ def _cell(part: Part, entry: Entry | None, standing: Standing | None) -> str:
         return NOT_RUN
     if standing is None:
         return DIVERGED
-    marks = {"*": part.marks_learning() and entry.undertrained, "!": entry.diverged, "°": part.guesses(entry)}
+    marks = {"*": part.marks_learning and entry.undertrained, "!": entry.diverged, "°": part.guesses(entry)}
     return part.format(standing) + "".join(mark for mark, is_set in marks.items() if is_set)

@@ -39,6 +39,7 @@ class TaskPart(BoardPart):
     columns: str = "{pairs} pairs, heads of {head_dim}"
 
     trained = True
+    marks_learning = True
 
     def setting(self, size: str) -> list[Column]:
         task = SIZES[size].task(self.name)
@@ -119,9 +120,6 @@ class TaskPart(BoardPart):
                 if value is not None
             ]  # fmt: skip
         return rows
-
-    def marks_learning(self) -> bool:
-        return True
 
     def guesses(self, entry: Entry) -> bool:
         """Within three standard errors of guessing over the sequences of a test, or within 2% of the error of predicting zero."""

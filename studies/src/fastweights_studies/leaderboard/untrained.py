@@ -140,9 +140,9 @@ class RulesPart(BoardPart):
             for channels in SIZES
         ]
 
-    def differing(self, row: Row, size: str) -> list[str] | None:
+    def differing(self, row: Row, columns: Sequence[Column]) -> list[str] | None:
         """With the gates of the rule, and the values that they may have."""
-        found, rule = super().differing(row, size), RULES.get(self.label(row))
+        found, rule = super().differing(row, columns), RULES.get(self.label(row))
         if found is None or rule is None:
             return found
         wanted = _grid_of(rule)
