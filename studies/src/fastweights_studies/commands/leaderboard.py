@@ -30,7 +30,7 @@ CONTINUES = "the same command continues where it stopped"
 
 def leaderboard(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PART]...", help=f"Parts to run: {PARTS}.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[PART]...", help=f"Parts to run: {PARTS}; or a task of your own.", show_default=False)
     ] = None,
     list_parts: Annotated[
         bool, typer.Option("--list", help="List the parts, their cost and how many mixers have results, and exit.")
@@ -55,7 +55,7 @@ def leaderboard(
     ] = Path("runs/leaderboard"),
     overwrite: Overwrite = False,
     measurements: Annotated[
-        Path, typer.Option(help="Folder with the benchmarks' result files, for speed and memory.")
+        Path, typer.Option(help="Folder with the result files of measuring scripts, for speed and memory.")
     ] = Path("studies/results"),
     workers: Workers = None,
     dry_run: DryRun = False,
@@ -66,7 +66,7 @@ def leaderboard(
 
     Every run is kept as soon as it has ended: an interrupted command continues when it is given again, and a mixer of your own
     joins the results that are there by its name (--mixers NAME --import MODULE). Mixers without results of yours are shown with
-    those that the library comes with. Speed and memory are read from the files of the benchmarks; what these lack is named with
+    those that the library comes with. Speed and memory are read from the files of scripts; what these lack is named with
     the command that measures it.
     """
     with one_line_errors(CONTINUES, FEWER), StopSignals():
