@@ -30,7 +30,8 @@ CONTINUES = "the same command continues where it stopped"
 
 def leaderboard(
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PART]...", help=f"Parts to run: {PARTS}; or a task of your own.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="[PART]...", help=f"Parts to run: {PARTS}; or a task of your own.", show_default=False),
     ] = None,
     list_parts: Annotated[
         bool, typer.Option("--list", help="List the parts, their cost and how many mixers have results, and exit.")
