@@ -11,7 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .runtime.private_api import constant_when_traced, ptxas_is_safe
+from ..private_torch import constant_when_traced
+from .runtime.private_api import ptxas_is_safe
 
 Given = TypeVar("Given", bound=Tensor | None)
 KERNEL_BACKENDS = ("auto", "torch", "triton")

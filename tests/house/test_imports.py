@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 # A package may import those before it. Packages in one row stand beside each other and do not know each other.
 ORDER = (
     ("_version",),
-    ("checks", "cuda_graphs", "environment", "out_of_memory", "ownership", "safe_path", "stopping", "untrusted"),
-    ("files",),
-    ("checksums", "kinds", "terminal"),
+    ("private_huggingface", "private_torch"),
+    ("checks", "cuda_graphs", "environment", "safe_path", "stopping", "terminal", "untrusted"),
+    ("files", "kinds"),
     ("outputs",),
     ("kernels", "data", "results"),
     ("ops",),

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...private_torch import current_device, current_stream
 from .private_api import (
     Launch,
     compile_all,
-    current_device,
-    current_stream,
     fast_launch,
     front_arguments,
     launcher,

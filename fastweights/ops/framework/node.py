@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...kernels.runtime.private_api import autograd_inside_op
+from ...private_torch import autograd_inside_op
 
 __all__ = ["Node", "NodeRule", "without_aliases"]
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...checks import check_dense, shape_of, values_are_checked
+from ...private_torch import change_count
 
 LARGEST_CHUNK = 64  # tokens; no op has longer ones
 CACHED_NUMBERS = 2**18  # in the states of sequences that are read at once: few enough to stay in a processor's cache
@@ -101,9 +102,9 @@ _read: dict[int, tuple[weakref.ref[Tensor], int, list[int]]] = {}
 def _edges(cu_seqlens: Tensor) -> list[int]:
     """Its numbers. Reading them from a GPU waits for it, so they are kept for as long as the tensor lives unchanged: one wait
     serves all layers of a model."""
-    if cu_seqlens.device.type == "cpu" or cu_seqlens.is_inference():
+    if cu_seqlens.device.type == "cpu" or cu_seqlens.is_inference() or (version := change_count(cu_seqlens)) is None:
         return cu_seqlens.tolist()
-    key, version = id(cu_seqlens), cu_seqlens._version
+    key = id(cu_seqlens)
     if key not in _read or _read[key][0]() is not cu_seqlens or _read[key][1] != version:
         _read[key] = (weakref.ref(cu_seqlens, lambda _: _read.pop(key, None)), version, cu_seqlens.tolist())
     return _read[key][2]

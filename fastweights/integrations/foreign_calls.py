@@ -1,6 +1,6 @@
-"""Which calls of another library our ops can take, and where packed sequences begin in them.
+"""Calls of another library: which our ops can take, where packed sequences begin in them, and the delta rule as they call it.
 
-What they cannot take runs as before, so that a model of any dtype on any device works with or without us. An exported program
+What ours cannot take runs as before, so that a model of any dtype on any device works with or without us. An exported program
 must run where this library is not installed, so that while a model is exported the originals run too.
 """
 
@@ -13,8 +13,11 @@ from torch import Tensor
 
 from ..checks import LARGEST_HEAD
 from ..kernels.availability import takes_kernels
+from ..ops import delta_rule
+from ..ops.gated_norm import gated_rms_norm
+from ..ops.l2_normalize import l2_normalize
 
-__all__ = ["first_of_packed", "runs_here", "why_no_delta_rule"]
+__all__ = ["call_delta_rule", "packed_lengths", "runs_here", "why_no_delta_rule"]
 
 
 def runs_here(*tensors: Tensor | None) -> bool:
@@ -43,7 +46,7 @@ def why_no_delta_rule(
     return None
 
 
-def first_of_packed(arguments: dict[str, Any]) -> Tensor | None:
+def packed_lengths(arguments: dict[str, Any]) -> Tensor | None:
     """The cumulative lengths of the sequences packed into a row, None where nothing is packed.
 
     In models of transformers they come as cu_seqlens or cu_seq_lens_q. Where only seq_idx [1, T] is there, the number of each
@@ -58,3 +61,34 @@ def first_of_packed(arguments: dict[str, Any]) -> Tensor | None:
     inner = 1 + (index[0, 1:] != index[0, :-1]).nonzero().flatten()
     ends = inner.new_tensor([0, index.shape[1]])
     return torch.cat([ends[:1], inner, ends[1:]])
+
+
+EPS = 1e-6  # that of transformers and of flash-linear-attention
+
+
+def call_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor,
+    *,
+    normalize: bool,
+    initial_state: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`delta_rule`, with a first state of any dtype. normalize: whether q and k are divided by their lengths first."""
+    if normalize:
+        q, k = _unit(q), _unit(k)
+    state = None if initial_state is None else initial_state.float()
+    return delta_rule(q, k, v, beta, g, initial_state=state, **options)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """x / sqrt(|x|^2 + eps), in float32 inside. A single token takes one launch. Others take the norm, which has gradients on a
+    GPU: |x|^2 + eps is K times the mean square plus eps / K."""
+    if x.shape[1] == 1:
+        return l2_normalize(x, EPS)
+    width = x.shape[-1]
+    weight = x.new_full((width,), width**-0.5, dtype=torch.float32)
+    return gated_rms_norm(x if x.is_cuda else x.float(), weight, eps=EPS / width).to(x.dtype)
