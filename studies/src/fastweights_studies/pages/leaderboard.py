@@ -291,7 +291,7 @@ LIMITS = """## Limits
 def distances(rows: Sequence[Row], stream: str) -> str:
     """A table: distance (and error) of every rule by channels, the nearest at 16 channels first."""
     by = {
-        (entry.label, entry.rows[0].column["channels"]): entry
+        (entry.label, channels_of(entry)): entry
         for entry in PARTS["rules"].entries(select(rows, column={"stream": stream}))
     }
     sizes = sorted({channels for _, channels in by})
@@ -315,6 +315,10 @@ def distances(rows: Sequence[Row], stream: str) -> str:
     ]
     lines.insert(0, ["*exact least squares*", "", *(f"0; {written(x)}" for x in exact), ""])
     return table(["rule", "state, d = 16", *(f"d = {channels}" for channels in sizes), "gates at d = 16"], lines)
+
+
+def channels_of(entry: Entry) -> int:
+    return int(entry.rows[0].column["channels"])  # type: ignore[arg-type]
 
 
 def error_of(entry: Entry) -> float:
@@ -374,8 +378,7 @@ def nearest(rows: Sequence[Row]) -> str:
     """The rules in the first place, by stream and channels."""
     columns: dict[tuple[str, int], list[Entry]] = {}
     for entry in PARTS["rules"].entries(rows):
-        column = entry.rows[0].column
-        columns.setdefault((str(column["stream"]), int(column["channels"])), []).append(entry)  # type: ignore[arg-type]
+        columns.setdefault((str(entry.rows[0].column["stream"]), channels_of(entry)), []).append(entry)
     lines = []
     for (stream, channels), own in columns.items():
         small = [entry for entry in own if entry.count("state") <= channels * (channels + 1)]
