@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import FLOATS, check_dense, check_dtype, check_size, check_whole_number, shape_of
-from ..ops.framework.sequences import check_cu_seqlens
+from ..ops.authoring import check_cu_seqlens
 from ..private_huggingface import execution_device, is_placed, placement_hooks, remove_placement
 from .cache import LayerCache
 from .options import MixerOptions

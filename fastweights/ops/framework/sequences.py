@@ -39,23 +39,23 @@ class Sequences:
         return torch.repeat_interleave(torch.arange(self.count, device=device), lengths)
 
 
-def by_length(lengths: Tensor, longest: int | None = None) -> list[Tensor]:
-    """Packed sequences of `lengths` [N] in groups of about the same length: up to one token, 2, 3 and 4, 5 to 8 and so on, the
-    shortest first; longer ones than `longest` count as so long. The numbers of each group's sequences."""
+def group_by_length(lengths: Tensor, longest: int | None = None) -> list[Tensor]:
+    """Groups of packed sequences of about the same length, the shortest first: up to one token, 2, 3 and 4, 5 to 8 and so on.
+    Sequences longer than `longest` are in the group of that length. lengths: [N]. A group is the numbers of its sequences."""
     group_N = torch.frexp((lengths.clamp(1, longest) - 1).double()).exponent
     return [(group_N == group).nonzero()[:, 0] for group in group_N.unique()]
 
 
-def tokens_of(number: Tensor, lengths: Tensor) -> Tensor:
-    """The positions in the row of the tokens of some of its sequences, one sequence after the other."""
+def locate_tokens(number: Tensor, lengths: Tensor) -> Tensor:
+    """Where in the packed row the tokens of the sequences `number` are, one sequence after the other."""
     length, end = lengths[number], lengths.cumsum(0)[number]
     offset = (end - length.cumsum(0)).repeat_interleave(length)
     return offset + torch.arange(len(offset), device=offset.device)
 
 
 class Groups:
-    """The sequences of a packed row in groups `by_length`, each with a row of its own. Chunks are as long as the longest sequence
-    of their row needs: beside a long one, the chunk of a short one would be mostly padding.
+    """The sequences of a packed row in groups of about the same length, each with a row of its own. The longest sequence of a row
+    sets the length of its chunks: beside a long one, the chunk of a short one would be mostly padding.
 
     Attributes:
         sequences: those of each group.
@@ -63,12 +63,12 @@ class Groups:
 
     def __init__(self, sequences: Sequences, states: Sequence[Tensor]) -> None:
         lengths, device = torch.tensor(sequences.lengths), states[0].device
-        *short, long = by_length(lengths, LARGEST_CHUNK)
+        *short, long = group_by_length(lengths, LARGEST_CHUNK)
         if device.type == "cpu":
             at_once = max(1, CACHED_NUMBERS // max(1, sum(s.shape[1:].numel() for s in states)))
             short = [part for numbers in short for part in numbers.split(at_once)]
         rows = [*short, long]
-        tokens = [tokens_of(numbers, lengths) for numbers in rows]
+        tokens = [locate_tokens(numbers, lengths) for numbers in rows]
         self.sequences = [Sequences(1, len(t), tuple(lengths[row].tolist())) for row, t in zip(rows, tokens)]
         self.row, self.token = (torch.cat(parts).to(device) for parts in (rows, tokens))
 

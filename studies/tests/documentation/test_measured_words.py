@@ -51,7 +51,9 @@ def test_starts_and_several_gpus() -> None:
     (starts,) = result("training-start-nvidia-h100-80gb-hbm3")["starts"].values()
     first, second = (starts[start]["first step, s"] for start in ("first start", "second start"))
     vocabulary = MODEL["vocab_size"]
-    assert all(f"{vocabulary:,} tokens in the vocabulary" in text for text in (train, words("docs/kernels.md")))
+    assert all(
+        f"{vocabulary:,} tokens in the vocabulary" in text for text in (train, words("studies/notes/kernels.md"))
+    )
     assert f"ends {first:.0f} s after the command was given" in train and f"it ends after {second:.0f} s" in train
     rows = result("scaling-nvidia-h100-80gb-hbm3")["trainings"]["gdn-1b"]
     ddp, fsdp, kept = (rows[f"2 GPUs, {way}"] for way in ("DDP", "FSDP2", "FSDP2-kept"))

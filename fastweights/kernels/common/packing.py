@@ -17,16 +17,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from .runtime.launch_plan import Recorder
-from .runtime.workspace import TensorSpec
-
-__all__ = [
-    "CHUNK",
-    "chunk_place",
-    "pieces_of_sequence",
-    "record_tables",
-    "segment_place",
-]
+from ..runtime.launch_plan import Recorder
+from ..runtime.workspace import TensorSpec
 
 CHUNK = 64
 BLOCK = 128  # table entries of one program
@@ -115,8 +107,8 @@ def record_tables(
     N = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     M, P = 0 if chunks is None else chunks.shape[0], segments.shape[0]
     recorder.launch(
-        write_tables, (-(-max(M, P) // BLOCK),), cu_seqlens, chunks, segments, time, N, max(N - 1, 0).bit_length(), M, P, tokens,
-        BLOCK=BLOCK, num_warps=4,
+        write_tables, (-(-max(M, P) // BLOCK),), cu_seqlens, chunks, segments, time, N, max(N - 1, 0).bit_length(), M, P,
+        tokens, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
@@ -134,6 +126,23 @@ def chunk_place(chunks, m, T):
         first = tl.load(chunks + 2 * m).to(tl.int64)
         count = tl.load(chunks + 2 * m + 1)
     return first, count
+
+
+@triton.jit
+def program_part(chunks, time, PARTS: tl.constexpr):
+    """The part of a chunk's work that a program of a grid (PARTS x M, HV) has, and what `program_chunk` gives."""
+    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    return part, m, head, first, count
+
+
+@triton.jit
+def program_chunk(chunks, time):
+    """The chunk and head of a program of a grid (M, HV), the chunk's first token (int64) and its number of tokens. A kernel
+    returns where there are none and computes all else afterwards: what stands before the return takes registers on sm_80."""
+    m, head = tl.program_id(0), tl.program_id(1)
+    first, count = chunk_place(chunks, m, time)
+    return m, head, first, count
 
 
 @triton.jit
@@ -167,3 +176,10 @@ def pieces_of_sequence(cu_seqlens, n, T, L, LEAST: tl.constexpr):
         low = start // L + n
         count = tl.maximum(tl.cdiv(stop - start, L), LEAST)
     return low, count
+
+
+@triton.jit
+def pool_row(state_indices, n, P):
+    """The row of sequence n in the pool of P rows, and whether it has one: none for a negative index."""
+    index = n.to(tl.int64) if state_indices is None else tl.load(state_indices + n).to(tl.int64)
+    return index, (index >= 0) & (index < P)

@@ -14,21 +14,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, is_bad, of_tokens
-from ..packing import chunk_place
-from .gradients import over_values
-from .wy import causal_inverse, weighted
+from ..math import clamp_decay, is_bad
+from ..packing import program_chunk, program_part
+from ..tiles import load_gate, load_tile, tile_address
+from .gradients import sum_over_values
+from .wy import causal_inverse, weigh_rows
 
 
 @triton.jit
-def border(half):
+def find_border(half):
     """By halves: for every token [64], the last token of the left half of its pair of halves."""
     i = tl.arange(0, 64)
     return (i & -(2 * half)) + (half - 1)
 
 
 @triton.jit
-def meeting(G, at_border, half):
+def meet_at_border(G, at_border, half):
     """By halves: the factor of every token [64, channels], given G at its border, and which pairs (i, j) [64, 64] this level
     computes."""
     i = tl.arange(0, 64)
@@ -46,8 +47,7 @@ def wy_transform_channel(
     """One chunk of one head: Qd = scale Q exp(G) and Ke = KW exp(G_last - G) [BT, HV, K], P = scale tril(Q exp(G) (KW exp(-G))^T)
     [BT, HV, 64], last_gate = G_last [M, HV, K] and with DELTA T, U, W as in wy.py. REUSE_SAVED: T and U are
     given."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     i = tl.arange(0, 64)
@@ -65,7 +65,7 @@ def wy_transform_channel(
         here = live[:, None] & (c < K)[None, :]
         at = row[:, None] * K + c[None, :]
         at_key = i[:, None] * (H * K) + c[None, :]
-        decay = clamped(tl.load(g + g_start + i[:, None] * (HV // HEADS_G * K) + c[None, :], here, 0.0))
+        decay = clamp_decay(tl.load(g + g_start + i[:, None] * (HV // HEADS_G * K) + c[None, :], here, 0.0))
         kept = tl.sum(tl.where(decay == decay, decay, 0.0), 0)  # NaN does not choose the form
         lost = -tl.min(kept, 0)
         G = tl.cumsum(decay, 0)
@@ -94,8 +94,8 @@ def wy_transform_channel(
             scores += tl.where(i[:, None] == i[None, :], own[:, None], 0.0)
             half = 32
             while half > 0:
-                at_border = tl.gather(G, tl.broadcast_to(border(half)[:, None], G.shape), 0)
-                factor, pairs = meeting(G, at_border, half)
+                at_border = tl.gather(G, tl.broadcast_to(find_border(half)[:, None], G.shape), 0)
+                factor, pairs = meet_at_border(G, at_border, half)
                 right = tl.trans((writes * factor).to(writes.dtype))
                 met = tl.dot((queries * (factor * scale)).to(queries.dtype), right, input_precision=PRECISION)
                 scores += tl.where(pairs, met, 0.0)
@@ -107,7 +107,7 @@ def wy_transform_channel(
     scores = tl.where(i[:, None] >= i[None, :], scores, 0.0)
     tl.store(P + at_square, scores.to(P.dtype.element_ty), live[:, None])
     if DELTA:
-        gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
+        gain = load_gate(beta, first, live, head, HV, HEADS_BETA)
         if REUSE_SAVED:
             T = tl.load(inverse + at_square, live[:, None], 0.0).to(tl.float32)
         else:
@@ -122,7 +122,7 @@ def wy_transform_channel(
                 at = start * V + row[:, None] * V + c[None, :]
                 here = live[:, None] & (c < V)[None, :]
                 values = tl.load(v + at, here, 0.0).to(U.dtype.element_ty)
-                u = weighted(T, gain, values, row_bad, False, False, PRECISION)
+                u = weigh_rows(T, gain, values, row_bad, False, False, PRECISION)
                 tl.store(U + at, u.to(U.dtype.element_ty), here)
         tl.debug_barrier()  # W holds K exp(G), as other threads wrote it
         for k0 in tl.static_range(0, K, BK):
@@ -130,7 +130,7 @@ def wy_transform_channel(
             at = start * K + row[:, None] * K + c[None, :]
             here = live[:, None] & (c < K)[None, :]
             keys = tl.load(W + at, here, 0.0).to(U.dtype.element_ty)
-            w = weighted(T, gain, keys, row_bad, REUSE_SAVED, True, PRECISION)
+            w = weigh_rows(T, gain, keys, row_bad, REUSE_SAVED, True, PRECISION)
             tl.store(W + at, w.to(W.dtype.element_ty), here)
 
 
@@ -146,9 +146,7 @@ def chunk_gradients_channel(
     `stride` from K tile to K tile. Without WRITE dk holds both roles of the key. Two launches share the work: FLAT computes the
     tiles whose form is flat, for which it has enough registers, the other the rest. dG is computed from the rounded operands of
     the products, so that a pair on both sides of a token cancels exactly."""
-    PARTS: tl.constexpr = (K + BK - 1) // BK
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
     i = tl.arange(0, 64)
@@ -163,21 +161,15 @@ def chunk_gradients_channel(
     here = live[:, None] & (c < K)[None, :]
     key_start = (first * H + head // (HV // H)) * K
     at_key = i[:, None] * (H * K) + c[None, :]
-    gain = of_tokens(beta, first, live, head, HV, HEADS_BETA) if DELTA else tl.zeros((64,), tl.float32)
-    to_q, to_w, to_k, dA, to_beta, at_last = over_values(
+    gain = load_gate(beta, first, live, head, HV, HEADS_BETA) if DELTA else tl.zeros((64,), tl.float32)
+    to_q, to_w, to_k, dA, to_beta, at_last = sum_over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, True, PRECISION
     )
     # The order frees the registers of each sum early.
     at_row = row[:, None] * K + c[None, :]
-    if WRITE:
-        at_write = (
-            write_key + (first * (HV // HEADS_W) + head // HEADS_W) * K + i[:, None] * (HV // HEADS_W * K) + c[None, :]
-        )
-    else:
-        at_write = k + key_start + at_key
+    at_write = tile_address(write_key, first, head, HV, c, K, HEADS_W) if WRITE else k + key_start + at_key
     writes = tl.load(at_write, here, 0.0)
-    at_g = g + (first * (HV // HEADS_G) + head // HEADS_G) * K + i[:, None] * (HV // HEADS_G * K) + c[None, :]
-    G = tl.cumsum(clamped(tl.load(at_g, here, 0.0)), 0)
+    G = tl.cumsum(clamp_decay(load_tile(g, first, here, head, HV, c, K, HEADS_G)), 0)
     to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
     to_A = tl.where(i[:, None] > i[None, :], -dA, 0.0).to(writes.dtype)
     if FLAT:
@@ -215,9 +207,9 @@ def chunk_gradients_channel(
             to_G += keys * (to_k * gain[:, None])
         half = 32
         while half > 0:
-            last_left = tl.minimum(border(half), count - 1)[:, None] * (HV * K) + c[None, :]
+            last_left = tl.minimum(find_border(half), count - 1)[:, None] * (HV * K) + c[None, :]
             at_border = tl.load(dg + start * K + last_left, (c < K)[None, :], 0.0)
-            factor, pairs = meeting(G, at_border, half)
+            factor, pairs = meet_at_border(G, at_border, half)
             right = (writes * factor).to(writes.dtype)
             left = (queries * (factor * scale)).to(queries.dtype)
             met = tl.where(pairs, to_P, 0.0).to(left.dtype)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, is_bad, of_tokens, so_far, spoiled_somewhere, without
-from ..packing import chunk_place
+from ..math import any_so_far, clamp_decay, has_bad_number, is_bad, zero_where
+from ..packing import chunk_place, program_chunk
+from ..tiles import load_gate, load_tile
 
 
 @triton.jit
@@ -49,7 +50,7 @@ def inverse_of_blocks(D):
 @triton.jit
 def causal_inverse(A, bad, PRECISION: tl.constexpr):
     """(I + A)^-1, where a NaN or infinity in A, or a row marked `bad`, makes its row and the following ones NaN, none before."""
-    spoiled = so_far(is_bad(tl.sum(A, 1)) | bad)[:, None]
+    spoiled = any_so_far(is_bad(tl.sum(A, 1)) | bad)[:, None]
     return tl.where(spoiled, float("nan"), unit_lower_inverse(tl.where(spoiled, 0.0, A), PRECISION))
 
 
@@ -62,8 +63,7 @@ def wy_transform(
 ):  # fmt: skip
     """One chunk of one head. Heads of gates and write keys are given as HV // heads. REUSE_SAVED: T, U and G are
     given, and only W is computed. Products with T are taken in the precision of U."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     i = tl.arange(0, 64)
@@ -71,12 +71,12 @@ def wy_transform(
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at_keys = k + (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
-    gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
+    gain = load_gate(beta, first, live, head, HV, HEADS_BETA)
     if DECAY:
         if REUSE_SAVED:
             decay = tl.load(G + start + row, live, 0.0)
         else:
-            decay = tl.cumsum(clamped(of_tokens(g, first, live, head, HV, HEADS_G)), 0)
+            decay = tl.cumsum(clamp_decay(load_gate(g, first, live, head, HV, HEADS_G)), 0)
             tl.store(G + start + row, decay, live)
     at_T = inverse + start * 64 + row[:, None] * 64 + i[None, :]
     if REUSE_SAVED:
@@ -88,10 +88,8 @@ def wy_transform(
             here = live[:, None] & (c < K)[None, :]
             keys = tl.load(at_keys + c[None, :], here, 0.0)
             if WRITE:
-                at_write = (
-                    write_key + (first * (HV // HEADS_W) + head // HEADS_W) * K + i[:, None] * (HV // HEADS_W * K)
-                )
-                A = tl.dot(keys, tl.trans(tl.load(at_write + c[None, :], here, 0.0)), A, input_precision=PRECISION)
+                writes = load_tile(write_key, first, here, head, HV, c, K, HEADS_W)
+                A = tl.dot(keys, tl.trans(writes), A, input_precision=PRECISION)
             else:
                 A = tl.dot(keys, tl.trans(keys), A, input_precision=PRECISION)
         A *= gain[:, None]
@@ -109,7 +107,7 @@ def wy_transform(
             at = row[:, None] * V + c[None, :]
             here = live[:, None] & (c < V)[None, :]
             values = tl.load(v + start * V + at, here, 0.0).to(U.dtype.element_ty)
-            u = weighted(T, gain, values, row_bad, False, False, PRECISION)
+            u = weigh_rows(T, gain, values, row_bad, False, False, PRECISION)
             tl.store(U + start * V + at, u.to(U.dtype.element_ty), here)
     scale = gain
     if DECAY:
@@ -118,23 +116,38 @@ def wy_transform(
         c = k0 + tl.arange(0, BK)
         here = live[:, None] & (c < K)[None, :]
         keys = tl.load(at_keys + c[None, :], here, 0.0).to(U.dtype.element_ty)
-        w = weighted(T, scale, keys, row_bad, REUSE_SAVED, True, PRECISION)
+        w = weigh_rows(T, scale, keys, row_bad, REUSE_SAVED, True, PRECISION)
         tl.store(W + start * K + row[:, None] * K + c[None, :], w.to(W.dtype.element_ty), here)
 
 
 @triton.jit
-def weighted(T, scale, x, row_bad, TRUSTED: tl.constexpr, WHOLE: tl.constexpr, precision: tl.constexpr):
+def weigh_rows(T, scale, x, row_bad, TRUSTED: tl.constexpr, WHOLE: tl.constexpr, precision: tl.constexpr):
     """T diag(scale) x for a lower triangular T. Unless TRUSTED, a NaN or infinity in x makes its column NaN from its row on, or
     with WHOLE all columns."""
     i = tl.arange(0, 64)
     weights = tl.where(i[:, None] >= i[None, :], T * scale[None, :], 0.0).to(x.dtype)
     y = tl.dot(weights, x, input_precision=precision)
     if not TRUSTED:  # noqa: SIM102 (one is known when compiling)
-        if spoiled_somewhere(y):
+        if has_bad_number(y):
             bad = is_bad(x)
-            spoiled = so_far(bad | row_bad[:, None])
+            spoiled = any_so_far(bad | row_bad[:, None])
             if WHOLE:
                 spoiled = (tl.sum(spoiled.to(tl.int32), 1) > 0)[:, None] | (spoiled & False)
-            y = tl.dot(without(weights, is_bad(weights)), without(x, bad), input_precision=precision)
+            y = tl.dot(zero_where(weights, is_bad(weights)), zero_where(x, bad), input_precision=precision)
             y = tl.where(spoiled, float("nan"), y)
     return y
+
+
+@triton.jit(do_not_specialize=["time"])
+def chunk_cumsum(g, G, chunks, time, HV, PH: tl.constexpr, HEADS_G: tl.constexpr):
+    """G [BT, HV] in base 2 from g [BT, HV / HEADS_G], one chunk of all heads."""
+    m = tl.program_id(0)
+    first, count = chunk_place(chunks, m, time)
+    if count == 0:
+        return
+    i = tl.arange(0, 64)
+    head = tl.program_id(1) * PH + tl.arange(0, PH)
+    here = (i < count)[:, None] & (head < HV)[None, :]
+    token = (first + i)[:, None]
+    decay = clamp_decay(tl.load(g + token * (HV // HEADS_G) + (head // HEADS_G)[None, :], here, 0.0))
+    tl.store(G + token * HV + head[None, :], tl.cumsum(decay, 0), here)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan, so_far, spoiled_somewhere, without
-from ..packing import chunk_place
+from ..math import any_so_far, has_bad_number, infinite_to_nan, is_bad, zero_where
+from ..packing import program_chunk, program_part
+from ..tiles import load_state, load_tile
 
 
 @triton.jit
-def left_by_rounding(x, rounded):
+def rounding_error(x, rounded):
     """What x, in float32, lacks in 16 bits, in 16 bits as well."""
     return (x - rounded.to(tl.float32)).to(rounded.dtype)
 
@@ -27,17 +28,13 @@ def chunk_output(
 ):  # fmt: skip
     """With DECAY 2 q comes decayed and scaled and P [BT, HV, 64] is given. q_rest: what q lacks, where queries are sums of two
     tensors; divisor [BT, HV] of the outputs, or None. FINER: P as the sum of two numbers of 16 bits."""
-    PARTS: tl.constexpr = (V + BV - 1) // BV
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count = program_part(chunks, time, (V + BV - 1) // BV)
     if count == 0:
         return
     i = tl.arange(0, 64)
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
-    q_start, q_row = (first * (HV // HEADS_Q) + head // HEADS_Q) * K, i[:, None] * (HV // HEADS_Q * K)
-    k_start, k_row = (first * (HV // HEADS_K) + head // HEADS_K) * K, i[:, None] * (HV // HEADS_K * K)
     state = (m.to(tl.int64) * HV + head) * K * V
     column = part * BV + tl.arange(0, BV)
     narrow = live[:, None] & (column < V)[None, :]
@@ -47,17 +44,14 @@ def chunk_output(
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
         here = live[:, None] & (c < K)[None, :]
-        queries = tl.load(q + q_start + q_row + c[None, :], here, 0.0)
-        S = tl.load(
-            states + state + c[:, None] * V + column[None, :],
-            (c < K)[:, None] & (column < V)[None, :], 0.0,
-        )  # fmt: skip
+        queries = load_tile(q, first, here, head, HV, c, K, HEADS_Q)
+        S = load_state(states + state, c, column, K, V)
         out = tl.dot(queries, S, out, input_precision=PRECISION)
         if DECAY != 2:
-            keys = tl.load(k + k_start + k_row + c[None, :], here, 0.0)
+            keys = load_tile(k, first, here, head, HV, c, K, HEADS_K)
             inner = tl.dot(queries, tl.trans(keys), inner, input_precision=PRECISION)
             if q_rest is not None:
-                rest = tl.load(q_rest + q_start + q_row + c[None, :], here, 0.0)
+                rest = load_tile(q_rest, first, here, head, HV, c, K, HEADS_Q)
                 out = tl.dot(rest, S, out, input_precision=PRECISION)
                 inner = tl.dot(rest, tl.trans(keys), inner, input_precision=PRECISION)
     if DECAY == 2:
@@ -75,15 +69,15 @@ def chunk_output(
     inner = scores.to(value_type)
     result = out + tl.dot(inner, values, input_precision=PRECISION)
     if FINER:
-        rest = left_by_rounding(scores, inner)
+        rest = rounding_error(scores, inner)
         result = tl.dot(rest, values, result, input_precision=PRECISION)
-    if spoiled_somewhere(result):  # a bad token spoils itself and what follows
+    if has_bad_number(result):  # a bad token spoils itself and what follows
         values = tl.load(u + start * V + row[:, None] * V + column[None, :], narrow, 0.0).to(value_type)
         bad = is_bad(values)  # a bad row of `inner` stays one: 0 times NaN
-        result = out + tl.dot(inner, without(values, bad), input_precision=PRECISION)
+        result = out + tl.dot(inner, zero_where(values, bad), input_precision=PRECISION)
         if FINER:
-            result = tl.dot(rest, without(values, bad), result, input_precision=PRECISION)
-        result = or_nan(tl.where(so_far(bad), float("nan"), result))
+            result = tl.dot(rest, zero_where(values, bad), result, input_precision=PRECISION)
+        result = infinite_to_nan(tl.where(any_so_far(bad), float("nan"), result))
     if divisor is not None:
         result /= tl.load(divisor + start + row, live, 1.0)[:, None]
     tl.store(o + start * V + row[:, None] * V + column[None, :], result.to(o.dtype.element_ty), narrow)
@@ -98,16 +92,13 @@ def value_grads(
     """dv = P^T dO, and with STATES (the gradients of the states at the chunks' ends) all of dV; dP [BT, HV, 64] = tril(dO u^T)
     times the factors of P = Q KW^T. With DECAY 2 k comes decayed, P is given, and dP is tril(dO u^T) alone. divisor [BT, HV] of
     the outputs, or None: the rows of P and dP are divided, as dO is exact. FINER: P as the sum of two numbers of 16 bits."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     i = tl.arange(0, 64)
     live = i < count
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
-    q_start, q_row = (first * (HV // HEADS_Q) + head // HEADS_Q) * K, i[:, None] * (HV // HEADS_Q * K)
-    k_start, k_row = (first * (HV // HEADS_K) + head // HEADS_K) * K, i[:, None] * (HV // HEADS_K * K)
     state = (m.to(tl.int64) * HV + head) * K * V
     lower = i[:, None] >= i[None, :]
     if DECAY == 2:
@@ -117,11 +108,11 @@ def value_grads(
         for k0 in tl.static_range(0, K, BK):
             c = k0 + tl.arange(0, BK)
             here = live[:, None] & (c < K)[None, :]
-            keys = tl.load(k + k_start + k_row + c[None, :], here, 0.0)
-            queries = tl.load(q + q_start + q_row + c[None, :], here, 0.0)
+            keys = load_tile(k, first, here, head, HV, c, K, HEADS_K)
+            queries = load_tile(q, first, here, head, HV, c, K, HEADS_Q)
             inner = tl.dot(queries, tl.trans(keys), inner, input_precision=PRECISION)
             if q_rest is not None:
-                rest = tl.load(q_rest + q_start + q_row + c[None, :], here, 0.0)
+                rest = load_tile(q_rest, first, here, head, HV, c, K, HEADS_Q)
                 inner = tl.dot(rest, tl.trans(keys), inner, input_precision=PRECISION)
     if DECAY == 1:
         decay = tl.load(gate + start + tl.minimum(i, count - 1) * HV)  # past the end the last decay: no overflow
@@ -136,7 +127,7 @@ def value_grads(
     rounded = inner.to(do.dtype.element_ty)
     weights = tl.trans(rounded)
     if FINER:
-        rest = tl.trans(left_by_rounding(inner, rounded))
+        rest = tl.trans(rounding_error(inner, rounded))
     to_P = tl.zeros((64, 64), tl.float32)
     for v0 in tl.static_range(0, V, BV):
         column = v0 + tl.arange(0, BV)
@@ -150,11 +141,8 @@ def value_grads(
             across = tl.zeros((64, BV), tl.float32)
             for k0 in tl.static_range(0, K, BK):
                 c = k0 + tl.arange(0, BK)
-                keys = tl.load(k + k_start + k_row + c[None, :], live[:, None] & (c < K)[None, :], 0.0)
-                dS = tl.load(
-                    states + state + c[:, None] * V + column[None, :],
-                    (c < K)[:, None] & (column < V)[None, :], 0.0,
-                )  # fmt: skip
+                keys = load_tile(k, first, live[:, None] & (c < K)[None, :], head, HV, c, K, HEADS_K)
+                dS = load_state(states + state, c, column, K, V)
                 across = tl.dot(keys, dS, across, input_precision=PRECISION)
             if DECAY == 1:
                 across *= tl.exp2(tl.load(gate + (first + count - 1) * HV + head) - decay)[:, None]

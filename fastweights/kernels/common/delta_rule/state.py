@@ -13,8 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import or_nan
-from ..packing import pieces_of_sequence, segment_place
+from ..math import infinite_to_nan
+from ..packing import segment_place
+from ..tiles import load_tile
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -61,9 +62,7 @@ def chunk_state(
         row = i * HV
         whole = live[:, None] & (c < K)[None, :]
         narrow = live[:, None] & (column < V)[None, :]
-        keys = tl.load(
-            k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :], whole, 0.0
-        )
+        keys = load_tile(k, t, whole, head, HV, c, K, HEADS_K)
         S_low = S.to(keys.dtype)
         if DECAY == 1:
             decay, total = next_decay, next_total
@@ -89,11 +88,7 @@ def chunk_state(
             kept += totals
         S = tl.dot(tl.trans(keys), u.to(keys.dtype), S, input_precision=PRECISION)
         if k_rest is not None:
-            rest = tl.load(
-                k_rest + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :],
-                whole,
-                0.0,
-            )
+            rest = load_tile(k_rest, t, whole, head, HV, c, K, HEADS_K)
             S = tl.dot(tl.trans(rest), u.to(keys.dtype), S, input_precision=PRECISION)
         m += 1
     if SUMMARY:
@@ -112,7 +107,7 @@ def chunk_state(
         _, _, _, sequence, _, is_last = segment_place(segments, segment, time)
         if is_last:
             at_end = (sequence.to(tl.int64) * HV + head) * K
-            tl.store(end + at_end * V + c[:, None] * V + column[None, :], or_nan(S), inside)
+            tl.store(end + at_end * V + c[:, None] * V + column[None, :], infinite_to_nan(S), inside)
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -152,9 +147,7 @@ def chunk_state_backward(
         row = i * HV
         whole = live[:, None] & (c < K)[None, :]
         narrow = live[:, None] & (column < V)[None, :]
-        queries = tl.load(
-            q + (t * (HV // HEADS_Q) + head // HEADS_Q) * K + i[:, None] * (HV // HEADS_Q * K) + c[None, :], whole, 0.0
-        )
+        queries = load_tile(q, t, whole, head, HV, c, K, HEADS_Q)
         grad_o = tl.load(do + place * V + row[:, None] * V + column[None, :], narrow, 0.0)
         dS_low = dS.to(queries.dtype)
         if not SUMMARY:
@@ -170,21 +163,10 @@ def chunk_state_backward(
             by = tl.load(divisor + place + row, live, 1.0)
             grad_o = (grad_o.to(tl.float32) * (scale / by)[:, None]).to(queries.dtype)
         if DELTA:
-            keys = tl.load(
-                k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :],
-                whole,
-                0.0,
-            )
+            keys = load_tile(k, t, whole, head, HV, c, K, HEADS_K)
             du = tl.dot(keys, dS_low, input_precision=PRECISION)
             if k_rest is not None:
-                rest = tl.load(
-                    k_rest
-                    + (t * (HV // HEADS_K) + head // HEADS_K) * K
-                    + i[:, None] * (HV // HEADS_K * K)
-                    + c[None, :],
-                    whole,
-                    0.0,
-                )
+                rest = load_tile(k_rest, t, whole, head, HV, c, K, HEADS_K)
                 du = tl.dot(rest, dS_low, du, input_precision=PRECISION)
             if DECAY == 1:
                 du *= tl.exp2(total - decay)[:, None]
@@ -204,11 +186,7 @@ def chunk_state_backward(
             w = tl.load(W + place * K + row[:, None] * K + c[None, :], whole, 0.0)
             dS -= tl.dot(tl.trans(w), du_low, input_precision=PRECISION)
         elif DELTA:
-            read = tl.load(
-                read_key + (t * (HV // HEADS_Q) + head // HEADS_Q) * K + i[:, None] * (HV // HEADS_Q * K) + c[None, :],
-                whole,
-                0.0,
-            )
+            read = load_tile(read_key, t, whole, head, HV, c, K, HEADS_Q)
             dS = tl.dot(tl.trans(read), (-z).to(read.dtype), dS, input_precision=PRECISION)
         m -= 1
         t -= 64
@@ -219,48 +197,3 @@ def chunk_state_backward(
         if is_first:
             at_end = (sequence.to(tl.int64) * HV + head) * K
             tl.store(end + (at_end + c)[:, None] * V + column[None, :], dS, inside)
-
-
-@triton.jit(do_not_specialize=["time", "length"])
-def combine_segments(
-    begin, added, transition, cu_seqlens, time, length, HV,
-    K: tl.constexpr, PK: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    DELTA: tl.constexpr, BACK: tl.constexpr, BEGUN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """S <- T S + R from segment to segment of a sequence (BACK: T^T, from the last): `added`, R per segment, is overwritten by
-    the S that each segment begins with. Without DELTA T is a log decay (base 2) per channel, [P, HV, K]."""
-    PARTS: tl.constexpr = (V + BV - 1) // BV
-    part, sequence, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    low, count = pieces_of_sequence(cu_seqlens, sequence, time, length, 1)
-    c = tl.arange(0, PK)
-    column = part * BV + tl.arange(0, BV)
-    inside = (c < K)[:, None] & (column < V)[None, :]
-    at = (sequence.to(tl.int64) * HV + head) * K
-    if BEGUN:
-        S = tl.load(begin + (at + c)[:, None] * V + column[None, :], inside, 0.0).to(tl.float32)
-    else:
-        S = tl.zeros((PK, BV), tl.float32)
-    for step in range(0, count):
-        segment = (low + count - 1 - step) if BACK else (low + step)
-        base = (segment.to(tl.int64) * HV + head) * K
-        at_R = added + base * V + c[:, None] * V + column[None, :]
-        R = tl.load(at_R, inside, 0.0)
-        tl.store(at_R, S, inside)
-        if DELTA:
-            tl.debug_barrier()  # S is read back by parts, from other threads
-            S = R
-            for k0 in tl.static_range(0, K, BK):
-                d = k0 + tl.arange(0, BK)
-                part_of_S = tl.load(
-                    added + base * V + d[:, None] * V + column[None, :], (d < K)[:, None] & (column < V)[None, :], 0.0
-                )
-                if BACK:
-                    at_T = base * K + d[:, None] * K + c[None, :]
-                    T = tl.trans(tl.load(transition + at_T, (d < K)[:, None] & (c < K)[None, :], 0.0))
-                else:
-                    at_T = base * K + c[:, None] * K + d[None, :]
-                    T = tl.load(transition + at_T, (c < K)[:, None] & (d < K)[None, :], 0.0)
-                S = tl.dot(T, part_of_S.to(T.dtype), S, input_precision=PRECISION)
-            tl.debug_barrier()
-        else:
-            S = R + tl.exp2(tl.load(transition + base + c, c < K, 0.0))[:, None] * S

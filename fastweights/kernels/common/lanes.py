@@ -21,16 +21,3 @@ def partner(x, axis: tl.constexpr):
 def halve(x, y, axis: tl.constexpr, is_upper):
     """The sum of x over the axis in its lower lane, that of y in the upper one."""
     return tl.where(is_upper, y, x) + partner(tl.where(is_upper, x, y), axis)
-
-
-@triton.jit
-def over_eight_lanes(x, first_column):
-    """The sums of x [8, 16] over its rows, one of its four columns in each lane: sums and their columns [1, 2, 2, 4]."""
-    odd = tl.arange(0, 2)[None, None, :, None] > 0
-    right = tl.arange(0, 2)[None, :, None, None] > 0
-    even_columns, odd_columns = tl.split(tl.reshape(x, (2, 2, 2, 4, 2, 2)))
-    left, right_column = tl.split(halve(even_columns, odd_columns, 2, odd[:, :, :, :, None]))
-    total = tl.sum(halve(left, right_column, 1, right), 0, keep_dims=True)
-    place = 2 * tl.arange(0, 2)[None, :, None, None] + tl.arange(0, 2)[None, None, :, None]
-    column = first_column + place + 4 * tl.arange(0, 4)[None, None, None, :]
-    return total, column

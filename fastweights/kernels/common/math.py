@@ -14,34 +14,10 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def clamped(g):
+def clamp_decay(g):
     """A log decay in base 2, not below what counts as 0; NaN stays NaN."""
     g = g.to(tl.float32)
     return tl.where(g < STRONGEST, STRONGEST, g) * LOG2E
-
-
-@triton.jit
-def of_tokens(gate, first, live, head, HV, HEADS: tl.constexpr):
-    """The numbers of a chunk's tokens [64] in float32, of a gate [BT, HV // HEADS]."""
-    i = tl.arange(0, 64)
-    return tl.load(gate + first * (HV // HEADS) + head // HEADS + i * (HV // HEADS), live, 0.0).to(tl.float32)
-
-
-@triton.jit
-def places_of_rows(first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
-    """Where [tokens, columns] lie in a tensor [BT, HV // HEADS, WIDTH], and which of them there are."""
-    i = tl.arange(0, live.shape[0])
-    start = (first * (HV // HEADS) + head // HEADS) * WIDTH
-    at = start + i[:, None] * (HV // HEADS * WIDTH) + columns[None, :]
-    return at, live[:, None] & (columns < WIDTH)[None, :]
-
-
-@triton.jit
-def rows_of_tokens(x, first, live, head, HV, columns, WIDTH: tl.constexpr, HEADS: tl.constexpr):
-    """[tokens, columns] of x [BT, HV // HEADS, WIDTH] from token `first` on, of the head that serves this value head; 0 where
-    a token is not live and past the last channel."""
-    at, inside = places_of_rows(first, live, head, HV, columns, WIDTH, HEADS)
-    return tl.load(x + at, inside, 0.0)
 
 
 @triton.jit
@@ -50,30 +26,30 @@ def is_bad(x):
 
 
 @triton.jit
-def or_nan(x):
+def infinite_to_nan(x):
     """x, infinities as NaN."""
     return tl.where(is_bad(x), float("nan"), x)
 
 
 @triton.jit
-def float_or_nan(x):
+def to_float_or_nan(x):
     """x in float32, infinities as NaN."""
-    return or_nan(x.to(tl.float32))
+    return infinite_to_nan(x.to(tl.float32))
 
 
 @triton.jit
-def without(x, bad):
+def zero_where(x, bad):
     return tl.where(bad, 0.0, x.to(tl.float32)).to(x.dtype)
 
 
 @triton.jit
-def so_far(bad):
+def any_so_far(bad):
     """Whether a row or one above it is bad."""
     return tl.cumsum(bad.to(tl.int32), 0) > 0
 
 
 @triton.jit
-def spoiled_somewhere(x):
+def has_bad_number(x):
     """Whether a product holds a bad number (or comes near the largest one). One sum over both axes: of a product that is summed
     over one axis after the other, Triton 3.6 and 3.7 compile nothing for Blackwell."""
     return is_bad(tl.sum(x))

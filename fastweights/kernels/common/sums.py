@@ -1,4 +1,4 @@
-"""The gradients of the gates and of the centre or ridge, summed over the partial sums that several programs wrote."""
+"""Gradients from the partial sums that several programs wrote."""
 
 from __future__ import annotations
 
@@ -40,3 +40,17 @@ def reduce_gate_grads(
                     used = tl.load(chunks + 2 * m + 1, used, 0) > 0
                 total += tl.load(center_grads + m.to(tl.int64) * center_count + place, used, 0.0)
             tl.store(dcenter + place, tl.sum(total, 0).to(dcenter.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["units", "tiles"])
+def sum_tiles(x, out, units, tiles, UNIT: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
+    """out [count] from x [tiles, count]: what the tiles of a head left of a gradient. AT_ONCE tiles are loaded together.
+    count = units * UNIT: where it is known as a multiple of 8, 8 numbers are one load."""
+    count = units.to(tl.int64) * UNIT
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, tiles, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            total += tl.load(x + at, (at < count) & (first + i < tiles), 0.0).to(tl.float32)
+            x += count
+    tl.store(out + at, total.to(out.dtype.element_ty), at < count)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens
-from ..packing import chunk_place
+from ..packing import program_part
+from ..tiles import load_gate, tile_address
 
 
 @triton.jit
-def over_values(
+def sum_over_values(
     u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV,
     K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     DELTA: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
@@ -75,9 +75,7 @@ def chunk_gradients(
     """gate_grads: partial sums of dbeta and dg [K tiles, 2, BT, HV], `stride` from tile to tile. Without WRITE dk holds both
     roles of the key. Where beta, v, dv and gate_grads are None, z is the gradient of the memory's answers, negated. Without
     PAIRS, which DELTA needs, dw and dg lack what dP gives to them. divisor [BT, HV] of the outputs, or None; dP comes divided."""
-    PARTS: tl.constexpr = (K + BK - 1) // BK
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
     i = tl.arange(0, 64)
@@ -92,18 +90,13 @@ def chunk_gradients(
     if beta is None:  # noqa: SIM108 (one is known when compiling)
         gain = tl.full((64,), 1.0, tl.float32)
     else:
-        gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
-    to_q, to_w, to_k, dA, to_beta, across = over_values(
+        gain = load_gate(beta, first, live, head, HV, HEADS_BETA)
+    to_q, to_w, to_k, dA, to_beta, across = sum_over_values(
         u, z, do, h, dh, v, dv, gain, part, m, head, start, live, c, HV, K, BK, V, BV, DELTA, DECAY > 0, PRECISION
     )
     # The order frees the registers of each sum early.
     at_row = row[:, None] * K + c[None, :]
-    if WRITE:
-        at_write = (
-            write_key + (first * (HV // HEADS_W) + head // HEADS_W) * K + i[:, None] * (HV // HEADS_W * K) + c[None, :]
-        )
-    else:
-        at_write = k + key_start + at_key
+    at_write = tile_address(write_key, first, head, HV, c, K, HEADS_W) if WRITE else k + key_start + at_key
     to_P = tl.load(dP + start * 64 + row[:, None] * 64 + i[None, :], live[:, None], 0.0)
     writes = tl.load(at_write, here, 0.0)
     if DECAY:
