@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastweights.layers import MixerChoice
-from fastweights.layers.choice import written_value
+from fastweights.layers.choice import format_value
 
 from ..record import Origin, Plain, Row
 
@@ -101,5 +101,5 @@ def label_of(row: Row) -> str:
 
 def _usual_label(mixer: str, options: Mapping[str, Any]) -> str:
     """That of a `MixerChoice` that is given none."""
-    written = ",".join(f"{name}={written_value(value)}" for name, value in options.items())
+    written = ",".join(f"{name}={format_value(value)}" for name, value in options.items())
     return f"{mixer}:{written}" if written else mixer
