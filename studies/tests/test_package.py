@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from fastweights_studies.places import RESULTS, ROOT
 
 BUILD = "import sys, hatchling.build as backend; print(backend.build_wheel(sys.argv[1]))"
