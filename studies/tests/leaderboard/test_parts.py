@@ -2,8 +2,9 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from fastweights_studies import rate_search
@@ -21,6 +22,7 @@ from fastweights_studies.leaderboard.sizes import LanguageSize
 from fastweights_studies.record import read_rows, select, write_rows
 
 from fastweights import data
+from fastweights.data import register_task
 from fastweights.data.text import TextCorpus
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
@@ -261,8 +263,14 @@ def test_another_context_is_measured_of_the_models_that_are_there(tmp_path, monk
 
 def test_a_task_of_a_users_own_is_a_part(tmp_path, here, monkeypatch):
     """It is trained at the sizes that are declared for such tasks, and is no part of the pages."""
-    mine = type("Mine", (data.TASKS["copy"],), {"name": "mine", "summary": "a copy", "__module__": "mine"})
-    monkeypatch.setitem(data.TASKS, "mine", mine)
+    monkeypatch.setattr(data.TASKS, "specs", dict(data.TASKS.specs))
+
+    @register_task
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(data.TASKS["copy"]):
+        name: ClassVar[str] = "mine"
+        summary: ClassVar[str] = "a copy"
+
     assert "mine" not in PARTS and known_parts()["mine"].says == "a copy"
     part = find_part("mine")
     path = run_part(part, request(tmp_path, "linear"))
