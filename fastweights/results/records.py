@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,11 +50,17 @@ def from_record(kind: type[Made], record: Any, path: Path) -> Made:
     """
     with reading_fields(path):
         made = kind(**record)
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             if not _is(getattr(made, field.name), hints[field.name]):
                 raise TypeError(f"{field.name} is {type(getattr(made, field.name)).__name__}")
         return made
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take longer to find than all else of a record."""
+    return get_type_hints(kind)
 
 
 def _is(value: object, hint: Any) -> bool:

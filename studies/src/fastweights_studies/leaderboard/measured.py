@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fastweights.layers import MIXERS
-from fastweights.results.records import read_object, reading_fields
+from fastweights.results.records import reading_fields
+
+from ..record import Row, select
+from ..record import read_rows as read_file
 
 __all__ = ["commands", "cost_of_reading", "mixer_of", "read_rows"]
 
@@ -51,63 +54,60 @@ def read_rows(part: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def _training(folder: Path) -> Iterator[dict[str, Any]]:
-    for where, name, comparison, model in _steps(folder):
-        tokens = comparison["batch"] * comparison["length"]
-        column = f"{comparison['batch']} sequences of {comparison['length']:,} tokens"
-        yield _row(column, name, tokens / model["step, ms"][0] * 1e3, where)
+    for path, row in _steps(folder, "step_ms"):
+        batch, length = row.column["batch"], row.column["length"]
+        column = f"{batch} sequences of {length:,} tokens"
+        yield _row(column, row.mixer, batch * length / row.value * 1e3, path, row)
 
 
 def _activations(folder: Path) -> Iterator[dict[str, Any]]:
-    growing = {row["mixer"] for _, row in _table(folder) if row["context"] is not None}
-    for where, name, comparison, model in _steps(folder):
-        column = f"activations of {comparison['batch']} sequences of {comparison['length']:,} tokens, MB"
-        label = _label({"mixer": name, "context": comparison["length"] if name in growing else None})
-        yield _row(column, label, model["activations, GiB"] * 2**30 / 1e6, where)
+    growing = {row.mixer for _, row in _table(folder, "state_bytes") if row.column["context"] is not None}
+    for path, row in _steps(folder, "activations_bytes"):
+        batch, length = row.column["batch"], row.column["length"]
+        column = f"activations of {batch} sequences of {length:,} tokens, MB"
+        yield _row(column, _label(row.mixer, length if row.mixer in growing else None), row.value / 1e6, path, row)
 
 
-def _steps(folder: Path) -> Iterator[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]]:
-    """The machine, the mixer, the comparison and the model of every step of 24 layers that is compiled by blocks and replayed as
-    a CUDA graph, as `fastweights train` does on one GPU; of several the newest."""
-    newest: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {}
+def _steps(folder: Path, measure: str) -> Iterator[tuple[Path, Row]]:
+    """A measure of every step of 24 layers that is compiled by blocks and replayed as a CUDA graph, as `fastweights train` does
+    on one GPU, with its file; of several the newest."""
+    newest: dict[str, tuple[Path, Row]] = {}
+    column = {"layers": 24, "width": 1024, "compiled": "blocks", "replayed": True, "library": "fastweights"}
     for path in sorted(folder.glob("training-steps-*.json")):
-        content = read_object(path)
-        for comparison in content["comparisons"].values():
-            where = {**content, **comparison.get("measured", {}), "file": path.name}
-            for name, model in comparison["models"].items():
-                mixer = name.removeprefix(LAYERS).removesuffix(REPLAYED)
-                if name != LAYERS + mixer + REPLAYED or mixer not in MIXERS:
-                    continue
-                if mixer not in newest or newest[mixer][0]["time"] < where["time"]:
-                    newest[mixer] = (where, mixer, comparison, model)
+        for row in select(read_file(path), task="training_step", measure=measure, options={}, column=column):
+            if row.mixer not in MIXERS:
+                continue
+            if row.mixer not in newest or newest[row.mixer][1].origin.date < row.origin.date:
+                newest[row.mixer] = path, row
     yield from newest.values()
 
 
 def _decoding(folder: Path) -> Iterator[dict[str, Any]]:
-    for where, row in _table(folder):
-        if "tokens/s" in row:
-            column = f"{row['batch']} sequence{'s' if row['batch'] > 1 else ''}"
-            yield _row(column, _label(row), row["tokens/s"], where)
+    for path, row in _table(folder, "tokens_per_second"):
+        batch = row.column["batch"]
+        column = f"{batch} sequence{'s' if batch > 1 else ''}"
+        yield _row(column, _label(row.mixer, row.column["context"]), row.value, path, row)
 
 
 def _state(folder: Path) -> Iterator[dict[str, Any]]:
-    for where, row in _table(folder):
-        if row["batch"] == 1 and "tokens/s" in row:
-            yield _row("state of a sequence, MB", _label(row), row["state, bytes per sequence"] / 1e6, where)
+    for path, row in _table(folder, "state_bytes"):
+        if row.column["batch"] == 1:
+            label = _label(row.mixer, row.column["context"])
+            yield _row("state of a sequence, MB", label, row.value / 1e6, path, row)
 
 
-def _table(folder: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _table(folder: Path, measure: str) -> Iterator[tuple[Path, Row]]:
     for path in sorted(folder.glob("decode-table-*.json")):
-        content = read_object(path)
-        for row in content["rows"].values():
-            yield {**content, **row.get("measured", {}), "file": path.name}, row
+        for row in select(read_file(path), task="decode_table", measure=measure):
+            yield path, row
 
 
 AT = " at "
 
 
-def _label(row: dict[str, Any]) -> str:
+def _label(mixer: str, context: int | None) -> str:
     """The mixer; with the context where its state grows with it."""
-    return row["mixer"] if row["context"] is None else f"{row['mixer']}{AT}{row['context']:,} tokens"
+    return mixer if context is None else f"{mixer}{AT}{context:,} tokens"
 
 
 def mixer_of(label: str) -> str:
@@ -115,9 +115,9 @@ def mixer_of(label: str) -> str:
     return label.partition(AT)[0]
 
 
-def _row(column: str, mixer: str, value: float, where: dict[str, Any]) -> dict[str, Any]:
+def _row(column: str, mixer: str, value: float, path: Path, row: Row) -> dict[str, Any]:
     measured = {
-        "time": where["time"], "machine": where["device"], "torch": where["torch"], "file": where["file"],
-        "commit": where["commit"][:7] + " with uncommitted changes" * ("uncommitted" in where["commit"]),
+        "time": row.origin.date, "machine": row.origin.device, "torch": row.origin.versions["torch"], "file": path.name,
+        "commit": row.origin.commit[:7] + " with uncommitted changes" * row.origin.changed,
     }  # fmt: skip
     return {"column": column, "mixer": mixer, "values": [value], "measured": measured}

@@ -1,9 +1,10 @@
 """Compile kernels for Hopper on a machine without a GPU, so that a rented GPU does not wait for them.
 
-    python -m fastweights_studies.measure.compile_ahead --into runs/kernels --ops gka,rls --sizes 4,2048,8,128,128
-    python -m fastweights_studies.measure.compile_ahead --into runs/kernels --training "24 layers of vla" --decoding rls,vla --claims C24,C25
-    python -m fastweights_studies.measure.compile_ahead --into runs/kernels --leaderboard mqar,language --mixers gdn,vla
-    python -m fastweights_studies.measure.compile_ahead --into runs/kernels --tests tests/gpu/test_large_tensors.py
+Commands, each `python -m fastweights_studies.measure.compile_ahead --into runs/kernels` with these options:
+    --ops gka,rls --sizes 4,2048,8,128,128
+    --training "24 layers of vla" --decoding rls,vla --claims C24,C25
+    --leaderboard mqar,language --mixers gdn,vla
+    --tests tests/gpu/test_large_tensors.py
 
 On the machine with the GPU, after the folder was copied there:
 
@@ -123,14 +124,23 @@ def one_of_each(config: Any) -> Any:
     )
 
 
+def trained_models() -> dict[str, tuple[Any, int]]:
+    """By title, the models of training_steps.py and 24 layers of every mixer, with sequences per step."""
+    from fastweights.layers import MIXERS
+    from fastweights_studies.measure.models import Model
+    from fastweights_studies.measure.training_steps import COMPARISONS, LAYERS_BATCH
+
+    found = {model.title: (model, LAYERS_BATCH) for model in (Model(mixer=name) for name in MIXERS)}
+    return found | {model.title: (model, one.batch) for one in COMPARISONS for model in (one.model, one.base)}
+
+
 def compile_training(name: str) -> None:
     import torch
 
     from fastweights.models import FastWeightsForCausalLM
-    from fastweights_studies.measure.training_steps import COMPARISONS, LAYERS_BATCH, configuration
 
-    batch = next((one.batch for one in COMPARISONS if name in (one.model, one.base)), LAYERS_BATCH)
-    model = FastWeightsForCausalLM(one_of_each(configuration(name))).train()
+    asked, batch = trained_models()[name]
+    model = FastWeightsForCausalLM(one_of_each(asked.configuration())).train()
     ids = torch.zeros(batch, 2048, dtype=torch.long)
     with without_products():
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -309,7 +319,6 @@ def main() -> None:
     from fastweights.layers import MIXERS
     from fastweights_studies.leaderboard.parts import PARTS
     from fastweights_studies.measure.judge.cases import CASES
-    from fastweights_studies.measure.training_steps import COMPARISONS, LAYERS
 
     trained = [name for name, part in PARTS.items() if part.kind in ("task", "language")]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -352,10 +361,7 @@ def main() -> None:
     for option, names, known in (
         ("--ops", given["op"], CASES), ("--decoding", given["decoding"], MIXERS),
         ("--leaderboard", given["part"], trained), ("--mixers", given["mixer"], MIXERS),
-        (
-            "--training", asked.training,
-            [name for one in COMPARISONS for name in (one.model, one.base)] + [LAYERS + mixer for mixer in MIXERS],
-        ),
+        ("--training", asked.training, trained_models()),
     ):  # fmt: skip
         unknown = sorted(set(names) - set(known))
         if unknown:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastweights_studies.experiments import PAPERS, SOURCES, STATUSES, Claim, ClaimRecord, claims_of, load_records
 from fastweights_studies.experiments.tables import numbers_text
-from fastweights_studies.pages.performance_text import table
+from fastweights_studies.pages.rendering import table
 from fastweights_studies.places import RESULTS, ROOT
 
 RESULTS = RESULTS / "claims"

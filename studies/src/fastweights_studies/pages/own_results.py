@@ -27,7 +27,7 @@ from fastweights_studies.experiments.own import o3b_training_outside_the_bound a
 from fastweights_studies.experiments.trained import accuracy
 from fastweights_studies.pages.claims import PAGE as CLAIMS_PAGE
 from fastweights_studies.pages.claims import RESULTS, escaped, facts, outcome
-from fastweights_studies.pages.performance_text import number, table
+from fastweights_studies.pages.rendering import number, table
 
 DOCS = CLAIMS_PAGE.parent
 BEGIN = "<!-- measured: written by `python -m fastweights_studies.pages.own_results` -->"

@@ -2,7 +2,7 @@
 
 LIST is linear:head_dim=4@linear-4,linear:head_dim=8@linear-8 and so on, for linear, deltanet and rls, each with 4, 8 and 16:
 fastweights recall --mixers LIST --pairs 16 --output runs/recall-states
-cp runs/recall-states/results.json studies/results/recall_states.json
+cp runs/recall-states/results.json studies/results/commands/recall_states.json
 python -m fastweights_studies.pages.recall_figure
 """
 
@@ -16,7 +16,7 @@ from fastweights.results import RecallSummary, load_results, summarize
 from fastweights_studies.measure.environment import digest
 from fastweights_studies.places import RESULTS, ROOT
 
-RESULTS = RESULTS / "recall_states.json"
+RESULTS = RESULTS / "commands" / "recall_states.json"
 PICTURE = ROOT / "docs" / "images" / "recall.png"
 
 

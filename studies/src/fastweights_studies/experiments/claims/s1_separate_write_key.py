@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import re
-
 from ..claim import Claim, Conditions, Measurement, Unmeasured, Verdict, decided
-from ..measured import device_ms, origin, read_results
+from ..measured import Benchmark
 
 FILE, COMMAND = "kernels-nvidia-h200.json", "python -m fastweights_studies.measure.kernels --ops gdn-write"
 
 
 def measure(conditions: Conditions) -> Measurement:
-    content = read_results(conditions.measurements, FILE, COMMAND)
-    rows = {size: row for size, row in content["rows"].items() if re.match(r"gdn-write \d", size)}
-    if not rows:
+    kernels = Benchmark(conditions.measurements, FILE, COMMAND)
+    sizes = list(kernels.kernel_sizes("gdn-write"))
+    if not sizes:
         raise Unmeasured(f"needs rows of gdn-write in {FILE}, which `{COMMAND}` measures")
-    found = {
-        f"{stage}, {size.split()[1]}": [device_ms(row, stage) / device_ms(row, stage, "tied") - 1]
-        for size, row in rows.items()
-        for stage in ("forward", "forward_backward")
-    }
-    return Measurement(found, origin(FILE, content, next(iter(rows.values())).get("measured")))
+    found, first = {}, None
+    for size in sizes:
+        for stage in ("forward", "forward_backward"):
+            own, tied = (kernels.kernel_ms("gdn-write", size, stage, peer) for peer in (None, "tied"))
+            assert own is not None and tied is not None
+            found[f"{stage}, {','.join(map(str, size.values()))}"] = [own.ms / tied.ms - 1]
+            first = first or own
+    assert first is not None
+    return Measurement(found, first.describe())
 
 
 def decide(found: Measurement) -> Verdict:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..claim import Claim, Conditions, Measurement, Unmeasured, Verdict
-from ..measured import device_ms, origin, read_results, steps
+from ..measured import Benchmark, describe_readings
 
 FILE, COMMAND = (
     "training-steps-nvidia-h200.json",
     "python -m fastweights_studies.measure.training_steps --only pgdn-340m pkda-340m",
 )
-OPS, SIZE = "kernels-nvidia-h200.json", "1,32768,8,128,128"
+OPS, SIZE = "kernels-nvidia-h200.json", {"B": 1, "T": 32768, "H": 8, "K": 128, "V": 128}
 OP_PAIRS = {"PGDN / GDN": ("pgdn", "gdn"), "PKDA / KDA": ("pkda", "kda"), "Mesa / PGDN": ("mesa", "pgdn")}
 PAIRS = {"PGDN / GDN": ("pgdn-340m", "gdn-340m"), "PKDA / KDA": ("pkda-340m", "kda-340m")}
 # No preset of 340M has MesaNet's memory. Each of these was measured in turn with 24 layers of gdn.
-LAYERS, WAY = "training-steps-nvidia-h100-80gb-hbm3.json", "compiled by blocks, replayed"
+LAYERS = "training-steps-nvidia-h100-80gb-hbm3.json"
 LAYERS_COMMAND = (
     "python -m fastweights_studies.measure.training_steps --mixers mesa,pgdn,pkda --compile blocks --replay"
 )
@@ -25,53 +23,39 @@ SLOWER = (1.05, 1.2)  # a step over that without preconditioning
 CLAIMED = 1.2  # of MesaNet's step over theirs
 
 
-def beside_mesa(content: dict[str, Any]) -> dict[str, list[float]]:
+def beside_mesa(layers: Benchmark) -> dict[str, list[float]]:
     """MesaNet's step over those of PGDN and PKDA: of the medians, and where each is divided by the GDN of its own run first."""
     found = {}
-    parts = {name: content["comparisons"].get(model(name), {}).get("models") for name in ("mesa", "pgdn", "pkda")}
     for label, pair in MESA_PAIRS.items():
-        runs = [(parts[name], name) for name in pair]
-        if all(models for models, _ in runs):
-            times = [steps(models[model(name)]) for models, name in runs]
-            bases = [steps(models[model("gdn")]) for models, _ in runs]
+        steps = [layers.layers_step_ms(name) for name in pair]
+        bases = [layers.layers_step_ms("gdn", beside=name) for name in pair]
+        times, of_bases = ([reading.ms for reading in readings if reading] for readings in (steps, bases))
+        if len(times) == len(of_bases) == len(pair):
             found[f"step of 24 layers, {label}"] = [times[0] / times[1]]
-            found[f"step of 24 layers, {label}{EACH}"] = [times[0] / bases[0] / (times[1] / bases[1])]
+            found[f"step of 24 layers, {label}{EACH}"] = [times[0] / of_bases[0] / (times[1] / of_bases[1])]
     return found
 
 
-def model(name: str) -> str:
-    return f"24 layers of {name}, {WAY}"
-
-
 def measure(conditions: Conditions) -> Measurement:
-    content = read_results(conditions.measurements, FILE, COMMAND)
-    models = {name: row for part in content["comparisons"].values() for name, row in part["models"].items()}
-    found = {
-        f"step of {label}": [steps(models[one]) / steps(models[other])]
-        for label, (one, other) in PAIRS.items()
-        if one in models and other in models
-    }
-    ops = read_results(conditions.measurements, OPS, "python -m fastweights_studies.measure.kernels")
-    read: list[str] = []
-    for label, (one, other) in OP_PAIRS.items():
-        times = [ops["rows"].get(f"{name} {SIZE}", {}) for name in (one, other)]
-        if all("forward_backward" in row for row in times):
-            found[f"op alone, {label}"] = [
-                device_ms(times[0], "forward_backward") / device_ms(times[1], "forward_backward")
-            ]
-            read += [origin(OPS, ops, row.get("measured")) for row in times]
-    layers = read_results(conditions.measurements, LAYERS, LAYERS_COMMAND)
+    whole = Benchmark(conditions.measurements, FILE, COMMAND)
+    found = {}
+    for label, pair in PAIRS.items():
+        one, other = map(whole.preset_step_ms, pair)
+        if one and other:
+            found[f"step of {label}"] = [one.ms / other.ms]
+    ops = Benchmark(conditions.measurements, OPS, "python -m fastweights_studies.measure.kernels")
+    read = []
+    for label, pair in OP_PAIRS.items():
+        one, other = (ops.kernel_ms(name, SIZE, "forward_backward") for name in pair)
+        if one and other:
+            found[f"op alone, {label}"] = [one.ms / other.ms]
+            read += [one, other]
+    layers = Benchmark(conditions.measurements, LAYERS, LAYERS_COMMAND)
     found |= beside_mesa(layers)
     if not found:
         raise Unmeasured(f"needs steps of {', '.join(sum(PAIRS.values(), ()))} in {FILE}, which `{COMMAND}` measures")
-    part = content["comparisons"].get(PAIRS["PGDN / GDN"][0], {})
-    beside = layers["comparisons"].get(model("mesa"), {})
-    origins = (
-        origin(FILE, content, part.get("measured")),
-        *dict.fromkeys(read),
-        origin(LAYERS, layers, beside.get("measured")),
-    )
-    return Measurement(found, "; ".join(origins))
+    first = whole.preset_step_ms(PAIRS["PGDN / GDN"][0])
+    return Measurement(found, describe_readings(first, *read, layers.layers_step_ms("mesa")))
 
 
 def decide(found: Measurement) -> Verdict:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from ..claim import Claim, Conditions, Measurement, Unmeasured, Verdict, decided
-from ..measured import origin, read_results, steps
+from ..measured import Benchmark
 
 FILE = "training-steps-nvidia-h200.json"
 COMMAND = "python -m fastweights_studies.measure.training_steps --only 'gka-1b with sketch 32'"
-SKETCHED = "gka-1b with sketch 32"
 
 
 def measure(conditions: Conditions) -> Measurement:
-    content = read_results(conditions.measurements, FILE, COMMAND)
-    models = {name: row for part in content["comparisons"].values() for name, row in part["models"].items()}
-    if not {"gka-1b", SKETCHED} <= set(models):
+    whole = Benchmark(conditions.measurements, FILE, COMMAND)
+    plain, sketched = whole.preset_step_ms("gka-1b"), whole.preset_step_ms("gka-1b", sketch=32)
+    if plain is None or sketched is None:
         raise Unmeasured(
             f"needs training steps of a 1B model with and without sketch=32 in {FILE}: `{COMMAND}` on one GPU"
         )
-    measured = content["comparisons"][SKETCHED].get("measured")
-    ratio = steps(models["gka-1b"]) / steps(models[SKETCHED])
-    return Measurement({"throughput with a sketch of 32 over that without": [ratio]}, origin(FILE, content, measured))
+    found = {"throughput with a sketch of 32 over that without": [plain.ms / sketched.ms]}
+    return Measurement(found, sketched.describe())
 
 
 def decide(found: Measurement) -> Verdict:

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from ..claim import Claim, Conditions, Measurement, Unmeasured, Verdict
-from ..measured import origin, read_results, steps
+from ..measured import Benchmark, describe_readings
 
 STEPS, DECODING = "training-steps-nvidia-h200.json", "decode-layers-nvidia-h200.json"
 PRINTED = {"170m": 1.5, "760m": 3.0}
 
 
 def measure(conditions: Conditions) -> Measurement:
-    whole = read_results(conditions.measurements, STEPS, "python -m fastweights_studies.measure.training_steps")
-    decoding = read_results(conditions.measurements, DECODING, "python -m fastweights_studies.measure.decode_layers")
-    found, origins = {}, []
+    whole = Benchmark(conditions.measurements, STEPS, "python -m fastweights_studies.measure.training_steps")
+    decoding = Benchmark(conditions.measurements, DECODING, "python -m fastweights_studies.measure.decode_layers")
+    found, read = {}, []
     for size in PRINTED:
-        part = whole["comparisons"].get(f"palimpsa-d-{size}")
-        if part is None:
+        ours, base = (whole.preset_step_ms(f"{name}-{size}") for name in ("palimpsa-d", "palimpsa-d-plain"))
+        if ours is None or base is None:
             raise Unmeasured(f"needs training steps of palimpsa-d-{size} in {STEPS}")
-        ours, base = (part["models"][f"{name}-{size}"] for name in ("palimpsa-d", "palimpsa-d-plain"))
-        found[f"training step, {size}"] = [steps(ours) / steps(base)]
-        origins.append(origin(STEPS, whole, part.get("measured")))
-    base = "palimpsa-d:metaplasticity=false"
-    (part,) = (part for name, part in decoding["pairs"].items() if base in name)
-    for width, row in part.items():
-        if width.startswith("width"):
-            found[f"decoding of a layer, {width}"] = [steps(row["layers"]["palimpsa-d"]) / steps(row["layers"][base])]
-    origins.append(origin(DECODING, decoding, part.get("measured")))
-    return Measurement(found, "; ".join(dict.fromkeys(origins)))
+        found[f"training step, {size}"] = [ours.ms / base.ms]
+        read.append(ours)
+    for width in decoding.layer_widths():
+        ours = decoding.layer_ms("palimpsa-d", width)
+        base = decoding.layer_ms("palimpsa-d", width, metaplasticity=False)
+        if ours and base:
+            found[f"decoding of a layer, width {width}"] = [ours.ms / base.ms]
+            read.append(ours)
+    return Measurement(found, describe_readings(*read))
 
 
 def decide(found: Measurement) -> Verdict:

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from ..claim import Claim, Conditions, Measurement, Verdict
-from ..measured import origin, read_results
+from ..measured import Benchmark
 
 FILE, COMMAND = "vla-nvidia-h200.json", "python -m fastweights_studies.measure.vla"
 SOFTMAX = ("flash", "cudnn", "efficient")
@@ -14,16 +14,19 @@ EARLIEST, LATEST = 20_000, 90_000  # tokens at the crossing
 
 
 def measure(conditions: Conditions) -> Measurement:
-    content = read_results(conditions.measurements, FILE, COMMAND)
+    timed = Benchmark(conditions.measurements, FILE, COMMAND)
     found = {}
-    for length, row in content["rows"].items():
-        softmax = min(row[name]["median"] for name in SOFTMAX if name in row)
-        found[f"VLA over softmax at {length} tokens"] = [row["vla refreshed"]["median"] / softmax]
-        if "vla" in row:
-            found[f"without refresh: VLA over softmax at {length} tokens"] = [row["vla"]["median"] / softmax]
-    loop = content["loop"]
-    found["loop over VLA at 4096 tokens"] = [loop["loop"]["median"] / loop["vla refreshed"]["median"]]
-    return Measurement(found, origin(FILE, content))
+    for length in timed.attention_lengths():
+        softmax = min(one.ms for name in SOFTMAX if (one := timed.attention_ms(name, length)))
+        refreshed, plain = (timed.attention_ms(name, length) for name in ("vla_refreshed", "vla"))
+        assert refreshed is not None
+        found[f"VLA over softmax at {length} tokens"] = [refreshed.ms / softmax]
+        if plain:
+            found[f"without refresh: VLA over softmax at {length} tokens"] = [plain.ms / softmax]
+    loop, ours = timed.loop_ms("loop"), timed.loop_ms("vla_refreshed")
+    assert loop is not None and ours is not None
+    found["loop over VLA at 4096 tokens"] = [loop.ms / ours.ms]
+    return Measurement(found, loop.describe())
 
 
 def ratios(found: Measurement, kind: str) -> list[tuple[int, float]]:
