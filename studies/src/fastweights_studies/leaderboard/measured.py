@@ -10,7 +10,7 @@ from typing import Any
 from fastweights.layers import MIXERS
 from fastweights.results.records import reading_fields
 
-from ..record import Row, select
+from ..record import Plain, Row, select
 from ..record import read_rows as read_file
 
 __all__ = ["commands", "cost_of_reading", "mixer_of", "read_rows"]
@@ -55,24 +55,30 @@ def read_rows(part: str, folder: Path) -> list[dict[str, Any]]:
 
 def _training(folder: Path) -> Iterator[dict[str, Any]]:
     for path, row in _steps(folder, "step_ms"):
-        batch, length = row.column["batch"], row.column["length"]
+        batch, length = _batch(row)
         column = f"{batch} sequences of {length:,} tokens"
-        yield _row(column, row.mixer, batch * length / row.value * 1e3, path, row)
+        yield _row(column, row.mixer, batch * length / _value(row) * 1e3, path, row)
 
 
 def _activations(folder: Path) -> Iterator[dict[str, Any]]:
     growing = {row.mixer for _, row in _table(folder, "state_bytes") if row.column["context"] is not None}
     for path, row in _steps(folder, "activations_bytes"):
-        batch, length = row.column["batch"], row.column["length"]
+        batch, length = _batch(row)
         column = f"activations of {batch} sequences of {length:,} tokens, MB"
-        yield _row(column, _label(row.mixer, length if row.mixer in growing else None), row.value / 1e6, path, row)
+        yield _row(column, _label(row.mixer, length if row.mixer in growing else None), _value(row) / 1e6, path, row)
 
 
 def _steps(folder: Path, measure: str) -> Iterator[tuple[Path, Row]]:
     """A measure of every step of 24 layers that is compiled by blocks and replayed as a CUDA graph, as `fastweights train` does
     on one GPU, with its file; of several the newest."""
-    newest: dict[str, tuple[Path, Row]] = {}
-    column = {"layers": 24, "width": 1024, "compiled": "blocks", "replayed": True, "library": "fastweights"}
+    newest: dict[str | None, tuple[Path, Row]] = {}
+    column: dict[str, Plain] = {
+        "layers": 24,
+        "width": 1024,
+        "compiled": "blocks",
+        "replayed": True,
+        "library": "fastweights",
+    }
     for path in sorted(folder.glob("training-steps-*.json")):
         for row in select(read_file(path), task="training_step", measure=measure, options={}, column=column):
             if row.mixer not in MIXERS:
@@ -84,16 +90,16 @@ def _steps(folder: Path, measure: str) -> Iterator[tuple[Path, Row]]:
 
 def _decoding(folder: Path) -> Iterator[dict[str, Any]]:
     for path, row in _table(folder, "tokens_per_second"):
-        batch = row.column["batch"]
+        batch = _number(row, "batch")
         column = f"{batch} sequence{'s' if batch > 1 else ''}"
-        yield _row(column, _label(row.mixer, row.column["context"]), row.value, path, row)
+        yield _row(column, _label(row.mixer, _context(row)), _value(row), path, row)
 
 
 def _state(folder: Path) -> Iterator[dict[str, Any]]:
     for path, row in _table(folder, "state_bytes"):
         if row.column["batch"] == 1:
-            label = _label(row.mixer, row.column["context"])
-            yield _row("state of a sequence, MB", label, row.value / 1e6, path, row)
+            label = _label(row.mixer, _context(row))
+            yield _row("state of a sequence, MB", label, _value(row) / 1e6, path, row)
 
 
 def _table(folder: Path, measure: str) -> Iterator[tuple[Path, Row]]:
@@ -105,9 +111,27 @@ def _table(folder: Path, measure: str) -> Iterator[tuple[Path, Row]]:
 AT = " at "
 
 
-def _label(mixer: str, context: int | None) -> str:
+def _number(row: Row, name: str) -> int:
+    return int(row.column[name])  # type: ignore[arg-type]
+
+
+def _batch(row: Row) -> tuple[int, int]:
+    return _number(row, "batch"), _number(row, "length")
+
+
+def _context(row: Row) -> int | None:
+    return None if row.column["context"] is None else _number(row, "context")
+
+
+def _value(row: Row) -> float:
+    if row.value is None:
+        raise ValueError(f"a row of {row.mixer} in {row.task} has no number")
+    return row.value
+
+
+def _label(mixer: str | None, context: int | None) -> str:
     """The mixer; with the context where its state grows with it."""
-    return mixer if context is None else f"{mixer}{AT}{context:,} tokens"
+    return str(mixer) if context is None else f"{mixer}{AT}{context:,} tokens"
 
 
 def mixer_of(label: str) -> str:
@@ -115,7 +139,7 @@ def mixer_of(label: str) -> str:
     return label.partition(AT)[0]
 
 
-def _row(column: str, mixer: str, value: float, path: Path, row: Row) -> dict[str, Any]:
+def _row(column: str, mixer: str | None, value: float, path: Path, row: Row) -> dict[str, Any]:
     measured = {
         "time": row.origin.date, "machine": row.origin.device, "torch": row.origin.versions["torch"], "file": path.name,
         "commit": row.origin.commit[:7] + " with uncommitted changes" * row.origin.changed,

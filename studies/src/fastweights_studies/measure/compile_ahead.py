@@ -31,7 +31,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -154,7 +154,7 @@ def compile_decoding(mixer: str) -> None:
     from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
     from fastweights_studies.measure.decode_table import BATCHES, REPLAYS
 
-    model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer, num_hidden_layers=1)).to(torch.bfloat16).eval()
+    model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer, num_hidden_layers=1)).bfloat16().eval()
     layer = model.model.layers[0].mixer
     with torch.no_grad(), without_products():
         for batch in BATCHES:
@@ -210,6 +210,7 @@ def compile_claim(name: str) -> None:
     claim = next((one for one in claims_of() if one.name == name), None)
     if claim is None:
         raise SystemExit(f"--claims must name claims of the papers, got {name}")
+    assert claim.measure is not None
     with compiled_trainings(name), mock.patch.object(trained, "passes_over_text", lambda run: 0.0):
         claim.measure(Conditions(seeds=claim.seeds[:1]))
 
@@ -272,7 +273,7 @@ def compile_tests(path: str) -> None:
     run_tests(path, compiling_only)
 
 
-WORK = {
+WORK: dict[str, Callable[..., None]] = {
     "op": compile_op, "training": compile_training, "decoding": compile_decoding, "claim": compile_claim,
     "leaderboard": compile_leaderboard, "tests": compile_tests,
 }  # fmt: skip
@@ -366,7 +367,7 @@ def main() -> None:
         unknown = sorted(set(names) - set(known))
         if unknown:
             parser.error(f"{option} names {', '.join(unknown)}; choose from {', '.join(dict.fromkeys(known))}")
-    wanted = [("op", (name, sizes)) for name in given["op"] for sizes in asked.sizes]
+    wanted: list[tuple[str, tuple[str, ...]]] = [("op", (name, sizes)) for name in given["op"] for sizes in asked.sizes]
     wanted += [(kind, (name,)) for kind in ("decoding", "claim") for name in given[kind]]
     wanted += [("leaderboard", (mixer, *given["part"])) for mixer in given["mixer"]]
     wanted += [("training", (name,)) for name in asked.training]

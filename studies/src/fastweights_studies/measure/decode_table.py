@@ -92,7 +92,7 @@ def built(mixer: str, layers: int = LAYERS) -> FastWeightsForCausalLM:
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer, num_hidden_layers=layers))
-    return model.to(torch.bfloat16).eval()
+    return model.bfloat16().eval()
 
 
 def wanted(mixer: str, batches: list[int]) -> list[tuple[int, int | None]]:

@@ -3,7 +3,8 @@ with other sizes by attention.
 
     python -m fastweights_studies.measure.first_values
 
-Writes studies/results/first_values.json. Runs that have ended stay in the folder of --runs: an interrupted command continues when it is given again.
+Writes studies/results/first_values.json. Runs that have ended stay in the folder of --runs: an interrupted command continues
+when it is given again.
 """
 
 from __future__ import annotations

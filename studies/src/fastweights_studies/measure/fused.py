@@ -106,7 +106,7 @@ def floor(op: str, inputs: list[Tensor], backward: bool, bandwidth: float) -> fl
 
 def measure(op: str, batch: int, length: int, dtype: torch.dtype, repeats: int, bandwidth: float) -> dict[str, Any]:
     ours: Call = convolution if op == "convolution" else norm
-    calls = {"ours": ours, "torch": partial(ours, backend="torch"), **peers(op)}
+    calls: dict[str, Call] = {"ours": ours, "torch": partial(ours, backend="torch"), **peers(op)}
     inputs, dy = draw(op, batch, length, dtype)
     found = {
         who: errors(call, partial(ours, backend="torch"), inputs, dy) for who, call in calls.items() if who != "torch"

@@ -43,7 +43,7 @@ def seconds(work: Any) -> float:
 
 def per_token(model: FastWeightsForCausalLM, ids: torch.Tensor, replayed: bool, repeats: int) -> tuple[float, float]:
     """Seconds per token after the first, and of the whole call over its tokens."""
-    options = {"do_sample": False, "disable_compile": not replayed, "eos_token_id": None}
+    options: dict[str, Any] = {"do_sample": False, "disable_compile": not replayed, "eos_token_id": None}
 
     def call(new: int) -> float:
         return seconds(lambda: model.generate(ids, max_new_tokens=new, min_new_tokens=new, **options))
@@ -62,14 +62,21 @@ def step_alone(model: FastWeightsForCausalLM, ids: torch.Tensor) -> float:
     if not steps.serve(ids[:, -1:], cache.layers, ids.shape[1]) or steps.graph is None:
         return float("nan")
     steps.graph.replay()
-    return seconds(lambda: [steps.graph.replay() for _ in range(50)]) / 50
+    graph = steps.graph
+
+    def replay() -> None:
+        for _ in range(50):
+            graph.replay()
+
+    return seconds(replay) / 50
 
 
 @torch.no_grad()
 def measure(mixer: str, batches: list[int], prompt: int, repeats: int) -> list[tuple[int, int, dict[str, Value]]]:
     """Batches, tokens of the prompt, and what was measured with them."""
     torch.manual_seed(0)
-    model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer)).to("cuda", torch.bfloat16).eval()
+    with torch.device("cuda"):
+        model = FastWeightsForCausalLM(FastWeightsConfig(mixer=mixer)).bfloat16().eval()
     parameters = sum(p.numel() for p in model.parameters())
     found: list[tuple[int, int, dict[str, Value]]] = []
     for batch in batches:

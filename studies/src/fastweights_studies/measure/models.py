@@ -77,8 +77,8 @@ class Model:
     def configuration(self) -> FastWeightsConfig:
         """Ours of this size."""
         if self.preset is None:
-            mixer = {"name": self.mixer, **self.options} if self.options else self.mixer
-            return FastWeightsConfig(mixer=mixer)
+            assert self.mixer is not None
+            return FastWeightsConfig(mixer={"name": self.mixer, **self.options} if self.options else self.mixer)
         config = preset(self.preset)
         return (
             preset(self.preset, mixer=[self._changed(*layer) for layer in config.mixers()]) if self.options else config

@@ -39,13 +39,12 @@ def make_rows(task: str, origin: Origin, values: Mapping[str, Value], **fields: 
         spread = None
         if isinstance(value, Milliseconds):
             value, *spread = value
-        finite = value is not None and math.isfinite(value)
         rows.append(
             Row(
                 task=task,
                 measure=measure,
                 unit=find_unit(measure),
-                value=float(value) if finite else None,
+                value=None if value is None or not math.isfinite(value) else float(value),
                 spread=spread,
                 origin=origin,
                 **fields,

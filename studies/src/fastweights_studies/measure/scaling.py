@@ -92,7 +92,7 @@ def write_text(folder: Path, vocabulary: int, tokens: int) -> None:
         writer, left = ShardWriter(folder, split, dtype), tokens
         while left > 0:
             length = min(left, int(draws.integers(1, LONGEST_DOCUMENT)))
-            writer.append(draws.integers(vocabulary, size=length))
+            writer.append(draws.integers(vocabulary, size=length).tolist())
             left -= length
         splits[split] = writer.finished()
     write_manifest(folder, dtype=dtype, splits=splits, text="random")

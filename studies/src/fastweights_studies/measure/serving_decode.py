@@ -132,7 +132,7 @@ def main() -> None:
     device = find_gpu()
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = FastWeightsForCausalLM(preset(asked.preset)).to(torch.bfloat16).eval()
+        model = FastWeightsForCausalLM(preset(asked.preset)).bfloat16().eval()
     path, origin = name_file(asked.results, "serving-decode", device), describe(device)
     for batch in map(int, asked.batches.split(",")):
         found = measure(model, batch, STATE_DTYPES[asked.state_dtype], asked.repeats)

@@ -91,7 +91,7 @@ class Phase(NamedTuple):
     prepare: Callable[[], Any] = tuple
 
 
-def phases(model: torch.nn.Module, sizes: Measured) -> dict[str, Phase]:
+def phases(model: Any, sizes: Measured) -> dict[str, Phase]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     tokens, prompt = (
         torch.randint(1, model.config.vocab_size, size, device=DEVICE) for size in (sizes.train, sizes.prompt)
@@ -211,7 +211,7 @@ def work(wanted: Path, row: Path) -> None:
     """What a process that `measured_alone` started does."""
     asked = json.loads(wanted.read_text())
     if not asked["with_fla"]:
-        sys.modules["fla"] = None  # transformers then does not find it
+        sys.modules["fla"] = None  # type: ignore[assignment]  # transformers then does not find it
     else:
         tuning.keep_choices()
         if not is_installed():

@@ -66,7 +66,8 @@ def by_tokens(q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
 
 
 def memory(tokens: dict[str, Tensor], period: int | None) -> Tensor:
-    return variational_linear_attention(**tokens, ridge=RIDGE, refresh_every=period, refresh=REFRESH, eps=EPS)[0]
+    q, k, v, u = (tokens[name] for name in "qkvu")
+    return variational_linear_attention(q, k, v, u, ridge=RIDGE, refresh_every=period, refresh=REFRESH, eps=EPS)[0]
 
 
 def softmax(backend: SDPBackend, tokens: dict[str, Tensor]) -> Tensor:
@@ -99,7 +100,10 @@ def measure_loop(repeats: int) -> tuple[dict[str, Milliseconds], float]:
     """Times of the loop and of ours, and the relative difference of their results."""
     tokens = draw(LOOP_LENGTH)
     exact, ours = by_tokens(**tokens), memory(tokens, PERIOD).float()
-    works = {"loop": partial(by_tokens, **tokens), "vla_refreshed": as_graph(partial(memory, tokens, PERIOD))}
+    works: dict[str, Work] = {
+        "loop": partial(by_tokens, **tokens),
+        "vla_refreshed": as_graph(partial(memory, tokens, PERIOD)),
+    }
     return interleaved(works, repeats), float((ours - exact).norm() / exact.norm())
 
 

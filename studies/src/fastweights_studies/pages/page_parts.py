@@ -172,8 +172,8 @@ def trainings(results: Path) -> str:
                 "CUDA graph, as in `fastweights train` on one GPU; a step of `fastweights train` also reads packed documents and "
                 f"clips gradients ([how](docs/train.md#what-a-step-does)). Called eagerly it takes {ms(eager):.0f} ms. Compiled "
                 f"and replayed, it takes {', '.join([first, *others])} and {last}.",
-                f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {of_one_gpu('DDP')} of the tokens per second "
-                f"of one GPU alone, with FSDP2 {of_one_gpu('FSDP2')} ([how](docs/train.md#on-several-gpus)).",
+                f"Two H100 train the 1B preset of `gdn`. With DDP each GPU processes {of_one_gpu('DDP')} of the tokens per "
+                f"second of one GPU alone, with FSDP2 {of_one_gpu('FSDP2')} ([how](docs/train.md#on-several-gpus)).",
                 f"With an output gate, compiled by blocks and replayed, `gdn` takes {ms(ours):.0f} ms, where "
                 f"flash-linear-attention's model of that size takes {ms(theirs):.0f} compiled and replayed in the same way. "
                 f"Called eagerly, in another run, it takes {ms(our_eager):.0f} ms and theirs {ms(their_eager):.0f}.",
@@ -299,7 +299,7 @@ def attention(results: Path) -> str:
     rows = select(read_measured("first_values", "first_values", results), mixer="softmax", options={}, seed=0)
     lines, rates = [], (0.003, 0.01)
     settings = {(row.column["layers"], row.column["initializer_range"]) for row in rows}
-    for layers, std in sorted(settings):  # type: ignore[type-var]
+    for layers, std in sorted(settings):
         own = select(rows, column={"layers": layers, "initializer_range": std})
         cells = (share(needed(value_of(own, "accuracy", run={"learning_rate": rate}))) for rate in rates)
         lines.append([str(layers), f"{std:g}", *cells])

@@ -111,7 +111,7 @@ def checks_line(rows: Sequence[Row]) -> str:
 def against_line(rows: Sequence[Row]) -> str:
     ratios: dict[str, list[float]] = {"device_ms": [], "peak_bytes": []}
     for after in select(rows, column={"checkout": "after"}):
-        before = value_of(list(rows), after.measure, column={**after.column, "checkout": "before"})
+        before = value_of(rows, after.measure, column={**after.column, "checkout": "before"})
         assert after.value is not None and before is not None
         ratios[after.measure].append(after.value / before if before else 1.0)
     base = name_base(select(rows, column={"checkout": "before"})[0].origin)
@@ -125,7 +125,7 @@ def against_line(rows: Sequence[Row]) -> str:
 def packed_line(rows: Sequence[Row]) -> str:
     ratios = []
     for same in select(rows, column={"changing": False}):
-        new = value_of(list(rows), same.measure, column={**same.column, "changing": True})
+        new = value_of(rows, same.measure, column={**same.column, "changing": True})
         assert same.value is not None and new is not None
         ratios.append(new / same.value)
     return f"new cu_seqlens per call take {min(ratios):.2f} to {max(ratios):.2f} of the time of one that stays"

@@ -220,7 +220,7 @@ def error_section(rows: Sequence[Row]) -> str:
     worst: dict[str, dict[str, dict[str, float]]] = {op: {who: {} for who in whose.values()} for op in OPS}
     for row in select(rows, measure="error"):
         if row.column["peer"] in whose:
-            largest = worst[str(row.column["op"])][whose[row.column["peer"]]]  # type: ignore[index]
+            largest = worst[str(row.column["op"])][whose[row.column["peer"]]]
             error, result = math.nan if row.value is None else row.value, str(row.column["result"])
             largest[result] = max(error, largest.get(result, 0.0))
     shown = [[op, who, join_errors(errors)] for op, of_op in worst.items() for who, errors in of_op.items() if errors]
@@ -238,7 +238,7 @@ def error_section(rows: Sequence[Row]) -> str:
 def times_page(rows: Sequence[Row], ceilings: Sequence[Row], device: str) -> str:
     calls = by_op(rows, CALL)
     dtype, backend = (rows[0].column[name] for name in ("dtype", "backend"))
-    copy, product = (value_of(list(ceilings), f"{what}_per_second") for what in ("copy_bytes", "product_operations"))
+    copy, product = (value_of(ceilings, f"{what}_per_second") for what in ("copy_bytes", "product_operations"))
     reached = (
         f" Ceilings: copy {copy / 1e12:.2f} TB/s, bf16 matrix product {product / 1e12:.0f} TFLOP/s."
         if copy and product
@@ -311,7 +311,7 @@ def against_page(rows: Sequence[Row], device: str) -> str:
     for after in select(rows, measure="device_ms", column={"checkout": "after"}):
         column = {name: value for name, value in after.column.items() if name != "checkout"}
         found = {
-            (which, measure): value_of(list(rows), measure, column={**column, "checkout": which})
+            (which, measure): value_of(rows, measure, column={**column, "checkout": which})
             for which in ("before", "after")
             for measure in ("device_ms", "peak_bytes")
         }
@@ -336,7 +336,7 @@ def packed_page(rows: Sequence[Row], device: str) -> str:
     """Eager calls with one cu_seqlens that stays and with a new one per call."""
     lines = []
     for same in select(rows, column={"changing": False}):
-        new = value_of(list(rows), same.measure, column={**same.column, "changing": True})
+        new = value_of(rows, same.measure, column={**same.column, "changing": True})
         assert new is not None and same.value is not None
         ratio = f"{new / same.value:.2f}"
         lines.append([str(same.column["op"]), f"({sizes_in(same.column)})", number(same.value), number(new), ratio])

@@ -57,10 +57,10 @@ def generate_page(rows: Sequence[Row], device: str) -> str:
     lines, prompts = [], []
     for mixer in dict.fromkeys(row.mixer for row in rows):
         for row in select(rows, mixer=mixer, measure="token_ms"):
-            cells = [number(value_of(list(rows), measure, mixer=mixer, column=dict(row.column))) for measure in shown]
+            cells = [number(value_of(rows, measure, mixer=mixer, column=row.column)) for measure in shown]
             lines.append([str(mixer), str(row.column["batch"]), *cells, measured(row.origin)])
         for row in select(rows, mixer=mixer, measure="prefill_ms"):
-            rate = value_of(list(rows), "prefill_share_of_rate", mixer=mixer, column=dict(row.column))
+            rate = value_of(rows, "prefill_share_of_rate", mixer=mixer, column=row.column)
             prompts.append(
                 f"- {mixer}: prefill of {row.column['prompt']} tokens in {number(row.value)} ms, {rate:.0%} of the rate of "
                 "matrix products."

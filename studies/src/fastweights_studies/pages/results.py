@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,7 @@ def read_measured(name: str, task: str, results: Path) -> tuple[Row, ...]:
     return tuple(row for path in paths for row in read_rows(path) if row.task == task)
 
 
-def value_of(
-    rows: tuple[Row, ...] | list[Row], measure: str, *, column: dict[str, Plain] = {}, **fields: Any
-) -> float | None:
+def value_of(rows: Iterable[Row], measure: str, *, column: Mapping[str, Plain] = {}, **fields: Any) -> float | None:
     """The value of the first row with these fields; None where there is none."""
     found = select(rows, measure=measure, column=column, **fields)
     return found[0].value if found else None

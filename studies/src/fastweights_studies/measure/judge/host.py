@@ -6,7 +6,7 @@ It imports nothing of the library but what an older checkout has too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -52,7 +52,7 @@ def measure_host(name: str) -> dict[str, float]:
     inputs = case.draw(SIZES, torch.bfloat16, "cpu", 0)
     do = torch.randn_like(inputs["v"])
 
-    def call(x: dict[str, torch.Tensor]) -> torch.Tensor:
+    def call(x: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return case.ours(x, "triton")[0]
 
     both = {"forward": partial(forward, call, inputs), "forward_backward": partial(forward_backward, call, inputs, do)}
