@@ -42,7 +42,7 @@ def best(rows, mixer):
 
 
 def defaults(rows, seed):
-    column = setting_column(RecallExperiment(mixers=("softmax",), pairs=(4,)).runs()[0].record())
+    column = setting_column(RecallExperiment(mixers=("softmax",), pairs=(4,)).runs()[0])
     return select(rows, options={}, seed=seed, column=column)
 
 

@@ -115,7 +115,7 @@ def make_accuracy_rows(run: RecallRun, accuracy: float | None, origin: Origin) -
         {"accuracy": accuracy},
         mixer=mixer,
         options=options,
-        column=setting_column(run.record()),
+        column=setting_column(run),
         run={"learning_rate": run.learning_rate},
         seed=run.seed,
     )

@@ -42,8 +42,8 @@ def main() -> None:
     origin, rows = describe(), []
     for name, (result,) in found.items():
         values = {"accuracy": result.accuracy, "chance": result.chance_level}
-        run = experiments[name].runs()[0].record()
-        rate = {"learning_rate": run["learning_rate"]}
+        run = experiments[name].runs()[0]
+        rate = {"learning_rate": run.learning_rate}
         rows += make_rows(TASK, origin, values, mixer="vla", column=setting_column(run), run=rate, seed=SEED)
         print(f"first weights {name}: {result.accuracy:.3f} (guessing {result.chance_level:.3f})")
     replace_rows(RESULT, rows)

@@ -124,7 +124,7 @@ def ratio_of(step: Step, base: Step) -> float:
 @cache
 def recall_defaults() -> dict[str, Plain]:
     """The setting of `fastweights recall` with 4 pairs, as columns have it."""
-    return setting_column(RecallExperiment(mixers=("linear",), pairs=(4,)).runs()[0].record())
+    return setting_column(RecallExperiment(mixers=("linear",), pairs=(4,)).runs()[0])
 
 
 def first_recall(name: str, results: Path = RESULTS) -> float | None:
