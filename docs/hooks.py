@@ -36,12 +36,12 @@ REFERENCE = {
     "training": "recall experiments",
     "training.language": "training of language models",
     "evaluation": "measures of text models",
-    "inspection": "what the memories of a trained model do",
     "conversion": "models continued with another memory",
-    "experiments": "the papers' claims as experiments",
-    "leaderboard": "every memory on the same tasks",
     "results": "result files of experiments",
     "testing": "the contract that ops and mixers keep",
+    "studies.experiments": "the papers' claims as experiments",
+    "studies.leaderboard": "every memory on the same tasks",
+    "studies.inspection": "what the memories of a trained model do",
 }
 
 
@@ -125,9 +125,14 @@ def generated_pages() -> dict[str, str]:
     from fastweights_studies.pages import mixer_pages
 
     pages = {f"mixers/{name}": text for name, text in mixer_pages.render_all().items()}
-    listed = "\n".join(f"- [fastweights.{name}]({name}.md): {what}" for name, what in REFERENCE.items())
+    listed = "\n".join(f"- [{package(name)}]({name}.md): {what}" for name, what in REFERENCE.items())
     pages["reference/index.md"] = f"# API reference\n\nThe public names, from their docstrings.\n\n{listed}\n"
-    return {**pages, **{f"reference/{name}.md": reference_page(f"fastweights.{name}") for name in REFERENCE}}
+    return {**pages, **{f"reference/{name}.md": reference_page(package(name)) for name in REFERENCE}}
+
+
+def package(name: str) -> str:
+    """The package of a page of the reference: one of the library, or of the studies."""
+    return f"fastweights_{name}" if name.startswith("studies.") else f"fastweights.{name}"
 
 
 def reference_page(package: str) -> str:
@@ -188,7 +193,7 @@ def on_config(config: Any) -> Any:
         if "Memories" in section:
             section["Memories"] += [{name: f"mixers/{name}.md"} for name in mixer_pages.names()]
         if "API" in section:
-            section["API"] += [{f"fastweights.{name}": f"reference/{name}.md"} for name in REFERENCE]
+            section["API"] += [{package(name): f"reference/{name}.md"} for name in REFERENCE]
     return config
 
 

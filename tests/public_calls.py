@@ -9,22 +9,20 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from fastweights_studies.inspection import Inspection, Panel
-from fastweights_studies.leaderboard.streams import STREAMS
 from torch import Tensor
 
 import fastweights
-from fastweights import conversion, experiments, leaderboard
+from fastweights import conversion
 from fastweights.data import LinearRegression, make_task
 from fastweights.data.text import PackedRows, TextCorpus, TextTokenizer, TokenShards, prepare_text
 from fastweights.evaluation import EvaluationSettings
-from fastweights.layers import MIXERS, LayerCache, Mixer, MixerChoice, MixerOptions, build_mixer
+from fastweights.layers import MIXERS, LayerCache, Mixer, MixerOptions, build_mixer
 from fastweights.models import FastWeightsConfig
 from fastweights.training import RecallExperiment, RecallRun
 from fastweights.training.language import LanguageRun
@@ -71,10 +69,6 @@ COSTLY = {
 }
 # What messages call an argument.
 NAMED = {
-    ("experiments.find_claim", "name"): "claim",
-    ("experiments.load_record", "path"): "result",
-    ("leaderboard.find_part", "name"): "part",
-    ("leaderboard.load_board", "path"): "result",
     ("results.load_results", "path"): "result",
     ("training.load_recall_file", "path"): "run file",
     ("training.language.load_run", "path"): "run file",
@@ -96,12 +90,13 @@ TAKEN = {
 } | {("layers.DecayOptions", "long_memory"): {"True"}}
 
 
-def public() -> dict[str, Any]:
-    """Public functions and classes by name, where several packages have them that of the one where they are written."""
+def public(top: Any = fastweights, inside: Collection[str] = INSIDE) -> dict[str, Any]:
+    """Public functions and classes by name, where several packages have them that of the one where they are written. Public
+    packages are those with __all__ outside `inside`."""
     found: dict[int, tuple[str, Any]] = {}
-    for module in pkgutil.walk_packages(fastweights.__path__, "fastweights."):
+    for module in pkgutil.walk_packages(top.__path__, f"{top.__name__}."):
         parts = module.name.split(".")[1:]
-        if not module.ispkg or any(part.startswith("_") or part in INSIDE for part in parts) or len(parts) > 2:
+        if not module.ispkg or any(part.startswith("_") or part in inside for part in parts) or len(parts) > 2:
             continue
         package = importlib.import_module(module.name)
         for name in getattr(package, "__all__", ()):
@@ -129,16 +124,6 @@ def other() -> Any:
     return conversion.convert(model(), to="pgdn")
 
 
-@cache
-def measured() -> Any:
-    return experiments.committed_records()["C1"]
-
-
-@cache
-def request() -> Any:
-    return leaderboard.Request(mixers=(MixerChoice("gdn"),), size="small", device="cpu", output=Path("board"))
-
-
 def shards() -> TokenShards:
     Path("text.txt").write_text(TEXT)
     corpus = TextCorpus(paths=("text.txt",))
@@ -149,12 +134,6 @@ def saved() -> str:
     return str(save(Path("model")))
 
 
-def board() -> Path:
-    made = leaderboard.Board(Path("board/mqar-small.json"), "mqar", "small", {"steps": 3})
-    made.add("4, gdn", {"column": "4", "mixer": "gdn", "values": [0.5]})
-    return made.path
-
-
 def ids() -> Tensor:
     return torch.arange(40)[None]
 
@@ -162,10 +141,6 @@ def ids() -> Tensor:
 def fields(value: Any) -> dict[str, Any]:
     """The fields of a record, which make it again."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-
-
-def row() -> dict[str, Any]:
-    return {"mixer": "gdn", "column": "4", "values": [0.5], "measured": {"machine": "x", "torch": "2", "time": "2026"}}
 
 
 SIZES = {"hidden_size": 16, "num_heads": 2}
@@ -221,29 +196,6 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "evaluation.ruler_recall": lambda: {**LM, "task": "vt", "length": 400, "examples": 1},
     "evaluation.word_recall": lambda: {**LM, "task": "copy", "length": 40, "pairs": 2, "symbols": 16, "examples": 1},
     "evaluation.word_tokens": lambda: {"tokenizer": tokenizer(), "count": 4},
-    "experiments.Claim": lambda: fields(experiments.find_claim("C1")),
-    "experiments.ClaimRecord": lambda: fields(measured()),
-    "experiments.Conditions": lambda: {"seeds": (0,)},
-    "experiments.Measurement": lambda: {"values": {"x": [1.0]}},
-    "experiments.Verdict": lambda: {"status": "holds", "reason": "it does"},
-    "experiments.claim_names": dict,
-    "experiments.claims_of": lambda: {"paper": "pdn"},
-    "experiments.committed_records": dict,
-    "experiments.find_claim": lambda: {"name": "C1"},
-    "experiments.load_record": lambda: {"path": experiments.save_record(Path("out"), measured())},
-    "experiments.load_records": lambda: {"folder": Path("out")},
-    "experiments.run_claim": lambda: {
-        "claim": experiments.find_claim("S1"), "conditions": experiments.Conditions(seeds=(0,), measurements=Path("none")),
-    },
-    "experiments.save_record": lambda: {"folder": Path("out"), "record": measured()},
-    "inspection.Inspection": dict,
-    "inspection.Measure": lambda: {"title": "title", "source": "paper", "of_layer": None},
-    "inspection.Panel": lambda: fields(panel()),
-    "inspection.inspect_model": lambda: {"model": model(), "ids": list(range(20)), "every": 8, "measures": ["window"]},
-    "inspection.save_inspection": lambda: {
-        "inspection": Inspection({"window": {0: [panel()]}}, {0: "gdn"}, 2), "folder": Path("page"), "title": "a title",
-        "facts": {},
-    },
     "integrations.transformers.accelerate": dict,
     "integrations.transformers.restore": dict,
     "layers.MixerChoice": lambda: {"name": "gdn", "options": {"conv_size": 2}, "label": "small"},
@@ -253,26 +205,6 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "layers.parse_mixers": lambda: {"text": "gdn"},
     "layers.register_mixer": lambda: {
         "name": "of-a-test", "summary": "s", "equation": "e", "source": "s", "state": "s",
-    },
-    "leaderboard.Board": lambda: {"path": Path("a.json"), "part": "mqar", "size": "small", "setting": {}, "rows": {}},
-    "leaderboard.Gates": dict,
-    "leaderboard.Part": lambda: fields(leaderboard.find_part("mqar")),
-    "leaderboard.Request": lambda: fields(request()),
-    "leaderboard.RuleInputs": lambda: {
-        "stream": next(iter(STREAMS.values())).make(0, 4), "gates": leaderboard.Gates(),
-    },
-    "leaderboard.Standing": lambda: {"row": row(), "mean": 0.5, "spread": None, "place": 1, "tied": False},
-    "leaderboard.board_path": lambda: {"folder": Path("board"), "part": "mqar", "size": "small"},
-    "leaderboard.find_part": lambda: {"name": "mqar"},
-    "leaderboard.load_board": lambda: {"path": board()},
-    "leaderboard.part_rows": lambda: {
-        "part": leaderboard.find_part("mqar"), "size": "small", "folder": board().parent, "measurements": Path("none"),
-    },
-    "leaderboard.places": lambda: {"rows": [row()], "better": "higher"},
-    "leaderboard.register_rule": lambda: {"name": "of a test", "gates": ["decay"], "state": lambda d: d},
-    "leaderboard.run_part": lambda: {"part": leaderboard.find_part("memory"), "request": request()},
-    "leaderboard.table_of": lambda: {
-        "part": leaderboard.find_part("mqar"), "size": "small", "rows": [row()], "mixers": ["gdn"],
     },
     "models.FastWeightsCache": lambda: {"layers": [LayerCache()]},
     "models.FastWeightsForCausalLM": lambda: {"config": small_config()},
@@ -345,10 +277,6 @@ def written() -> Path:
 def run_file(text: str) -> str:
     Path("run.toml").write_text(text)
     return "run.toml"
-
-
-def panel() -> Panel:
-    return Panel(name="a", x=torch.arange(3.0), y=torch.ones(3, 2), x_label="x", y_label="y")
 
 
 @cache

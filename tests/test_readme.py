@@ -1,18 +1,11 @@
-"""The examples of the README run, and its tables and figures are generated. tests/house/test_docs.py looks at its links,
-tests/documentation at its commands."""
+"""The examples of the README run. tests/house/test_docs.py looks at its links."""
 
 from __future__ import annotations
 
-import functools
-import json
-import operator
 import re
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fastweights_studies.pages import page_parts
 
 from fastweights.layers import registry
 
@@ -27,65 +20,3 @@ def test_examples_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry._REGISTRY, "specs", dict(registry._REGISTRY.specs))  # a mixer that it registers
     exec(compile(code, "README.md", "exec"), {"__name__": "example"})
-
-
-def test_tables_and_measured_figures_are_generated() -> None:
-    assert page_parts.render(page_parts.README) == README, f"run {page_parts.COMMAND}"
-
-
-def test_other_results_are_other_words(tmp_path: Path) -> None:
-    """Every number is that of its row in its result file."""
-    shutil.copytree(page_parts.RESULTS, tmp_path, dirs_exist_ok=True)
-    replayed, longer = ", compiled by blocks, replayed", [333.0, 333.0, 333.0]
-
-    def change(name: str, *changes: tuple[tuple[str, ...], Any]) -> None:
-        path = tmp_path / f"{name}.json"
-        content = json.loads(path.read_text())
-        for (*keys, last), value in changes:
-            functools.reduce(operator.getitem, keys, content)[last] = value
-        path.write_text(json.dumps(content))
-
-    change(
-        "decode-table-nvidia-h200", (("rows", "gdn, batch 1", "tokens/s"), 123.0),
-        (("rows", "softmax, batch 64, context 16384", "tokens/s"), 54321.0),
-        (("rows", "softmax, batch 64, context 131072"), {"tokens/s": 1234.0}),
-    )  # fmt: skip
-    change("generate-nvidia-h200", (("mixers", "gdn", "prefill of 16384", "ms"), 16.384))
-    gated, vla = (f"24 layers of {name}{replayed}" for name in ("gated gdn", "vla"))
-    change(
-        "training-steps-nvidia-h200", (("comparisons", vla, "step of the base"), 9.87),
-        (("comparisons", gated, "models", gated, "step, ms"), longer),
-        (("comparisons", "24 layers of gdn, replayed", "models", "24 layers of gdn", "step, ms"), [444.0] * 3),
-        (("comparisons", "palimpsa-d-170m", "step of the base"), 7.65),
-    )  # fmt: skip
-    change("scaling-nvidia-h100-80gb-hbm3", (("trainings", "gdn-1b", "2 GPUs, DDP", "share of one GPU"), 0.123))
-    change(
-        "transformers-models-nvidia-h200", (("models", "qwen3_next", "times", "training step", "times faster"), 1.25)
-    )
-    column = "shuffled, 32 pairs, heads of 16"
-    change(
-        "leaderboard/mqar-full", (("rows", f"{column}, gdn", "values"), [0.5, 0.6]),
-        (("rows", f"{column}, mesa", "values"), [1.0]), (("rows", f"{column}, linear", "values"), [1.0]),
-    )  # fmt: skip
-    text = " ".join(page_parts.measured(tmp_path).split())
-    for said in (
-        "with at most 2 seeds: 1.000 with `", "the best of 33, 1.000 with `", "0.550 with `gdn`, 0.463 with `gka`",
-        "`gdn` generates 120 tokens per second for one sequence", "and 54,300 at 16,384",
-        "and 1,200 at 131,072. `gdn` reads a prompt at 1,000,000 tokens", "9.87 with `vla`", "`gdn` takes 333 ms, where",
-        "Called eagerly it takes 444 ms", "7.65 times at 170M", "each GPU processes .12 of", "train 1.2 times as fast",
-    ):  # fmt: skip
-        assert said in text and said not in " ".join(README.split())
-
-
-def test_the_table_of_layers_says_which_decays_there_are() -> None:
-    found = [page_parts.decay(name) for name in ("softmax", "deltanet", "retnet", "gdn", "kda", "palimpsa-d")]
-    assert found == ["", "none", "per head, not learned", "per head", "per key channel", "per head"]
-    assert "| `pgdn` | gated DeltaNet with preconditioned write keys, as pdn has | per head | H K (V + 1) |" in README
-
-
-def test_a_page_without_the_marks_of_a_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "README.md"
-    page.write_text("no marks")
-    monkeypatch.setitem(page_parts.PARTS, page, {"layers": page_parts.layers})
-    with pytest.raises(ValueError, match="README.md needs the lines <!-- layers: written by"):
-        page_parts.render(page)

@@ -1,4 +1,4 @@
-"""Every op in every form that its declaration lists. Contract tests and benchmarks run over all of them."""
+"""Every op in every form that its declaration lists. The contract tests run over all of them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def find_watches() -> tuple[Any, ...]:
     found = tuple(point.load() for point in entry_points(group=GROUP))
     if not found:
         raise ValueError(
-            f"watch_every needs a package with an entry point of the group {GROUP}, such as fastweights-studies; "
+            f"watch_every needs a package with an entry point of the group {GROUP}; "
             "install one, or leave watch_every out"
         )
     return found

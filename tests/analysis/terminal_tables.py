@@ -1,6 +1,11 @@
 """Tables of every kind with long names and numbers, for the tests of their widths."""
 
 import dataclasses
+import io
+import re
+
+from rich.console import Console, Group
+from rich.table import Table
 
 from fastweights.analysis import mixers_table, recall_table
 from fastweights.analysis.evaluation_tables import evaluation_tables
@@ -54,3 +59,38 @@ TABLES = {
     "evaluate": (evaluations, ["131,072", "59,874.14", "11.0000", "0.625", "0.25 (11.50)", "acc_stderr,none"]),
     "mixers": (lambda: [mixers_table(), mixer_page("gdn")], ["palimpsa-d", "H K (V + K + 1)", "negative_eigenvalues"]),
 }
+
+
+def lines(table, width):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue().splitlines()
+
+
+def plain_tables(found):
+    for one in found:
+        if isinstance(one, Group):
+            yield from (part for part in one.renderables if isinstance(part, Table) and part.columns[0].header)
+        else:
+            yield one
+
+
+def check_no_number_is_split(found, width):
+    """On a terminal of this width every number of every table is whole, and none is lost."""
+    tables = list(plain_tables(found))
+    assert tables
+    for table in tables:
+        numbers = [
+            word
+            for column in table.columns
+            for text in (column.header, *column.cells)
+            for word in str(text).split()
+            if column.justify == "right" or re.fullmatch(r"[\d.,()±%]+", word)
+        ]
+        shown = lines(table, width)
+        assert all(len(line) <= width for line in shown)
+        words = {}
+        for word in " ".join(shown).split():
+            words[word] = words.get(word, 0) + 1
+        for word in set(numbers):
+            assert words.get(word, 0) >= numbers.count(word), (word, "\n".join(shown))

@@ -3,9 +3,7 @@ a pipe or a device, which never end, or be nested or huge."""
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from fastweights.cli import main
 
 from ..evaluation.small import TEXT, save
-from .hostile import NESTED, limits, link, listing, pipe, sparse, write
+from .hostile import HARMS, check_one_line, check_reading, run
 
 RUN = """
 length = 32
@@ -36,28 +34,12 @@ paths = ["text.txt"]
 """
 RECALL = """recall --mixers linear --pairs 2 --vocab-size 16 --width 8 --heads 2 --layers 1 --steps 2 --batch-size 4
     --learning-rates 0.01 --test-examples 4 --workers 1 --output out"""
-HARMS: dict[str, Callable[[str], Callable[[Path], None]]] = {
-    "a pipe": pipe,
-    "a device": lambda name: link(name, "/dev/zero"),
-    "nested": lambda name: write(name, NESTED),
-    "something else": lambda name: write(name, '{"format": 1, "x": 3}'),
-    "rows of something else": lambda name: write(
-        name,
-        json.dumps({"format": 1, "rows": {"gdn-write 1": 3}, "comparisons": [3], "part": 3, "size": [], "setting": 3}),
-    ),
-    "3 GB": lambda name: lambda folder: (write(name, b"")(folder), sparse(name)(folder)),
-}
 # What a command reads, and the command.
 READ = {
     "run.toml": "train run.toml",
     "recall.toml": "recall recall.toml",
     "out/experiment.json": RECALL,
     "trained/run.json": "train good.toml",
-    "out/mqar-small.json": "leaderboard mqar --mixers linear --output out --workers 1",
-    "out/C1.json": "reproduce --list --output out",
-    "measured/kernels-nvidia-h200.json": "reproduce S1 --measurements measured --output out",
-    "measured/training-steps-a.json": "leaderboard training-speed --measurements measured --output out",
-    "measured/decode-table-a.json": "leaderboard decoding-speed --measurements measured --output out",
     "model/run.json": "evaluate model --lengths 40",
     "model/train.toml": "convert model --to pgdn --output new",
 }
@@ -71,31 +53,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(command: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    capfd.readouterr()
-    with limits():
-        code = main(command.split())
-    return code, capfd.readouterr().err
-
-
-def check_one_line(code: int, error: str) -> None:
-    assert code in (1, 2) and error.startswith("fastweights: error: ") and error.count("\n") == 1, error
-    assert error.rstrip("\n").isprintable() and len(error) < 1200, error
-
-
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("file", READ)
 def test_files_that_a_command_reads(file: str, harm: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = place / file
-    path.parent.mkdir(exist_ok=True)
-    if path.parent.name == "model":
-        save(path.parent)
-    HARMS[harm](path.name)(path.parent)
-    before = listing(place)
-    code, error = run(READ[file], capfd)
-    check_one_line(code, error)
-    left = {entry for entry in listing(place) if entry[0].name != ".lock"}
-    assert (path.name in error or path.parent.name in error) and left == before
+    check_reading(place / file, READ[file], harm, capfd)
 
 
 @pytest.mark.parametrize("harm", ["a pipe", "a device"])

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import pty
-import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fastweights_studies.experiments import committed_records, save_record
 from rich.table import Table
 
 from fastweights import cli
@@ -22,13 +17,7 @@ from fastweights.cli import main
 from fastweights.terminal import Console, show, visible
 
 from ..evaluation.small import TEXT, model, tokenizer
-from .hostile import limits, set_keys, write
-
-ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b31m\r\x08\u202e"
-SHOWN = r"\x1b]0;title\x07\x1b[2J\x9b31m\r\x08\u202e"
-# What Rich itself sends: colours, movements within a bar, and a cursor that is hidden while it is drawn.
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-RICH = re.compile(r"\x1b\[[0-9;]*[mAKG]|\x1b\[\?25[lh]|\r(?=\n|\x1b\[|$)")
+from .hostile import ESCAPE, SHOWN, check_harmless, limits, on_a_terminal, set_keys, write
 
 
 @pytest.fixture(autouse=True)
@@ -37,29 +26,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "text.txt").write_text(TEXT)
     with limits():
         yield tmp_path
-
-
-def on_a_terminal(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a terminal gets, on both streams."""
-    ours, theirs = pty.openpty()
-    shown = b""
-    with monkeypatch.context() as patched, open(theirs, "w") as terminal:
-        patched.setattr(sys, "stdout", terminal)
-        patched.setattr(sys, "stderr", terminal)
-        work()
-        terminal.flush()
-        os.set_blocking(ours, False)
-        try:
-            while piece := os.read(ours, 65536):
-                shown += piece
-        except BlockingIOError:  # there is no more
-            pass
-    os.close(ours)
-    return shown.decode().replace("\r\n", "\n")
-
-
-def check_harmless(shown: str) -> None:
-    assert not CONTROLS.search(RICH.sub("", shown)), repr(shown)
 
 
 def hostile_model(folder: Path) -> Path:
@@ -123,20 +89,6 @@ CALLS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         ["recall", "r.toml"],
     ),
     "a label": (lambda place: None, ["recall", "--mixers", f"gdn@{ESCAPE}", "--width", "-1"]),
-    "the result of a claim": (
-        lambda place: (
-            (place / "out").mkdir(),
-            set_keys(save_record(place / "out", committed_records()["C1"]).name, reason=ESCAPE)(place / "out"),
-        ),
-        ["reproduce", "--list", "C1", "--output", "out"],
-    ),
-    "a result of another status": (
-        lambda place: (
-            (place / "out").mkdir(),
-            set_keys(save_record(place / "out", committed_records()["C1"]).name, status=ESCAPE)(place / "out"),
-        ),
-        ["reproduce", "--list", "C1", "--output", "out"],
-    ),
 }
 
 

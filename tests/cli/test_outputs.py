@@ -2,223 +2,41 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastweights.cli import main
-from tests.evaluation.small import TEXT, save
 
-RUN = """
-length = 32
-batch_size = 2
-max_steps = 2
-evaluation_rows = 2
-context_lengths = [16]
-cache = "cache"
-[model]
-hidden_size = 16
-num_hidden_layers = 1
-num_heads = 2
-[tokenizer]
-vocab_size = 300
-[corpus]
-paths = ["text.txt"]
-"""
-SMALL = "--task mqar-shuffled --mixers linear --pairs 2 --vocab-size 16 --width 8 --layers 1 --steps 2 --batch-size 2"
-QUICK = "--lengths 40 --texts 1 --stretch 8 --text text.txt"
-# Commands by name: without the place of --output, that place, and where the work begins.
+from . import writing
+from .writing import QUICK, SMALL, folder, refused, run_twice, writing_tests
+
+whole, place = writing.whole, writing.place  # fixtures
+
+# Commands by name: without the place of --output, and where the work begins.
 COMMANDS = {
-    "recall": (f"recall {SMALL} --learning-rates 0.01 --test-examples 2", "training.recall:train_runs"),
-    "train": ("train run.toml", "training.language.train:LanguageTrainer"),
-    "evaluate": (f"evaluate model {QUICK}", "models.loading:load_language_model"),
-    "convert": ("convert model --to pgdn", "conversion.folder:load_model"),
-    "inspect": ("inspect model --tokens 20 --measures norms --text text.txt", "models.loading:load_language_model"),
-    "reproduce": ("reproduce C2", "experiments:run_claim"),
-    "leaderboard": ("leaderboard rules --mixers gdn", "leaderboard:run_part"),
+    "recall": (f"recall {SMALL} --learning-rates 0.01 --test-examples 2", "fastweights.training.recall:train_runs"),
+    "train": ("train run.toml", "fastweights.training.language.train:LanguageTrainer"),
+    "evaluate": (f"evaluate model {QUICK}", "fastweights.models.loading:load_language_model"),
+    "convert": ("convert model --to pgdn", "fastweights.conversion.folder:load_model"),
 }
-OUTPUTS = {name: "new.json" if name == "evaluate" else "new" for name in COMMANDS}
-# What they write there: a place by the output that leads to it.
-PLACES = [
-    *[(name, OUTPUTS[name], OUTPUTS[name]) for name in COMMANDS],
-    ("evaluate", "new.json", "new-perplexity.png"),
-    ("reproduce", "new", "new/C2.json"),
-    ("leaderboard", "new", "new/rules-cpu.json"),
-]
-FOREIGN_FOLDERS = ("reproduce", "leaderboard")  # one file per claim or part, beside whatever else is there
 
-
-def file(path: Path) -> None:
-    path.write_text("years of work")
-
-
-def other_json(path: Path) -> None:
-    path.write_text(json.dumps({"format": 1, "results": {}, "claim": "C2"}))
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-    (path / "cat.jpg").write_text("precious")
-
-
-def link_to_file(path: Path) -> None:
-    path.symlink_to("mine/file")
-
-
-def link_to_folder(path: Path) -> None:
-    path.symlink_to("mine")
-
-
-def dangling_link(path: Path) -> None:
-    path.symlink_to("nowhere")
-
-
-def circle(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-THINGS = (file, other_json, folder, link_to_file, link_to_folder, dangling_link, circle, pipe)
-FOREIGN = [  # in the fast set: one thing at every place, and every thing at the places of one command
-    pytest.param(thing, *place, marks=() if thing is file or place[0] == "evaluate" else pytest.mark.slow)
-    for thing in THINGS
-    for place in PLACES
-]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("whole")
-    save(place / "model", mixer="gdn")
-    (place / "text.txt").write_text(TEXT * 8)
-    (place / "run.toml").write_text(RUN)
-    (place / "mine").mkdir()
-    (place / "mine" / "file").write_text("precious")
-    return place
-
-
-@pytest.fixture
-def place(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: a model, a text, a run file, and a folder of a person's."""
-    shutil.copytree(whole, tmp_path / "place")
-    monkeypatch.chdir(tmp_path / "place")
-    return tmp_path / "place"
-
-
-def contents(folder: Path) -> dict[str, Any]:
-    """Everything below a folder: what kind it is, when it changed, what is in it."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        state = path.lstat()
-        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        found[str(path)] = (state.st_mode, state.st_ino, state.st_mtime_ns, content)
-    return found
-
-
-def refused(place: Path, capsys: pytest.CaptureFixture[str], command: str, *words: str) -> None:
-    """The command ends with one line, and changes nothing."""
-    before = contents(place)
-    capsys.readouterr()
-    code = main(command.split(" "))
-    printed = capsys.readouterr()
-    assert contents(place) == before, command
-    assert code == 2 and printed.out == "", (command, printed)
-    (line,) = printed.err.splitlines()
-    assert line.startswith("fastweights: error: ") and line.isprintable()
-    for word in words:
-        assert word in line, line
-
-
-@pytest.mark.parametrize("overwrite", ["", " --overwrite"])
-@pytest.mark.parametrize(("thing", "command", "output", "at"), FOREIGN)
-def test_other_things_at_the_output_stay(place, capsys, command, output, at, thing, overwrite):
-    if thing is folder and command in FOREIGN_FOLDERS and at == output:
-        pytest.skip("its files go beside others")
-    (place / at).parent.mkdir(exist_ok=True)
-    thing(place / at)
-    refused(place, capsys, f"{COMMANDS[command][0]} --output {output}{overwrite}", "output", Path(at).name)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_links_on_the_way_are_not_followed(place, capsys, command):
-    (place / "link").symlink_to("mine")
-    line = f"{COMMANDS[command][0]} --output link/{OUTPUTS[command]}"
-    for options in ("", " --overwrite"):
-        refused(place, capsys, line + options, "link", str(place / "mine" / OUTPUTS[command]))
-
-
-@pytest.mark.parametrize("output", ["", " ", "~", "~/new", "/", "..", "."])
-@pytest.mark.parametrize("command", COMMANDS)
-def test_outputs_that_are_no_place_of_their_own(place, capsys, command, output):
-    if command in FOREIGN_FOLDERS and output in ("/", "..", "."):
-        pytest.skip("its files go beside others")
-    before = contents(place)
-    assert main([*COMMANDS[command][0].split(), "--output", output]) == 2
-    assert contents(place) == before and capsys.readouterr().err.count("\n") == 1
-
-
-INPUTS = ("model/model.safetensors", "model/config.json", "run.toml", "text.txt", "model")
-
-
-@pytest.mark.parametrize("at", INPUTS)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_inputs_are_no_outputs(place, capsys, command, at):
-    if command in FOREIGN_FOLDERS and at == "model":
-        pytest.skip("its files go beside others")
-    for options in ("", " --overwrite"):
-        refused(place, capsys, f"{COMMANDS[command][0]} --output {at}{options}", "output")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_one_process_at_a_time(place, capsys, monkeypatch, command):
-    """While a command works, the same command is refused, under another name of the place too."""
-    line, work = COMMANDS[command]
-    module, _, function = work.partition(":")
-    codes = []
-
-    def work_of_the_first(*_: Any, **__: Any) -> None:
-        for output in (OUTPUTS[command], f"../place/{OUTPUTS[command]}"):
-            codes.append((main([*line.split(), "--output", output]), capsys.readouterr().err))
-        raise ValueError("the end")
-
-    monkeypatch.setattr(importlib.import_module(f"fastweights.{module}"), function, work_of_the_first)
-    assert main([*line.split(), "--output", OUTPUTS[command]]) == 2
-    assert [code for code, _ in codes] == [2, 2]
-    assert all("in use by another process" in error for _, error in codes), codes
-    assert "the end" in capsys.readouterr().err
-
-
-def run_twice(line: str) -> None:
-    for options in ("", "", " --overwrite"):
-        assert main([*line.split(), *options.split()]) == 0, options
+TestWriting = writing_tests(COMMANDS, [("evaluate", "new.json", "new-perplexity.png")], files=["evaluate"])
 
 
 @pytest.mark.slow
-def test_what_a_command_wrote_is_replaced_and_all_else_stays(place):
-    """Also what an earlier version wrote, without lists of files, and plots that name Matplotlib alone."""
-    (place / "seen").mkdir()
-    (place / ".seen.0badcafe.partial").mkdir()
+def test_what_an_evaluation_wrote_is_replaced_and_all_else_stays(place):
+    """Also what an earlier version wrote, plots that name Matplotlib alone."""
     (place / ".movie.partial").mkdir()
-    for line in (f"{COMMANDS['evaluate'][0]} --output new.json", f"{COMMANDS['inspect'][0]} --output seen"):
-        run_twice(line)
-    assert not (place / ".seen.0badcafe.partial").exists() and (place / ".movie.partial").exists()
-    described = json.loads((place / "seen" / "inspection.json").read_text())
-    described.pop("files")
-    (place / "seen" / "inspection.json").write_text(json.dumps(described))
-    (place / "seen" / "notes.txt").write_text("mine")
+    line = f"{COMMANDS['evaluate'][0]} --output new.json"
+    run_twice(line)
     plot = place / "new-perplexity.png"
     plot.write_bytes(as_earlier(plot.read_bytes()))
-    for line in (f"{COMMANDS['evaluate'][0]} --output new.json", f"{COMMANDS['inspect'][0]} --output seen"):
-        assert main(line.split()) == 0
-    assert (place / "seen" / "notes.txt").read_text() == "mine" and b"fastweights" in plot.read_bytes()[:400]
+    assert main(line.split()) == 0
+    assert b"fastweights" in plot.read_bytes()[:400] and (place / ".movie.partial").exists()
 
 
 def as_earlier(png: bytes) -> bytes:
@@ -233,40 +51,11 @@ def as_earlier(png: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def test_what_an_inspection_wrote_is_replaced(place):
-    line = f"{COMMANDS['inspect'][0]} --output seen"
-    assert main(line.split()) == 0
-    before = (place / "seen" / "inspection.json").stat()
-    (place / "seen" / "notes.txt").write_text("mine")
-    assert main(line.split()) == 0
-    assert (place / "seen" / "inspection.json").stat().st_mtime_ns > before.st_mtime_ns
-    assert (place / "seen" / "notes.txt").read_text() == "mine"
-
-
 def test_a_plot_of_a_persons_own_is_no_plot_of_an_evaluation(place, capsys):
     from matplotlib.figure import Figure
 
     Figure().savefig(place / "new-perplexity.png")
     refused(place, capsys, f"{COMMANDS['evaluate'][0]} --output new.json", "new-perplexity.png")
-
-
-def test_files_of_an_inspection_that_were_edited_stay(place, capsys):
-    line = f"{COMMANDS['inspect'][0]} --output seen"
-    assert main(line.split()) == 0
-    with (place / "seen" / "index.html").open("a") as page:
-        page.write("<p>what I think of it</p>")
-    refused(place, capsys, line, "index.html")
-    refused(place, capsys, f"{line} --overwrite", "index.html")
-
-
-def test_a_list_of_files_deletes_nothing_else(place):
-    """inspection.json may be a stranger's."""
-    (place / "seen").mkdir()
-    (place / "seen" / "notes.txt").write_text("mine")
-    described = {"layers": {}, "panels": {}, "files": {"*": "", "../mine/file": "", "notes": ""}}
-    (place / "seen" / "inspection.json").write_text(json.dumps(described))
-    assert main(f"{COMMANDS['inspect'][0]} --output seen --overwrite".split()) == 0
-    assert (place / "seen" / "notes.txt").read_text() == "mine" and (place / "mine" / "file").exists()
 
 
 def test_a_conversion_is_replaced_on_demand_alone(place, capsys):
@@ -298,31 +87,6 @@ def test_a_conversion_whose_place_is_taken_meanwhile_is_not_saved(place, capsys,
     printed = capsys.readouterr()
     assert "Saved" not in printed.out and "new could not be written" in printed.err
     assert os.listdir(place / "new") == ["cat.jpg"] and not list(place.glob(".*"))
-
-
-def test_records_are_replaced_by_those_of_the_same_claim_alone(place, capsys):
-    line = f"{COMMANDS['reproduce'][0]} --output new"
-    run_twice(line)
-    record = json.loads((place / "new" / "C2.json").read_text())
-    (place / "new" / "C2.json").write_text(json.dumps({**record, "claim": "C3"}))
-    refused(place, capsys, line, "C2.json")
-
-
-@pytest.mark.slow
-def test_a_training_that_is_measured_anew_leaves_other_files(place):
-    """reproduce and leaderboard delete the trainings that they made, with --overwrite."""
-    from fastweights.training.folder import remove_trainings
-
-    recall = f"{COMMANDS['recall'][0]} --workers 1 --output new/trained/C2/all"
-    assert main(recall.split()) == 0
-    (place / "new" / "trained" / "C2" / "notes.txt").write_text("mine")
-    runs = place / "new" / "trained" / "C2" / "all" / "runs"
-    (runs / "notes.json").write_text("mine")
-    assert main(f"{COMMANDS['reproduce'][0]} --output new --overwrite".split()) == 0
-    left = {path.name for path in (place / "new" / "trained").rglob("*") if path.is_file()}
-    assert left == {"notes.txt", "notes.json", "experiment.json", ".lock"}  # the folder may be used again
-    assert main(recall.replace("--steps 2", "--steps 3").split()) == 0
-    remove_trainings(place / "nowhere")
 
 
 # What is at a name in the folder of a recall experiment or a training, and whether a link there leads to a folder.

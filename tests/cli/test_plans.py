@@ -38,11 +38,8 @@ COMMANDS = [
     "train",
     "convert",
     "evaluate",
-    "inspect",
     "generate",
     "mixers",
-    "reproduce",
-    "leaderboard",
     "serve",
 ]
 EVALUATE = "evaluate model --text text.txt --lengths 16,32 --texts 1 --stretch 8"
@@ -73,14 +70,11 @@ def folder(tmp_path, monkeypatch, capsys):
         ("train run.toml --set mixers=[\"gdn\",\"pgdn\"]", ["output: trained/gdn", "output: trained/pgdn"]),
         (RECALL, ["width: 8", "mixer: linear", "pairs: 4", "runs: 2", "ended: 0", "output: out", "parameters: "]),
         (EVALUATE, ["lengths: [16, 32]", "parameters: ", "text: text.txt", "output: model/evaluation.json"]),
-        ("inspect model --text text.txt", ["tokens, at most: 1,024", "text: text.txt", "output: model/inspection"]),
         ("convert model --to pgdn --output new", ["output: new", "new parameters: ", 'mixers after: ["pgdn"']),
-        ("leaderboard rules tracking --mixers gdn --output out", ["trainings per mixer, at most: 3", "tracking-small.json"]),
-        ("reproduce C1 C2 --output out", ["name: C1", "name: C2", "output: out/C2.json", "cost: "]),
     ],
 )  # fmt: skip
 def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
-    for output in ("model/.inspection", ".new"):  # what a killed command leaves
+    for output in (".new",):  # what a killed command leaves
         (folder / f"{output}.0badcafe.partial").mkdir()
     before = contents(folder)
     assert main([*command.split(), "--dry-run"]) == 0
@@ -101,11 +95,6 @@ def test_a_dry_run_says_what_and_writes_nothing(folder, capsys, command, words):
         "train run.toml --stop-at 0",
         "convert model --to pgdn --output new --tokens 0",
         "convert model --to gdn --output model",
-        "leaderboard rules --mixers softmax",
-        "inspect model --measures nothing",
-        "inspect model --every 0",
-        "inspect model --output text.txt",
-        "inspect text.txt",
     ],
 )
 def test_a_dry_run_refuses_what_the_command_would(folder, capsys, command):
@@ -138,15 +127,7 @@ def test_a_dry_run_knows_what_is_there(folder, capsys):
     [
         "generate model Once --max-new-tokens 2",
         "convert model --to pgdn --output new",
-        *(
-            pytest.param(command, marks=pytest.mark.slow)
-            for command in (
-                "inspect model --text text.txt --tokens 8 --every 4 --measures norms",
-                "reproduce C2 --output out",
-                "leaderboard decoding-speed --mixers gdn --measurements text --output out",
-                EVALUATE,
-            )
-        ),
+        *(pytest.param(command, marks=pytest.mark.slow) for command in (EVALUATE,)),
     ],
 )
 def test_quiet_commands_leave_standard_error_alone(folder, capsys, command):
@@ -246,7 +227,7 @@ def test_completion_in_a_shell(capsys, monkeypatch):
     assert main(["--show-completion"]) == 0
     assert "complete -o default -F _fastweights_completion fastweights" in capsys.readouterr().out
     monkeypatch.setenv("_FASTWEIGHTS_COMPLETE", "complete_bash")
-    for words, number, found in (("fastweights lead", 1, "leaderboard"), ("fastweights recall --dry", 2, "--dry-run")):
+    for words, number, found in (("fastweights rec", 1, "recall"), ("fastweights recall --dry", 2, "--dry-run")):
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(number))
         assert main([]) == 0 and capsys.readouterr().out.split() == [found]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -14,74 +13,15 @@ from fastweights.layers import import_mixers
 from fastweights.safe_path import same_path
 
 from ..evaluation.small import save
+from . import hostile_place
+from .hostile_place import nothing_ran, run
 
-# Modules of Python, of PyTorch and of the library's dependencies, which every process imports at some time.
-NAMES = (
-    *(
-        "torch",
-        "numpy",
-        "json",
-        "random",
-        "pickle",
-        "socket",
-        "struct",
-        "tempfile",
-        "typing",
-        "hashlib",
-        "datetime",
-        "datasets",
-    ),
-    *("dataclasses", "multiprocessing", "sitecustomize", "transformers", "rich", "typer", "filelock", "safetensors"),
-    *("tokenizers", "matplotlib", "accelerate", "psutil", "vllm", "wandb", "tensorboard"),
-)
+hostile = hostile_place.hostile  # a fixture
+
 RECALL = (
     "recall --task mqar-shuffled --pairs 2 --vocab-size 16 --width 8 --layers 1 --steps 2 --batch-size 2 --test-examples 2 "
     "--learning-rates 0.01 --mixers linear,gdn --workers 2 --output out"
 )
-# The script of a user: library calls that start processes, with settings small enough for a test.
-SCRIPT = """
-import sys
-from dataclasses import replace
-
-from fastweights.cli import main
-from fastweights_studies.experiments import Conditions
-from fastweights_studies.experiments.watched import in_processes
-from fastweights_studies.leaderboard import SIZES
-from studies.tests.leaderboard.toy import TOY
-
-if __name__ == "__main__":
-    if sys.argv[1] == "reproduce":
-        assert in_processes(abs, [-3, 2], Conditions(seeds=(0,), workers=2)) == [3, 2]
-    else:
-        SIZES["small"] = TOY
-        for part in ("tracking", "language"):
-            assert main(["leaderboard", part, "--workers", "2", "--mixers", "linear,gdn", "--output", "out"]) == 0
-"""
-
-
-@pytest.fixture
-def hostile(tmp_path, monkeypatch) -> Path:
-    """The current folder, with files whose execution leaves a trace and ends the process."""
-    folder = tmp_path / "hostile"
-    (folder / "fastweights").mkdir(parents=True)
-    leaves_a_trace = f"open({str(tmp_path / 'ran')!r}, 'a').write(__name__ + ' ')\nraise SystemExit(99)\n"
-    for name in (*NAMES, "fastweights/__init__"):
-        (folder / f"{name}.py").write_text(leaves_a_trace)
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def run(*command: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    """A command in the current folder. path: PYTHONPATH."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    if path:
-        variables["PYTHONPATH"] = path
-    return subprocess.run(command, capture_output=True, text=True, env={**variables, "OMP_NUM_THREADS": "1"})
-
-
-def nothing_ran(folder: Path) -> bool:
-    trace = folder.parent / "ran"
-    return not trace.exists() or pytest.fail(f"executed: {trace.read_text()}")
 
 
 def test_the_command(hostile):
@@ -103,14 +43,6 @@ def test_python_m(hostile):
     (hostile / "fastweights" / "__init__.py").unlink()
     (hostile / "fastweights").rmdir()
     ended = run(sys.executable, "-m", "fastweights", *RECALL.split())
-    assert nothing_ran(hostile) and ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["leaderboard", "reproduce"])
-def test_processes_of_the_other_commands(hostile, command):
-    (script := hostile.parent / "script.py").write_text(SCRIPT)
-    ended = run(sys.executable, str(script), command, path=str(Path(__file__).parents[2]))
     assert nothing_ran(hostile) and ended.returncode == 0, ended.stderr
 
 

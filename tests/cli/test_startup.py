@@ -17,7 +17,7 @@ from fastweights.training import RecallExperiment, WorkerError
 HELP = """
 import sys
 from fastweights.cli import main
-commands = "recall train convert evaluate generate mixers reproduce leaderboard serve".split()
+commands = "recall train convert evaluate generate mixers serve".split()
 for arguments in [["--version"], ["--help"], *([name, "--help"] for name in commands)]:
     assert main(arguments) == 0
 heavy = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]

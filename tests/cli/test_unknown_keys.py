@@ -16,16 +16,6 @@ from ..evaluation.small import save
 COMMANDS = {
     "generate": lambda folder, out: ["generate", folder, "the", "--max-new-tokens", "2"],
     "convert": lambda folder, out: ["convert", folder, "--to", "pgdn", "--output", out],
-    "inspect": lambda folder, out: [
-        "inspect",
-        folder,
-        "--text",
-        f"{folder}/README.md",
-        "--measures",
-        "norms",
-        "--output",
-        out,
-    ],
 }
 
 

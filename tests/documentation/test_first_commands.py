@@ -18,7 +18,8 @@ from fastweights.cli import main
 from fastweights.training.language import load_run, train_language
 
 from ..training.language.small import WORDS
-from .site import ROOT
+
+ROOT = Path(__file__).parents[2]
 
 COMMAND = re.compile(r"^    fastweights (.+)$", re.MULTILINE)
 # Added to the commands that train: a few steps. A board of the leaderboard takes minutes and is left out.

@@ -8,10 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from fastweights_studies.leaderboard import load_board
-
-from .site import ROOT
+ROOT = Path(__file__).parents[2]
 
 EXAMPLE = ROOT / "examples" / "own_rule"
 PAGE = (ROOT / "docs" / "own_rule.md").read_text()
@@ -71,24 +68,3 @@ def run(command: str, *options: str) -> str:
 
 def test_the_command_of_the_page_takes_the_layer() -> None:
     assert "a fast and a slow memory" in run("fastweights mixers two-speed --import examples/own_rule/two_speed.py")
-
-
-@pytest.mark.slow
-def test_the_rule_joins_the_comparison_without_training(tmp_path: Path) -> None:
-    command = "fastweights leaderboard rules --mixers two-speed,gla --import examples/own_rule/two_speed.py"
-    run(command, "--output", str(tmp_path))
-    rows = load_board(tmp_path / "rules-cpu.json").rows
-    assert len(rows) == 2 * 4 * 4
-    assert all(row["state"] == 2 * row["size"] ** 2 for row in rows.values() if row["rule"] == "two-speed")
-    # Without decay both memories are one, and on this stream the best decay is none.
-    found, gla = (rows[f"noise, d = 8, {rule}"] for rule in ("two-speed", "gla"))
-    assert found["gates"] == {"decay": 1.0} and found["distance"] == pytest.approx(gla["distance"], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_speed_and_memory_are_named_with_what_measures_them() -> None:
-    command = "fastweights leaderboard training-speed decoding-speed memory --mixers two-speed"
-    printed = run(f"{command} --import examples/own_rule/two_speed.py")
-    for script in ("training_steps.py --compile blocks --replay", "decode_table.py"):
-        line = f"  python benchmarks/{script} --mixers two-speed --import {EXAMPLE / 'two_speed.py'}"
-        assert printed.count(line) == 2  # its own part, and memory

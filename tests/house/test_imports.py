@@ -31,10 +31,7 @@ ORDER = (
     ("layers", "integrations"),
     ("models", "testing"),
     ("analysis", "conversion", "evaluation", "serving"),
-    ("inspection",),
     ("training",),
-    ("experiments",),
-    ("leaderboard",),
     ("cli",),
     ("__main__",),
 )

@@ -112,30 +112,18 @@ def test_a_call_outside_of_the_line_is_told_to_go_there(tmp_path):
     assert first.startswith("RuntimeError: run_recall must not be called") and 'if __name__ == "__main__":' in first
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "call",
-    [
-        """
+TOGETHER = """
 from fastweights.training.language.together import train_together
 from tests.training.language.small import small_run
 from pathlib import Path
 train_together([small_run(Path("work"), max_steps=1, model={"hidden_size": 16, "num_heads": 2, "mixer": "mine",
     "num_hidden_layers": 1})], 1, "cpu")
 assert Path("work/out/result.json").exists()
-""",
-        """
-from pathlib import Path
-from fastweights_studies.experiments import Conditions
-from fastweights_studies.experiments.watched import in_processes
-from fastweights.layers import MixerChoice
-conditions = Conditions(seeds=(0,), device="cpu", folder=Path("claims"), measurements=Path("."), workers=2)
-print(in_processes(MixerChoice, ["mine", "gdn"], conditions))
-""",
-    ],
-    ids=["train_together", "run_claim"],
-)
-def test_other_processes_of_a_script_without_the_line(tmp_path, call):
-    ended = run(tmp_path, OWN_MIXER + call + 'print("ends")\n')
+"""
+
+
+@pytest.mark.slow
+def test_other_processes_of_a_script_without_the_line(tmp_path):
+    ended = run(tmp_path, OWN_MIXER + TOGETHER + 'print("ends")\n')
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("ends") == 1

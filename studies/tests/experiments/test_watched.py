@@ -1,11 +1,15 @@
 """Trainings that a claim watches are those of recall, and spikes are measured by the steps before them."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from fastweights_studies.experiments import Conditions
 from fastweights_studies.experiments.watched import in_processes, largest_spike, train_watched
+from fastweights_studies.places import ROOT
 
 from fastweights.training import RecallRun, train_run
 from fastweights.training.batches import training_batches
@@ -55,3 +59,33 @@ def test_the_norm_is_that_before_the_gradients_are_scaled_down():
     training.step(next(training_batches(RUN, 0)))
     scaled = torch.nn.utils.get_total_norm([p.grad for p in training.model.parameters() if p.grad is not None])
     assert scaled.item() == pytest.approx(0.01, rel=1e-3) and training.take.gradient_norm.item() > 0.1
+
+
+SCRIPT = """
+from fastweights.layers import register_mixer
+from fastweights.layers.delta_net import DeltaNet
+
+@register_mixer("mine", summary="mine", equation="S", source="here", state="H K V")
+class Mine(DeltaNet):
+    pass
+
+from pathlib import Path
+from fastweights_studies.experiments import Conditions
+from fastweights_studies.experiments.watched import in_processes
+from fastweights.layers import MixerChoice
+conditions = Conditions(seeds=(0,), device="cpu", folder=Path("claims"), measurements=Path("."), workers=2)
+print(in_processes(MixerChoice, ["mine", "gdn"], conditions))
+print("ends")
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_a_script_without_the_line(tmp_path):
+    """One that has no `if __name__ == "__main__":`."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("ends") == 1

@@ -21,7 +21,7 @@ from fastweights_studies.record import read_rows, select, write_rows
 
 from fastweights.layers import MIXERS
 from fastweights.layers.description import described_options
-from tests.documentation.site import pages
+from studies.tests.documentation.site import pages
 
 
 def page(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The modules that make the documentation: docs/hooks.py and the generators in benchmarks/."""
+"""The modules that make the documentation: docs/hooks.py and the writers of pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 _spec = importlib.util.spec_from_file_location("documentation_hooks", ROOT / "docs" / "hooks.py")
 assert _spec is not None and _spec.loader is not None

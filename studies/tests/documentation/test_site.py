@@ -96,9 +96,9 @@ def test_mixers_in_tables_lead_to_their_pages() -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    for package in hooks.REFERENCE:
-        module = importlib.import_module(f"fastweights.{package}")
-        entries = re.findall(r"^::: (\S+)$", pages()[f"docs/reference/{package}.md"], re.MULTILINE)
+    for name in hooks.REFERENCE:
+        module = importlib.import_module(hooks.package(name))
+        entries = re.findall(r"^::: (\S+)$", pages()[f"docs/reference/{name}.md"], re.MULTILINE)
         assert [entry.rpartition(".")[2] for entry in entries] == list(module.__all__)
 
 

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import pytest
 from fastweights_studies.measure.serving_soak import answer, send, server, soak
 
-from ..evaluation.small import model, save, tokenizer
-from .engine import generated
+from tests.evaluation.small import model, save, tokenizer
+from tests.serving.engine import generated
 
 # One server for all of them, which takes long to start.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("server")]
@@ -60,7 +60,7 @@ def check_soak(port: int, requests: int, checked: int) -> dict[str, Any]:
 
 def test_requests_that_are_given_up_leave_nothing_behind(port: int) -> None:
     """Many at once, of any length, a third of them given up: the others are answered as if alone, and the pool is empty at the
-    end. studies/src/fastweights_studies/measure/serving_soak.py does it with thousands."""
+    end. The module itself does it with thousands."""
     assert check_soak(port, 60, 15)["prompt tokens found in the cache"] > 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from fastweights_studies.experiments import claim_names
+from fastweights_studies.places import SOURCES
 
 from fastweights.cli import USAGE_ERROR, app
 from fastweights.evaluation import MEASURES
@@ -100,12 +101,15 @@ def test_options_in_sentences_exist() -> None:
 
 
 def test_scripts_and_their_options_exist() -> None:
+    found = 0
     for page, text in TEXTS.items():
-        for script, options in re.findall(r"python (benchmarks/\w+\.py)([^`\n]*)", text):
-            assert (ROOT / script).exists(), (page, script)
-            source = (ROOT / script).read_text()
+        for module, options in re.findall(r"python -m (fastweights_studies[.\w]+)([^`\n]*)", text):
+            script = SOURCES / f"{module.replace('.', '/')}.py"
+            assert script.exists(), (page, module)
+            source, found = script.read_text(), found + 1
             for option in re.findall(r"--[a-z-]+", options):
-                assert option in source, (page, script, option)
+                assert option in source, (page, module, option)
+    assert found > 10
 
 
 @pytest.mark.parametrize(("page", "block"), TOML, ids=[page for page, _ in TOML])

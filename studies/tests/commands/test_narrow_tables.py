@@ -1,0 +1,45 @@
+"""Every table of the studies' commands on a narrow terminal: no number is split over two lines, and none is lost."""
+
+import pytest
+from fastweights_studies.experiments import claims_of, committed_records
+from fastweights_studies.experiments.tables import claim_page, claims_table
+from fastweights_studies.leaderboard import PARTS, part_rows, table_of
+from fastweights_studies.leaderboard.run import rows_beside
+from fastweights_studies.leaderboard.terminal import parts_table, plain
+from fastweights_studies.places import RESULTS as MEASUREMENTS
+
+from fastweights.layers import MIXERS
+from tests.analysis.terminal_tables import check_no_number_is_split
+
+
+def board(name, size, tmp_path):
+    part = PARTS[name]
+    rows = part_rows(part, size, tmp_path, MEASUREMENTS)
+    rows = [*rows_beside(part, size, rows), *rows]
+    assert rows
+    return [plain(part, *table_of(part, size, rows, list(MIXERS)))]
+
+
+def claims():
+    records = committed_records()
+    for claim in [*claims_of(None), *claims_of("own")]:
+        if claim.name in records:
+            yield claim_page(claim, records[claim.name])
+
+
+def every_table(name, tmp_path):
+    if name in PARTS:
+        for size in ("small", "full"):
+            yield from board(name, size, tmp_path)
+    elif name == "leaderboard --list":
+        yield parts_table(list(PARTS.values()), "full", tmp_path, MEASUREMENTS)
+    elif name == "reproduce --list":
+        yield claims_table(list(claims_of(None)), committed_records())
+    else:
+        yield from claims()
+
+
+@pytest.mark.parametrize("width", [pytest.param(80, marks=pytest.mark.slow), 60])
+@pytest.mark.parametrize("name", [*PARTS, "leaderboard --list", "reproduce --list", "reproduce"])
+def test_no_number_is_split(name, width, tmp_path):
+    check_no_number_is_split(every_table(name, tmp_path), width)

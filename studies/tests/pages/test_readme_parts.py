@@ -1,0 +1,87 @@
+"""The tables and measured sentences of README.md are generated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastweights_studies.pages import page_parts
+from fastweights_studies.places import ROOT
+from fastweights_studies.record import read_rows, select, write_rows
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_other_results_are_other_words(tmp_path: Path) -> None:
+    """Every number is that of its row in its result file."""
+    shutil.copytree(page_parts.RESULTS, tmp_path, dirs_exist_ok=True)
+
+    def change(name: str, value: float, number: int = 1, **fields: Any) -> None:
+        path = tmp_path / f"{name}.json"
+        rows = read_rows(path)
+        changed = select(rows, **fields)
+        assert len(changed) == number
+        write_rows(path, [replace(row, value=value) if row in changed else row for row in rows])
+
+    table, steps = "decode-table-nvidia-h200", "training-steps-nvidia-h200"
+    change(table, 123.0, mixer="gdn", measure="tokens_per_second", column={"batch": 1})
+    speed = {"mixer": "softmax", "measure": "tokens_per_second"}
+    change(table, 54321.0, **speed, column={"batch": 64, "context": 16384})
+    path = tmp_path / f"{table}.json"
+    rows = read_rows(path)
+    (long,) = select(rows, mixer="softmax", measure="fits", column={"batch": 64, "context": 131072})
+    write_rows(path, [*rows, replace(long, measure="tokens_per_second", value=1234.0)])
+    change("generate-nvidia-h200", 16.384, mixer="gdn", measure="prefill_ms")
+    fast, layers = {"compiled": "blocks", "replayed": True}, {"layers": 24, "library": "fastweights"}
+    (vla,) = select(read_rows(tmp_path / f"{steps}.json"), mixer="vla", measure="step_ms", column=fast)
+    (base,) = select(
+        read_rows(tmp_path / f"{steps}.json"), mixer="gdn", measure="step_ms", run={**vla.run, "side": "base"}
+    )
+    change(steps, 9.87 * base.value, mixer="vla", measure="step_ms", column=fast)
+    gated = {"mixer": "gdn", "options": {"output_gate": "silu"}, "measure": "step_ms"}
+    change(steps, 333.0, **gated, column=fast)
+    eager = {"compiled": None, "replayed": False, **layers}
+    replayed = {"comparison": "24-gdn:replayed", "side": "base"}
+    change(steps, 444.0, mixer="gdn", measure="step_ms", column=eager, run=replayed)
+    (plain,) = select(
+        read_rows(tmp_path / f"{steps}.json"), measure="step_ms", column={"preset": "palimpsa-d-plain-170m"}
+    )
+    change(steps, 7.65 * plain.value, measure="step_ms", column={"preset": "palimpsa-d-170m"})
+    scaled = "scaling-nvidia-h100-80gb-hbm3"
+    (alone,) = select(read_rows(tmp_path / f"{scaled}.json"), measure="tokens_per_second", column={"gpus": 1})
+    change(scaled, 0.123 * 2 * alone.value, measure="tokens_per_second", column={"way": "DDP"})
+    phase = {"model": "qwen3_next", "phase": "training_step"}
+    for accelerated, ms in ((True, 4.0), (False, 5.0)):
+        column = {**phase, "accelerated": accelerated}
+        change("transformers-models-nvidia-h200", ms, 5, measure="phase_ms", column=column)
+    path, column = tmp_path / "leaderboard" / "mqar-full.json", "shuffled, 32 pairs, heads of 16"
+    board = json.loads(path.read_text())
+    for mixer, values in (("gdn", [0.5, 0.6]), ("mesa", [1.0]), ("linear", [1.0])):
+        board["rows"][f"{column}, {mixer}"]["values"] = values
+    path.write_text(json.dumps(board))
+    text = " ".join(page_parts.measured(tmp_path).split())
+    for said in (
+        "with at most 2 seeds: 1.000 with `", "the best of 33, 1.000 with `", "0.550 with `gdn`, 0.463 with `gka`",
+        "`gdn` generates 120 tokens per second for one sequence", "and 54,300 at 16,384",
+        "and 1,200 at 131,072. `gdn` reads a prompt at 1,000,000 tokens", "9.87 with `vla`", "`gdn` takes 333 ms, where",
+        "Called eagerly it takes 444 ms", "7.65 times at 170M", "each GPU processes .12 of", "train 1.2 times as fast",
+    ):  # fmt: skip
+        assert said in text and said not in " ".join(README.split()), said
+
+
+def test_the_table_of_layers_says_which_decays_there_are() -> None:
+    found = [page_parts.decay(name) for name in ("softmax", "deltanet", "retnet", "gdn", "kda", "palimpsa-d")]
+    assert found == ["", "none", "per head, not learned", "per head", "per key channel", "per head"]
+    assert "| `pgdn` | gated DeltaNet with preconditioned write keys, as pdn has | per head | H K (V + 1) |" in README
+
+
+def test_a_page_without_the_marks_of_a_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("no marks")
+    monkeypatch.setitem(page_parts.PARTS, page, {"layers": page_parts.layers})
+    with pytest.raises(ValueError, match="the page needs the lines <!-- layers: written by"):
+        page_parts.render(page)

@@ -1,0 +1,102 @@
+"""The public functions and classes of the studies, with a valid call of each: its arguments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from fastweights_studies import experiments, leaderboard
+from fastweights_studies.inspection import Inspection, Panel
+from fastweights_studies.leaderboard.streams import STREAMS
+
+from fastweights.layers import MixerChoice
+from tests.evaluation.small import model
+from tests.public_calls import fields
+
+__all__ = ["CALLS", "INSIDE", "NAMED", "WITHOUT"]
+
+# Public packages are those with __all__ outside these.
+INSIDE = ("claims", "commands", "judge", "measure", "own", "pages")
+# Names without a call here, and why.
+WITHOUT: dict[str, str] = {}
+# What messages call an argument.
+NAMED = {
+    ("experiments.find_claim", "name"): "claim",
+    ("experiments.load_record", "path"): "result",
+    ("leaderboard.find_part", "name"): "part",
+    ("leaderboard.load_board", "path"): "result",
+}
+
+
+@cache
+def measured() -> Any:
+    return experiments.committed_records()["C1"]
+
+
+@cache
+def request() -> Any:
+    return leaderboard.Request(mixers=(MixerChoice("gdn"),), size="small", device="cpu", output=Path("board"))
+
+
+def board() -> Path:
+    made = leaderboard.Board(Path("board/mqar-small.json"), "mqar", "small", {"steps": 3})
+    made.add("4, gdn", {"column": "4", "mixer": "gdn", "values": [0.5]})
+    return made.path
+
+
+def row() -> dict[str, Any]:
+    return {"mixer": "gdn", "column": "4", "values": [0.5], "measured": {"machine": "x", "torch": "2", "time": "2026"}}
+
+
+def panel() -> Panel:
+    return Panel(name="a", x=torch.arange(3.0), y=torch.ones(3, 2), x_label="x", y_label="y")
+
+
+CALLS: dict[str, Callable[[], dict[str, Any]]] = {
+    "experiments.Claim": lambda: fields(experiments.find_claim("C1")),
+    "experiments.ClaimRecord": lambda: fields(measured()),
+    "experiments.Conditions": lambda: {"seeds": (0,)},
+    "experiments.Measurement": lambda: {"values": {"x": [1.0]}},
+    "experiments.Verdict": lambda: {"status": "holds", "reason": "it does"},
+    "experiments.claim_names": dict,
+    "experiments.claims_of": lambda: {"paper": "pdn"},
+    "experiments.committed_records": dict,
+    "experiments.find_claim": lambda: {"name": "C1"},
+    "experiments.load_record": lambda: {"path": experiments.save_record(Path("out"), measured())},
+    "experiments.load_records": lambda: {"folder": Path("out")},
+    "experiments.run_claim": lambda: {
+        "claim": experiments.find_claim("S1"), "conditions": experiments.Conditions(seeds=(0,), measurements=Path("none")),
+    },
+    "experiments.save_record": lambda: {"folder": Path("out"), "record": measured()},
+    "inspection.Inspection": dict,
+    "inspection.Measure": lambda: {"title": "title", "source": "paper", "of_layer": None},
+    "inspection.Panel": lambda: fields(panel()),
+    "inspection.inspect_model": lambda: {"model": model(), "ids": list(range(20)), "every": 8, "measures": ["window"]},
+    "inspection.save_inspection": lambda: {
+        "inspection": Inspection({"window": {0: [panel()]}}, {0: "gdn"}, 2), "folder": Path("page"), "title": "a title",
+        "facts": {},
+    },
+    "leaderboard.Board": lambda: {"path": Path("a.json"), "part": "mqar", "size": "small", "setting": {}, "rows": {}},
+    "leaderboard.Gates": dict,
+    "leaderboard.Part": lambda: fields(leaderboard.find_part("mqar")),
+    "leaderboard.Request": lambda: fields(request()),
+    "leaderboard.RuleInputs": lambda: {
+        "stream": next(iter(STREAMS.values())).make(0, 4), "gates": leaderboard.Gates(),
+    },
+    "leaderboard.Standing": lambda: {"row": row(), "mean": 0.5, "spread": None, "place": 1, "tied": False},
+    "leaderboard.board_path": lambda: {"folder": Path("board"), "part": "mqar", "size": "small"},
+    "leaderboard.find_part": lambda: {"name": "mqar"},
+    "leaderboard.load_board": lambda: {"path": board()},
+    "leaderboard.part_rows": lambda: {
+        "part": leaderboard.find_part("mqar"), "size": "small", "folder": board().parent, "measurements": Path("none"),
+    },
+    "leaderboard.places": lambda: {"rows": [row()], "better": "higher"},
+    "leaderboard.register_rule": lambda: {"name": "of a test", "gates": ["decay"], "state": lambda d: d},
+    "leaderboard.run_part": lambda: {"part": leaderboard.find_part("memory"), "request": request()},
+    "leaderboard.table_of": lambda: {
+        "part": leaderboard.find_part("mqar"), "size": "small", "rows": [row()], "mixers": ["gdn"],
+    },
+}  # fmt: skip
