@@ -50,7 +50,7 @@ def from_record(kind: type[Made], record: Any, path: Path) -> Made:
     """
     with reading_fields(path):
         made = kind(**record)
-        hints = _hints(kind)
+        hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             if not _is(getattr(made, field.name), hints[field.name]):
                 raise TypeError(f"{field.name} is {type(getattr(made, field.name)).__name__}")

@@ -35,7 +35,7 @@ def test_an_op_that_holds_its_declaration_and_one_that_does_not() -> None:
     assert find_spec(newer) == "its declaration" and "q" in find_spec(op).inputs
 
 
-@pytest.mark.parametrize(("before", "within"), [(1.0, False), (2.0, True)])
+@pytest.mark.parametrize(("before", "within"), [(0.1, False), (2.0, True)])
 def test_host_time_of_two_checkouts(
     before: float, within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
