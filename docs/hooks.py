@@ -136,13 +136,15 @@ def package(name: str) -> str:
 
 
 def reference_page(package: str) -> str:
-    """One entry per public name, from where it is defined: an op has the name of the package that it is in."""
+    """One entry per public name, from where it is defined: an op has the name of the package that it is in. An op in place has
+    another name there, so its entry is that of the package that exports it."""
     module = importlib.import_module(package)
     entries = []
     for name in module.__all__:
         found = getattr(module, name)
-        named = isinstance(found, type) or inspect.isfunction(found)
-        entries.append(f"::: {found.__module__ if named else package}.{name}")
+        named = isinstance(found, type) or inspect.isroutine(found)
+        place = found.__module__ if named and hasattr(importlib.import_module(found.__module__), name) else package
+        entries.append(f"::: {place}.{name}")
     return f"# {package}\n\n" + "\n\n".join([(module.__doc__ or "").partition("\n")[0], *entries]) + "\n"
 
 

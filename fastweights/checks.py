@@ -75,9 +75,9 @@ def describe_value(x: object) -> str:
     if isinstance(x, Tensor):
         return "a nested tensor" if x.is_nested else f"a tensor of shape {shape_of(x)}"
     if isinstance(x, int) and not isinstance(x, bool):
-        return _number(x)
+        return _write_number(x)
     if x is None or isinstance(x, (bool, float, str)):
-        return _short(repr(x))
+        return _shorten(repr(x))
     if isinstance(x, (list, tuple, dict, set)):
         return _SHORT.repr(x)
     return f"{type(x).__name__} {_SHORT.repr(x)}"
@@ -90,17 +90,17 @@ class _Short(reprlib.Repr):
         return f"<{type(x).__name__}>" if " at 0x" in repr(x) else super().repr_instance(x, level)
 
     def repr_int(self, x: int, level: int) -> str:
-        return _number(x)
+        return _write_number(x)
 
 
 _SHORT = _Short()
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 50]}...{text[-40:]}"
 
 
-def _number(x: int, form: str = "") -> str:
+def _write_number(x: int, form: str = "") -> str:
     """A whole number. Python itself refuses to write one of more than 4,300 digits."""
     return format(x, form) if x.bit_length() < 10 * LONGEST_VALUE else f"a number of {x.bit_length():,} bits"
 
@@ -108,27 +108,27 @@ def _number(x: int, form: str = "") -> str:
 def check_whole_number(name: str, x: object, *, low: int = 0, high: int = LARGEST_COUNTER) -> int:
     """A whole number from `low` to `high`. NumPy's integers count, floats and bools do not."""
     bounds = f"of at least {low}" if high == LARGEST_COUNTER else f"from {low} to {high}"
-    number = _whole(name, x, f"a whole number {bounds}")
+    number = _check_whole(name, x, f"a whole number {bounds}")
     if not low <= number <= high:
         if number > high == LARGEST_COUNTER:
             bounds = f"from {low} to 2^63 - 1"  # the largest that a random generator takes
-        raise ValueError(f"{name} must be a whole number {bounds}, got {_number(number)}")
+        raise ValueError(f"{name} must be a whole number {bounds}, got {_write_number(number)}")
     return number
 
 
 def check_size(name: str, x: object, *, high: int = LARGEST_COUNTER) -> int:
     """A positive whole number up to `high`."""
-    number = _whole(name, x, "a positive whole number")
+    number = _check_whole(name, x, "a positive whole number")
     if number < 1:
-        raise ValueError(f"{name} must be a positive whole number, got {_number(number)}")
+        raise ValueError(f"{name} must be a positive whole number, got {_write_number(number)}")
     if number > high:
         raise ValueError(
-            f"{name} must be a positive whole number of at most {high:,}, got {_number(number, ',')}; pass a smaller one"
+            f"{name} must be a positive whole number of at most {high:,}, got {_write_number(number, ',')}; pass a smaller one"
         )
     return number
 
 
-def _whole(name: str, x: object, wanted: str) -> int:
+def _check_whole(name: str, x: object, wanted: str) -> int:
     if isinstance(x, bool) or not isinstance(x, (int, Integral)):
         raise TypeError(f"{name} must be {wanted}, got {describe_value(x)}; pass an int")
     return int(x)
@@ -227,7 +227,7 @@ def check_path(name: str, x: object, what: str = "a path") -> Path:
     if "\0" in str(x):
         raise ValueError(f"{name} must be {what}, got {str(x)!r}; leave out the character 0")
     path = Path(x)
-    if _bytes(str(path)) > LONGEST_PATH or any(_bytes(part) > LONGEST_NAME for part in path.parts):
+    if _count_bytes(str(path)) > LONGEST_PATH or any(_count_bytes(part) > LONGEST_NAME for part in path.parts):
         raise ValueError(
             f"{name} must be {what} of at most {LONGEST_PATH:,} bytes, and {LONGEST_NAME} between two slashes, got "
             f"'{str(x)[:40]}...'; choose a shorter one"
@@ -235,7 +235,7 @@ def check_path(name: str, x: object, what: str = "a path") -> Path:
     return path
 
 
-def _bytes(text: str) -> int:
+def _count_bytes(text: str) -> int:
     return len(text.encode(errors="surrogatepass"))
 
 
@@ -327,7 +327,8 @@ def check_real(name: str, x: Tensor) -> Tensor:
 
 
 def check_device(device: object) -> None:
-    """ValueError unless `device` is one of torch's that this machine has and that computes."""
+    """ValueError unless `device` is one of torch's that this machine has and that computes. A process that only starts others
+    leaves the GPU alone: nothing is put there."""
     if not isinstance(device, (str, torch.device)):
         raise TypeError(
             f"device must be a torch device such as 'cpu' or 'cuda', got {describe_value(device)}; pass a string"
@@ -337,10 +338,15 @@ def check_device(device: object) -> None:
         known = torch.device(check_unicode("device", str(device)))
     except RuntimeError:
         raise ValueError(f"{wanted}; name one such as 'cpu' or 'cuda'") from None
+    if known.type == "cuda":
+        count = torch.cuda.device_count()
+        if (known.index or 0) >= count:
+            raise ValueError(f"{wanted}: torch sees {count} CUDA devices; name one from 0, or 'cpu'")
+        return
     try:
         torch.zeros(1, device=known).item()  # the device "meta" keeps no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"{wanted}: {_short(str(error).partition(chr(10))[0])}") from None
+        raise ValueError(f"{wanted}: {_shorten(str(error).partition(chr(10))[0])}") from None
 
 
 @contextmanager

@@ -1,18 +1,22 @@
-"""Where a number was measured: the versions of the libraries, and the machine. And whether a library is of a version that is
-known here."""
+"""The machine and the libraries that a process runs on: their versions, its cores and its memory, and what is said when that runs
+out. torch is imported where it is needed only: the help of a command starts without it."""
 
+from __future__ import annotations
+
+import errno
 import os
 import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ._version import __version__
 
 __all__ = [
+    "OutOfMemory",
     "check_version",
     "cpu_model",
     "installed_version",
@@ -21,11 +25,20 @@ __all__ = [
     "usable_cores",
     "usable_memory",
     "versions",
+    "within_memory",
 ]
+
+# Python and libraries have kinds of error of their own; torch and CUDA have words.
+WORDS = (
+    *("DefaultCPUAllocator: ", "you tried to allocate", "bad_alloc", "Storage size calculation overflowed"),
+    *("out of memory", "STATUS_ALLOC_FAILED"),
+)
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that the numbers come from."""
+    import torch
+
     return {
         "fastweights": __version__,
         "python": platform.python_version(),
@@ -77,6 +90,8 @@ def usable_memory() -> float:
 
 def machine(device: str) -> dict[str, Any]:
     """The processor, the cores and, for a CUDA device, the accelerator."""
+    import torch
+
     description: dict[str, Any] = {
         "system": platform.platform(),
         "cpu": cpu_model(),
@@ -96,3 +111,30 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+class OutOfMemory(OSError):
+    """The memory of the device is full. The message says what needs less."""
+
+
+@contextmanager
+def within_memory(remedy: str) -> Iterator[None]:
+    """Replaces the error for a full memory by an OutOfMemory that names `remedy`, which needs less."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        what = _what_failed(error)
+        if what is None:
+            raise
+        raise OutOfMemory(f"the device's memory is full; {remedy} needs less{what and f'. {what}'}") from None
+
+
+def _what_failed(error: Exception) -> str | None:
+    """What the error of a full memory says, without advice on allocators; None for another error."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError):
+        return "" if error.errno == errno.ENOMEM else None
+    if isinstance(error, RuntimeError) and not any(words in text for words in WORDS):
+        return None
+    asked = re.search(r"tried to allocate (\d+) bytes", text)
+    return f"Tried to allocate {int(asked[1]):,} bytes" if asked else ". ".join(text.split(". ")[:2])

@@ -1,31 +1,55 @@
-"""Atomic files: a reader sees the old content or the new content, never a part of it. Places and names that files can have."""
+"""Files of commands: written whole or not at all, known again by their names and checksums, and deleted only where they are the
+command's own.
+
+A reader sees the old content of a file or the new content, never a part of it.
+"""
+
+from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
+import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
 from safetensors import SafetensorError
 
-from .ownership import FILE, FOLDER, Own, is_owned, remove_own, what_stands
+from .untrusted import read_json_object
 
 __all__ = [
+    "CHECKSUMS",
+    "FILE",
+    "FOLDER",
     "TENSOR_ERRORS",
+    "Own",
     "WriteError",
+    "any_file",
+    "check_own",
+    "damage",
     "disk_is_full",
+    "drop_partials",
+    "file_hash",
     "file_name",
+    "is_own",
+    "is_owned",
     "open_to_append",
     "partial_path",
     "publish_folder",
+    "remove_own",
     "staged_folder",
+    "standing",
+    "what_stands",
     "write_bytes",
+    "write_checksums",
     "write_json",
     "writing",
 ]
@@ -100,7 +124,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def partial_path(path: Path, token: str | None = None) -> Path:
-    """Where a file or folder is written before it becomes `path`; `ownership.drop_partials` knows such names. token: eight
+    """Where a file or folder is written before it becomes `path`; `drop_partials` knows such names. token: eight
     hexadecimal digits that several processes agree on; by default new ones."""
     return path.with_name(f".{path.name}.{token or secrets.token_hex(4)}.partial")
 
@@ -162,3 +186,137 @@ def _join(partial: Path, path: Path) -> None:
         if not os.path.lexists(path / file.name):
             os.rename(file, path / file.name)
     shutil.rmtree(partial)
+
+
+# What a command writes in a folder, by names with the wildcards of fnmatch. For a folder: what it writes in that one. For a file:
+# a function that says whether a file of that name is the command's.
+Own = Mapping[str, "Part"]
+Part = Mapping[str, Any] | Callable[[Path], bool]
+
+PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")  # what a process leaves that is killed while it writes
+FILE, FOLDER = "a file", "a folder"
+
+
+def what_stands(path: Path) -> str | None:
+    """What is at a path, for messages; a link is not followed."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    kinds = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFLNK: "a link"}
+    return kinds.get(stat.S_IFMT(mode), "a pipe or a device")
+
+
+def any_file(path: Path) -> bool:
+    """Every file of the name is the command's."""
+    return True
+
+
+def _part(name: str, own: Own) -> Part | None:
+    return next((part for pattern, part in own.items() if fnmatchcase(name, pattern)), None)
+
+
+def standing(folder: Path, own: Own) -> Iterator[tuple[Path, Part]]:
+    """What is at the names of `own`; folders before what is in them."""
+    for path in sorted(folder.iterdir()) if what_stands(folder) == FOLDER else ():
+        part = _part(path.name, own)
+        if part is not None:
+            yield path, part
+            if isinstance(part, Mapping):
+                yield from standing(path, part)
+
+
+def check_own(name: str, folder: Path, own: Own) -> None:
+    """ValueError where links, or folders for files, are at the names that a command writes in `folder`, the argument `name`."""
+    for path, part in standing(folder, own):
+        there, wanted = what_stands(path), FOLDER if isinstance(part, Mapping) else FILE
+        if there not in (wanted, None):
+            raise ValueError(
+                f"{name} {folder} must have {wanted} at {path.relative_to(folder)}, but {there} is there, which is left alone; "
+                "move it, or choose another output folder"
+            )
+
+
+def remove_own(folder: Path, own: Own) -> None:
+    """Delete the files of `folder` that a command wrote, and folders in it that are then empty. Links are not followed."""
+    for path, part in reversed(list(standing(folder, own))):
+        there = what_stands(path)
+        if isinstance(part, Mapping):
+            if there == FOLDER and not any(path.iterdir()):
+                path.rmdir()
+        elif there == FILE and part(path):
+            path.unlink()
+
+
+def is_owned(folder: Path, own: Own) -> bool:
+    """Whether a command wrote everything in `folder`."""
+    return all(is_own(path, _part(path.name, own)) for path in folder.iterdir())
+
+
+def is_own(path: Path, part: Part | None) -> bool:
+    """Whether what is at a path is the command's, by what it writes at this name."""
+    if isinstance(part, Mapping):
+        return what_stands(path) == FOLDER and is_owned(path, part)
+    return part is not None and what_stands(path) == FILE and part(path)
+
+
+def drop_partials(folder: Path, own: Own) -> None:
+    """Delete what a killed process left of files and folders of these names, in `folder` and in the command's folders in it."""
+    for path in sorted(folder.iterdir()) if what_stands(folder) == FOLDER else ():
+        there, partial, part = what_stands(path), PARTIAL.fullmatch(path.name), _part(path.name, own)
+        if partial and _part(partial[1], own) is not None:
+            if there == FILE:
+                path.unlink()
+            elif there == FOLDER:
+                shutil.rmtree(path)
+        elif isinstance(part, Mapping):
+            drop_partials(path, part)
+
+
+CHECKSUMS = "checksums.json"
+BLOCK = 2**22  # bytes read at a time: a file may be larger than memory
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the sizes and SHA-256 hashes of all files in `folder`, and in the folders within it, to `CHECKSUMS`."""
+    files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    entries = {name: {"bytes": file.stat().st_size, "sha256": file_hash(file)} for name, file in files.items()}
+    write_json(folder / CHECKSUMS, entries)
+
+
+def damage(folder: Path, *, content: bool = True) -> str | None:
+    """What differs from the time when the checksums were written, in words; None if nothing does.
+
+    Args:
+        content: read all files; without, only their sizes are compared.
+    """
+    if not (folder / CHECKSUMS).exists():
+        return f"it has no {CHECKSUMS}"
+    try:
+        entries = read_json_object(folder / CHECKSUMS)
+        expected = [(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in entries.items()]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"{CHECKSUMS} cannot be read"
+    for name, size, _ in expected:  # sizes first: they cost nothing
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size:,} bytes, where {size:,} were written"
+    for name, _, digest in expected if content else ():
+        try:
+            same = file_hash(folder / name) == digest
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if not same:
+            return f"{name} has changed since it was written"
+    return None
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, which may be larger than memory."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

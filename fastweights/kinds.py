@@ -73,7 +73,7 @@ def _check(name: str, value: object, hint: Any) -> None:
     """TypeError for another kind than that of the annotation; ValueError for a path that no file can have and a tensor that
     few functions of torch take."""
     if not is_kind(value, hint):
-        raise TypeError(f"{name} must be {_in_words(hint)}, got {describe_value(value)}")
+        raise TypeError(f"{name} must be {_describe_kind(hint)}, got {describe_value(value)}")
     if isinstance(value, Path) or (isinstance(value, str) and Path in get_args(hint)):
         check_path(name, value)
     if isinstance(value, Tensor):
@@ -101,11 +101,11 @@ def is_kind(value: object, hint: Any) -> bool:
             is_kind(entry, one) for pair in value.items() for entry, one in zip(pair, inside)
         )
     if base is not str and issubclass(base, Iterable) and kind is not None:
-        return _is_several(value, base, inside)
+        return _holds_several(value, base, inside)
     return callable(value) if base is Callable else isinstance(value, base)
 
 
-def _is_several(value: object, base: type, inside: tuple[Any, ...]) -> bool:
+def _holds_several(value: object, base: type, inside: tuple[Any, ...]) -> bool:
     """Whether a value holds entries of a kind; those of a generator are not looked at."""
     if not isinstance(value, (list, tuple)):
         others = (Iterable,) if base is Iterable else (Sequence, np.ndarray) if base is Sequence else ()
@@ -117,16 +117,16 @@ def _is_several(value: object, base: type, inside: tuple[Any, ...]) -> bool:
     return all(is_kind(entry, inside[0]) for entry in value)
 
 
-def _in_words(hint: Any) -> str:
+def _describe_kind(hint: Any) -> str:
     kind, inside = get_origin(hint), get_args(hint)
     if kind in (Union, types.UnionType):
-        return " or ".join(map(_in_words, inside))
+        return " or ".join(map(_describe_kind, inside))
     if kind is Literal:
         return f"one of {', '.join(map(repr, inside))}"
     if kind is not None and issubclass(kind, Mapping):
-        return f"a dict of {_in_words(inside[1])} by {_in_words(inside[0])}"
+        return f"a dict of {_describe_kind(inside[1])} by {_describe_kind(inside[0])}"
     if kind is Callable or hint is Callable:
         return "a function"
     if kind is not None and inside:
-        return f"a list of entries that are each {_in_words(inside[0])}"
+        return f"a list of entries that are each {_describe_kind(inside[0])}"
     return WORDS.get(hint, getattr(hint, "__name__", str(hint)) if hint is not Any else "anything")

@@ -15,12 +15,10 @@ from typing import Any
 
 import filelock
 
-from .checksums import file_hash
-from .ownership import FILE, FOLDER, Own, any_file, check_own, drop_partials, is_own, standing, what_stands
+from .files import FILE, FOLDER, Own, any_file, check_own, drop_partials, file_hash, is_own, standing, what_stands
 from .untrusted import read_json_object
 
 __all__ = [
-    "beside",
     "check_file",
     "check_folder",
     "check_place",
@@ -31,6 +29,7 @@ __all__ = [
     "held",
     "listed_files",
     "locked",
+    "path_beside",
     "refuse_links",
 ]
 
@@ -72,7 +71,7 @@ def _system_places() -> set[Path]:
     return {*places, *(parent for place in places for parent in place.parents)}
 
 
-def beside(model: Path, name: str) -> Path:
+def path_beside(model: Path, name: str) -> Path:
     """Where a command writes that is given a model's folder and no output. A link that a person gives to be read ends there."""
     place = model.resolve()
     return (model if place == model.absolute() else place) / name

@@ -64,7 +64,7 @@ def check_folder(folder: Path, *, trust_remote_code: bool = False) -> None:
         ValueError: a pipe, a device or a folder in the place of a file; a link that leads nowhere; a file that is too large;
             settings that are no JSON object, or lead to other files.
     """
-    for path in _files(folder):
+    for path in _list_files(folder):
         check_file(path, None if path.suffix in (".safetensors", ".bin") else LARGEST_TEXT)
     for name in SETTINGS:
         if (folder / name).is_file():
@@ -97,20 +97,20 @@ def read_json_object(path: Path, largest: int = LARGEST_TEXT) -> dict[str, Any]:
 def check_nesting(value: object) -> None:
     """ValueError if objects and lists are inside each other too deeply."""
     level, depth = [value], 0
-    while level := [inner for outer in level for inner in _inside(outer) if isinstance(inner, (dict, list))]:
+    while level := [inner for outer in level for inner in _inner_values(outer) if isinstance(inner, (dict, list))]:
         depth += 1
         if depth >= DEEPEST:
             raise ValueError(f"objects and lists must be at most {DEEPEST} deep")
 
 
-def _inside(value: object) -> Iterable[object]:
+def _inner_values(value: object) -> Iterable[object]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def check_sizes(path: Path, settings: Mapping[str, Any]) -> None:
     """ValueError if a number in settings would make a library list millions of layers, labels or tokens."""
     of_tokenizer = path.name == "tokenizer_config.json"
-    for key, value in _numbers(settings):
+    for key, value in _list_numbers(settings):
         ends = (largest for end, largest in LARGEST_SIZES.items() if key.endswith(end))
         largest = next(ends, LARGEST_TOKENS if of_tokenizer and "max" not in key else None)
         if largest is not None and value > largest:
@@ -119,12 +119,12 @@ def check_sizes(path: Path, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _list_numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Whole numbers by their keys, those of inner objects too."""
     left: list[object] = [settings]
     while left:
         value = left.pop()
-        left += _inside(value)
+        left += _inner_values(value)
         if isinstance(value, dict):
             yield from ((key, number) for key, number in value.items() if isinstance(number, int))
 
@@ -137,7 +137,7 @@ def one_line(error: object, longest: int = LONGEST_MESSAGE) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(cut.split()))
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     """Files of the folder that a library may read."""
     templates = folder / "additional_chat_templates"
     for place in (folder, templates):

@@ -101,7 +101,7 @@ def public(top: Any = fastweights, inside: Collection[str] = INSIDE) -> dict[str
         package = importlib.import_module(module.name)
         for name in getattr(package, "__all__", ()):
             value = getattr(package, name)
-            if not (inspect.isfunction(value) or isinstance(value, type) and not issubclass(value, BaseException)):
+            if not (inspect.isroutine(value) or isinstance(value, type) and not issubclass(value, BaseException)):
                 continue
             if id(value) not in found or value.__module__.startswith(f"{module.name}."):
                 found[id(value)] = ".".join([*parts, name]), value

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fastweights.checksums import damage, write_checksums
-from fastweights.files import TENSOR_ERRORS, WriteError, staged_folder, write_json, writing
+from fastweights.files import TENSOR_ERRORS, WriteError, damage, staged_folder, write_checksums, write_json, writing
 
 from .full_disk import largest_file
 
@@ -101,5 +100,5 @@ def test_damaged_checksums(folder, content):
 
 def test_large_files_are_read_in_blocks(folder, monkeypatch):
     whole = damage(folder)
-    monkeypatch.setattr("fastweights.checksums.BLOCK", 64)
+    monkeypatch.setattr("fastweights.files.BLOCK", 64)
     assert damage(folder) is whole is None

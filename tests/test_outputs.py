@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 
 from fastweights import files, outputs
-from fastweights.files import WriteError, publish_folder, write_bytes
+from fastweights.files import (
+    WriteError,
+    any_file,
+    check_own,
+    drop_partials,
+    is_owned,
+    publish_folder,
+    remove_own,
+    write_bytes,
+)
 from fastweights.outputs import check_file, check_place, claimed, described_files, held, locked
-from fastweights.ownership import any_file, check_own, drop_partials, is_owned, remove_own
 
 OWN = {"result.json": any_file, "runs": {"*.json": any_file}, "card.md": lambda path: path.read_text() == "ours"}
 

@@ -6,10 +6,8 @@ from torch import nn
 
 from fastweights.layers import MemoryLayer, register_mixer
 from fastweights.layers.decay import HeadDecay
-from fastweights.ops.framework import roles
-from fastweights.ops.framework.call import call, chunkwise, sequential, stack_time
-from fastweights.ops.framework.spec import Case, OpSpec, Output, State
-from fastweights.ops.linear_attention.chunked import chunked as linear_attention
+from fastweights.ops.authoring import Case, OpSpec, Output, State, call, chunkwise, op, roles, sequential, stack_time
+from fastweights.ops.authoring import linear_attention_by_chunks as linear_attention
 
 
 # Token by token: q, k [B, T, H, K], v [B, T, H, V], the others [B, T, H].
@@ -46,6 +44,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def two_speed_attention(
     q, k, v, fast, slow, mix, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, backend="auto"
 ):  # fmt: skip
@@ -54,11 +53,11 @@ def two_speed_attention(
     return call(SPEC, tensors, options, initial_state, output_final_state, cu_seqlens, backend)
 
 
-@register_mixer(
-    "two-speed", summary="a fast and a slow memory", equation=SPEC.equation, source="examples", state="2 H K V"
-)
+@register_mixer("two-speed", summary="a fast and a slow memory", equation=SPEC.equation, source="examples")
 class TwoSpeed(MemoryLayer):
     """Linear attention in two memories, each with one learned decay per head."""
+
+    op = two_speed_attention
 
     def build(self):
         heads = self.heads.value_heads
@@ -66,10 +65,7 @@ class TwoSpeed(MemoryLayer):
         self.mix = nn.Linear(self.hidden_size, heads)
 
     def rule(self, x, q, k, v, run):
-        return run(two_speed_attention, q, k, v, self.fast(x), self.slow(x), self.mix(x).sigmoid(), state=("F", "S"))
-
-    def state_size(self, length=1):
-        return 2 * self.heads.value_heads * self.heads.key * self.heads.value
+        return run(self.op, q, k, v, self.fast(x), self.slow(x), self.mix(x).sigmoid())
 
 
 @register_rule("two-speed", gates=("decay",), state=lambda d: 2 * d * d)

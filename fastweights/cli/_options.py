@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from ..out_of_memory import within_memory
+from ..environment import within_memory
 from ..stopping import Stopped
 from ..terminal import show
 from ..untrusted import one_line
@@ -150,9 +150,8 @@ def check_trainings(
     device: str, output: Path, workers: int | None, seeds: Sequence[str] | None
 ) -> tuple[int, ...] | None:
     """Check the options of a command that trains many models. Returns the values of --seeds, None where it is not given."""
-    from ..checks import check_size, check_whole_number  # here: help must not import torch
+    from ..checks import check_device, check_size, check_whole_number  # here: help must not import torch
     from ..outputs import check_place
-    from ..training.settings import check_device
 
     check_device(device)
     check_place("--output", output)

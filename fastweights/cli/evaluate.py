@@ -106,7 +106,7 @@ def evaluate(
         from ..evaluation.report import EvaluationReport, is_evaluation, plan_evaluation
         from ..evaluation.text import HeldOutText
         from ..models.loading import load_language_model, model_folder
-        from ..outputs import beside, claimed
+        from ..outputs import claimed, path_beside
 
         settings = EvaluationSettings(
             measures=() if lm_eval and not on else values("--on", on or ["perplexity"], str),
@@ -132,7 +132,7 @@ def evaluate(
             ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
         )
         model_folder(model)  # says what is wrong with it, before anything is said of a place in it
-        output = beside(model, "evaluation.json") if output is None else output
+        output = path_beside(model, "evaluation.json") if output is None else output
         if os.path.realpath(output) in set(map(os.path.realpath, text or ())):
             raise ValueError(
                 f"output must be another file than the text that is read, got {output}; choose another name"

@@ -3,8 +3,7 @@
 from .check import LogitsCheck, check_logits
 from .convert import convert
 from .folder import ConversionReport, convert_folder
-from .plan import condition
-from .table import CONVERSIONS, Conversion
+from .plan import CONVERSIONS, Conversion, condition
 
 __all__ = [
     "CONVERSIONS",

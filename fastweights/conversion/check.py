@@ -15,8 +15,7 @@ from ..checks import check_tensor, describe_value, shape_of
 from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from .convert import check_source, own_config, set_value
-from .plan import conversions_between
-from .table import Conversion
+from .plan import Conversion, conversions_between
 
 __all__ = ["LogitsCheck", "check_logits"]
 
@@ -79,20 +78,20 @@ def check_logits(source: PreTrainedModel, converted: FastWeightsForCausalLM, tok
             f"got {converted.config.num_hidden_layers}"
         )
     conversions = conversions_between(own_config(source.config), own_config(converted.config))
-    expected = _logits(source, tokens_BT)
+    expected = _compute_logits(source, tokens_BT)
     neutral = None
     if all(conversion.neutral is not None for conversion in conversions.values()):
-        with _at_neutral(converted, conversions):
-            neutral = (_logits(converted, tokens_BT) - expected).abs().max().item()
+        with _set_to_neutral(converted, conversions):
+            neutral = (_compute_logits(converted, tokens_BT) - expected).abs().max().item()
     return LogitsCheck(
         tokens=tokens_BT.numel(),
         largest_logit=expected.abs().max().item(),
         neutral=neutral,
-        saved=(_logits(converted, tokens_BT) - expected).abs().max().item(),
+        saved=(_compute_logits(converted, tokens_BT) - expected).abs().max().item(),
     )
 
 
-def _logits(model: PreTrainedModel, tokens_BT: Tensor) -> Tensor:
+def _compute_logits(model: PreTrainedModel, tokens_BT: Tensor) -> Tensor:
     was_training = model.training
     logits = model.eval()(input_ids=tokens_BT.to(model.device), use_cache=False).logits
     model.train(was_training)
@@ -100,7 +99,7 @@ def _logits(model: PreTrainedModel, tokens_BT: Tensor) -> Tensor:
 
 
 @contextmanager
-def _at_neutral(model: FastWeightsForCausalLM, conversions: Mapping[int, Conversion]) -> Iterator[None]:
+def _set_to_neutral(model: FastWeightsForCausalLM, conversions: Mapping[int, Conversion]) -> Iterator[None]:
     """In the body, the converted layers of the model are at their neutral setting. Afterwards they have their values again."""
     before = []
     for index, conversion in conversions.items():

@@ -51,7 +51,7 @@ def convert(model: PreTrainedModel, *, to: str, seed: int = 0, **options: Any) -
         for name, value in conversion.start.items():
             if name in dict(layer.named_parameters()):
                 set_value(layer, name, value)
-    missing, unexpected = converted.load_state_dict(_weights(model), strict=False)
+    missing, unexpected = converted.load_state_dict(_rename_weights(model), strict=False)
     lost = [name for name in missing if not name.startswith(new)] + unexpected
     if lost:
         raise ValueError(f"the parameters {', '.join(lost)} of the source have no counterpart in {to!r}")
@@ -112,5 +112,5 @@ def set_value(layer: nn.Module, name: str, value: float | Tensor) -> float | Ten
     return before
 
 
-def _weights(model: PreTrainedModel) -> dict[str, Tensor]:
+def _rename_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return mamba2_weights(model) if isinstance(model, Mamba2ForCausalLM) else model.state_dict()

@@ -23,20 +23,18 @@ from ..checks import (
     check_whole_number,
 )
 from ..data.text.tokenizer import load_tokenizer
-from ..files import TENSOR_ERRORS, staged_folder, write_bytes, write_json, writing
+from ..files import TENSOR_ERRORS, Own, staged_folder, write_bytes, write_json, writing
 from ..kinds import checked
 from ..models import FastWeightsForCausalLM
 from ..models.card import write_card
+from ..models.loading import load_config
 from ..outputs import check_folder, claimed_folder, described_files, held, listed_files
-from ..ownership import Own
 from ..untrusted import one_line
 from .check import LogitsCheck, check_logits
 from .convert import convert, fitting_config, own_config
-from .plan import conversions_between
-from .schedule import run_file
-from .source import copy_tokenizer, load_config, load_model, model_folder
-from .table import Conversion
-from .training import recorded_training
+from .plan import Conversion, conversions_between
+from .source import copy_tokenizer, load_model, model_folder
+from .training import recorded_training, run_file
 
 __all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
 
@@ -104,8 +102,10 @@ def convert_folder(
             be equal, or are not finite.
         WriteError: the output could not be written, as where the disk is full. There is none then.
     """
-    source, output = _checked(source, output, prompt, tokens, seed, peak, steps, overwrite)
-    with claimed_folder("output", output, lambda: _earlier(output, overwrite), "conversion") as own:
+    source, output = _check_arguments(
+        source, output, overwrite=overwrite, prompt=prompt, tokens=tokens, seed=seed, peak=peak, steps=steps
+    )
+    with claimed_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion") as own:
         folder_of_source = model_folder(source)
         if own and folder_of_source.resolve().is_relative_to(output.resolve()):
             raise ValueError(
@@ -116,7 +116,7 @@ def convert_folder(
         after = fitting_config(before, to, options or {})
         model, stored = load_model(folder_of_source)
         converted = convert(model, to=to, seed=seed, **(options or {}))
-        check = check_logits(model, converted, _tokens(folder_of_source, model, prompt, tokens))
+        check = check_logits(model, converted, _choose_tokens(folder_of_source, model, prompt, tokens))
         check.insist()
         parameters = converted.num_parameters()
         with writing("the converted model", output, *TENSOR_ERRORS), staged_folder(output, own or None) as folder:
@@ -153,23 +153,19 @@ def plan_conversion(
     output: str | Path,
     *,
     to: str,
-    prompt: str | None = None,
-    tokens: int = 256,
-    seed: int = 0,
-    peak: float | None = None,
-    steps: int = 2000,
     options: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    **others: Any,
 ) -> dict[str, Any]:
-    """What `convert_folder` would make: the memory layers before and after, the parameters, and where it goes. Weights are not
-    read, and nothing is written.
+    """What `convert_folder` would make of the same arguments: the memory layers before and after, the parameters, and where it
+    goes. Weights are not read, and nothing is written.
 
     Raises:
         ValueError: as `convert_folder`, but for damaged weights.
     """
-    source, output = _checked(source, output, prompt, tokens, seed, peak, steps, overwrite)
+    source, output = _check_arguments(source, output, overwrite=overwrite, **others)
     with held("output", output):
-        check_folder("output", output, lambda: _earlier(output, overwrite), "conversion")
+        check_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion")
     folder = model_folder(source)
     recorded_training(folder, output)
     before = own_config(load_config(folder))
@@ -185,15 +181,16 @@ def plan_conversion(
     }  # fmt: skip
 
 
-def _checked(
+def _check_arguments(
     source: str | Path,
     output: str | Path,
-    prompt: str | None,
-    tokens: int,
-    seed: int,
-    peak: float | None,
-    steps: int,
+    *,
     overwrite: bool,
+    prompt: str | None = None,
+    tokens: int = 256,
+    seed: int = 0,
+    peak: float | None = None,
+    steps: int = 2000,
 ) -> tuple[str, Path]:
     """The source, and the output with a name that the run file can hold: refused before the work, which may take long."""
     source = str(check_path("source", source, "a folder or a name on the Hugging Face hub"))
@@ -224,7 +221,7 @@ def _check_name(output: Path) -> None:
         ) from None
 
 
-def _earlier(output: Path, overwrite: bool) -> Own:
+def _find_earlier(output: Path, overwrite: bool) -> Own:
     """What an earlier conversion wrote in the output folder, to be replaced."""
     own = described_files(output / DESCRIPTION, "from", "to", "seed")
     if own and not overwrite:
@@ -234,7 +231,7 @@ def _earlier(output: Path, overwrite: bool) -> Own:
     return own
 
 
-def _tokens(source: Path, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:
+def _choose_tokens(source: Path, model: PreTrainedModel, prompt: str | None, count: int) -> Tensor:
     """[1, T] token ids to compare the models on."""
     if prompt is None:
         generator = torch.Generator().manual_seed(0)

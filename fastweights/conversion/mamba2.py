@@ -42,7 +42,7 @@ def mamba2_config(source: Mamba2Config) -> FastWeightsConfig:
         hidden_size=source.hidden_size,
         num_hidden_layers=source.num_hidden_layers,
         num_heads=source.num_heads,
-        mixer={"name": "mamba2", **_options(source)},
+        mixer={"name": "mamba2", **_carry_options(source)},
         intermediate_size=0,
         norm_eps=source.layer_norm_epsilon,
         initializer_range=source.initializer_range,
@@ -55,10 +55,10 @@ def mamba2_config(source: Mamba2Config) -> FastWeightsConfig:
 
 def mamba2_weights(model: Mamba2ForCausalLM) -> dict[str, Tensor]:
     """Its weights under the names they have here."""
-    return {_name(name): _weight(name, weight) for name, weight in model.state_dict().items()}
+    return {_rename(name): _reshape(name, weight) for name, weight in model.state_dict().items()}
 
 
-def _options(source: Mamba2Config) -> dict[str, Any]:
+def _carry_options(source: Mamba2Config) -> dict[str, Any]:
     smallest, largest = source.time_step_limit
     # Earlier versions of transformers normalise all channels at once and ignore the groups: the installed version decides.
     grouped = "group_size" in inspect.signature(MambaRMSNormGated).parameters
@@ -76,11 +76,11 @@ def _options(source: Mamba2Config) -> dict[str, Any]:
     }
 
 
-def _name(name: str) -> str:
+def _rename(name: str) -> str:
     for pattern, replacement in NAMES.items():
         name = re.sub(pattern, replacement, name)
     return name
 
 
-def _weight(name: str, weight: Tensor) -> Tensor:
+def _reshape(name: str, weight: Tensor) -> Tensor:
     return weight.squeeze(1) if name.endswith("conv1d.weight") else weight

@@ -1,18 +1,134 @@
-"""The plan of a conversion: the conversion of every layer, and the options of its new mixer."""
+"""Which mixer continues as which: what carries over, what is new, and where the two compute the same. And a plan per layer: its
+conversion, and the options of its new mixer."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..checks import closest, describe_value
 from ..kinds import checked
-from ..layers import MIXERS
+from ..layers import MIXERS, Mixer
 from ..models import FastWeightsConfig
-from .table import CONVERSIONS, Conversion
 
-__all__ = ["condition", "conversions_between", "converted_config"]
+__all__ = ["CONVERSIONS", "Conversion", "condition", "conversions_between", "converted_config"]
+
+LARGE_RIDGE = 1e8  # above any key energy by more than float32 resolves
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """How a trained mixer continues as another. Source and target are names of `fastweights.layers.MIXERS`.
+
+    Attributes:
+        requires: options of the source that the target takes for granted, with the values they must have.
+        options: of the target, instead of its own defaults.
+        new: beginnings of the names of the parameters that the target adds.
+        start: first values of new parameters that are not those of a new layer.
+        neutral: given a target layer, the attributes (dotted names) and values at which it computes what the source does;
+            None where there are none.
+        equality: the neutral setting in words, or why there is none.
+        first_values: what the new parameters start from, in words.
+    """
+
+    source: str
+    target: str
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    new: tuple[str, ...] = ()
+    start: Mapping[str, float] = field(default_factory=dict)
+    neutral: Callable[[Mixer], Mapping[str, float]] | None
+    equality: str
+    first_values: str
+
+
+def _metaplastic(source: str, target: str, requires: Mapping[str, Any]) -> Conversion:
+    """With importances of nothing but the prior Palimpsa is gated linear attention (Palimpsa, section 2.4). Each head draws its
+    first b_scale from the paper's range for models that are trained on, [0.1, 1], as its released code does. D, where the
+    source has none, starts at 0."""
+    return Conversion(
+        source=source,
+        target=target,
+        requires=requires,
+        options={"b_scale": [0.1, 1.0]},
+        new=("importance.", "skip."),
+        start={"skip.D": 0.0},
+        neutral=lambda layer: {"importance.b_scale": -math.inf},
+        equality="at metaplasticity scale 0 (b_scale = -inf), where every importance is the prior",
+        first_values="b_scale drawn from [0.1, 1] unless given (lower is nearer the source), the projection of beta as in a new "
+        "layer, D 0 where the source has none",
+    )
+
+
+def _key_side(source: str, target: str) -> Conversion:
+    """The write key of a preconditioned DeltaNet is k when its factors have bound x = 1, in whichever interval. The centre
+    starts as in a new layer: nearer to log A the factors would be closer to 1 on average, but differ more between channels."""
+    return Conversion(
+        source=source,
+        target=target,
+        requires={"preconditioner": None},
+        new=("preconditioner.",),
+        neutral=lambda layer: {"preconditioner.bound": 1.0, "preconditioner.factor": 1.0},
+        equality="at bound 1, where the write key is the key",
+        first_values="gates and centre of the preconditioner as in a new layer",
+    )
+
+
+def _large_ridge(layer: Mixer) -> dict[str, float]:
+    norm: Any = layer.get_submodule("output.norm")
+    return {"ridge": LARGE_RIDGE, "output.norm.eps": norm.eps / LARGE_RIDGE**2}
+
+
+def _query_side(source: str, target: str) -> Conversion:
+    """q / (A + ridge) is q / ridge for a ridge far above A. The norm over each head, with epsilon scaled too, cancels that."""
+    return Conversion(
+        source=source,
+        target=target,
+        requires={"preconditioner": None, "output_norm": True},
+        new=("preconditioner.",),
+        neutral=_large_ridge,
+        equality="only as the ridge goes to infinity, where q / (A + ridge) is q / ridge and the norm over each head cancels it",
+        first_values="gates of the preconditioner as in a new layer",
+    )
+
+
+GATED_LINEAR = {"decay": "head", "feature_map": "identity", "preconditioner": None}
+
+_ALL = (
+    Conversion(
+        source="mamba2",
+        target="mamba2",
+        neutral=lambda layer: {},
+        equality="everywhere: the same model in this library's form",
+        first_values="nothing is new",
+    ),
+    _metaplastic("mamba2", "palimpsa-m", {"metaplasticity": False}),
+    _metaplastic("palimpsa-m", "palimpsa-m", {"metaplasticity": False}),
+    _metaplastic("linear", "palimpsa-d", GATED_LINEAR),
+    _metaplastic("gla", "palimpsa-d", GATED_LINEAR),
+    _metaplastic("pmamba2", "palimpsa-d", GATED_LINEAR),
+    _metaplastic("palimpsa-d", "palimpsa-d", {"metaplasticity": False}),
+    _key_side("deltanet", "pdn"),
+    _key_side("gdn", "pgdn"),
+    _key_side("kda", "pkda"),
+    _query_side("linear", "pla"),
+    _query_side("gla", "pgla"),
+    Conversion(
+        source="gdn",
+        target="gka",
+        requires={"decay": "head", "gain": "beta", "negative_eigenvalues": False, "preconditioner": None},
+        new=("mix.", "gain.b_proj.bias", "sketch."),
+        neutral=None,
+        equality="nowhere: gdn corrects its memory as it writes, gka solves for all that it has kept as it reads",
+        first_values="projection of the alpha connection as in a new layer",
+    ),
+)
+
+CONVERSIONS: dict[tuple[str, str], Conversion] = {(c.source, c.target): c for c in _ALL}
 
 
 def converted_config(config: FastWeightsConfig, to: str, options: Mapping[str, Any]) -> FastWeightsConfig:
@@ -24,15 +140,15 @@ def converted_config(config: FastWeightsConfig, to: str, options: Mapping[str, A
     if "name" in options:
         raise ValueError(f"{to} has no option 'name'; the mixer is named by `to`")
     layers = config.mixers()
-    found = [_conversion(name, own, to) for name, own in layers]
+    found = [_find_conversion(name, own, to) for name, own in layers]
     if not any(found):
-        raise ValueError(_no_conversion([name for name, _ in layers], to))
+        raise ValueError(_explain_none([name for name, _ in layers], to))
     entries: list[Any] = []
     for index, ((name, own), conversion) in enumerate(zip(layers, found, strict=True)):
         new = own
         if conversion is not None:
             try:
-                new = {**_carried(conversion, own), **conversion.options, **options}
+                new = {**_carry_options(conversion, own), **conversion.options, **options}
             except ValueError as error:
                 raise ValueError(f"layer {index}: {error}") from None
             name = to
@@ -61,26 +177,26 @@ def conversions_between(before: FastWeightsConfig, after: FastWeightsConfig) -> 
 def condition(conversion: Conversion) -> str:
     """The options that a source needs and that its mixer has not by default, such as "decay='head'"; empty where there are
     none."""
-    usual = _options(conversion.source)
+    usual = _list_options(conversion.source)
     needed = {name: value for name, value in conversion.requires.items() if usual[name] != value}
     return " and ".join(f"{name}={value!r}" for name, value in needed.items())
 
 
-def _conversion(name: str, options: Mapping[str, Any], to: str) -> Conversion | None:
+def _find_conversion(name: str, options: Mapping[str, Any], to: str) -> Conversion | None:
     """The conversion of one layer, None where there is none or where it has what the conversion adds."""
     conversion = CONVERSIONS.get((name, to))
     if conversion is None or name != to:
         return conversion
-    present = {**_options(name), **options}
+    present = {**_list_options(name), **options}
     return conversion if all(present[key] == value for key, value in conversion.requires.items()) else None
 
 
-def _carried(conversion: Conversion, options: Mapping[str, Any]) -> dict[str, Any]:
+def _carry_options(conversion: Conversion, options: Mapping[str, Any]) -> dict[str, Any]:
     """The source's options as those of the target, without those that are the target's defaults."""
-    defaults = _defaults(MIXERS[conversion.source].layer)
-    known = _options(conversion.target)
+    defaults = _list_defaults(MIXERS[conversion.source].layer)
+    known = _list_options(conversion.target)
     carried = {}
-    for option, value in {**_options(conversion.source), **options}.items():
+    for option, value in {**_list_options(conversion.source), **options}.items():
         if option in conversion.requires:
             if value != conversion.requires[option]:
                 raise ValueError(
@@ -98,17 +214,17 @@ def _carried(conversion: Conversion, options: Mapping[str, Any]) -> dict[str, An
     return carried
 
 
-def _options(name: str) -> dict[str, Any]:
+def _list_options(name: str) -> dict[str, Any]:
     """All options of a named mixer and their values."""
-    return {**_defaults(MIXERS[name].layer), **MIXERS[name].options}
+    return {**_list_defaults(MIXERS[name].layer), **MIXERS[name].options}
 
 
-def _defaults(layer: type) -> dict[str, Any]:
+def _list_defaults(layer: type) -> dict[str, Any]:
     parameters = inspect.signature(layer).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
-def _no_conversion(names: list[str], to: str) -> str:
+def _explain_none(names: list[str], to: str) -> str:
     if (to, to) in CONVERSIONS and to in names:
         return (
             f"there is no conversion from {to} to itself but for layers with {condition(CONVERSIONS[to, to])}: these layers have "
@@ -116,7 +232,7 @@ def _no_conversion(names: list[str], to: str) -> str:
         )
     targets = [target for _, target in CONVERSIONS]
     hint = "" if to in targets else closest(to, targets)
-    pairs = ", ".join(_pair(conversion) for conversion in CONVERSIONS.values())
+    pairs = ", ".join(_describe_pair(conversion) for conversion in CONVERSIONS.values())
     have = ", ".join(dict.fromkeys(names))
     return (
         f"to must be a mixer that {have} continues as, and there is no conversion from {have} to {describe_value(to)}{hint}; "
@@ -124,6 +240,6 @@ def _no_conversion(names: list[str], to: str) -> str:
     )
 
 
-def _pair(conversion: Conversion) -> str:
+def _describe_pair(conversion: Conversion) -> str:
     needed = condition(conversion)
     return f"{conversion.source}{f' with {needed}' * bool(needed)} -> {conversion.target}"

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoModelForCausalLM, Mamba2Config, PreTrainedModel
+from transformers import Mamba2Config, PreTrainedModel
 
 from ..models import FastWeightsConfig
-from ..models.loading import check_special_tokens, has_tokenizer, load_weights, loading, models_inside, saved_in
-from ..models.loading import load_config as load_own_config
-from ..models.weight_files import check_memory, check_shapes, check_weights
+from ..models.card import has_tokenizer
+from ..models.loading import find_saved_model, load_weights, loading, name_models_inside
 from ..untrusted import check_folder, read_json_object
 
-__all__ = ["copy_tokenizer", "load_config", "load_model", "model_folder"]
+__all__ = ["copy_tokenizer", "load_model", "model_folder"]
 
 ARCHITECTURES = (FastWeightsConfig.model_type, Mamba2Config.model_type)
 TOKENIZER_FILES = (
@@ -48,12 +46,12 @@ def model_folder(source: str) -> Path:
         raise ValueError(
             f"SOURCE must be a folder or a name on the Hugging Face hub (owner/name), and there is no folder {source}"
         )
-    folder = _downloaded(source, *SETTINGS, *TOKENIZER_FILES) if on_hub else saved_in(Path(source))
+    folder = _download(source, *SETTINGS, *TOKENIZER_FILES) if on_hub else find_saved_model(Path(source))
     check_folder(folder)
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"{source} must hold a model in transformers' format, and there is no config.json in it nor in its folder model/"
-            f"{models_inside(folder)}"
+            f"{name_models_inside(folder)}"
         )
     found = read_json_object(folder / "config.json").get("model_type")
     if found not in ARCHITECTURES:
@@ -61,21 +59,7 @@ def model_folder(source: str) -> Path:
             f"{source} is of architecture {found!r}; conversions start from {' or '.join(map(repr, ARCHITECTURES))} "
             "in transformers' format"
         )
-    return _downloaded(source, *SETTINGS, *TOKENIZER_FILES, *WEIGHTS) if on_hub else folder
-
-
-def load_config(folder: Path) -> FastWeightsConfig | Mamba2Config:
-    """The configuration in a `model_folder`; ValueError if it does not fit, or if the weights beside it are not safe to load."""
-    if _is_own(folder):
-        return load_own_config(folder)
-    with loading(str(folder)):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    check_special_tokens(folder)
-    shapes = check_weights(folder, config)
-    with loading(str(folder)), torch.device("meta"):  # built without memory for its weights
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    check_shapes(folder, shapes, model)
-    return config
+    return _download(source, *SETTINGS, *TOKENIZER_FILES, *WEIGHTS) if on_hub else folder
 
 
 def load_model(folder: Path) -> tuple[PreTrainedModel, torch.dtype]:
@@ -84,7 +68,7 @@ def load_model(folder: Path) -> tuple[PreTrainedModel, torch.dtype]:
     Raises:
         ValueError: files that are damaged or incomplete.
     """
-    model: Any = load_weights(folder) if _is_own(folder) else _load_mamba2(folder)
+    model = load_weights(folder)
     stored = model.dtype
     return model.to(torch.promote_types(stored, torch.float32)), stored
 
@@ -97,31 +81,7 @@ def copy_tokenizer(source: Path, folder: Path) -> list[str]:
     return copied if has_tokenizer(folder) else []
 
 
-def _is_own(folder: Path) -> bool:
-    return read_json_object(folder / "config.json").get("model_type") == FastWeightsConfig.model_type
-
-
-def _load_mamba2(folder: Path) -> PreTrainedModel:
-    check_memory(folder)
-    with loading(str(folder)):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype="auto",
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    model, info = loaded
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ValueError(
-            f"{folder} is incomplete: its files lack {', '.join(missing[:3])}{' ...' * (len(missing) > 3)}"
-        )
-    return model
-
-
-def _downloaded(name: str, *files: str) -> Path:
+def _download(name: str, *files: str) -> Path:
     """The folder of this machine with those of the files that a model on the hub has."""
     with loading(name):
         return Path(snapshot_download(name, allow_patterns=list(files)))

@@ -1,8 +1,15 @@
-"""What is recorded of the training of a source: its text, tokenizer, rows, precision and learning rate."""
+"""Training before and after a conversion: what is recorded of the source's text, tokenizer, rows, precision and learning
+rate, and the run file by which `fastweights train` continues.
+
+Palimpsa continues its converted models at one tenth of the peak learning rate they were trained with, after a warm-up of 200
+steps, with cosine decay (section 3.3 and the appendix on language modelling). Its peaks are 3e-3 at 170M and 1.25e-3 at 760M
+parameters. Preconditioned DeltaNet and Gated KalmaNet train from scratch only; the same schedule serves them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -15,7 +22,7 @@ from ..data.text import TextCorpus, TextTokenizer
 from ..results.language import training_record
 from ..untrusted import check_file, one_line, read_json_object
 
-__all__ = ["RecordedTraining", "recorded_training"]
+__all__ = ["RecordedTraining", "recorded_training", "run_file", "usual_peak"]
 
 # Fields of LanguageRun, beside corpus and tokenizer, that the training of the converted model keeps. The rest belongs to the
 # model, to its schedule or to measurements.
@@ -60,20 +67,20 @@ def recorded_training(folder: Path, output: Path) -> RecordedTraining:
         return RecordedTraining()
     try:
         record = _read_toml(file) if run is None else read_json_object(file)
-        return _recorded(file, record, (file.parent, folder.resolve(), output.resolve()))
+        return _read_record(file, record, (file.parent, folder.resolve(), output.resolve()))
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{file} must say how the source was trained, but it is damaged: {one_line(error)}; delete it to convert without it"
         ) from None
 
 
-def _recorded(file: Path, record: Mapping[str, Any], models: tuple[Path, ...]) -> RecordedTraining:
-    paths = _Paths(_started_in(file), file.parent)
+def _read_record(file: Path, record: Mapping[str, Any], models: tuple[Path, ...]) -> RecordedTraining:
+    paths = _Paths(_find_start(file), file.parent)
     corpus = None
     if "corpus" in record:
         given = TextCorpus(**record["corpus"])
         paths_given = tuple(paths.absolute(path) for path in given.paths)
-        outputs = [str(path) for path in models if _inside(path, paths_given)]
+        outputs = [str(path) for path in models if _is_inside(path, paths_given)]
         there = dataclasses.replace(
             given,
             paths=paths_given,
@@ -87,7 +94,7 @@ def _recorded(file: Path, record: Mapping[str, Any], models: tuple[Path, ...]) -
     if peak is not None:
         # the file of an earlier conversion has a tenth of the peak
         peak = check_positive("learning_rate", peak) * (10 if file.suffix == ".toml" else 1)
-    values = {**record, **_batches(record, _result(file))}
+    values = {**record, **_count_batches(record, _read_result(file))}
     return RecordedTraining(
         file=file,
         peak=peak,
@@ -114,16 +121,16 @@ class _Paths:
         return found[0]
 
 
-def _started_in(file: Path) -> Path:
+def _find_start(file: Path) -> Path:
     """The folder that the training of run.json was started in, where its result.json shows it; else the current one."""
-    output = Path(_result(file).get("output", ""))
+    output = Path(_read_result(file).get("output", ""))
     depth = len(output.parts)
     if depth and not output.is_absolute() and file.parent.parts[-depth:] == output.parts:
         return file.parents[depth]
     return Path.cwd()
 
 
-def _result(file: Path) -> dict[str, Any]:
+def _read_result(file: Path) -> dict[str, Any]:
     """The whole configuration, of which run.json is a part, of a training that has ended; {} before."""
     try:
         run = read_json_object(file.with_name("result.json"))["run"]
@@ -132,7 +139,7 @@ def _result(file: Path) -> dict[str, Any]:
     return run if isinstance(run, dict) else {}
 
 
-def _batches(record: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, int]:
+def _count_batches(record: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, int]:
     """rows_a_step of run.json, of all processes together, as batches of one process."""
     if "rows_a_step" not in record:
         return {}
@@ -143,7 +150,7 @@ def _batches(record: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, 
     return {"batch_size": batch, "accumulation": rows // batch}
 
 
-def _inside(path: Path, folders: tuple[str, ...]) -> bool:
+def _is_inside(path: Path, folders: tuple[str, ...]) -> bool:
     return any(path.is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
@@ -154,3 +161,94 @@ def _read_toml(file: Path) -> dict[str, Any]:
         import tomli as tomllib
     check_file(file)
     return tomllib.loads(file.read_text("utf-8"))
+
+
+WARMUP_STEPS = 200
+NO_TOKENIZER = """\
+# The source had no tokenizer beside it. Name the one it was trained with:
+# [tokenizer]
+# path = "..."
+"""
+DEFAULT_TEXT = """\
+# The text is that of this machine's Python installation unless a [corpus] says otherwise.
+"""
+
+
+def usual_peak(parameters: int) -> float:
+    """The paper's peak learning rate for a model of about this size."""
+    return 3e-3 if parameters < 400_000_000 else 1.25e-3
+
+
+def run_file(
+    folder: Path,
+    *,
+    training: RecordedTraining,
+    peak: float | None,
+    parameters: int,
+    steps: int,
+    tokenizer: bool,
+) -> str:
+    """A run file (TOML) that continues the model in `folder`. All paths in it are absolute.
+
+    Args:
+        training: what is recorded of the source's training; its text, tokenizer, rows and precision are kept.
+        peak: learning rate that the source was trained with, at its highest; that of `training` when None, or else the paper's
+            for its size.
+        parameters: how many numbers the model has.
+        steps: of the training that follows; at most a tenth of them are warm-up.
+        tokenizer: whether the folder has one.
+    """
+    place = folder.resolve()
+    peak = training.peak if peak is None else peak
+    whose = "that its source was trained with" if peak is not None else "of the papers for a model of its size"
+    peak = usual_peak(parameters) if peak is None else peak
+    return "\n".join(
+        [
+            "# Continues the converted model in this folder, when it is given to `fastweights train`.",
+            f"# A tenth of the peak learning rate {whose}, {peak:g}, and a short warm-up.",
+            f"output = {_write_toml(str(place.with_name(place.name + '-trained')))}",
+            f"max_steps = {steps}",
+            f"learning_rate = {peak / 10:g}",
+            f"warmup_fraction = {min(WARMUP_STEPS / steps, 0.1):g}",
+            *([f"# As in {_write_comment(training.file)}:"] if training.file is not None and training.settings else []),
+            *_write_lines(training.settings),
+            "",
+            "[model]",
+            f"path = {_write_toml(str(place))}",
+            "",
+            *_write_corpus(training),
+            *_write_tokenizer(training, tokenizer),
+        ]
+    )
+
+
+def _write_corpus(training: RecordedTraining) -> list[str]:
+    if training.corpus is None:
+        return [DEFAULT_TEXT]
+    missing = [f"# Not found on this machine: {_write_comment(path)}" for path in training.missing]
+    if not training.corpus:
+        return [*missing, "# The text is that of this machine's Python installation, as it was for the source.", ""]
+    return [*missing, "[corpus]", *_write_lines(training.corpus), ""]
+
+
+def _write_tokenizer(training: RecordedTraining, in_folder: bool) -> list[str]:
+    """Nothing where the folder has one: the training takes it."""
+    if in_folder:
+        return []
+    if training.tokenizer is None:
+        return [NO_TOKENIZER]
+    return ["[tokenizer]", f"path = {_write_toml(training.tokenizer)}", ""]
+
+
+def _write_lines(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {_write_toml(value)}" for name, value in values.items()]
+
+
+def _write_toml(value: Any) -> str:
+    """As TOML writes it: JSON's values, but for characters beyond 16 bits, and with DEL escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _write_comment(path: Path | str) -> str:
+    """A path in a comment, where TOML has no escapes: in ASCII."""
+    return json.dumps(str(path)).replace("\x7f", "\\u007f")

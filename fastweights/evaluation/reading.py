@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import describe_value
+from ..environment import within_memory
 from ..models import FastWeightsCache
-from ..out_of_memory import within_memory
 
 __all__ = [
     "MOST_EXAMPLES",

@@ -1,19 +1,17 @@
-"""Whether the kernels can run on a tensor, on which device, and tensors in the layout that they read."""
+"""Whether the kernels can run on a tensor."""
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from .runtime.private_api import constant_when_traced, ptxas_is_safe
+from ..private_torch import constant_when_traced
+from .runtime.private_api import ptxas_is_safe
 
-Given = TypeVar("Given", bound=Tensor | None)
 KERNEL_BACKENDS = ("auto", "torch", "triton")
 WIDEST_ROW = 4096
 HAS_TRITON = find_spec("triton") is not None
@@ -67,29 +65,3 @@ def why_unavailable(dtype: torch.dtype, device: torch.device) -> str | None:
 @lru_cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
-
-
-def on_device_of(x: Tensor) -> AbstractContextManager:
-    """Launches inside go to the device of x."""
-    if x.is_cuda and x.device.index != torch.cuda.current_device():
-        return torch.cuda.device(x.device)
-    return nullcontext()
-
-
-def rows_together(x: Tensor) -> Tensor:
-    """x with its last dimension contiguous, as kernels read it."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def aligned(x: Given) -> Given:
-    """A tensor contiguous and beginning at a multiple of 16 bytes, as most kernels read it: a view may begin anywhere."""
-    if x is None:
-        return x
-    whole = x.contiguous()
-    return whole if whole.data_ptr() % 16 == 0 else whole.clone()  # type: ignore[return-value]
-
-
-def alignment(*numbers: int) -> int:
-    """8 where it divides all strides and widths (rows of 16-bit numbers then begin at multiples of 16 bytes), else 1. Triton
-    itself looks for 16 only."""
-    return 1 if any(n % 8 for n in numbers) else 8

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.runtime.private_api import constant_when_traced
+from ..private_torch import constant_when_traced
 
 __all__ = [
     "causal_attention",

@@ -15,7 +15,7 @@ from ..kernels.availability import why_unavailable
 from ..kinds import checked
 from .registry import MIXERS, mixer_spec
 
-__all__ = ["MixerChoice", "check_backend", "option_value", "parse_mixers", "written_value"]
+__all__ = ["MixerChoice", "check_backend", "option_value", "parse_mixers", "format_value"]
 
 LONGEST_LABEL = 100
 COMMA = re.compile(r",(?![^\[]*\])")  # one that separates: not between brackets
@@ -62,7 +62,7 @@ class MixerChoice:
         object.__setattr__(self, "label", label)
 
     def _text(self) -> str:
-        options = ",".join(f"{name}={written_value(value)}" for name, value in self.options.items())
+        options = ",".join(f"{name}={format_value(value)}" for name, value in self.options.items())
         return f"{self.name}:{options}" if options else self.name
 
     @property
@@ -139,7 +139,7 @@ def _choice(text: str) -> MixerChoice:
     return MixerChoice(name, options, label or body)
 
 
-def written_value(value: object) -> str:
+def format_value(value: object) -> str:
     """An option's value as it is typed: the inverse of `option_value`, as far as there is one."""
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value, default=repr)
 

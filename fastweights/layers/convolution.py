@@ -9,10 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_size
-from ..ops.framework.decode import from_rows, into_rows
-from ..ops.framework.few_tokens import needs_gradient
-from ..ops.short_convolution import short_convolution
-from ..ops.short_convolution.token import TokenConvolution, convolve_token, takes_token
+from ..ops.authoring import (
+    TokenConvolution,
+    convolve_token,
+    needs_gradient,
+    read_rows,
+    short_convolution,
+    takes_token,
+    write_rows,
+)
 from .initialization import OwnInitialMatrices
 from .wrapped import is_bare
 
@@ -110,12 +115,12 @@ def convolve_together(
             return made, list(after)
     if rows is not None:
         made, states = convolve_together(
-            convolutions, inputs, [from_rows(pool, rows) for pool in windows if pool is not None], cu_seqlens, norms=norms,
+            convolutions, inputs, [read_rows(pool, rows) for pool in windows if pool is not None], cu_seqlens, norms=norms,
             activation=activation, keep=True, backend=backend,
         )  # fmt: skip
         for pool, state in zip(windows, states, strict=True):
             if pool is not None and state is not None:
-                into_rows(pool, state, rows)
+                write_rows(pool, state, rows)
         return made, list(windows)
     results = [
         one(

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.linear_rows import linear_rows
-from ..ops.step_decay import LARGEST_LOG_RATE, exp_rate, step_decay, takes_step_decay
+from ..ops.authoring import LARGEST_LOG_RATE, exp_rate, linear_rows, step_decay, takes_step_decay
 from .few_rows import joins
 from .gates_together import ProjectedGate, first_part
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
@@ -72,16 +71,16 @@ class SoftplusDecay(OwnInitialValues):
         """dt [B, T, heads * channels] -> g [B, T, heads, channels]."""
         return -exp_rate(self.A_log)[:, None] * dt.unflatten(2, (len(self.A_log), -1))
 
-    def of_steps(self, x_BTD: Tensor, projection: nn.Module) -> Tensor:
+    def compute_decay(self, x_BTD: Tensor, projection: nn.Module) -> Tensor:
         """g [B, T, heads, channels] of steps that the projection makes of x."""
         if joins(x_BTD, projection):
             (g,) = linear_rows(
                 x_BTD, cast(Tensor, projection.weight), kind="decay", bias=self.dt_bias, other=self.A_log
             )
             return g.unflatten(2, (len(self.A_log), -1))
-        return self.of_step(projection(x_BTD))
+        return self.convert_step(projection(x_BTD))
 
-    def of_step(self, step: Tensor) -> Tensor:
+    def convert_step(self, step: Tensor) -> Tensor:
         """step [B, T, heads * channels] -> g [B, T, heads, channels]."""
         excess = (at_least_float32(self.A_log) - LARGEST_LOG_RATE).relu()
         bias = at_least_float32(self.dt_bias) + excess.repeat_interleave(len(self.dt_bias) // len(excess))
@@ -96,14 +95,14 @@ class HeadDecay(SoftplusDecay, ProjectedGate):
         self.a_proj = nn.Linear(hidden_size, num_heads, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.of_steps(x_BTD, self.a_proj).squeeze(3)
+        return self.compute_decay(x_BTD, self.a_proj).squeeze(3)
 
     @property
     def projection(self) -> nn.Module:
         return self.a_proj
 
-    def of(self, y: Tensor) -> Tensor:
-        return self.of_step(y).squeeze(3)
+    def finish(self, y: Tensor) -> Tensor:
+        return self.convert_step(y).squeeze(3)
 
 
 class StepDecay(SoftplusDecay):
@@ -134,14 +133,14 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         first = self.projection
-        return self.of_step(self.f_proj(x_BTD)) if first is None else self.of(first(x_BTD))
+        return self.convert_step(self.f_proj(x_BTD)) if first is None else self.finish(first(x_BTD))
 
     @property
     def projection(self) -> nn.Module | None:
         return first_part(self.f_proj)
 
-    def of(self, y: Tensor) -> Tensor:
-        return self.of_steps(y, self.f_proj[1])
+    def finish(self, y: Tensor) -> Tensor:
+        return self.compute_decay(y, self.f_proj[1])
 
 
 class FixedDecay(nn.Module):
@@ -199,7 +198,7 @@ class GLADecay(ProjectedGate):
     def projection(self) -> nn.Module | None:
         return first_part(self.gk_proj)
 
-    def of(self, y: Tensor) -> Tensor:
+    def finish(self, y: Tensor) -> Tensor:
         return self._decay(self.gk_proj[1](y))
 
     def _decay(self, z: Tensor) -> Tensor:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_number
 from ..ops import delta_rule, preconditioned_delta_rule
-from ..ops.framework.call import expand_heads
+from ..ops.authoring import State, expand_heads
 from .decay import HeadDecay, KimiDecay
 from .feedback import ClosedLoop
 from .gates import SigmoidGain
 from .gates_together import gates_together
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
-from .registry import DELTA, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
+from .registry import DELTA, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
 
 __all__ = ["DeltaNet", "DeltaNetOptions"]
 
@@ -71,7 +73,6 @@ class DeltaNetOptions(PreconditionerOptions, MemoryOptions):
     summary="delta rule: corrects what the memory answers to a key",
     equation="S = S + beta k (v - S^T k)^T",
     source="Schlag et al. 2021; Yang et al. 2024 (DeltaNet)",
-    state=MATRIX,
     cost=f"H ({DELTA})",
 )
 class DeltaNet(MemoryLayer):
@@ -133,9 +134,7 @@ class DeltaNet(MemoryLayer):
             heads.key_heads, heads.value_heads, options.state_feedback, options.output_correction
         )
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         own_gates = () if self.preconditioner is None else self.preconditioner.gates.own
         beta_BTG, g, *own = gates_together(x_BTD, self.gain, self.decay, *own_gates)
         if beta_BTG is None:
@@ -148,11 +147,11 @@ class DeltaNet(MemoryLayer):
             read_BTGK, k_BTGK = keys
             q_BTGK = expand_heads(q_BTHK, v_BTGV.shape[2])
             self.probe(beta=beta_BTG, read_key=read_BTGK)
-            return run(delta_rule, q_BTGK, read_BTGK, v_BTGV, beta_BTG, read_g, write_key=k_BTGK, state=("S",))
+            return run(delta_rule, q_BTGK, read_BTGK, v_BTGV, beta_BTG, read_g, write_key=k_BTGK)
         if self.preconditioner is None:
             beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, k_BTHK, g)
             self.probe(beta=beta_BTG)
-            return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, state=("S",))
+            return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g)
 
         made = self.preconditioner
         precond_g, precond_beta = made.gates(own, g, beta_BTG)
@@ -161,12 +160,12 @@ class DeltaNet(MemoryLayer):
             self.probe(beta=beta_BTG, write_key=lambda: made.write_keys(k_BTHK, precond_g, precond_beta, run)[0])
             return made(
                 run, preconditioned_delta_rule, q_BTHK, k_BTHK, v_BTGV, made.scaled(beta_BTG), g, precond_g=precond_g,
-                precond_beta=precond_beta, state=("S", "A"),
+                precond_beta=precond_beta,
             )  # fmt: skip
         w_BTGK, energy = made.write_keys(k_BTHK, precond_g, precond_beta, run)  # the gain may need them first
         beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, w_BTGK, g)
         self.probe(beta=beta_BTG, write_key=w_BTGK)
-        o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK, state=("S",))
+        o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK)
         return o_BTGV, {**memory, **energy}
 
     def _gain_of_writes(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:
@@ -177,100 +176,77 @@ class DeltaNet(MemoryLayer):
         m_BTG = expand_heads(m, beta_BTG.shape[2])
         return GAINS[self.options.gain](beta_BTG, m_BTG, 1.0 if g is None else g.exp())
 
-    def state_size(self, length: int = 1) -> int:
-        channels = self.heads.value + (self.preconditioner is not None)
-        return self.heads.value_heads * self.heads.key * channels
+    @classmethod
+    def states(cls, options: Any) -> Mapping[str, State]:
+        return (preconditioned_delta_rule if options.preconditioner else delta_rule).spec.states
 
 
 KIMI_GATE = {"output_gate": "sigmoid", "gate_low_rank": True}
 
-register_mixer(
-    "gdn",
-    layer=DeltaNet,
-    options={"decay": "head"},
-    summary="gated DeltaNet: delta rule with one decay per head",
-    equation="S' = a S, S = S' + beta k (v - S'^T k)^T",
-    source="Yang et al. 2025 (Gated DeltaNet), section 3",
-    state=MATRIX,
-    cost=f"H ({DELTA})",
-)
-register_mixer(
-    "kda",
-    layer=DeltaNet,
-    options={"decay": "channel", **KIMI_GATE},
-    summary="Kimi delta attention: delta rule with one decay per key channel",
-    equation="S' = Diag(a) S, S = S' + beta k (v - S'^T k)^T",
-    source="Kimi Team 2025 (Kimi Linear), section 3",
-    state=MATRIX,
-    cost=f"H ({DELTA})",
-)
-register_mixer(
-    "pdn",
-    layer=DeltaNet,
-    options={"preconditioner": "key"},
-    summary="preconditioned DeltaNet: quiet key channels are written more strongly",
-    equation=f"S = S + beta w (v - S^T k)^T, {KEY_ENERGY}, w = x^(-r/(1+|r|)) k, r = log A - c",
-    source=f"{PDN}, section 3.5",
-    state=MATRIX_AND_ENERGY,
-    cost=f"H ({DELTA} + {KEY_SCALES})",
-)
-register_mixer(
-    "pgdn",
-    layer=DeltaNet,
-    options={"decay": "head", "preconditioner": "key"},
-    summary="gated DeltaNet with preconditioned write keys, as pdn has",
-    equation=f"S' = a S, S = S' + beta w (v - S'^T k)^T, {KEY_ENERGY}, w as in pdn",
-    source=f"{PDN}, section 3.5",
-    state=MATRIX_AND_ENERGY,
-    cost=f"H ({DELTA} + {KEY_SCALES})",
-)
-register_mixer(
-    "pkda",
-    layer=DeltaNet,
-    options={"decay": "channel", "preconditioner": "key", **KIMI_GATE},
-    summary="Kimi delta attention with preconditioned write keys, as pdn has",
-    equation=f"S' = Diag(a) S, S = S' + beta w (v - S'^T k)^T, {KEY_ENERGY}, w as in pdn",
-    source=f"{PDN}, section 3.5",
-    state=MATRIX_AND_ENERGY,
-    cost=f"H ({DELTA} + {KEY_SCALES})",
-)
-register_mixer(
-    "longhorn",
-    layer=DeltaNet,
-    options={"gain": "longhorn", "normalize_qk": False},
-    summary="Longhorn: the delta rule's implicit step, stable for keys of any length",
-    equation="S = S + beta/(1 + beta |k|^2) k (v - S^T k)^T",
-    source="Liu et al. 2024 (Longhorn), section 3",
-    state=MATRIX,
-    cost=f"H ({DELTA})",
-)
-register_mixer(
-    "efla",
-    layer=DeltaNet,
-    options={"gain": "exact", "normalize_qk": False},
-    summary="EFLA: the delta rule's differential equation solved over a time beta, stable for keys of any length",
-    equation="S = S + (1 - exp(-beta |k|^2))/|k|^2 k (v - S^T k)^T",
-    source=f"Lei et al. 2025 (EFLA), by {PDN}, table 2",
-    state=MATRIX,
-    cost=f"H ({DELTA})",
-)
-register_mixer(
-    "nlms",
-    layer=DeltaNet,
-    options={"gain": "nlms", "normalize_qk": False},
-    summary="normalised least mean squares: each write answers its key exactly",
-    equation="S = S + k/|k|^2 (v - S^T k)^T",
-    source=f"Wang et al. 2025 (test-time regression), by {PDN}, table 2",
-    state=MATRIX,
-    cost=f"H ({DELTA})",
-)
-register_mixer(
-    "comba",
-    layer=DeltaNet,
-    options={"decay": "head", "state_feedback": True, "output_correction": 0.02},
-    summary="Comba: writes correct a learned part of the answer, queries are moved away from the key",
-    equation="S = a S + beta k (v - b S^T k)^T, o = S^T (q - d k)",
-    source=f"Hu et al. 2025 (Comba), by {PDN}, table 2",
-    state=MATRIX,
-    cost=f"H ({DELTA})",
-)
+# Options, summary, equation and source of the other mixers of this layer.
+VARIANTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "gdn": (
+        {"decay": "head"},
+        "gated DeltaNet: delta rule with one decay per head",
+        "S' = a S, S = S' + beta k (v - S'^T k)^T",
+        "Yang et al. 2025 (Gated DeltaNet), section 3",
+    ),
+    "kda": (
+        {"decay": "channel", **KIMI_GATE},
+        "Kimi delta attention: delta rule with one decay per key channel",
+        "S' = Diag(a) S, S = S' + beta k (v - S'^T k)^T",
+        "Kimi Team 2025 (Kimi Linear), section 3",
+    ),
+    "pdn": (
+        {"preconditioner": "key"},
+        "preconditioned DeltaNet: quiet key channels are written more strongly",
+        f"S = S + beta w (v - S^T k)^T, {KEY_ENERGY}, w = x^(-r/(1+|r|)) k, r = log A - c",
+        f"{PDN}, section 3.5",
+    ),
+    "pgdn": (
+        {"decay": "head", "preconditioner": "key"},
+        "gated DeltaNet with preconditioned write keys, as pdn has",
+        f"S' = a S, S = S' + beta w (v - S'^T k)^T, {KEY_ENERGY}, w as in pdn",
+        f"{PDN}, section 3.5",
+    ),
+    "pkda": (
+        {"decay": "channel", "preconditioner": "key", **KIMI_GATE},
+        "Kimi delta attention with preconditioned write keys, as pdn has",
+        f"S' = Diag(a) S, S = S' + beta w (v - S'^T k)^T, {KEY_ENERGY}, w as in pdn",
+        f"{PDN}, section 3.5",
+    ),
+    "longhorn": (
+        {"gain": "longhorn", "normalize_qk": False},
+        "Longhorn: the delta rule's implicit step, stable for keys of any length",
+        "S = S + beta/(1 + beta |k|^2) k (v - S^T k)^T",
+        "Liu et al. 2024 (Longhorn), section 3",
+    ),
+    "efla": (
+        {"gain": "exact", "normalize_qk": False},
+        "EFLA: the delta rule's differential equation solved over a time beta, stable for keys of any length",
+        "S = S + (1 - exp(-beta |k|^2))/|k|^2 k (v - S^T k)^T",
+        f"Lei et al. 2025 (EFLA), by {PDN}, table 2",
+    ),
+    "nlms": (
+        {"gain": "nlms", "normalize_qk": False},
+        "normalised least mean squares: each write answers its key exactly",
+        "S = S + k/|k|^2 (v - S^T k)^T",
+        f"Wang et al. 2025 (test-time regression), by {PDN}, table 2",
+    ),
+    "comba": (
+        {"decay": "head", "state_feedback": True, "output_correction": 0.02},
+        "Comba: writes correct a learned part of the answer, queries are moved away from the key",
+        "S = a S + beta k (v - b S^T k)^T, o = S^T (q - d k)",
+        f"Hu et al. 2025 (Comba), by {PDN}, table 2",
+    ),
+}
+for name, (options, summary, equation, source) in VARIANTS.items():
+    register_mixer(
+        name,
+        layer=DeltaNet,
+        options=options,
+        summary=summary,
+        equation=equation,
+        source=source,
+        cost=f"H ({DELTA} + {KEY_SCALES})" if "preconditioner" in options else f"H ({DELTA})",
+    )

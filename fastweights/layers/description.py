@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .choice import written_value
+from .choice import format_value
 from .mixer import Mixer
 from .registry import MixerSpec
 
@@ -39,7 +39,7 @@ def described_options(spec: MixerSpec) -> list[DescribedOption]:
         if name in SIZES or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         default = spec.options.get(name, parameter.default)
-        shown = "" if default is parameter.empty else written_value(default)
+        shown = "" if default is parameter.empty else format_value(default)
         found.append(DescribedOption(name, shown, meanings.get(name, "")))
     return found
 

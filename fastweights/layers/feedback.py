@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..ops.framework.call import expand_heads
+from ..ops.authoring import expand_heads
 from .initialization import OwnInitialValues
 from .norms import at_least_float32
 

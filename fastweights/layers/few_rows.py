@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..ops.linear_rows import linear_rows, takes_linear_rows
+from ..ops.authoring import linear_rows, takes_linear_rows
 from .initialization import ResidualProjection, UniformLinear
 from .shared_input import products_of_one_input, sums_gradients
 from .wrapped import is_bare

@@ -9,18 +9,19 @@ from torch import Tensor, nn
 
 from ..checks import LARGEST_HEAD, check_flag, check_positive
 from ..ops import gated_kalmanet, linear_attention
-from ..ops.framework.call import expand_heads
-from ..ops.shared.ridge.iterations import SOLVERS
+from ..ops.authoring import expand_heads
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .gates_together import gates_together
 from .initialization import OwnInitialValues
-from .memory_layer import MemoryLayer, RuleCall
-from .options import MOST_ITERATIONS, DecayOptions, MemoryOptions, one_of, option, up_to
+from .memory_layer import Answer, MemoryLayer, RuleCall
+from .options import DecayOptions, MemoryOptions, one_of, option, up_to
 from .projections import GATES
-from .registry import MATRIX_AND_GRAM, SOLVE, register_mixer
+from .registry import SOLVE, register_mixer
 
 __all__ = ["GatedKalmaNet", "GatedKalmaNetOptions"]
+
+OPTIONS = gated_kalmanet.spec.options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,8 @@ class GatedKalmaNetOptions(DecayOptions, MemoryOptions):
     alpha_connection: bool = option(True, check_flag)
     ridge: float = option(0.02, check_positive)
     adaptive_ridge: bool = option(True, check_flag)
-    iterations: int = option(30, up_to(MOST_ITERATIONS))
-    solver: str = option("chebyshev", one_of(*SOLVERS))
+    iterations: int = option(30, up_to(OPTIONS["iterations"].most))
+    solver: str = option("chebyshev", one_of(*OPTIONS["solver"].values))
     sketch: int | None = option(None, up_to(LARGEST_HEAD))
     sketch_basis: str = option("learned", one_of("learned", "random"))
     gate_bias: bool = option(False, check_flag)
@@ -78,7 +79,6 @@ class Sketch(OwnInitialValues):
     summary="Gated KalmaNet: ridge regression on the whole decayed past, solved again for every query",
     equation="H = a H + k k^T, U = a U + k v^T, o = U^T (m (H + ridge |H| I)^-1 q + (1 - m) q)",
     source="Gated KalmaNet, section 4",
-    state=MATRIX_AND_GRAM,
     cost=f"H ({SOLVE}), r iterations",
 )
 class GatedKalmaNet(MemoryLayer):
@@ -111,6 +111,7 @@ class GatedKalmaNet(MemoryLayer):
     """
 
     Options = GatedKalmaNetOptions
+    op = gated_kalmanet
     options: GatedKalmaNetOptions
     probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain", "mix": "mix"}
 
@@ -125,9 +126,7 @@ class GatedKalmaNet(MemoryLayer):
             self.sketch = Sketch(heads.key_heads, heads.key, options.sketch, options.sketch_basis == "learned")
         self.decodes_in_pool = self.sketch is None  # a sketch reads U in two forms
 
-    def rule(
-        self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall) -> Answer:
         beta_BTG, g_BTG, mix_BTG = gates_together(x_BTD, self.gain, self.decay, self.mix)
         if beta_BTG is not None:  # one gain per value head: q/k heads that serve several are repeated
             q, k = (expand_heads(y, v.shape[2]) for y in (q, k))
@@ -148,17 +147,18 @@ class GatedKalmaNet(MemoryLayer):
         solved, solved_memory = self._solve(in_q, in_k, v, g_BTG, run)
         return torch.lerp(direct, solved, mix_BTG[..., None].to(direct.dtype)), {**solved_memory, **memory}
 
-    def _solve(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, run: RuleCall, mix: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def _solve(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, run: RuleCall, mix: Tensor | None = None) -> Answer:
         """Answers of the regression from the state (H, U), and the state after them."""
         options = self.options
         return run(
-            gated_kalmanet, q, k, v, g, mix=mix, ridge=options.ridge, adaptive_ridge=options.adaptive_ridge,
-            iterations=options.iterations, solver=options.solver, scale=self.heads.key**-0.5, state=("H", "U"),
+            self.op, q, k, v, g, mix=mix, ridge=options.ridge, adaptive_ridge=options.adaptive_ridge,
+            iterations=options.iterations, solver=options.solver, scale=self.heads.key**-0.5,
         )  # fmt: skip
 
     def state_size(self, length: int = 1) -> int:
-        solved = self.heads.key if self.sketch is None else self.sketch.basis.shape[2]
-        kept = self.heads.key if self.mix is not None else solved
-        return self.heads.value_heads * (solved * solved + kept * self.heads.value)
+        heads, sketch = self.heads, self.options.sketch
+        if sketch is None:
+            return super().state_size(length)
+        in_sketch = self.op.state_size(heads.value_heads, sketch, heads.value)
+        whole = heads.value_heads * (heads.key - sketch) * heads.value  # U answers for the query in all dimensions
+        return in_sketch if self.mix is None else in_sketch + whole

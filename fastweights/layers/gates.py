@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.linear_rows import linear_rows
-from ..ops.step_decay import exp_rate
+from ..ops.authoring import exp_rate, linear_rows
 from .decay import HeadDecay
 from .few_rows import joins
 from .gates_together import ProjectedGate
@@ -37,13 +36,13 @@ class SigmoidGain(ProjectedGate):
                 x_BTD, self.b_proj.weight, kind="sigmoid", bias=self.b_proj.bias, largest=self.largest
             )
             return beta
-        return self.of(self.b_proj(x_BTD))
+        return self.finish(self.b_proj(x_BTD))
 
     @property
     def projection(self) -> nn.Module:
         return self.b_proj
 
-    def of(self, y: Tensor) -> Tensor:
+    def finish(self, y: Tensor) -> Tensor:
         return self.largest * torch.sigmoid(at_least_float32(y))
 
 
@@ -69,8 +68,8 @@ class StepSize(OwnInitialValues, ProjectedGate):
     def projection(self) -> nn.Module:
         return self.gate.b_proj
 
-    def of(self, y: Tensor) -> Tensor:
-        return self._scaled(self.gate.of(y))
+    def finish(self, y: Tensor) -> Tensor:
+        return self._scaled(self.gate.finish(y))
 
     def _scaled(self, gain_BTG: Tensor) -> Tensor:
         return exp_rate(self.log_rate) * gain_BTG
@@ -125,12 +124,10 @@ class PreconditionerGates(nn.Module):
         """The gates of decay and gain, where they are not tied."""
         return () if self.tied else (self.decay, self.gain)
 
-    def chosen(self, own: Sequence[Tensor], g_BTG: Tensor | None, beta_BTG: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, own: Sequence[Tensor], g_BTG: Tensor | None, beta_BTG: Tensor | None) -> tuple[Tensor, Tensor]:
         """g, beta [B, T, num_heads] of A: what its own gates gave, or, where they are tied, the memory's (g None: no decay)."""
         if not self.tied:
             g, beta = own
             return g, beta
         assert beta_BTG is not None
         return torch.zeros_like(beta_BTG) if g_BTG is None else g_BTG, beta_BTG
-
-    forward = chosen

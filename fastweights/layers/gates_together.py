@@ -25,14 +25,14 @@ def first_part(projection: Any) -> nn.Module | None:
 
 
 class ProjectedGate(nn.Module):
-    """A gate that first projects its input, by `projection`, and then computes with `of`."""
+    """A gate that multiplies its input with a weight first (`projection`) and computes the rest from the product (`finish`)."""
 
     @property
     def projection(self) -> nn.Module | None:
         """None where the input must not be projected apart from the gate."""
         raise NotImplementedError
 
-    def of(self, y: Tensor) -> Tensor:
+    def finish(self, y: Tensor) -> Tensor:
         """The gate, given projection(x)."""
         raise NotImplementedError
 
@@ -46,7 +46,7 @@ def gates_together(x: Tensor, *gates: nn.Module | None) -> list[Any]:
         return [None if gate is None else gate(x) for gate in gates]
     weights = [cast(Any, gate.projection).weight for gate in joined]
     columns = iter(F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
-    return [None if gate is None else gate.of(next(columns)) if gate in joined else gate(x) for gate in gates]
+    return [None if gate is None else gate.finish(next(columns)) if gate in joined else gate(x) for gate in gates]
 
 
 def _begins_with_product(gate: ProjectedGate) -> bool:

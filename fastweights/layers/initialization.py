@@ -62,9 +62,8 @@ class OwnInitialValues(nn.Module):
         return applied
 
     def _mark_parameters(self) -> None:
-        for name in self._no_weight_decay:
-            parameter = self._parameters.get(name)
-            if parameter is not None:
+        for name, parameter in self.named_parameters(recurse=False):
+            if name in self._no_weight_decay:
                 parameter._no_weight_decay = True  # type: ignore[attr-defined]
 
 

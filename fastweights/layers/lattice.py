@@ -10,15 +10,15 @@ from torch import Tensor
 
 from ..checks import LARGEST_HEAD, check_flag, check_size
 from ..ops import lattice
-from ..ops.framework.checks import compute_dtype
+from ..ops.authoring import compute_dtype
 from .decay import HeadDecay
 from .gates import StepSize
 from .gates_together import gates_together
 from .heads import HeadSizes
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import DecayOptions, at_least_zero, one_of, option
-from .registry import MATRIX, register_mixer
+from .registry import register_mixer
 from .ttt import SharedQKOptions
 
 __all__ = ["Lattice", "LatticeOptions"]
@@ -52,7 +52,6 @@ class LatticeOptions(DecayOptions, SharedQKOptions):
     summary="Lattice: slots of unit length, which change only orthogonally to their content",
     equation="s_i = unit(d s_i - gamma k_i (I - s_i s_i^T) (S^T k - v))",
     source="Karami and Mirrokni 2025 (Lattice), sections 3 and 5",
-    state=MATRIX,
     cost="7 H K V; H (3 K V + 2 C (K + V)) with objective encode or similarity",
 )
 class Lattice(MemoryLayer):
@@ -83,6 +82,7 @@ class Lattice(MemoryLayer):
     """
 
     Options = LatticeOptions
+    op = lattice
     decodes_in_pool = True
     options: LatticeOptions
     probes = {**MemoryLayer.probes, "g": "decay", "step_size": ""}
@@ -94,9 +94,7 @@ class Lattice(MemoryLayer):
             self.decay = HeadDecay(self.hidden_size, heads.value_heads, self.options.long_memory)
         self.step = StepSize(self.hidden_size, heads.value_heads, self.options.rate)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         options = self.options
         if options.normalize_v:
             v_BTGV = l2_normalize(v_BTGV)
@@ -105,8 +103,8 @@ class Lattice(MemoryLayer):
         if not run.memory and self.heads.key > self.heads.value:
             run.memory = {"S": self._first_slots(run.count(x_BTD), v_BTGV)}
         return run(
-            lattice, q_BTHK, k_BTHK, v_BTGV, gamma_BTG, decay=None if g_BTG is None else g_BTG.exp(),
-            objective=options.objective, normalize=options.normalize, l1=options.l1, state=("S",),
+            self.op, q_BTHK, k_BTHK, v_BTGV, gamma_BTG, decay=None if g_BTG is None else g_BTG.exp(),
+            objective=options.objective, normalize=options.normalize, l1=options.l1,
         )  # fmt: skip
 
     def _first_slots(self, count: int, like: Tensor) -> Tensor:
@@ -116,6 +114,3 @@ class Lattice(MemoryLayer):
         rows = torch.cos(math.pi / slots * slot[:, None] * (channel + 0.5))
         rows = (rows / rows.norm(dim=1, keepdim=True)).to(compute_dtype(like))
         return rows.expand(count, self.heads.value_heads, -1, -1)
-
-    def state_size(self, length: int = 1) -> int:
-        return self.heads.value_heads * self.heads.key * self.heads.value

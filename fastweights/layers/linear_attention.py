@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,15 +12,15 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import linear_attention, precondition_queries
-from ..ops.framework.call import expand_heads
+from ..ops.authoring import State, expand_heads
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import PreconditionerGates, SigmoidGain
 from .gates_together import gates_together
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
-from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, MATRIX, MATRIX_AND_ENERGY, PDN, register_mixer
+from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
 
@@ -51,7 +52,6 @@ class LinearAttentionOptions(PreconditionerOptions, MemoryOptions):
     summary="linear attention: adds every key-value pair",
     equation="S = S + k v^T",
     source="Katharopoulos et al. 2020, section 3",
-    state=MATRIX,
     cost=f"H ({ADDITIVE})",
 )
 class LinearAttention(MemoryLayer):
@@ -117,9 +117,7 @@ class LinearAttention(MemoryLayer):
         """By the option: an adapter may wrap the module."""
         return cast(KeyPreconditioner, self.preconditioner) if self.options.preconditioner == "key" else None
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         q_BTHK, k_BTHK = (FEATURE_MAPS[self.options.feature_map](y) for y in (q_BTHK, k_BTHK))
         if self.normalizes_features:
             q_BTHK, k_BTHK = l2_normalize(q_BTHK), l2_normalize(k_BTHK)
@@ -136,9 +134,7 @@ class LinearAttention(MemoryLayer):
             precond_g, precond_beta = gates(own, g, weight)
             self.probe(precond_g=precond_g, precond_beta=precond_beta)
             if by_key is None:
-                q_BTHK, energy = run(
-                    precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge, state=("A",)
-                )
+                q_BTHK, energy = run(precondition_queries, q_BTHK, k_BTHK, precond_g, precond_beta, ridge=self.ridge)
                 k_BTHK = write_key = expand_heads(k_BTHK, q_BTHK.shape[2])
             else:
                 write_key, energy = by_key.write_keys(k_BTHK, precond_g, precond_beta, run)
@@ -147,90 +143,78 @@ class LinearAttention(MemoryLayer):
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g, beta=beta_BTG)
         if self.options.normalizer:
             return self._weighted_mean(q_BTHK, k_BTHK, v_BTGV, g, beta_BTG, run)
-        o_BTGV, memory = run(linear_attention, q_BTHK, write_key, v_BTGV, g, state=("S",))
+        o_BTGV, memory = run(linear_attention, q_BTHK, write_key, v_BTGV, g)
         return o_BTGV, {**memory, **energy}
 
     def _weighted_mean(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    ) -> Answer:
         """S^T q / (z.q) and the memory S, z. v: values with their gain."""
         weight = torch.ones_like(v[..., :1]) if beta is None else beta[..., None].to(v.dtype)
-        o, memory = run(linear_attention, q, k, v, g, scale=1.0, state=("S",))
+        o, memory = run(linear_attention, q, k, v, g, scale=1.0)
         divisor, weights = run(linear_attention, q, k, weight, g, scale=1.0, state=("z",))
         return o / divisor.clamp_min(SMALLEST_DIVISOR), {**memory, **weights}
 
-    def state_size(self, length: int = 1) -> int:
-        channels = self.heads.value + (self.preconditioner is not None) + self.options.normalizer
-        return self.heads.value_heads * self.heads.key * channels
+    @classmethod
+    def states(cls, options: Any) -> Mapping[str, State]:
+        states = dict(linear_attention.spec.states)
+        if options.preconditioner:
+            states |= precondition_queries.spec.states
+        return {**states, "z": State("GK")} if options.normalizer else states
 
 
-register_mixer(
-    "gla",
-    layer=LinearAttention,
-    options={"decay": "channel", "output_gate": "silu"},
-    summary="gated linear attention: one decay per key channel",
-    equation="S = Diag(a) S + k v^T",
-    source="Yang et al. 2024 (GLA), section 4",
-    state=MATRIX,
-    cost=f"H ({ADDITIVE})",
-)
-register_mixer(
-    "pla",
-    layer=LinearAttention,
-    options={"preconditioner": "query"},
-    summary="preconditioned linear attention: queries divided by the key channels' energy",
-    equation=f"S = S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
-    source=f"{PDN}, sections 3.3 and 5, appendix F.2.2",
-    state=MATRIX_AND_ENERGY,
-    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
-)
-register_mixer(
-    "pgla",
-    layer=LinearAttention,
-    options={"decay": "channel", "preconditioner": "query", "output_gate": "silu"},
-    summary="gated linear attention with preconditioned queries, as pla has",
-    equation=f"S = Diag(a) S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
-    source=f"{PDN}, sections 3.4 and 5, appendix F.2.2",
-    state=MATRIX_AND_ENERGY,
-    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
-)
-register_mixer(
-    "pmamba2",
-    layer=LinearAttention,
-    options={"decay": "head", "gain": "beta", "preconditioner": "query"},
-    summary="preconditioned Mamba-2 rule: one decay and one gain per head",
-    equation=f"S = a S + beta k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
-    source=f"{PDN}, appendix E.3 and F.2.2",
-    state=MATRIX_AND_ENERGY,
-    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
-)
-register_mixer(
-    "pmamba2-tied",
-    layer=LinearAttention,
-    options={"decay": "head", "gain": "beta", "preconditioner": "query", "tie_preconditioner": True},
-    summary="pmamba2 whose key energy has the decay and gain of the memory",
-    equation="S = a S + beta k v^T, A = a A + beta k^2, q~ = q / (A + ridge)",
-    source=f"{PDN}, appendix E.3",
-    state=MATRIX_AND_ENERGY,
-    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
-)
-register_mixer(
-    "pmamba2-key",
-    layer=LinearAttention,
-    options={"decay": "head", "gain": "beta", "preconditioner": "key"},
-    summary="Mamba-2 rule with the key-side preconditioner of PDN",
-    equation=f"S = a S + beta w v^T, {KEY_ENERGY}, w as in pdn",
-    source=f"{PDN}, appendix B (key-side preconditioning of the offline solve)",
-    state=MATRIX_AND_ENERGY,
-    cost=f"H ({ADDITIVE} + {KEY_SCALES})",
-)
-register_mixer(
-    "retnet",
-    layer=LinearAttention,
-    options={"decay": "fixed", "output_gate": "silu"},
-    summary="RetNet's retention: one fixed decay per head",
-    equation="S = a S + k v^T, a = 1 - 2^(-5 - h) for head h",
-    source=f"Sun et al. 2023 (RetNet), by {PDN}, table 2",
-    state=MATRIX,
-    cost=f"H ({ADDITIVE})",
-)
+# Options, summary, equation and source of the other mixers of this layer.
+VARIANTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "gla": (
+        {"decay": "channel", "output_gate": "silu"},
+        "gated linear attention: one decay per key channel",
+        "S = Diag(a) S + k v^T",
+        "Yang et al. 2024 (GLA), section 4",
+    ),
+    "pla": (
+        {"preconditioner": "query"},
+        "preconditioned linear attention: queries divided by the key channels' energy",
+        f"S = S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
+        f"{PDN}, sections 3.3 and 5, appendix F.2.2",
+    ),
+    "pgla": (
+        {"decay": "channel", "preconditioner": "query", "output_gate": "silu"},
+        "gated linear attention with preconditioned queries, as pla has",
+        f"S = Diag(a) S + k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
+        f"{PDN}, sections 3.4 and 5, appendix F.2.2",
+    ),
+    "pmamba2": (
+        {"decay": "head", "gain": "beta", "preconditioner": "query"},
+        "preconditioned Mamba-2 rule: one decay and one gain per head",
+        f"S = a S + beta k v^T, {KEY_ENERGY}, q~ = q / (A + ridge)",
+        f"{PDN}, appendix E.3 and F.2.2",
+    ),
+    "pmamba2-tied": (
+        {"decay": "head", "gain": "beta", "preconditioner": "query", "tie_preconditioner": True},
+        "pmamba2 whose key energy has the decay and gain of the memory",
+        "S = a S + beta k v^T, A = a A + beta k^2, q~ = q / (A + ridge)",
+        f"{PDN}, appendix E.3",
+    ),
+    "pmamba2-key": (
+        {"decay": "head", "gain": "beta", "preconditioner": "key"},
+        "Mamba-2 rule with the key-side preconditioner of PDN",
+        f"S = a S + beta w v^T, {KEY_ENERGY}, w as in pdn",
+        f"{PDN}, appendix B (key-side preconditioning of the offline solve)",
+    ),
+    "retnet": (
+        {"decay": "fixed", "output_gate": "silu"},
+        "RetNet's retention: one fixed decay per head",
+        "S = a S + k v^T, a = 1 - 2^(-5 - h) for head h",
+        f"Sun et al. 2023 (RetNet), by {PDN}, table 2",
+    ),
+}
+for name, (options, summary, equation, source) in VARIANTS.items():
+    register_mixer(
+        name,
+        layer=LinearAttention,
+        options=options,
+        summary=summary,
+        equation=equation,
+        source=source,
+        cost=f"H ({ADDITIVE} + {KEY_SCALES})" if "preconditioner" in options else f"H ({ADDITIVE})",
+    )

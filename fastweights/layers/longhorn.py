@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import elementwise_longhorn
-from ..ops.framework.call import expand_heads
-from .memory_layer import MemoryLayer, RuleCall
+from ..ops.authoring import expand_heads
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, option
-from .registry import MATRIX, register_mixer
+from .registry import register_mixer
 
 __all__ = ["ElementwiseLonghorn", "ElementwiseLonghornOptions"]
 
@@ -30,7 +30,6 @@ class ElementwiseLonghornOptions(MemoryOptions):
     summary="Longhorn's diagonal form: every element of the memory corrects itself, one gain per value channel",
     equation="S_kv = S_kv + e_v k_k (v_v - k_k S_kv), e = beta / (1 + beta |k|^2)",
     source="Liu et al. 2024 (Longhorn); Palimpsa, table 1",
-    state=MATRIX,
     cost="10 H K V",
 )
 class ElementwiseLonghorn(MemoryLayer):
@@ -50,6 +49,7 @@ class ElementwiseLonghorn(MemoryLayer):
     """
 
     Options = ElementwiseLonghornOptions
+    op = elementwise_longhorn
     decodes_in_pool = True
     options: ElementwiseLonghornOptions
     probes = {**MemoryLayer.probes, "beta": ""}
@@ -60,15 +60,10 @@ class ElementwiseLonghorn(MemoryLayer):
             nn.Linear(self.hidden_size, rank, bias=False), nn.Linear(rank, channels, bias=False)
         )
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         beta_BTGV = torch.sigmoid(at_least_float32(self.beta_proj(x_BTD))).view_as(v_BTGV)
         self.probe(beta=lambda: gain_of_writes(k_BTHK, beta_BTGV))
-        return run(elementwise_longhorn, q_BTHK, k_BTHK, v_BTGV, beta_BTGV, state=("S",))
-
-    def state_size(self, length: int = 1) -> int:
-        return self.heads.value_heads * self.heads.key * self.heads.value
+        return run(self.op, q_BTHK, k_BTHK, v_BTGV, beta_BTGV)
 
 
 def gain_of_writes(k_BTHK: Tensor, beta_BTGV: Tensor) -> Tensor:

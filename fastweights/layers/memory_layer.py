@@ -1,23 +1,27 @@
 """The skeleton of the memory layers: projections, then the layer's own rule, then the output.
 
-A layer says which options it has, which modules compute its gates (`build`), how the memory is written and read (`rule`) and
-how many numbers the memory holds (`state_size`).
+A layer names its op (`op`) and says which options it has, which modules compute its gates (`build`) and how the memory is
+written and read (`rule`). The declaration of the op says what the memory is called and how many numbers it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from ..ops.framework.decode import update_pool
+from ..ops.authoring import InPlace, Op, State, count_numbers, spec_of
 from .cache import LayerCache, check_memory
+from .heads import HeadSizes
 from .mixer import ConfiguredMixer, check_input
 from .options import MemoryOptions, ProjectionOptions
 from .projections import OutputProjection, QKVProjection, SharedQKProjection
 
-__all__ = ["MemoryLayer", "RuleCall"]
+__all__ = ["Answer", "MemoryLayer", "OpLayer", "RuleCall"]
+
+# The answers [B, T, G, V] of a memory, and the memory after them by name, None where there is no cache to keep it.
+Answer = tuple[Tensor, dict[str, Tensor | None]]
 
 
 class RuleCall:
@@ -58,34 +62,60 @@ class RuleCall:
         return len(x_BTD) if cu_seqlens is None else len(cu_seqlens) - 1
 
     def __call__(
-        self, op: Callable[..., tuple[Tensor, Any]], *inputs: Any, state: tuple[str, ...], **options: Any
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """Call `op` from the memory's tensors of the names `state` (all of them, or none at the start of the sequences).
+        self, op: Callable[..., tuple[Tensor, Any]], *inputs: Any, state: Sequence[str] | None = None, **options: Any
+    ) -> Answer:
+        """Call `op` from the memory's tensors: all that belong to its state, or none at the start of the sequences.
 
-        Returns what the op gives and the memory after it by name, None where there is no cache to keep it.
+        Args:
+            inputs, options: of the op.
+            state: the names of its state in the memory; those of its declaration when None.
+
+        Returns:
+            What the op gives, and the memory after it by name, None where there is no cache to keep it.
         """
-        check_memory(self.memory, state)
-        if self.rows is not None:
-            memory = {name: self.memory[name] for name in state}
-            return update_pool(op, inputs, options, memory, self.rows, self.keywords), {**memory}
-        first = state[0]
-        if len(state) == 1:
-            o, final = op(*inputs, initial_state=self.memory.get(first), **self.keywords, **options)
-            return o, {first: final}
-        initial = tuple(self.memory[name] for name in state) if first in self.memory else None
-        o, finals = op(*inputs, initial_state=initial, **self.keywords, **options)
-        return o, dict(zip(state, finals or (None,) * len(state), strict=True))
+        names = tuple(spec_of(op).states if state is None else state)
+        check_memory(self.memory, names)
+        held = tuple(self.memory[name] for name in names) if names[0] in self.memory else None
+        initial: Any = held[0] if held is not None and len(held) == 1 else held
+        if self.rows is not None:  # the op overwrites what the memory holds
+            o, _ = op(*inputs, initial_state=InPlace(initial, self.rows), **self.keywords, **options)
+            return o, dict(zip(names, held or ()))
+        o, final = op(*inputs, initial_state=initial, **self.keywords, **options)
+        finals = (final,) if len(names) == 1 else final or (None,) * len(names)
+        return o, dict(zip(names, finals, strict=True))
 
 
-class MemoryLayer(ConfiguredMixer):
+class OpLayer(ConfiguredMixer):
+    """A mixer whose memory is the state of an op.
+
+    Attributes:
+        op: the op. A layer whose options choose between ops, or that keeps the states of several, defines `states` instead.
+        heads: numbers and widths of the heads.
+    """
+
+    op: ClassVar[Op[..., Any]]
+    heads: HeadSizes
+
+    @classmethod
+    def states(cls, options: Any) -> Mapping[str, State]:
+        """The memory of a layer with these options by name, as the declarations of its ops describe it."""
+        if not hasattr(cls, "op"):
+            raise NotImplementedError(f"{cls.__name__} must have the attribute op, or a method states or state_size")
+        return cls.op.spec.states
+
+    def state_size(self, length: int = 1) -> int:
+        heads = self.heads
+        return count_numbers(self.states(self.options).values(), heads.value_heads, heads.key, heads.value)
+
+
+class MemoryLayer(OpLayer):
     """A mixer of projections to q, k and v, a memory rule and an output projection.
 
-    Subclasses set `Options` and define `build`, `rule` and `state_size`; `build_projection`, `build_output` and `read_out`
+    Subclasses set `Options` and `op` and define `build` and `rule`; `states`, `build_projection`, `build_output` and `read_out`
     where theirs differ. Modules are created in the order projection, `build`, output, which is the order of random draws.
 
     Attributes:
         options: the layer's options, frozen.
-        heads: numbers and widths of the heads.
     """
 
     Options: ClassVar[type[ProjectionOptions]] = MemoryOptions
@@ -140,12 +170,10 @@ class MemoryLayer(ConfiguredMixer):
             cache.update(memory, run.new_context)
         return self.read_out(o_BTGV, v_BTGV, x_BTD)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         """Compute the gates, write the memory and read it: the answers [B, T, G, V] and the memory by name.
 
-        Calls an op as run(op, q, k, v, ..., state=("S",)).
+        Calls the op as run(self.op, q, k, v, ...).
         """
         raise NotImplementedError
 

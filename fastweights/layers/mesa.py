@@ -14,10 +14,10 @@ from .decay import HeadDecay
 from .gates import SigmoidGain
 from .gates_together import gates_together
 from .initialization import OwnInitialValues, inverse_softplus
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
-from .options import MOST_ITERATIONS, DecayOptions, MemoryOptions, one_of, option, up_to
-from .registry import MATRIX_AND_GRAM, SOLVE, register_mixer
+from .options import DecayOptions, MemoryOptions, one_of, option, up_to
+from .registry import SOLVE, register_mixer
 
 __all__ = ["MesaNet", "MesaOptions"]
 
@@ -30,7 +30,7 @@ class MesaOptions(DecayOptions, MemoryOptions):
     gain: str | None = option("beta", one_of(None, "beta"))
     ridge: float = option(1.0, check_positive)
     smallest_ridge: float = option(0.25, check_positive)
-    iterations: int = option(30, up_to(MOST_ITERATIONS))
+    iterations: int = option(30, up_to(mesa.spec.options["iterations"].most))
 
     def check_together(self) -> None:
         super().check_together()
@@ -62,7 +62,6 @@ class LearnedRidge(OwnInitialValues):
     summary="MesaNet: ridge regression on the decayed past with a learned ridge per key channel",
     equation="H = a H + beta k k^T, U = a U + beta k v^T, o = U^T (H + Diag(ridge))^-1 q",
     source="von Oswald et al. 2025 (MesaNet); Gated KalmaNet, section 3.2",
-    state=MATRIX_AND_GRAM,
     cost=f"H ({SOLVE}), r iterations",
 )
 class MesaNet(MemoryLayer):
@@ -87,6 +86,7 @@ class MesaNet(MemoryLayer):
     """
 
     Options = MesaOptions
+    op = mesa
     decodes_in_pool = True
     options: MesaOptions
     probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain", "ridge": ""}
@@ -99,17 +99,12 @@ class MesaNet(MemoryLayer):
         self.gain = SigmoidGain(self.hidden_size, heads.value_heads) if options.gain else None
         self.ridge = LearnedRidge(heads.value_heads, heads.key, options.ridge, options.smallest_ridge)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         g_BTG, beta_BTG = gates_together(x_BTD, self.decay, self.gain)
         ridge_GK = self.ridge()
         self.probe(g=g_BTG, beta=beta_BTG, ridge=ridge_GK)
         g_BTG = torch.zeros_like(v_BTGV[..., 0]) if g_BTG is None else g_BTG
         beta_BTG = torch.ones_like(v_BTGV[..., 0]) if beta_BTG is None else beta_BTG
         return run(
-            mesa, q_BTHK, k_BTHK, v_BTGV, g_BTG, beta_BTG, ridge_GK, iterations=self.options.iterations, state=("H", "U")
+            self.op, q_BTHK, k_BTHK, v_BTGV, g_BTG, beta_BTG, ridge_GK, iterations=self.options.iterations
         )  # fmt: skip
-
-    def state_size(self, length: int = 1) -> int:
-        return self.heads.value_heads * self.heads.key * (self.heads.key + self.heads.value)

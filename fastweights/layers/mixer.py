@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import FLOATS, check_dense, check_dtype, check_size, check_whole_number, shape_of
-from ..ops.framework.sequences import check_cu_seqlens
+from ..ops.authoring import check_cu_seqlens
+from ..private_huggingface import execution_device, is_placed, placement_hooks, remove_placement
 from .cache import LayerCache
 from .options import MixerOptions
-from .wrapped import execution_device, placement_hooks, remove_placement
 
 __all__ = ["ConfiguredMixer", "Mixer", "check_input"]
 
@@ -191,7 +191,7 @@ def check_like_parameters(name: str, x: Tensor, module: nn.Module) -> None:
         raise ValueError(
             f"{name} must be a floating-point tensor, got {x.dtype}; convert it with {name}.to({first.dtype})"
         )
-    if first.device.type != "meta" and x.device != first.device and not hasattr(module, "_hf_hook"):
+    if first.device.type != "meta" and x.device != first.device and not is_placed(module):
         raise ValueError(
             f"{name} must be on the device of the parameters, {first.device}, got {x.device}; move it or the module there"
         )

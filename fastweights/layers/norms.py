@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.gated_norm import gated_rms_norm
-from ..ops.l2_normalize import l2_normalize
-from ..ops.residual_norm import residual_norm
+from ..ops.authoring import gated_rms_norm, l2_normalize, residual_norm
 from .wrapped import is_bare
 
 __all__ = ["GatedRMSNorm", "GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize", "norm_of_sum"]

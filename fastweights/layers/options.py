@@ -19,8 +19,7 @@ from ..checks import (
     check_size,
     closest,
 )
-from ..ops.framework.spec import BACKENDS
-from ..ops.shared.ridge import MOST_ITERATIONS
+from ..ops.authoring import BACKENDS
 from .convolution import FIRST_FILTERS
 from .decay import RAMPS
 from .heads import HeadSizes, head_width
@@ -28,7 +27,6 @@ from .projections import ACTIVATIONS, GATES
 
 __all__ = [
     "LONGEST_CONVOLUTION",
-    "MOST_ITERATIONS",
     "DecayOptions",
     "MemoryOptions",
     "MixerOptions",

@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ops.framework import sequences
+from ..ops.authoring import group_by_length, locate_tokens
 
-__all__ = ["Rectangle", "by_length"]
+__all__ = ["Rectangle", "split_by_length"]
 
 
-def by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def split_by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Packed sequences in groups of about the same length (up to twice the shortest), so that the rectangle of a group is mostly
     full. Yields the positions of a group's tokens in the row [tokens] and the group's own cu_seqlens."""
     lengths = cu_seqlens.diff()
-    for group in sequences.by_length(lengths):
-        yield sequences.tokens_of(group, lengths), F.pad(lengths[group].cumsum(0), (1, 0))
+    for group in group_by_length(lengths):
+        yield locate_tokens(group, lengths), F.pad(lengths[group].cumsum(0), (1, 0))
 
 
 class Rectangle:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from .decay import HeadDecay
-from .gates import ImportanceGain, SigmoidGain
+from .gates import SigmoidGain
 from .gates_together import gates_together
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .options import MemoryOptions, one_of, option
-from .posterior import PosteriorOptions, read_posterior, write_posterior
+from .posterior import PosteriorLayer, PosteriorOptions
 from .projections import GATES, ValueSkip
-from .registry import MEAN_AND_IMPORTANCE, register_mixer
+from .registry import register_mixer
 from .wrapped import is_bare
 
 __all__ = ["PalimpsaD", "PalimpsaDOptions"]
@@ -33,10 +33,9 @@ class PalimpsaDOptions(PosteriorOptions, MemoryOptions):
     summary="Palimpsa on Gated DeltaNet's layout: associations that many keys have written to are rewritten slowly",
     equation="M = a M + k (s v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
     source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
-    state=MEAN_AND_IMPORTANCE,
     cost="28 H K V",
 )
-class PalimpsaD(MemoryLayer):
+class PalimpsaD(PosteriorLayer, MemoryLayer):
     r"""A sequence mixer whose memory keeps an importance for each of its elements.
 
     $$M_t = a_t M_{t-1} + k_t (s_t v_t)^\top, \qquad J_t = a_t J_{t-1} + k_t^2 \beta_t^\top, \qquad
@@ -65,23 +64,14 @@ class PalimpsaD(MemoryLayer):
         options, heads, hidden_size = self.options, self.heads, self.hidden_size
         self.decay = HeadDecay(hidden_size, heads.value_heads, options.long_memory)
         self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
-        self.importance = None
-        if options.metaplasticity:
-            self.importance = ImportanceGain(
-                hidden_size, heads.value_heads, heads.value, options.b_scale, options.beta_init
-            )
-        self.skip = ValueSkip(heads.value_heads, options.skip_init) if options.residual else None
+        self.build_importance()
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         s_BTG, g_BTG = gates_together(x_BTD, self.gain, self.decay)
         gate_BTG = torch.ones_like(v_BTGV[..., 0], dtype=torch.float32) if s_BTG is None else s_BTG
-        write_BTGV, beta_BTGV = write_posterior(x_BTD, v_BTGV, gate_BTG, self.importance, self.options.backend)
+        write_BTGV, beta_BTGV = self.gate_writes(x_BTD, v_BTGV, gate_BTG, self.options.backend)
         self.probe(step_size=s_BTG, importance=beta_BTGV, g=g_BTG)
-        return read_posterior(
-            q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, run, prior=self.options.prior, scale=self.heads.key**-0.5
-        )
+        return self.read_posterior(run, q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, scale=self.heads.key**-0.5)
 
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
         self.probe(output_gate=lambda: self.output.gate_values(x_BTD))
@@ -90,6 +80,3 @@ class PalimpsaD(MemoryLayer):
         if self.options.output_norm and is_bare(self.skip, ValueSkip):
             return self.output(o_BTGV, x_BTD, v_BTGV, self.skip.D)
         return self.output(self.skip(o_BTGV, v_BTGV), x_BTD)
-
-    def state_size(self, length: int = 1) -> int:
-        return self.heads.value_heads * self.heads.key * self.heads.value * (1 if self.importance is None else 2)

@@ -8,20 +8,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive, check_size
-from ..ops.framework.spec import BACKENDS
+from ..ops.authoring import BACKENDS
 from .cache import LayerCache
 from .convolution import FIRST_FILTERS, ShortConvolution, convolve_together
 from .decay import StepDecay
-from .gates import ImportanceGain
 from .heads import HeadSizes
 from .initialization import ResidualProjection
 from .memory_layer import RuleCall
-from .mixer import ConfiguredMixer, check_input
+from .mixer import check_input
 from .norms import GroupedRMSNorm
 from .options import LONGEST_CONVOLUTION, at_least_zero, one_of, option, up_to
-from .posterior import PosteriorOptions, read_posterior, write_posterior
-from .projections import GATES, ValueSkip, backend_beside
-from .registry import ADDITIVE, MATRIX, MEAN_AND_IMPORTANCE, register_mixer
+from .posterior import PosteriorLayer, PosteriorOptions
+from .projections import GATES, backend_beside
+from .registry import ADDITIVE, register_mixer
 
 __all__ = ["PalimpsaM", "PalimpsaMOptions"]
 
@@ -68,10 +67,9 @@ class PalimpsaMOptions(PosteriorOptions):
     summary="Palimpsa on Mamba-2's block: associations that many keys have written to are rewritten slowly",
     equation="M = a M + k (dt v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
     source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
-    state=MEAN_AND_IMPORTANCE,
     cost="28 H K V",
 )
-class PalimpsaM(ConfiguredMixer):
+class PalimpsaM(PosteriorLayer):
     r"""Mamba-2's block around a memory that keeps an importance for each of its elements.
 
     $$M_t = a_t M_{t-1} + k_t (dt_t v_t)^\top, \qquad J_t = a_t J_{t-1} + k_t^2 \beta_t^\top, \qquad
@@ -126,12 +124,7 @@ class PalimpsaM(ConfiguredMixer):
             inner + 2 * keys, settings.conv_size, bias=settings.conv_bias, first_filters=settings.conv_init
         )
         self.decay = StepDecay(heads.value_heads, settings.dt_min, settings.dt_max, settings.long_memory)
-        self.importance = None
-        if settings.metaplasticity:
-            self.importance = ImportanceGain(
-                hidden_size, heads.value_heads, heads.value, settings.b_scale, settings.beta_init
-            )
-        self.skip = ValueSkip(heads.value_heads, settings.skip_init) if settings.residual else None
+        self.build_importance()
         self.norm = GroupedRMSNorm(inner, settings.norm_groups, eps=settings.norm_eps)
         self.out_proj = ResidualProjection(inner, hidden_size, bias=settings.bias)
 
@@ -146,11 +139,9 @@ class PalimpsaM(ConfiguredMixer):
         )  # fmt: skip
         v_BTGV, k_BTHK, q_BTHK = self._split(vkq)
         dt_BTG, g_BTG = self.decay(step_BTG)
-        write_BTGV, beta_BTGV = write_posterior(x_BTD, v_BTGV, dt_BTG, self.importance, backend)
+        write_BTGV, beta_BTGV = self.gate_writes(x_BTD, v_BTGV, dt_BTG, backend)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g_BTG, step_size=dt_BTG, importance=beta_BTGV)
-        o_BTGV, memory = read_posterior(
-            q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, run, prior=self.options.prior, scale=1.0
-        )
+        o_BTGV, memory = self.read_posterior(run, q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, scale=1.0)
         self.probe(o=o_BTGV, output_gate=lambda: None if gate is None else GATES[gate](z).view_as(o_BTGV))
         if cache is not None and conv_state is not None:
             cache.update(memory, {"vkq": conv_state})
@@ -164,9 +155,6 @@ class PalimpsaM(ConfiguredMixer):
         v, k, q = vkq.split([heads.value_heads * heads.value, keys, keys], 2)
         return v.unflatten(2, (-1, heads.value)), k.unflatten(2, (-1, heads.key)), q.unflatten(2, (-1, heads.key))
 
-    def state_size(self, length: int = 1) -> int:
-        return self.heads.value_heads * self.heads.key * self.heads.value * (1 if self.importance is None else 2)
-
 
 register_mixer(
     "mamba2",
@@ -175,6 +163,5 @@ register_mixer(
     summary="Mamba-2: linear attention whose step size sets both decay and write",
     equation="S = exp(-A dt) S + k (dt v)^T, o = S^T q + D v",
     source="Dao and Gu 2024 (Mamba-2); Palimpsa, section 2.4",
-    state=MATRIX,
     cost=f"H ({ADDITIVE})",
 )

@@ -1,20 +1,22 @@
-"""The memory of both Palimpsa layers: with importances or, without metaplasticity, the linear attention that is left."""
+"""What both Palimpsa layers share: a memory with importances or, without metaplasticity, the linear attention that is left."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from ..checks import check_flag, check_number, check_positive
-from ..ops import gated_writes, linear_attention, palimpsa
+from ..ops import linear_attention, palimpsa
+from ..ops.authoring import Op, State, gated_writes
 from .gates import ImportanceGain
-from .memory_layer import RuleCall
+from .memory_layer import Answer, OpLayer, RuleCall
 from .options import DecayOptions, one_of, option
-from .projections import backend_beside
+from .projections import ValueSkip, backend_beside
 
-__all__ = ["PosteriorOptions", "read_posterior", "write_posterior"]
+__all__ = ["PosteriorLayer", "PosteriorOptions"]
 
 
 def number_or_interval(name: str, value: object) -> float | tuple[float, float]:
@@ -48,26 +50,39 @@ class PosteriorOptions(DecayOptions):
     skip_init: float = option(1.0, check_number)
 
 
-def write_posterior(
-    x_BTD: Tensor, v_BTGV: Tensor, s_BTG: Tensor, importance: ImportanceGain | None, backend: str
-) -> tuple[Tensor, Tensor | None]:
-    """What is written, s v, and its gain in importance [B, T, G, V] (None without importance), both in v's dtype."""
-    z_BTGV, c_BTG = (None, None) if importance is None else importance(x_BTD, s_BTG)
-    return gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=backend_beside(backend))
+class PosteriorLayer(OpLayer):
+    """A layer whose memory is that of `fastweights.ops.palimpsa`, or of `linear_attention` without metaplasticity."""
 
+    options: PosteriorOptions
 
-def read_posterior(
-    q_BTHK: Tensor,
-    k_BTHK: Tensor,
-    write_BTGV: Tensor,
-    beta_BTGV: Tensor | None,
-    g_BTG: Tensor,
-    run: RuleCall,
-    *,
-    prior: float,
-    scale: float,
-) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """Answers [B, T, G, V] and the memory after them: M and J, or S when beta is None, which stands for beta = 0."""
-    if beta_BTGV is None:
-        return run(linear_attention, q_BTHK, k_BTHK, write_BTGV, g_BTG, scale=scale / prior, state=("S",))
-    return run(palimpsa, q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, prior=prior, scale=scale, state=("M", "J"))
+    @classmethod
+    def choose_op(cls, options: Any) -> Op[..., Any]:
+        return palimpsa if options.metaplasticity else linear_attention
+
+    @classmethod
+    def states(cls, options: Any) -> Mapping[str, State]:
+        return cls.choose_op(options).spec.states
+
+    def build_importance(self) -> None:
+        """Create the gain of the importance and the skip D v, each None where the options leave it out."""
+        options, heads = self.options, self.heads
+        self.importance = None
+        if options.metaplasticity:
+            self.importance = ImportanceGain(
+                self.hidden_size, heads.value_heads, heads.value, options.b_scale, options.beta_init
+            )
+        self.skip = ValueSkip(heads.value_heads, options.skip_init) if options.residual else None
+
+    def gate_writes(self, x_BTD: Tensor, v_BTGV: Tensor, s_BTG: Tensor, backend: str) -> tuple[Tensor, Tensor | None]:
+        """What is written, s v, and its gain in importance [B, T, G, V] (None without importance), both in v's dtype."""
+        z_BTGV, c_BTG = (None, None) if self.importance is None else self.importance(x_BTD, s_BTG)
+        return gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=backend_beside(backend))
+
+    def read_posterior(
+        self, run: RuleCall, q: Tensor, k: Tensor, write: Tensor, beta: Tensor | None, g: Tensor, scale: float
+    ) -> Answer:
+        """Answers [B, T, G, V] and the memory after them. beta None stands for beta = 0."""
+        op, prior = self.choose_op(self.options), self.options.prior
+        if beta is None:
+            return run(op, q, k, write, g, scale=scale / prior)
+        return run(op, q, k, write, beta, g, prior=prior, scale=scale)

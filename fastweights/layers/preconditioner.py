@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_number, check_positive
 from ..ops import precondition_keys
-from ..ops.precondition import SQUASHES
 from .gates import PreconditionerGates
 from .initialization import OwnInitialValues
-from .memory_layer import RuleCall
+from .memory_layer import Answer, RuleCall
 from .options import DecayOptions, one_of, option
 
 __all__ = ["KeyPreconditioner", "PreconditionerOptions"]
@@ -48,7 +47,7 @@ class PreconditionerOptions(DecayOptions):
     bound: float = option(1.5, check_bound)
     interval: str = option("symmetric", one_of(*INTERVALS))
     center: float = option(-0.2, check_number)
-    squash: str = option("softsign", one_of(*SQUASHES, "none"))
+    squash: str = option("softsign", one_of(*precondition_keys.spec.options["squash"].values))
     ridge: float = option(0.1, check_positive)
 
     def check_together(self) -> None:
@@ -78,17 +77,15 @@ class KeyPreconditioner(OwnInitialValues):
     def initial_values(self) -> dict[str, Tensor]:
         return {} if self.center is None else {"center": torch.full_like(self.center, self.options.center)}
 
-    def forward(self, run: RuleCall, op: Any, *inputs: Any, **options: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def forward(self, run: RuleCall, op: Any, *inputs: Any, **options: Any) -> Answer:
         """What run(op, *inputs, **options) gives with this centre and bound."""
         center = 0.0 if self.center is None else self.center
         return run(op, *inputs, center=center, bound=self.bound, **options)
 
-    def write_keys(
-        self, k_BTHK: Tensor, g: Tensor, beta: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def write_keys(self, k_BTHK: Tensor, g: Tensor, beta: Tensor, run: RuleCall) -> Answer:
         """w [B, T, G, K] and A by name, for the log decay and the gain of A."""
         settings = {"squash": self.options.squash, "ridge": self.options.ridge}
-        w_BTGK, memory = self(run, precondition_keys, k_BTHK, g, beta, **settings, state=("A",))
+        w_BTGK, memory = self(run, precondition_keys, k_BTHK, g, beta, **settings)
         return self.scaled(w_BTGK), memory
 
     def scaled(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.gated_norm.torch_form import GATES
+from ..ops.authoring import GATES
 from .cache import LayerCache
 from .convolution import ShortConvolution, convolve_together
 from .few_rows import linear_together
@@ -50,6 +50,9 @@ class QKVProjection(nn.Module):
         self.normalize_qk = normalize_qk
         self.backend = backend_beside(backend)
         self.widths = {"q": heads.key, "k": heads.key, "v": heads.value}
+        self.build(hidden_size, heads, conv_size, first_filters)
+
+    def build(self, hidden_size: int, heads: HeadSizes, conv_size: int | None, first_filters: str) -> None:
         counts = {"q": heads.key_heads, "k": heads.key_heads, "v": heads.value_heads}
         for name, width in self.widths.items():
             channels = counts[name] * width
@@ -81,33 +84,11 @@ class QKVProjection(nn.Module):
         return q, k, v, {name: state for name, state in zip(self.widths, states, strict=False) if state is not None}
 
 
-class SharedQKProjection(nn.Module):
+class SharedQKProjection(QKVProjection):
     """q, k = activation(convolution(projection(x))), v = projection(x): the block of Lattice. q and k share the projection and
-    have a convolution each.
+    have a convolution each, which is the only difference between them."""
 
-    Args:
-        conv_size: width of the convolutions, the only difference between q and k.
-        activation: after them, "silu" or "none".
-        normalize_qk: whether q and k are then divided by their length.
-        backend: of the layer's op.
-        first_filters: of the convolutions, "uniform" or "normal".
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        heads: HeadSizes,
-        conv_size: int | None,
-        activation: str,
-        normalize_qk: bool,
-        backend: str = "auto",
-        first_filters: str = "uniform",
-    ) -> None:
-        super().__init__()
-        self.activation = activation
-        self.normalize_qk = normalize_qk
-        self.backend = backend_beside(backend)
-        self.heads = heads
+    def build(self, hidden_size: int, heads: HeadSizes, conv_size: int | None, first_filters: str) -> None:
         channels = heads.key_heads * heads.key
         self.qk_proj = nn.Linear(hidden_size, channels, bias=False)
         self.v_proj = nn.Linear(hidden_size, heads.value_heads * heads.value, bias=False)
@@ -122,14 +103,13 @@ class SharedQKProjection(nn.Module):
         [N, W-1, channels]."""
         y, v = linear_together(x_BTD, self.qk_proj, self.v_proj, backend=self.backend)
         before = None if cache is None else cache.context.get("qk")
-        norm = self.heads.key if self.normalize_qk else None
+        norm = self.widths["q"] if self.normalize_qk else None
         (q, k), (conv_state, _) = convolve_together(
             [self.q_conv, self.k_conv], [y, y], [before, before], cu_seqlens, norms=[norm, norm],
             activation=ACTIVATIONS[self.activation], keep=cache is not None, backend=self.backend,
             rows=None if cache is None else cache.rows,
         )  # fmt: skip
-        q, k = (z.unflatten(2, (-1, self.heads.key)) for z in (q, k))
-        v = v.unflatten(2, (-1, self.heads.value))
+        q, k, v = (z.unflatten(2, (-1, width)) for z, width in zip((q, k, v), self.widths.values()))
         return q, k, v, {} if conv_state is None else {"qk": conv_state}
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any, TypeVar, overload
 
 from ..checks import check_choice, check_text, check_whole_number, closest, describe_value, error_prefix
 from ..kinds import checked
+from ..ops.authoring import format_numbers
+from .memory_layer import OpLayer
 from .mixer import Mixer
 from .plugins import load_plugins, note_registration
 
 __all__ = ["MIXERS", "MixerSpec", "build_mixer", "mixer_spec", "register_mixer"]
 
-# Sizes of a state, for `MixerSpec.state`: H heads of K key and V value channels.
-MATRIX = "H K V"
-MATRIX_AND_ENERGY = "H K (V + 1)"
-MEAN_AND_IMPORTANCE = "2 H K V"
-MATRIX_AND_GRAM = "H K (V + K)"
 # Multiply-adds per token, for `MixerSpec.cost`: in chunks of C tokens, r iterations of a solver (docs/rules.md has the terms).
 ADDITIVE = "2 K V + C (K + V) / 2"
 DELTA = "3 K V + C (K + V) + C^2 / 6"
@@ -36,7 +35,7 @@ ORDER = (
     *("palimpsa-d", "palimpsa-m", "gka", "mesa", "lattice", "ttt"),
     *("vla", "vla-conv", "vla-softmax", "vla-linear", "vla-deltanet", "rls"),
 )
-DESCRIPTION = ("summary", "equation", "source", "state")  # and "cost", which may be left out
+DESCRIPTION = ("summary", "equation", "source")  # and "state" and "cost", which may be left out
 Layer = TypeVar("Layer", bound=type[Mixer])
 
 
@@ -100,7 +99,7 @@ def register_mixer(
     summary: str,
     equation: str,
     source: str,
-    state: str,
+    state: str = ...,
     cost: str = ...,
 ) -> Callable[[Layer], Layer]: ...
 
@@ -114,7 +113,7 @@ def register_mixer(
     summary: str,
     equation: str,
     source: str,
-    state: str,
+    state: str = ...,
     cost: str = ...,
 ) -> Layer: ...
 
@@ -134,7 +133,8 @@ def register_mixer(
         summary: one line for lists.
         equation: the memory's update, in plain text.
         source: paper and section.
-        state: numbers that the memory of one sequence holds, such as "H K V" (H heads of K key and V value channels).
+        state: numbers that the memory of one sequence holds, such as "H K V" (H heads of K key and V value channels). A layer
+            that names its op (`MemoryLayer.op`, or `states`) may leave it out: the declaration of the op says it.
         cost: multiply-adds of the memory rule for one token, such as "2 H K V"; may be left out.
 
     Raises:
@@ -144,7 +144,7 @@ def register_mixer(
     if not re.fullmatch(r"[A-Za-z0-9._-]+", check_text("name", name, what="the name of a mixer")):
         raise ValueError(f"name must be of letters, digits, '.', '_' and '-', got {name!r}")
     for key in description:
-        check_choice("a description", key, (*DESCRIPTION, "cost"))
+        check_choice("a description", key, (*DESCRIPTION, "state", "cost"))
     for key in dict.fromkeys((*DESCRIPTION, *description)):
         check_text(key, description.get(key), what="one line of text", empty=False)
     if options is not None and not isinstance(options, Mapping):
@@ -155,7 +155,10 @@ def register_mixer(
         raise TypeError(
             f"layer of mixer {name!r} must be a subclass of fastweights.layers.Mixer, got {describe_value(layer)}"
         )
-    spec = MixerSpec(layer=layer, options=dict(options or {}), **description)
+    options = dict(options or {})
+    if "state" not in description:
+        description["state"] = describe_state(name, layer, options)
+    spec = MixerSpec(layer=layer, options=options, **description)
     taken = _REGISTRY.specs.get(name)
     if taken is not None and _place(taken.layer) != _place(layer):
         raise ValueError(f"mixer {name!r} is taken by {'.'.join(_place(taken.layer))}; choose another name")
@@ -199,6 +202,17 @@ def build_mixer(name: str, *, hidden_size: int, num_heads: int, layer_idx: int =
     with error_prefix(f"layer {layer_idx}"):
         spec = mixer_spec(name, options)
         return spec.layer(hidden_size=hidden_size, num_heads=num_heads, **{**spec.options, **options})
+
+
+def describe_state(name: str, layer: type[Mixer], options: Mapping[str, Any]) -> str:
+    """The numbers that the memory holds, by the states that the layer with these options declares."""
+    if issubclass(layer, OpLayer):
+        defaults = {field.name: field.default for field in fields(layer.Options)}
+        with suppress(NotImplementedError):
+            return format_numbers(layer.states(SimpleNamespace(**{**defaults, **options})).values())
+    raise ValueError(
+        f"state of mixer {name!r} must be given, such as 'H K V': {layer.__name__} names no op that says it"
+    )
 
 
 def _accepts(layer: type[Mixer], name: str) -> bool:

@@ -12,10 +12,10 @@ from ..ops import recursive_least_squares
 from .decay import HeadDecay
 from .gates import SigmoidGain
 from .gates_together import gates_together
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .options import DecayOptions, MemoryOptions, one_of, option
 from .probe import states_over_time
-from .registry import EXACT, MATRIX_AND_GRAM, PDN, register_mixer
+from .registry import EXACT, PDN, register_mixer
 
 __all__ = ["RecursiveLeastSquares", "RecursiveLeastSquaresOptions"]
 
@@ -34,7 +34,6 @@ class RecursiveLeastSquaresOptions(DecayOptions, MemoryOptions):
     summary="recursive least squares: the exact regression of all values on all keys so far",
     equation="P = (a P^-1 + beta k k^T)^-1, S = S + beta P k (v - S^T k)^T",
     source=f"{PDN}, Theorem 3.1; Kalman 1960",
-    state=MATRIX_AND_GRAM,
     cost=f"H ({EXACT})",
 )
 class RecursiveLeastSquares(MemoryLayer):
@@ -60,6 +59,7 @@ class RecursiveLeastSquares(MemoryLayer):
     """
 
     Options = RecursiveLeastSquaresOptions
+    op = recursive_least_squares
     decodes_in_pool = True
     options: RecursiveLeastSquaresOptions
     probes = {**MemoryLayer.probes, "g": "decay", "beta": "gain", "write_key": ""}
@@ -71,9 +71,7 @@ class RecursiveLeastSquares(MemoryLayer):
             self.decay = HeadDecay(self.hidden_size, heads.value_heads, options.long_memory or "paper")
         self.gain = SigmoidGain(self.hidden_size, heads.value_heads) if options.gain else None
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         dtype = v_BTGV.dtype
         beta_BTG, g_BTG = gates_together(x_BTD, self.gain, self.decay)
         self.probe(g=g_BTG, beta=beta_BTG, write_key=lambda: self._write_keys(x_BTD, k_BTHK, run))
@@ -82,7 +80,7 @@ class RecursiveLeastSquares(MemoryLayer):
         if beta_BTG is None:
             beta_BTG = torch.ones_like(v_BTGV[..., 0])
         o_BTGV, memory = run(
-            recursive_least_squares, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g_BTG, ridge=self.options.ridge, state=("S", "P")
+            self.op, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g_BTG, ridge=self.options.ridge
         )  # fmt: skip
         return o_BTGV.to(dtype), memory
 
@@ -91,6 +89,3 @@ class RecursiveLeastSquares(MemoryLayer):
         P_BTGKK = states_over_time(self, x_BTD, run.cache_before(), run.keywords["cu_seqlens"], 1)[1]["P"]
         k_BTGK = k_BTHK.repeat_interleave(self.heads.value_heads // self.heads.key_heads, 2).to(P_BTGKK.dtype)
         return (P_BTGKK @ k_BTGK[..., None]).squeeze(-1)
-
-    def state_size(self, length: int = 1) -> int:
-        return self.heads.value_heads * self.heads.key * (self.heads.key + self.heads.value)

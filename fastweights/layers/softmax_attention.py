@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
-from ..ops.framework.sequences import token_positions
-from ..ops.ring_attention import ring_attention as fused_ring_attention
-from ..ops.ring_attention import takes_ring
+from ..ops.authoring import ring_attention as fused_ring_attention
+from ..ops.authoring import takes_ring, token_positions
 from .attention import (
     causal_attention,
     document_attention,
@@ -28,7 +27,7 @@ from .initialization import ResidualProjection
 from .mixer import ConfiguredMixer, check_input
 from .norms import RMSNorm
 from .options import MixerOptions, option
-from .packing import Rectangle, by_length
+from .packing import Rectangle, split_by_length
 from .registry import register_mixer
 
 __all__ = ["SoftmaxAttention", "SoftmaxAttentionOptions"]
@@ -123,7 +122,7 @@ class SoftmaxAttention(ConfiguredMixer):
             attend = packed_attention if packed else document_attention
             return attend(q_1THK, k_1THK, v_1THK, cu_seqlens, self.window)
         o_1THK = torch.zeros_like(q_1THK)
-        for token, edges in by_length(cu_seqlens):
+        for token, edges in split_by_length(cu_seqlens):
             q, k, v = (y[:, token] for y in (q_1THK, k_1THK, v_1THK))
             o_1THK = o_1THK.index_copy(1, token, self._attend_packed(q, k, v, edges, None))
         return o_1THK

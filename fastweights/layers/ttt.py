@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive
 from ..ops import output_normalized_ttt
-from ..ops.framework.checks import compute_dtype
+from ..ops.authoring import compute_dtype
 from .gates import StepSize
 from .initialization import OwnInitialValues
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .projections import GATES
-from .registry import MATRIX, register_mixer
+from .registry import register_mixer
 
 __all__ = ["SharedQKOptions", "TTTOptions", "TestTimeTraining"]
 
@@ -59,7 +59,6 @@ class FirstState(OwnInitialValues):
     summary="test-time training with normalised answers, Lattice's baseline",
     equation="z = S^T k, S = S - gamma k ((I - z z^T / |z|^2) (z / |z| - v) / |z|)^T",
     source="Sun et al. 2024 (TTT); Karami and Mirrokni 2025, eq. 19",
-    state=MATRIX,
     cost="H (3 K V + 2 C K + 3 C V / 2)",
 )
 class TestTimeTraining(MemoryLayer):
@@ -85,6 +84,7 @@ class TestTimeTraining(MemoryLayer):
     __test__ = False  # pytest collects classes by the first letters of this name
 
     Options = TTTOptions
+    op = output_normalized_ttt
     decodes_in_pool = True
     options: TTTOptions
     probes = {**MemoryLayer.probes, "step_size": ""}
@@ -94,16 +94,11 @@ class TestTimeTraining(MemoryLayer):
         self.step = StepSize(self.hidden_size, heads.value_heads, self.options.rate)
         self.first = FirstState(heads.value_heads, heads.key, heads.value) if self.options.learned_state else None
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         if self.options.normalize_v:
             v_BTGV = l2_normalize(v_BTGV)
         gamma_BTG = self.step(x_BTD)
         self.probe(v=v_BTGV, step_size=gamma_BTG)
         if self.first is not None and not run.memory:
             run.memory = {"S": self.first(run.count(x_BTD), v_BTGV)}
-        return run(output_normalized_ttt, q_BTHK, k_BTHK, v_BTGV, gamma_BTG, state=("S",))
-
-    def state_size(self, length: int = 1) -> int:
-        return self.heads.value_heads * self.heads.key * self.heads.value
+        return run(self.op, q_BTHK, k_BTHK, v_BTGV, gamma_BTG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_positive, check_size
-from ..ops.variational_linear_attention.memory import penalized_memory
+from ..ops import variational_linear_attention
+from ..ops.authoring import State, penalized_memory
 from .cache import check_memory
 from .initialization import OwnInitialValues, ResidualProjection
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import LayerNorm, l2_normalize
 from .options import LONGEST_CONVOLUTION, ProjectionOptions, at_least_zero, one_of, option, up_to
 from .probe import states_over_time
@@ -60,7 +62,6 @@ class PenaltyDirection(OwnInitialValues):
     summary="variational linear attention: writes along directions that a penalty bends",
     equation="A = (A^-1 + u u^T)^-1, S = S + unit(A k) (v - S^T k)^T, o = S^T q / (z.q)",
     source="Variational Linear Attention, section 3, Algorithm 1",
-    state="H K (V + K + 1)",
     cost=f"H ({EXACT} + 2 K + C (K + 1) / 2)",
 )
 class VariationalLinearAttention(MemoryLayer):
@@ -108,9 +109,7 @@ class VariationalLinearAttention(MemoryLayer):
         self.norm = LayerNorm(channels, eps=self.options.norm_eps)
         self.o_proj = ResidualProjection(channels, self.hidden_size)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         options = self.options
         u_BTHK = None if self.penalty is None else self.penalty(k_BTHK)
         q_BTHK, k_BTHK = F.elu(q_BTHK) + 1, F.elu(k_BTHK) + 1
@@ -148,9 +147,10 @@ class VariationalLinearAttention(MemoryLayer):
     def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
         return self.o_proj(self.norm(o_BTGV.flatten(2)))
 
-    def state_size(self, length: int = 1) -> int:
-        columns = self.heads.value + 1 + (0 if self.penalty is None else self.heads.key)
-        return self.heads.value_heads * self.heads.key * columns
+    @classmethod
+    def states(cls, options: Any) -> Mapping[str, State]:
+        states = variational_linear_attention.spec.states
+        return {name: state for name, state in states.items() if options.adaptive or name != "A"}
 
 
 register_mixer(
@@ -160,6 +160,5 @@ register_mixer(
     summary="vla behind short convolutions with SiLU, as the other layers here have",
     equation="A = (A^-1 + u u^T)^-1, S = S + unit(A k) (v - S^T k)^T, o = S^T q / (z.q)",
     source="Variational Linear Attention, section 3; the convolutions are this library's",
-    state="H K (V + K + 1)",
     cost=f"H ({EXACT} + 2 K + C (K + 1) / 2)",
 )

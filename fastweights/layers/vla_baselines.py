@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from ..checks import check_flag
 from ..ops import delta_rule
-from ..ops.framework.call import expand_heads
+from ..ops.authoring import expand_heads
 from .linear_attention import LinearAttention
-from .memory_layer import MemoryLayer, RuleCall
+from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import LONGEST_CONVOLUTION, MemoryOptions, one_of, option, up_to
 from .projections import ACTIVATIONS
-from .registry import ADDITIVE, DELTA, MATRIX, register_mixer
+from .registry import ADDITIVE, DELTA, register_mixer
 from .softmax_attention import SoftmaxAttention
 
 __all__ = ["PrintedDeltaNet", "PrintedDeltaNetOptions"]
@@ -40,7 +40,6 @@ class PrintedDeltaNetOptions(MemoryOptions):
     summary="'DeltaNet' as the paper of vla prints it: a decay in place of the gain",
     equation="S = b S + k (v - S^T k)^T, o = S^T q",
     source="Variational Linear Attention, eq. 4",
-    state=MATRIX,
     cost=f"H ({DELTA})",
 )
 class PrintedDeltaNet(MemoryLayer):
@@ -62,6 +61,7 @@ class PrintedDeltaNet(MemoryLayer):
     """
 
     Options = PrintedDeltaNetOptions
+    op = delta_rule
     decodes_in_pool = True
     options: PrintedDeltaNetOptions
     probes = {**MemoryLayer.probes, "g": ""}
@@ -69,19 +69,14 @@ class PrintedDeltaNet(MemoryLayer):
     def build(self) -> None:
         self.gate_proj = nn.Linear(self.hidden_size, self.heads.value_heads, bias=False)
 
-    def rule(
-        self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall
-    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         g_BTG = F.logsigmoid(at_least_float32(self.gate_proj(x_BTD))).clamp_min(SMALLEST_LOG_GATE)
         self.probe(g=g_BTG)
         # The op takes the error of the decayed memory b S: with the key k / b that is the error of S.
         q_BTGK, k_BTGK = (expand_heads(y, v_BTGV.shape[2]) for y in (q_BTHK, k_BTHK))
         error_key = (k_BTGK * (-g_BTG).exp()[..., None]).to(k_BTGK.dtype)
         ones = g_BTG.new_ones(g_BTG.shape)
-        return run(delta_rule, q_BTGK, error_key, v_BTGV, ones, g_BTG, write_key=k_BTGK, scale=1.0, state=("S",))
-
-    def state_size(self, length: int = 1) -> int:
-        return self.heads.value_heads * self.heads.key * self.heads.value
+        return run(self.op, q_BTGK, error_key, v_BTGV, ones, g_BTG, write_key=k_BTGK, scale=1.0)
 
 
 register_mixer(
@@ -91,7 +86,6 @@ register_mixer(
     summary="linear attention divided by the sum of its weights, the baseline of vla",
     equation="S = S + k v^T, z = z + k, o = S^T q / (z.q), q and k after ELU + 1",
     source="Katharopoulos et al. 2020; Variational Linear Attention, eq. 3",
-    state="H K (V + 1)",
     cost=f"H ({ADDITIVE} + 2 K + C (K + 1) / 2)",
 )
 register_mixer(

@@ -17,9 +17,8 @@ from .heads import (
     FastWeightsForSequenceClassification,
     FastWeightsForTokenClassification,
 )
-from .modeling import FastWeightsModel
+from .modeling import FastWeightsModel, VectorModel
 from .presets import PRESETS, preset
-from .vectors import VectorModel
 
 __all__ = [
     "PRESETS",

@@ -23,7 +23,7 @@ from ..kinds import checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 
-__all__ = ["CACHE_NAME", "CACHE_NAMES", "FastWeightsCache", "given_cache", "named_cache"]
+__all__ = ["CACHE_NAME", "CACHE_NAMES", "FastWeightsCache", "check_kind", "given_cache", "named_cache"]
 
 CACHE_NAMES = ("past_key_values", "cache")  # of a model's argument; transformers 5.24 made the second of the first
 # What the installed transformers calls it, in its outputs and within generate().
@@ -205,6 +205,22 @@ class FastWeightsCache(Cache):
             layer.apply(change)
         if self.position is not None:
             self.position = change(self.position)
+
+
+def check_kind(cache: object, layers: int) -> None:
+    """TypeError unless it is a `FastWeightsCache`. PEFT's prefix tuning brings a cache of keys and values."""
+    if isinstance(cache, FastWeightsCache):
+        return
+    hint = ""
+    if isinstance(cache, Cache):
+        hint = (
+            "; the layers' memories hold no keys and values of tokens: prefix tuning and cartridges do not fit, take prompt "
+            "tuning, p-tuning or LoRA"
+        )
+    raise TypeError(
+        f"past_key_values must be a FastWeightsCache of {layers} layers, as this model returns it, got {type(cache).__name__}"
+        f"{hint}"
+    )
 
 
 def given_cache(past_key_values: Any, cache: Any) -> Any:

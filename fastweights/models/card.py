@@ -10,12 +10,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..files import write_bytes
+from ..files import FILE, what_stands, write_bytes
 from ..layers.registry import MIXERS
-from ..ownership import FILE, what_stands
 from ..untrusted import one_line
 
-__all__ = ["USES", "auto_class", "is_card", "model_card", "write_card"]
+__all__ = ["TOKENIZER_FILES", "USES", "auto_class", "has_tokenizer", "is_card", "model_card", "write_card"]
 
 SIGNATURE = re.compile(r"\n<!-- written by fastweights: ([0-9a-f]{16}) -->\n$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -59,44 +58,13 @@ USES = {
     "FastWeightsModel": Use("AutoModel", "text-generation", *LANGUAGE_MODEL, "last_hidden_state"),
 }
 
-GENERATES = """\
-import fastweights.models  # makes the Auto classes of transformers know the model
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = "."  # this folder, or the name of the model on the Hugging Face hub
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
-tokens = tokenizer("The", return_tensors="pt").input_ids
-print(tokenizer.decode(model.generate(tokens, max_new_tokens=20)[0]))
-"""
-READS_TEXT = """\
-import fastweights.models  # makes the Auto classes of transformers know the model
-from transformers import AutoTokenizer, {auto_class}
-
-folder = "."  # this folder, or the name of the model on the Hugging Face hub
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = {auto_class}.from_pretrained(folder)
-tokens = tokenizer("The", return_tensors="pt").input_ids
-print(model(tokens).{output})
-"""
-READS_TOKENS = """\
-import fastweights.models  # makes the Auto classes of transformers know the model
-import torch
-from transformers import {auto_class}
-
-folder = "."  # this folder, or the name of the model on the Hugging Face hub
-model = {auto_class}.from_pretrained(folder)
-tokens = torch.tensor([[0, 1, 2]])  # there was no tokenizer beside the model when this was written
-print(model(tokens).{output})
-"""
-
 
 def auto_class(model: Any) -> str:
     """The Auto class of transformers that loads a model."""
-    return _use(model).auto_class
+    return _find_use(model).auto_class
 
 
-def _use(model: Any) -> Use:
+def _find_use(model: Any) -> Use:
     """Wrappers are subclasses, as FSDP2 makes them."""
     kinds = (USES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in USES)
     return next(kinds, USES["FastWeightsModel"])
@@ -109,7 +77,7 @@ def write_card(folder: Path, model: Any, facts: Mapping[str, str] | None = None)
     """
     path = folder / "README.md"
     if not os.path.lexists(path) or is_card(path):
-        text = model_card(model, facts, tokenizer=any((folder / name).is_file() for name in TOKENIZER_FILES))
+        text = model_card(model, facts, tokenizer=has_tokenizer(folder))
         write_bytes(path, f"{text}\n<!-- written by fastweights: {_digest(text)} -->\n".encode())
 
 
@@ -118,14 +86,13 @@ def model_card(model: Any, facts: Mapping[str, str] | None = None, *, tokenizer:
     config = model.config
     layers = [name for name, _ in config.mixers()]
     own = sorted({name for name in layers if not MIXERS[name].layer.__module__.startswith("fastweights.")})
-    use = _use(model)
-    text = (GENERATES if use.auto_class == "AutoModelForCausalLM" else READS_TEXT) if tokenizer else READS_TOKENS
-    usage = text.format(**use._asdict())
+    use = _find_use(model)
+    usage = _write_usage(use, reads_text=tokenizer)
     needed = (
         f"\nFirst import the module that registers {', '.join(own)}, which the library does not have.\n" if own else ""
     )
     states = " and ".join(f"{model.state_size(length):,} after {length:,} tokens" for length in STATE_AT)
-    rows = "".join(f"| {one_line(name)} | {_cell(value)} |\n" for name, value in (facts or {}).items())
+    rows = "".join(f"| {one_line(name)} | {_write_cell(value)} |\n" for name, value in (facts or {}).items())
     training = f"| | |\n|---|---|\n{rows}" if rows else "Nothing is recorded here.\n"
     return f"""\
 ---
@@ -140,7 +107,7 @@ tags: [fastweights, linear-attention]
 
 | | |
 |---|---|
-| Memory layers | {_described(layers)} |
+| Memory layers | {_describe_layers(layers)} |
 | Width, heads | {config.hidden_size:,}, {config.num_heads:,} |
 | Vocabulary | {config.vocab_size:,} tokens |
 | Parameters | {model.num_parameters():,} |
@@ -149,7 +116,8 @@ tags: [fastweights, linear-attention]
 ## Use
 {needed}
 ```python
-{usage}```
+{usage}
+```
 
 Without `import fastweights.models`, transformers says that it does not recognise the model type `fastweights`.
 
@@ -163,7 +131,35 @@ licence, which says nothing about weights.
 """
 
 
-def _described(layers: list[str]) -> str:
+def _write_usage(use: Use, *, reads_text: bool) -> str:
+    """The program that shows how to load the model and call it. reads_text: with its tokenizer, or token ids."""
+    generates = reads_text and use.auto_class == "AutoModelForCausalLM"
+    called = (
+        "tokenizer.decode(model.generate(tokens, max_new_tokens=20)[0])" if generates else f"model(tokens).{use.output}"
+    )
+    tokens = "torch.tensor([[0, 1, 2]])  # there was no tokenizer beside the model when this was written"
+    if reads_text:
+        tokens = 'tokenizer("The", return_tensors="pt").input_ids'
+    lines = [
+        "import fastweights.models  # makes the Auto classes of transformers know the model",
+        *([] if reads_text else ["import torch"]),
+        f"from transformers import {', '.join(sorted([use.auto_class, *['AutoTokenizer'] * reads_text]))}",
+        "",
+        'folder = "."  # this folder, or the name of the model on the Hugging Face hub',
+        *(["tokenizer = AutoTokenizer.from_pretrained(folder)"] if reads_text else []),
+        f"model = {use.auto_class}.from_pretrained(folder)",
+        f"tokens = {tokens}",
+        f"print({called})",
+    ]
+    return "\n".join(lines)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer is saved in the folder."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def _describe_layers(layers: list[str]) -> str:
     """[a, a, b] as "a in layers 0-1, b in layer 2"."""
     parts = []
     for name, places in groupby(enumerate(layers), key=lambda place: place[1]):
@@ -173,7 +169,7 @@ def _described(layers: list[str]) -> str:
     return ", ".join(parts)
 
 
-def _cell(value: str) -> str:
+def _write_cell(value: str) -> str:
     return one_line(value).replace("|", "\\|")
 
 

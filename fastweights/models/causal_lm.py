@@ -11,8 +11,8 @@ from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
 from .inputs import check_divisor, check_labels, is_batch, kept_positions
+from .loss import OutputLayer
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
-from .output_layer import OutputLayer
 from .rows import cumulative_lengths, predicted_labels
 
 __all__ = ["FastWeightsForCausalLM"]
@@ -138,9 +138,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """As in transformers, whose `resize_token_embeddings` brings a plain `nn.Linear`."""
-        if type(new_embeddings) is nn.Linear:
-            new_embeddings.__class__ = OutputLayer
-        self.lm_head = new_embeddings
+        self.lm_head = OutputLayer.sharing(new_embeddings)
 
     def _can_chunk_loss(self) -> bool:
         """Whether the output layer and the loss are those that the chunked loss computes."""

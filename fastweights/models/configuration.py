@@ -24,13 +24,22 @@ from ..checks import (
 from ..layers.mixer import ConfiguredMixer
 from ..layers.registry import MIXERS, mixer_spec
 from ..layers.softmax_attention import SoftmaxAttention
+from ..private_huggingface import add_adapter_targets
 from ..untrusted import one_line
-from .adapters import LORA_TARGETS, tell_peft
 from .cache import CACHE_NAMES
 from .inputs import LARGEST_VOCABULARY, check_token
 
 __all__ = ["LORA_TARGETS", "FastWeightsConfig", "how_to_load"]
 
+# The projections of a memory's input and output. Every mixer of the library has some of them.
+LORA_TARGETS = ("q_proj", "k_proj", "qk_proj", "v_proj", "o_proj", "in_proj", "out_proj")
+# By the names of PEFT's tables, one per method. Those that are not here take LORA_TARGETS.
+TARGETS = {
+    "GLORA_TARGET": ("q_proj", "k_proj", "qk_proj", "v_proj", "in_proj"),  # it takes no subclass of nn.Linear
+    "IA3_TARGET": ("k_proj", "qk_proj", "v_proj", "in_proj", "down_proj"),
+    "IA3_FEEDFORWARD": ("down_proj",),
+    "LNTUNING_TARGET": ("mixer_norm", "mlp_norm", "norm"),
+}
 # Far above every model there is, and small enough that a slip of the keyboard does not fill the memory.
 LARGEST = {
     "vocab_size": LARGEST_VOCABULARY,
@@ -221,7 +230,7 @@ class FastWeightsConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers. PEFT calls this before it looks up which layers an adapter is for."""
-        tell_peft(self.model_type)
+        add_adapter_targets(self.model_type, TARGETS, others=LORA_TARGETS)
         return super().to_dict()
 
     def get_text_config(self, decoder: Any = None, encoder: Any = None) -> FastWeightsConfig:
@@ -231,7 +240,7 @@ class FastWeightsConfig(PreTrainedConfig):
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> Any:
         """As in transformers; unknown keys are kept as `from_dict` keeps them."""
-        return cls.from_dict(cls._dict_from_json_file(json_file))
+        return cls.from_dict(cls.get_config_dict(json_file)[0])
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -6,21 +6,19 @@ from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
-from transformers.generation import GenerationMode
 
 from ..checks import check_dense, check_size
-from .adapters import check_kind
-from .cache import CACHE_NAME, FastWeightsCache, given_cache
+from ..private_huggingface import GenerationHooks, keep_after_generation
+from .cache import CACHE_NAME, FastWeightsCache, check_kind, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
-from .masks import check_mask, check_prompts
-from .prefill import prefill_block
-from .prompts import padding_in_front
+from .prompts import move_padding_to_front, prefill_block
+from .rows import check_mask, check_prompts
 
 __all__ = ["CachedGenerationMixin"]
 
 
-class CachedGenerationMixin(GenerationMixin):
+class CachedGenerationMixin(GenerationHooks, GenerationMixin):
     """Greedy search, sampling and beam search with a `FastWeightsCache`.
 
     A prompt is read in one pass where the GPU's memory allows it, otherwise in the largest blocks that fit; on a CPU in blocks of
@@ -71,10 +69,7 @@ class CachedGenerationMixin(GenerationMixin):
             inputs["past_key_values"] = inputs.pop(CACHE_NAME)
         return inputs
 
-    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
-        """transformers' hook: no position_ids but those that the caller gives, because the model counts by itself."""
-
-    def _prefill(
+    def read_prompt(
         self,
         input_ids: Any,
         generation_config: GenerationConfig,
@@ -82,7 +77,7 @@ class CachedGenerationMixin(GenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """transformers' hook that reads the prompt. Padding is read in front of the tokens; what generate() returns keeps the
+        """Padding is read in front of the tokens; what generate() returns keeps the
         columns of the prompt as they were given. Read in one pass are prompts whose hidden states are asked for or that are given
         as embeddings, which blocks would lose, and those with a cache of their beginning: before transformers 5.15 blocks would
         begin with the tokens that the cache has read. So are those with virtual tokens in front (prompt tuning), whatever
@@ -100,8 +95,8 @@ class CachedGenerationMixin(GenerationMixin):
                 settings.prefill_chunk_size = block  # of this call's own settings
         mask = model_kwargs.get("attention_mask")
         if mask is not None:
-            input_ids, model_kwargs = padding_in_front(input_ids, model_kwargs, mask.shape[1] - _columns(cache))
-        outputs = super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+            input_ids, model_kwargs = move_padding_to_front(input_ids, model_kwargs, mask.shape[1] - _columns(cache))
+        outputs = super().read_prompt(input_ids, generation_config, model_kwargs, *args, **kwargs)
         shown = settings.output_hidden_states or settings.output_attentions
         if isinstance(cache, FastWeightsCache) and not (shown or settings.disable_compile) and can_replay(self):
             # max_length counts the ids alone: neither embeddings nor tokens that only the cache has read.
@@ -139,15 +134,8 @@ class CachedGenerationMixin(GenerationMixin):
         if cache is not None:
             check_kind(cache, self.config.num_hidden_layers)
 
-    def _prepare_cache_for_generation(
-        self,
-        generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        generation_mode: GenerationMode,
-        batch_size: int,
-        max_cache_length: int,
-    ) -> Any:
-        """transformers' hook for models with a cache of their own: put one into model_kwargs."""
+    def prepare_cache(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], batch_size: int) -> None:
+        """Refuse what does not fit the cache of this model, and make one where the caller gives none."""
         if generation_config.cache_implementation is not None:
             raise ValueError(
                 "cache_implementation must be None: the model's own cache is of constant size and the only one that fits, "
@@ -166,7 +154,7 @@ class CachedGenerationMixin(GenerationMixin):
                     f"past_key_values must hold {expected} sequences, one per prompt and beam, got {cache.batch_size}; call its "
                     "batch_repeat_interleave with the number of beams or returned sequences first"
                 )
-            model_kwargs[CACHE_NAME]._is_user_defined = True  # generate() asks whether the cache outlives it
+            keep_after_generation(cache)
         elif cache is None and generation_config.use_cache is not False:
             model_kwargs[CACHE_NAME] = FastWeightsCache.empty(self.config.num_hidden_layers)
 

@@ -25,9 +25,8 @@ from transformers.utils import can_return_tuple
 from ..checks import check_dense, shape_of, values_are_checked, values_can_be_read
 from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .inputs import check_classes, check_label_tensor, is_batch
-from .masks import check_mask, own_columns
 from .modeling import FastWeightsPreTrainedModel
-from .rows import Rows
+from .rows import Rows, check_mask, own_columns
 
 __all__ = [
     "FastWeightsForQuestionAnswering",

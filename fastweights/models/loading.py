@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from ..checks import check_choice, check_device, describe_value
 from ..data.text.tokenizer import load_tokenizer as load_any_tokenizer
 from ..data.text.tokenizer import vocabulary_size
+from ..files import Own, any_file
 from ..kinds import checked
-from ..ownership import Own, any_file
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
-from .card import USES, is_card
-from .causal_lm import FastWeightsForCausalLM
+from .card import TOKENIZER_FILES, USES, has_tokenizer, is_card
 from .configuration import FastWeightsConfig
 from .weight_files import check_memory, check_names, check_shapes, check_weights
 
@@ -27,6 +26,7 @@ __all__ = [
     "check_has_tokenizer",
     "check_special_tokens",
     "check_vocabulary",
+    "find_saved_model",
     "has_tokenizer",
     "load_config",
     "load_language_model",
@@ -34,19 +34,17 @@ __all__ = [
     "load_weights",
     "loading",
     "model_folder",
-    "models_inside",
-    "saved_in",
+    "name_models_inside",
 ]
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 DTYPES = ("float32", "bfloat16", "float16")
 
 # What a folder of a saved model and its tokenizer consists of: what a command that saves another model there may delete.
 SAVED_NAMES = (
     *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "training_args.bin"),
+    *(*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
+    *("spiece.model", "chat_template.jinja", "training_args.bin"),
 )
 SAVED_MODEL: Own = {**dict.fromkeys(SAVED_NAMES, any_file), "README.md": is_card}
 
@@ -90,11 +88,11 @@ def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code
         raise ValueError(
             f"{argument} must be a folder with a saved model, {path} is none; a training run writes one to model/"
         )
-    folder = saved_in(path)
+    folder = find_saved_model(path)
     check_folder(folder, trust_remote_code=trust_remote_code)
     if not (folder / "config.json").is_file():
         raise ValueError(
-            f"{path} holds no model: there is no config.json in it nor in its folder model/{models_inside(path)}"
+            f"{path} holds no model: there is no config.json in it nor in its folder model/{name_models_inside(path)}"
         )
     model_type = read_json_object(folder / "config.json").get("model_type")
     if model_type != "fastweights":
@@ -105,22 +103,17 @@ def model_folder(path: str | Path, argument: str = "MODEL", *, trust_remote_code
     return folder
 
 
-def saved_in(path: Path) -> Path:
+def find_saved_model(path: Path) -> Path:
     """`path`, or its folder model/ where that alone holds a model: the folder of a training run does."""
     inside = path / "model"
     is_run = not (path / "config.json").is_file() and (inside / "config.json").is_file()
     return inside if is_run else path
 
 
-def models_inside(path: Path) -> str:
+def name_models_inside(path: Path) -> str:
     """For a message: the models in `path`, the output of a training of several; or nothing where there are none."""
     found = sorted(str(config.parent.parent) for config in path.glob("*/model/config.json"))[:4]
     return f"; it holds trained models, name one of them: {', '.join(found)}" if found else ""
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a tokenizer is saved beside the model."""
-    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def check_has_tokenizer(folder: Path) -> None:
@@ -130,16 +123,20 @@ def check_has_tokenizer(folder: Path) -> None:
 
 
 def load_config(folder: Path) -> Any:
-    """The configuration in a `model_folder`; ValueError if it does not fit, or if the weights beside it are not safe to load."""
+    """The configuration in a folder, of ours or of another architecture of transformers; ValueError if it does not fit, or if the
+    weights beside it are not safe to load."""
     with loading(f"the model in {folder}"):
-        config = FastWeightsConfig.from_pretrained(folder, local_files_only=True)
-    _check_has_output_layer(folder, config)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    is_own = isinstance(config, FastWeightsConfig)
+    if is_own:
+        _check_has_output_layer(folder, config)
     check_special_tokens(folder)
     shapes = check_weights(folder, config)
     with loading(f"the model in {folder}"), torch.device("meta"):  # built without memory for its weights
-        model = FastWeightsForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     check_shapes(folder, shapes, model)
-    check_names(folder, shapes, model)
+    if is_own:
+        check_names(folder, shapes, model)
     return config
 
 
@@ -175,18 +172,19 @@ def check_vocabulary(folder: Path, tokenizer: Any, config: Any) -> None:
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer in a `model_folder`; ValueError if it is damaged, or needs code of its own that is not trusted."""
-    files = " and ".join(name for name in _TOKENIZER_FILES if (folder / name).is_file())
+    files = " and ".join(name for name in TOKENIZER_FILES if (folder / name).is_file())
     with loading(f"the tokenizer in {folder} ({files})"):
         return load_any_tokenizer(folder, trust_remote_code=trust_remote_code)
 
 
 def load_weights(folder: Path, dtype: str | None = None) -> Any:
-    """The model in a `model_folder`; ValueError unless its weights are whole and exactly those of its configuration."""
+    """The model in a folder, of ours or of another architecture of transformers; ValueError unless its weights are whole and, in
+    ours, exactly those of its configuration."""
     config = load_config(folder)
     check_memory(folder)
     config.use_cache = True  # transformers' Trainer sets it to False, and earlier versions saved that
     with loading(f"the model in {folder}"):
-        loaded: Any = FastWeightsForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype or "auto",
@@ -196,9 +194,11 @@ def load_weights(folder: Path, dtype: str | None = None) -> Any:
             output_loading_info=True,
         )
     model, report = loaded
-    for kind, keys in report.items():
-        if keys:  # whatever the headers did not show
-            raise ValueError(f"the weights in {folder} are not those of its config.json, {kind}: {one_line(keys)}")
+    for kind in report if isinstance(config, FastWeightsConfig) else ("missing_keys",):
+        if report[kind]:  # whatever the headers did not show
+            raise ValueError(
+                f"the weights in {folder} are not those of its config.json, {kind}: {one_line(report[kind])}"
+            )
     return model
 
 

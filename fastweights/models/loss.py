@@ -1,4 +1,4 @@
-"""Cross-entropy of a language model without the logits of all tokens in memory at once."""
+"""The loss of a language model without the logits of all tokens in memory at once, and the output layer that computes it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..layers.wrapped import is_bare
 from ..ops.cross_entropy import cross_entropy_errors, cross_entropy_rows
+from ..private_torch import count_forward_hooks
 
-__all__ = ["IGNORED", "causal_lm_loss", "summed_cross_entropy"]
+__all__ = ["IGNORED", "OutputLayer", "causal_lm_loss", "summed_cross_entropy"]
 
 IGNORED = -100
 CHUNK_NUMBERS = {"cpu": 2**25, "other": 2**27}  # logits of a chunk: 128 MiB in float32, 256 MiB in 16 bits on a GPU
@@ -82,3 +84,40 @@ class _SummedCrossEntropy(torch.autograd.Function):
         if weight_gradient is not None:
             weight_gradient = weight_gradient.to(weight_VD.dtype)
         return torch.cat(hidden_gradients), weight_gradient, None, None, None
+
+
+class OutputLayer(nn.Linear):
+    """`nn.Linear` that also computes the chunked loss, within its call: FSDP2 gathers the weight only during the call."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_BTD: Tensor,
+        labels_BT: Tensor | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+        kept: slice | Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """Logits. With labels the loss (see `causal_lm_loss`), and the logits of the positions `kept`, None where it is None."""
+        if labels_BT is None:
+            return super().forward(hidden_BTD)
+        loss = causal_lm_loss(hidden_BTD, self.weight, labels_BT, num_items_in_batch)
+        return loss, None if kept is None else super().forward(hidden_BTD[:, kept])
+
+    @classmethod
+    def sharing(cls, linear: Any) -> nn.Module:
+        """An output layer with the parameters of a plain `nn.Linear`; another module as it is."""
+        if not is_bare(linear, nn.Linear):
+            return linear
+        with torch.device("meta"):
+            layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        layer.weight, layer.bias = linear.weight, linear.bias
+        return layer.train(linear.training)
+
+    def is_unchanged(self) -> bool:
+        """Whether nothing but FSDP2 has hooked or replaced its forward. Hooks of others expect logits. FSDP2 registers one hook
+        before the forward and one after it."""
+        hooks = count_forward_hooks(self)
+        if hooks == 1:
+            from torch.distributed.fsdp import FSDPModule
+
+            hooks -= isinstance(self, FSDPModule)
+        return self.bias is None and "forward" not in self.__dict__ and not hooks

@@ -1,8 +1,10 @@
-"""The body of the language models, as a transformers model: token ids to hidden states."""
+"""The body of the language models, as a transformers model: token ids to hidden states, through blocks of a sequence mixer and an
+MLP; and the same between two linear layers, vectors to vectors."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +12,76 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
-from ..checks import check_flag, check_whole_number, describe_value, shape_of
-from ..layers import LayerCache
+from ..checks import LARGEST_WIDTH, check_flag, check_size, check_whole_number, describe_value, shape_of
+from ..kinds import checked
+from ..layers import LayerCache, build_mixer
+from ..layers.few_rows import joins, linear_together
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
-from ..layers.norms import RMSNorm
+from ..layers.norms import RMSNorm, norm_of_sum
+from ..layers.weight_decay import undecayed_parameters
 from ..ops.framework.sequences import check_cu_seqlens
-from .adapters import check_kind
-from .block import FastWeightsBlock
-from .cache import CACHE_NAMES, FastWeightsCache, given_cache, named_cache
+from ..ops.linear_rows import linear_rows
+from ..ops.silu_product import silu_product
+from ..private_huggingface import adapt_trainer
+from .cache import CACHE_NAMES, FastWeightsCache, check_kind, given_cache, named_cache
 from .card import auto_class, write_card
 from .configuration import FastWeightsConfig, how_to_load
 from .inputs import check_cache_position, check_embeddings, check_ids
-from .masks import check_mask
-from .rows import Rows, cumulative_lengths
-from .trainer_hooks import adapt_trainer
+from .rows import Rows, check_mask, cumulative_lengths, leave_out_unpredicted
 
-__all__ = ["FastWeightsModel", "FastWeightsPreTrainedModel"]
+__all__ = ["FastWeightsBlock", "FastWeightsModel", "FastWeightsPreTrainedModel", "VectorModel"]
+
+
+class SwiGLU(nn.Module):
+    """y = W_down (silu(W_gate x) * W_up x)"""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = ResidualProjection(intermediate_size, hidden_size)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The result, added to the residual where one is given."""
+        if joins(x, self.gate_proj, self.up_proj, self.down_proj):
+            (h,) = linear_rows(x, self.gate_proj.weight, self.up_proj.weight, kind="swiglu")
+            if residual is not None and residual.dtype == h.dtype:
+                return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
+        else:
+            h = silu_product(*linear_together(x, self.gate_proj, self.up_proj))
+        y = self.down_proj(h)
+        return y if residual is None else residual + y
+
+
+class FastWeightsBlock(GradientCheckpointingLayer):
+    """x + mixer(norm(x)), then x + mlp(norm(x)); the second part is missing where intermediate_size is 0."""
+
+    def __init__(self, config: FastWeightsConfig, layer_idx: int) -> None:
+        super().__init__()
+        name, options = config.mixer_of(layer_idx)
+        self.mixer_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mixer = build_mixer(
+            name, hidden_size=config.hidden_size, num_heads=config.num_heads, layer_idx=layer_idx, **options
+        )
+        self.mlp = None
+        if config.intermediate_size:
+            self.mlp_norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+            self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+
+    def forward(
+        self, x_BTD: Tensor, past_key_values: LayerCache | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """past_key_values: this layer's cache, under the name that transformers' checkpointing knows to leave out."""
+        x_BTD, normed_BTD = norm_of_sum(self.mixer_norm, x_BTD, None)
+        mixed_BTD = self.mixer(normed_BTD, cache=past_key_values, cu_seqlens=cu_seqlens)
+        if self.mlp is None:
+            return x_BTD + mixed_BTD
+        x_BTD, normed_BTD = norm_of_sum(self.mlp_norm, x_BTD, mixed_BTD)
+        return self.mlp(normed_BTD, x_BTD)
 
 
 class FastWeightsPreTrainedModel(PreTrainedModel):
@@ -55,7 +108,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
     def accepts_loss_kwargs(self) -> bool:
         """Whether Trainer passes num_items_in_batch to forward, unless it is set. transformers' Trainer asks every model for it
         when it is made, which is the moment to adapt it."""
-        adapt_trainer()
+        adapt_trainer(_before_count, _undecayed)
         return self._accepts_loss_kwargs
 
     @accepts_loss_kwargs.setter
@@ -101,6 +154,26 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.bias)
         else:
             super()._init_weights(module)
+
+
+def _before_count(model: nn.Module, batches: list[Any]) -> None:
+    """Take labels that no token predicts out of the batches of a step of Trainer, for models whose class says
+    `_predicts_labels = True`, also within an adapter.
+
+    Trainer divides the losses of all micro-batches of a step by the number of their labels, which it counts before the model
+    reads the first of them. The first token of a padded row or of a packed document is among them, although no token predicts
+    it: losses and gradients would be too small. No forward can mend that, because it sees one micro-batch of several.
+    """
+    if any(getattr(module, "_predicts_labels", False) for module in model.modules()):
+        for batch in batches:
+            if isinstance(batch, MutableMapping):  # TRL's GRPOTrainer has lists of prompts here
+                leave_out_unpredicted(batch)
+
+
+def _undecayed(model: nn.Module) -> set[str]:
+    """`undecayed_parameters` of a model with layers of this library; none of another, whose marks may mean something else."""
+    ours = any(isinstance(module, OwnInitialValues) for module in model.modules())
+    return undecayed_parameters(model) if ours else set()
 
 
 class FastWeightsModel(FastWeightsPreTrainedModel):
@@ -242,3 +315,35 @@ def _check_columns(attention_mask: Tensor, cache: object, batch: int, time: int)
             f"attention_mask must be [{batch}, {time}] without the cache of earlier columns, got shape "
             f"{shape_of(attention_mask)}; leave out what the input does not hold"
         )
+
+
+@checked
+class VectorModel(nn.Module):
+    """y = W_out body(W_in x), causal: tasks whose tokens are vectors read and answer through linear layers.
+
+    Args:
+        config: of the body; its vocab_size plays no part.
+        inputs: channels of the input vectors.
+        outputs: channels of the output vectors.
+    """
+
+    def __init__(self, config: FastWeightsConfig, *, inputs: int, outputs: int) -> None:
+        super().__init__()
+        check_size("inputs", inputs, high=LARGEST_WIDTH)
+        check_size("outputs", outputs, high=LARGEST_WIDTH)
+        self.read_in = nn.Linear(inputs, config.hidden_size)
+        self.model = FastWeightsModel(config)
+        del self.model.embed_tokens
+        self.read_out = nn.Linear(config.hidden_size, outputs)
+
+    def forward(self, x_BTI: Tensor) -> Tensor:
+        """[B, T, inputs] to [B, T, outputs]"""
+        embedded = self.read_in(x_BTI)
+        return self.read_out(self.model(inputs_embeds=embedded, use_cache=False).last_hidden_state)
+
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def state_size(self, length: int = 1) -> int:
+        """How many numbers the memories of all layers hold per sequence after `length` tokens."""
+        return self.model.state_size(length)

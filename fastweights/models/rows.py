@@ -1,16 +1,104 @@
-"""How the sequences lie in the rows of a batch: padded, or packed, as cumulative lengths, positions or document numbers say."""
+"""How the sequences lie in the rows of a batch: padded, or packed, as masks of two dimensions, cumulative lengths, positions or
+document numbers say."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..checks import check_dense, check_real, shape_of, values_are_checked
+from ..ops.framework.sequences import check_cu_seqlens
 from .loss import IGNORED
-from .masks import check_mask, document_numbers, own_columns
 
-__all__ = ["Rows", "cumulative_lengths", "predicted_labels"]
+__all__ = [
+    "Rows",
+    "check_mask",
+    "check_prompts",
+    "cumulative_lengths",
+    "document_numbers",
+    "leave_out_unpredicted",
+    "own_columns",
+    "predicted_labels",
+]
+
+
+def check_mask(attention_mask: object, batch: int, time: int) -> None:
+    """A mask [B, T] or longer. Its numbers are not looked at."""
+    wanted = f"attention_mask must be [{batch}, at least {time}], 1 for tokens and 0 for padding"
+    if not isinstance(attention_mask, Tensor):
+        raise TypeError(f"{wanted}, got {type(attention_mask).__name__}; convert it with torch.tensor")
+    check_dense("attention_mask", attention_mask)
+    if attention_mask.ndim != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] < time:
+        raise ValueError(f"{wanted}, got shape {shape_of(attention_mask)}")
+
+
+def own_columns(x_BS: Tensor, time: int) -> Tensor:
+    """The last T columns, those of the input; the ones before stand for what a cache has read."""
+    return x_BS[:, x_BS.shape[1] - time :]
+
+
+def document_numbers(attention_mask: Tensor, batch: int, time: int) -> Tensor | None:
+    """Of a mask [B, S] of the input's T columns and those that a cache has read before them.
+
+    A GPU is waited for once, whatever the mask holds.
+
+    Returns:
+        None where the input has no padding and every row is one document; bool [B, T], where it has tokens, without numbers of
+        documents; int64 [B, S] with them, the number of each token's document and 0 for padding.
+
+    Raises:
+        ValueError: a mask of another shape, or of other numbers.
+        TypeError: no tensor.
+    """
+    check_mask(attention_mask, batch, time)
+    low, high, own_low = _read_extremes(attention_mask, time)
+    if own_low == 1 == high or low == high > 0:
+        return None
+    return own_columns(attention_mask, time).bool() if high <= 1 else attention_mask.long()
+
+
+def check_prompts(attention_mask: Tensor, batch: int, time: int) -> None:
+    """A mask of prompts to be continued, of whose last T columns each row has a token."""
+    numbers = document_numbers(attention_mask, batch, time)
+    if (attention_mask > 1).any():  # one number too: generate() gives new tokens the number 1
+        raise ValueError(
+            "attention_mask must be 1 for tokens and 0 for padding in generate(), which continues every row, got numbers of "
+            "documents; pass each document as a row of its own, with a mask of ones"
+        )
+    if numbers is None:
+        return
+    empty = (~numbers.any(1)).nonzero()[:, 0].tolist()
+    if empty:
+        raise ValueError(
+            f"attention_mask must show at least one token of every prompt, got none in row {empty[0]}; leave empty prompts out, "
+            "or begin them with a token for the start of a text"
+        )
+
+
+def _read_extremes(mask_BS: Tensor, time: int) -> tuple[float, float, float]:
+    """The smallest and the largest number, and the smallest of the last T columns; 1 without any."""
+    wanted = "attention_mask must be 0 for padding, and for tokens 1 or the whole number above 0 of their document"
+    if mask_BS.is_complex() or mask_BS.is_quantized:
+        raise ValueError(f"{wanted}, got {mask_BS.dtype}; pass bool, integers or floats")
+    if mask_BS.device.type == "meta":
+        raise ValueError(f"{wanted}, got a tensor on meta; pass numbers")
+    if not mask_BS.numel():
+        return 1, 1, 1
+    ends = [*torch.aminmax(mask_BS), own_columns(mask_BS, time).amin()]
+    if mask_BS.is_floating_point():
+        ends.append((mask_BS != mask_BS.floor()).any())
+    low, high, own_low, *fractions = torch.stack([x.double() for x in ends]).tolist()  # the only wait for a GPU
+    if not 0 <= low <= high < math.inf or any(fractions):
+        raise ValueError(
+            f"{wanted}, got values from {low:g} to {high:g}; an additive mask, 0 for tokens and a large negative number for "
+            "padding, becomes one with (attention_mask == 0).long()"
+        )
+    return low, high, own_low
 
 
 def cumulative_lengths(
@@ -80,8 +168,8 @@ class Rows:
         self.first_position: Tensor | None = None
         self._tokens: Tensor | None = None
         number_BS = None if attention_mask is None else document_numbers(attention_mask, batch, time)
-        position_BT = None if position_ids is None else _one_per_token("position_ids", position_ids, batch, time)
-        index_BT = None if seq_idx is None else _one_per_token("seq_idx", seq_idx, batch, time)
+        position_BT = None if position_ids is None else _check_per_token("position_ids", position_ids, batch, time)
+        index_BT = None if seq_idx is None else _check_per_token("seq_idx", seq_idx, batch, time)
         if cu_seqlens is not None:
             if number_BS is not None:
                 raise ValueError(
@@ -115,11 +203,11 @@ class Rows:
         tokens, edges = self._laid_out(device)
         begins = numbered = torch.zeros_like(tokens[tokens][1:])
         if index_BT is not None:
-            begins = numbered = _changes("seq_idx", index_BT.to(device), tokens)
+            begins = numbered = _find_changes("seq_idx", index_BT.to(device), tokens)
         if position_BT is not None:
             position_T = position_BT[tokens]
             begins = numbered | (position_T.diff() != 1)
-        places = _inside(begins, edges).nonzero()[:, 0]
+        places = _within_sequences(begins, edges).nonzero()[:, 0]
         if position_BT is not None:
             _check_rise(position_T, places[~numbered[places - 1]])
         if len(places):
@@ -143,7 +231,7 @@ class Rows:
                     "seq_idx must change where the next document of cu_seqlens begins, and only there; leave one of the two out"
                 )
         if position_BT is not None:
-            if _inside(position_BT[0].diff() != 1, edges).any():
+            if _within_sequences(position_BT[0].diff() != 1, edges).any():
                 raise ValueError(
                     "position_ids must rise by one from token to token within every document of cu_seqlens; leave one of the "
                     "two out"
@@ -191,16 +279,28 @@ def predicted_labels(
         number_BT = own_columns(attention_mask, time).to(device)
         first_BT |= (number_BT == 0) | F.pad(number_BT.diff() != 0, (1, 0))
     if seq_idx is not None:
-        number_BT = _one_per_token("seq_idx", seq_idx, batch, time).to(device)
+        number_BT = _check_per_token("seq_idx", seq_idx, batch, time).to(device)
         first_BT |= (number_BT < 0) | F.pad(number_BT.diff() != 0, (1, 0))
     if position_ids is not None:
-        position_BT = _one_per_token("position_ids", position_ids, batch, time).to(device)
+        position_BT = _check_per_token("position_ids", position_ids, batch, time).to(device)
         first_BT |= F.pad(position_BT.diff() != 1, (1, 0))
     labels_BT = labels_BT.masked_fill(first_BT, IGNORED)
     if cu_seqlens is None:
         return labels_BT
     edges = cu_seqlens.long().to(device)  # a document without tokens may begin at T
     return F.pad(labels_BT, (0, 1)).index_fill(1, edges, IGNORED)[:, :-1]
+
+
+def leave_out_unpredicted(batch: MutableMapping[str, Any]) -> None:
+    """Put -100 into the labels of a batch where no token predicts them, so that every loss of Trainer leaves them out too."""
+    labels = batch.get("labels")
+    if not isinstance(labels, Tensor) or labels.ndim != 2 or not labels.shape[1]:
+        return
+    lengths = cumulative_lengths(*(batch.get(name) for name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")))
+    check_cu_seqlens(lengths, *labels.shape)
+    documents = {name: batch.get(name) for name in ("attention_mask", "position_ids", "seq_idx")}
+    labels = predicted_labels(labels, cu_seqlens=lengths, **documents)
+    batch["labels"] = torch.cat([torch.full_like(labels[:, :1], IGNORED), labels[:, 1:]], 1)
 
 
 def _edges_of_mask(number_BS: Tensor, time: int) -> Tensor:
@@ -210,13 +310,13 @@ def _edges_of_mask(number_BS: Tensor, time: int) -> Tensor:
     edges = F.pad(tokens.sum(1).cumsum(0), (1, 0))
     if number_BS.dtype == torch.bool:
         return edges
-    places = _inside(_changes("attention_mask", number_BS, tokens), edges).nonzero()[:, 0]
+    places = _within_sequences(_find_changes("attention_mask", number_BS, tokens), edges).nonzero()[:, 0]
     edges = torch.cat([edges, places]).sort().values
     own = torch.arange(number_BS.shape[1], device=number_BS.device) >= number_BS.shape[1] - time
     return F.pad(own.expand_as(tokens)[tokens].cumsum(0), (1, 0))[edges]
 
 
-def _changes(name: str, number_BT: Tensor, tokens: Tensor) -> Tensor:
+def _find_changes(name: str, number_BT: Tensor, tokens: Tensor) -> Tensor:
     """bool, for every token after the first of all rows: whether its document is another one than that of the token before.
 
     Raises:
@@ -234,7 +334,7 @@ def _changes(name: str, number_BT: Tensor, tokens: Tensor) -> Tensor:
     return changes
 
 
-def _inside(begins: Tensor, edges: Tensor) -> Tensor:
+def _within_sequences(begins: Tensor, edges: Tensor) -> Tensor:
     """bool [tokens + 1]: where the next document begins [tokens - 1], but not at the edges of a sequence."""
     return F.pad(begins, (1, 1)).index_fill(0, edges, False)
 
@@ -251,7 +351,7 @@ def _check_rise(position_T: Tensor, places: Tensor) -> None:
         )
 
 
-def _one_per_token(name: str, x: Tensor, batch: int, time: int) -> Tensor:
+def _check_per_token(name: str, x: Tensor, batch: int, time: int) -> Tensor:
     """int64 [B, T]"""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be an integer tensor [B, T], got {type(x).__name__}")

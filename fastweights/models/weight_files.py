@@ -50,11 +50,11 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
                 "the whole model with save_pretrained"
             )
     shapes, layers = {}, set[int]()
-    files = _safetensors(folder)
+    files = _find_files(folder)
     _check_not_empty(folder, files)
     for path in files:
         _check_header(path)
-        for name, kind, shape in _tensors(path):
+        for name, kind, shape in _read_tensors(path):
             if kind not in FLOATS:
                 raise ValueError(f"{path} must hold floating-point weights, but {one_line(name)} is {kind}")
             shapes[name] = shape
@@ -69,7 +69,7 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
 
 def check_memory(folder: Path) -> None:
     """ValueError if the weights take more memory than this machine has: the system would end the process without a word."""
-    size, memory = sum(path.stat().st_size for path in _safetensors(folder)), usable_memory()
+    size, memory = sum(path.stat().st_size for path in _find_files(folder)), usable_memory()
     if size > memory:
         raise ValueError(
             f"the weights in {folder} must fit into the memory of this machine, {memory / 1e9:,.0f} GB, got {size / 1e9:,.0f} GB"
@@ -91,24 +91,26 @@ def check_names(folder: Path, shapes: Mapping[str, list[int]], model: PreTrained
     wanted = set(model.state_dict())
     # the body of the model saves its weights without the prefix
     found = {name if name in wanted else f"{model.base_model_prefix}.{name}" for name in shapes}
-    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    tied = set(model.all_tied_weights_keys)
     for verb, names in (("lack", wanted - found - tied), ("have too much:", found - wanted)):
         if names:
-            raise ValueError(f"the weights in {folder} are not those of its config.json: they {verb} {_some(names)}")
+            raise ValueError(
+                f"the weights in {folder} are not those of its config.json: they {verb} {_name_some(names)}"
+            )
 
 
-def _some(names: Iterable[str]) -> str:
+def _name_some(names: Iterable[str]) -> str:
     names = sorted(map(one_line, names))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _safetensors(folder: Path) -> list[Path]:
+def _find_files(folder: Path) -> list[Path]:
     """The files that hold the weights."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]
     if index.is_file():
-        return _shards(index)
+        return _find_shards(index)
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise ValueError(
@@ -118,7 +120,7 @@ def _safetensors(folder: Path) -> list[Path]:
     raise ValueError(f"{folder} holds no weights: there is no model.safetensors in it")
 
 
-def _shards(index: Path) -> list[Path]:
+def _find_shards(index: Path) -> list[Path]:
     """The files that an index names."""
     content = read_json_object(index)
     names = content.get("weight_map")
@@ -136,7 +138,7 @@ def _shards(index: Path) -> list[Path]:
     return shards
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, str, list[int]]]:
+def _read_tensors(path: Path) -> Iterator[tuple[str, str, list[int]]]:
     """Name, kind of number and shape of every tensor in a file."""
     try:
         with safe_open(path, framework="pt") as file:

@@ -1,18 +1,5 @@
 """The memory rules as functions on tensors. docs/rules.md describes what each one computes and costs."""
 
-from .decoding import (
-    delta_rule_,
-    gated_kalmanet_,
-    lattice_,
-    linear_attention_,
-    mesa_,
-    output_normalized_ttt_,
-    palimpsa_,
-    palimpsa_posterior_,
-    preconditioned_delta_rule_,
-    recursive_least_squares_,
-    variational_linear_attention_,
-)
 from .delta_rule import delta_rule
 from .elementwise_longhorn import elementwise_longhorn
 from .gated_kalmanet import gated_kalmanet
@@ -28,6 +15,19 @@ from .preconditioned_delta_rule import preconditioned_delta_rule
 from .recursive_least_squares import recursive_least_squares
 from .short_convolution import short_convolution as short_convolution
 from .variational_linear_attention import variational_linear_attention
+
+# The ops that read a few tokens and update their state in place, for decoding.
+delta_rule_ = delta_rule.in_place
+gated_kalmanet_ = gated_kalmanet.in_place
+lattice_ = lattice.in_place
+linear_attention_ = linear_attention.in_place
+mesa_ = mesa.in_place
+output_normalized_ttt_ = output_normalized_ttt.in_place
+palimpsa_ = palimpsa.in_place
+palimpsa_posterior_ = palimpsa_posterior.in_place
+preconditioned_delta_rule_ = preconditioned_delta_rule.in_place
+recursive_least_squares_ = recursive_least_squares.in_place
+variational_linear_attention_ = variational_linear_attention.in_place
 
 __all__ = [
     "delta_rule",

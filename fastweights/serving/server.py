@@ -70,7 +70,7 @@ def server_command(
     if memory is None and not _has_gpu():
         memory = 2.0
     options = ["--host", host, "--port", str(port), "--max-model-len", str(max_model_len)]
-    options += ["--served-model-name", str(model) if name is None else name, "--dtype", dtype or _dtype_of(config)]
+    options += ["--served-model-name", str(model) if name is None else name, "--dtype", dtype or _saved_dtype(config)]
     if memory is not None:
         options += ["--kv-cache-memory-bytes", str(int(memory * 2**30))]
     return [sys.executable, "-m", SERVER, "--model", str(folder), *options, *others]
@@ -104,7 +104,7 @@ def serve(command: Sequence[str]) -> None:
         os.execv(command[0], list(command))
 
 
-def _dtype_of(config: Any) -> str:
+def _saved_dtype(config: Any) -> str:
     """The dtype of the saved weights: vLLM by itself rounds float32 to bfloat16."""
     return str(config.dtype).removeprefix("torch.") if config.dtype is not None else "float32"
 

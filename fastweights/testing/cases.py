@@ -146,7 +146,7 @@ def _mean_and_deviation(*arguments: Any, **keywords: Any) -> tuple[Tensor, Any]:
     return torch.cat([o, variance.sqrt()], -1), state
 
 
-IN_ONE_OUTPUT = {ops.palimpsa_posterior: _mean_and_deviation}
+IN_ONE_OUTPUT: dict[Any, Callable[..., Any]] = {ops.palimpsa_posterior: _mean_and_deviation}
 
 
 def cases_of(op: Callable[..., Any]) -> dict[str, OpCase]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..analysis.plots import PLOT_FILES
 from ..environment import versions
+from ..files import Own, any_file
 from ..models.loading import SAVED_MODEL
 from ..outputs import refuse_links
-from ..ownership import Own, any_file
 from ..results.recall import load_result
 from .checkpoint import DamagedCheckpoint, load_checkpoint
 from .experiment import RecallExperiment, RecallRun

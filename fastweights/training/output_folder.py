@@ -8,9 +8,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..files import WriteError, disk_is_full, write_json
+from ..files import (
+    FOLDER,
+    Own,
+    WriteError,
+    any_file,
+    check_own,
+    disk_is_full,
+    drop_partials,
+    remove_own,
+    what_stands,
+    write_json,
+)
 from ..outputs import check_place, has_keys, locked
-from ..ownership import FOLDER, Own, any_file, check_own, drop_partials, remove_own, what_stands
 from ..untrusted import one_line, read_json_object
 
 __all__ = ["OwnedFolder", "as_stored"]

@@ -4,14 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from ..checks import (
     LARGEST_COUNT,
     LARGEST_DEPTH,
     LARGEST_HEADS,
     LARGEST_WIDTH,
     check_choice,
+    check_device,
     check_flag,
     check_list,
     check_positive,
@@ -23,7 +22,7 @@ from ..checks import (
 from ..data import TASKS
 from .optimization import SCHEDULES, check_optimization
 
-__all__ = ["Settings", "Stage", "check_device"]
+__all__ = ["Settings", "Stage"]
 
 LARGEST = {
     "vocab_size": 2**20,
@@ -167,7 +166,7 @@ class Settings:
             raise ValueError(
                 f"width must be a multiple of heads, got width {self.width} and {self.heads} heads; change one of them"
             )
-        check_device(self.device)
+        check_device(check_text("device", self.device, what="a torch device such as 'cpu' or 'cuda'"))
 
     def _check_layers_and_stages(self) -> None:
         for name, kind, what in (
@@ -209,17 +208,3 @@ def _checked_options(options: object) -> dict[str, Any]:
         if name in options:
             raise ValueError(f"task_options must leave out {name}, which is a setting of its own; set {name} instead")
     return dict(options)
-
-
-def check_device(device: str) -> None:
-    check_text("device", device, what="a torch device such as 'cpu' or 'cuda'")
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise ValueError(
-            f"device must be a torch device such as 'cpu' or 'cuda', got {describe_value(device)}"
-        ) from None
-    if kind == "meta":
-        raise ValueError("device must be one that computes, such as 'cpu' or 'cuda', got 'meta'")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} is not available: this torch build sees no CUDA device; use 'cpu'")

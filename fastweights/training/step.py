@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..cuda_graphs import Waits, captured, refusing_waits
+from ..private_torch import silence_uncaptured_steps
 from .objectives import Objective
 from .optimization import weight_decay_groups
 
@@ -61,7 +62,7 @@ class TrainingStep:
         self.rate = torch.zeros((), device=self.device) if on_gpu else None
         groups = weight_decay_groups(model, weight_decay)
         self.optimizer = torch.optim.AdamW(groups, betas=betas, fused=True, capturable=on_gpu)
-        self.optimizer._warned_capturable_if_run_uncaptured = True  # the first steps are
+        silence_uncaptured_steps(self.optimizer)
         self.seen: Counter[Hashable] = Counter()
         self.graphs: dict[Hashable, Captured | None] = {}
 

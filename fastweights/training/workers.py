@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 
-from ..environment import usable_cores
+from ..environment import OutOfMemory, usable_cores, within_memory
 from ..files import WriteError
 from ..layers import import_mixers
-from ..out_of_memory import OutOfMemory, within_memory
 from ..results.recall import RecallResult, save_result
 from ..safe_path import HAS_SAFE_PATH
 from ..stopping import SIGNALS, join_or_kill

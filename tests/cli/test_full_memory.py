@@ -7,7 +7,7 @@ import errno
 import pytest
 import torch
 
-from fastweights.out_of_memory import OutOfMemory, within_memory
+from fastweights.environment import OutOfMemory, within_memory
 
 from . import full_memory
 from .full_memory import RECALL, check_one_line

@@ -48,7 +48,7 @@ def test_odd_sizes(name: str, dtype: torch.dtype, packed: bool, record_property:
 @pytest.mark.parametrize("name", KERNEL_CASES)
 def test_long_sequence_in_segments(name: str, dtype: torch.dtype, record_property: Record) -> None:
     """Against the chunkwise form in float64; two runs give the same bits."""
-    width = min(128, KERNEL_CASES[name].spec.backends["triton"].widest_of(dtype) or 128)
+    width = min(128, KERNEL_CASES[name].spec.backends["triton"].most_channels(dtype) or 128)
     case, inputs = draw(name, dtype, time=4096, key=width, value=width)
     got, again = (values_and_gradients(case, inputs, backend="triton") for _ in range(2))
     for first, second in zip(got, again):
@@ -65,7 +65,7 @@ def test_long_sequence_in_segments(name: str, dtype: torch.dtype, record_propert
 
 @pytest.mark.parametrize("name", KERNEL_CASES)
 def test_the_same_bits_in_many_calls(name: str) -> None:
-    """A copy that overwrites the operand of a running product changes one call in eight: see docs/kernels.md."""
+    """A copy that overwrites the operand of a running product changes one call in eight: see `sum_over_values`."""
     case, inputs = draw(name, time=4096, heads=8, key=128, value=128)
     first = values_and_gradients(case, inputs, backend="triton")
     for _ in range(100):

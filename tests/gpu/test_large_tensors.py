@@ -21,7 +21,7 @@ from fastweights.ops.short_convolution import short_convolution
 from fastweights.ops.silu_product import silu_product
 from fastweights.testing import CASES, OpCase, OpInputs
 from tests.kernels.cases import KERNEL_CASES, ONE_OF_EACH_FAMILY, draw_states
-from tests.ops.decoding import IN_PLACE, update_longhorn
+from tests.ops.decoding import IN_PLACE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -179,7 +179,7 @@ def test_state_pools(name: str) -> None:
     for pool, x in zip(pools, states):
         pool[-ALONE:] = x
     indices = torch.arange(rows, rows + ALONE, device="cuda")
-    decode = {**IN_PLACE, "elementwise_longhorn": update_longhorn}[case.spec.name]
+    decode = IN_PLACE.get(case.spec.name, case.op.in_place)
     alone = decode(**inputs.arguments(), state=case.initial_state(states), backend="triton")
     o = decode(**inputs.arguments(), state=case.initial_state(tuple(pools)), state_indices=indices, backend="triton")
     same_bits([o, *pools], [alone, *states])

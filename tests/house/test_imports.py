@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from fastweights import ops
+from fastweights.ops import authoring
 from fastweights.training.toml_file import read_toml
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +24,9 @@ ROOT = Path(__file__).parents[2]
 # A package may import those before it. Packages in one row stand beside each other and do not know each other.
 ORDER = (
     ("_version",),
-    ("checks", "cuda_graphs", "environment", "out_of_memory", "ownership", "safe_path", "stopping", "untrusted"),
-    ("files",),
-    ("checksums", "kinds", "terminal"),
+    ("private_huggingface", "private_torch"),
+    ("checks", "cuda_graphs", "environment", "safe_path", "stopping", "terminal", "untrusted"),
+    ("files", "kinds"),
     ("outputs",),
     ("kernels", "data", "results"),
     ("ops",),
@@ -123,6 +125,18 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
     assert not wrong
 
 
+def test_layers_use_the_public_faces_of_the_ops() -> None:
+    """What a layer of a user's own may use: the public names of `fastweights.ops` and of `fastweights.ops.authoring`."""
+    public = {f"{face.__name__}.{name}" for face in (ops, authoring) for name in face.__all__}
+    deeper = {
+        f"{path.name} imports {name}"
+        for path in (ROOT / "fastweights" / "layers").rglob("*.py")
+        for name in imported_names(ast.parse(path.read_text("utf-8")), module_name(path), path.name == "__init__.py")
+        if package_of(name) == "ops" and name not in public
+    }
+    assert not deeper
+
+
 def test_packages_have_no_circle() -> None:
     assert circle(package_imports()) == []
 
@@ -130,6 +144,48 @@ def test_packages_have_no_circle() -> None:
 def test_modules_have_no_circle() -> None:
     """A package's __init__ imports its modules; where one of them names the package, it means a module behind it."""
     assert circle(imports("fastweights")) == []
+
+
+KERNELS = "fastweights.kernels."
+BELOW = {"runtime": (), "common": ("runtime",)}  # what these folders of the kernels may import; all others are families
+
+
+def kernel_folder(module: str) -> str:
+    """`chunk` for fastweights.kernels.chunk.memory; empty for modules that stand in no folder of the kernels."""
+    folder = module.removeprefix(KERNELS).partition(".")[0]
+    inside = module.startswith(KERNELS) and (ROOT / "fastweights" / "kernels" / folder).is_dir()
+    return folder if inside else ""
+
+
+def foreign_kernels(graph: Mapping[str, frozenset[str]]) -> set[str]:
+    """The imports by which a family of kernels reaches past `common`, `runtime` and its own folder."""
+    return {
+        f"{module} imports {target}"
+        for module, targets in graph.items()
+        for target in targets
+        if (own := kernel_folder(module)) and target.startswith(KERNELS)
+        if kernel_folder(target) not in (own, *BELOW.get(own, tuple(BELOW)))
+    }
+
+
+def test_families_of_kernels_do_not_know_each_other() -> None:
+    assert not foreign_kernels(imports("fastweights"))
+
+
+@pytest.mark.parametrize(
+    ("target", "allowed"),
+    [
+        ("ridge.order", True),
+        ("common.delta_rule.wy", True),
+        ("runtime.launch_plan", True),
+        ("chunk.memory", False),
+        ("availability", False),
+    ],
+)
+def test_a_family_that_reaches_into_another_is_found(target: str, allowed: bool) -> None:
+    graph = {KERNELS + "ridge.rule": frozenset([KERNELS + target])}
+    assert (not foreign_kernels(graph)) is allowed
+    assert foreign_kernels({KERNELS + "runtime.workspace": frozenset([KERNELS + "common.call"])})
 
 
 def test_tests_do_not_import_tests() -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, sequential, stack_time
+from ..framework.call import call, chunkwise, sequential, stack_time, op
 from ..framework.spec import Case, OpSpec, Output, State
 
 
@@ -51,6 +51,7 @@ SPEC = OpSpec(
 )
 
 
+@op(SPEC)
 def toy(
     q, k, v, beta, *, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, backend="auto"
 ):

@@ -101,15 +101,16 @@ RULE = *X[..., :12].unflatten(2, (3, 1, 4)).unbind(2), -X[..., :1].abs(), X[...,
 def test_layers_that_exist_and_layers_built_later(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, named: bool
 ) -> None:
-    """Whether accelerate is given the model or finds it."""
-    monkeypatch.setattr(patching, "_has", lambda family: True)  # it has no file
+    """Whether accelerate is given the model, or its layers come by when they are called."""
+    monkeypatch.setattr(patching, "_is_installed", lambda family: True)  # it has no file
     layer = Layer()
     before = {name: getattr(layer, name) for name in COPIED}
     wanted = layer(X)
     assert accelerate(layer if named else None) == ("earlier",)
-    for current in (layer, Layer()):
-        assert all(hasattr(getattr(current, name), "replaces") for name in COPIED)
+    for current, at_once in ((layer, named), (Layer(), True)):
+        assert not at_once or all(hasattr(getattr(current, name), "replaces") for name in COPIED)
         torch.testing.assert_close(current(X), wanted, atol=1e-5, rtol=1e-4)
+        assert all(hasattr(getattr(current, name), "replaces") for name in COPIED)
     later, copied = Layer(), deepcopy(layer)
     restore()
     assert all(getattr(layer, name) is x for name, x in before.items())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastweights import environment
-from fastweights.integrations import delta_rule
+from fastweights.integrations import foreign_calls
 from fastweights.integrations.flash_linear_attention import register, unregister
 from fastweights.integrations.flash_linear_attention.call import Call
 from fastweights.integrations.flash_linear_attention.registration import NO_DISPATCH
@@ -45,8 +45,8 @@ needs_fla = pytest.mark.skipif(find_spec("fla") is None, reason="flash-linear-at
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One entry for each call of our op. Afterwards flash-linear-attention is as it was."""
     found: list[int] = []
-    op = delta_rule.delta_rule
-    monkeypatch.setattr(delta_rule, "delta_rule", lambda *x, **y: found.append(1) or op(*x, **y))
+    op = foreign_calls.delta_rule
+    monkeypatch.setattr(foreign_calls, "delta_rule", lambda *x, **y: found.append(1) or op(*x, **y))
     yield found
     unregister()
 

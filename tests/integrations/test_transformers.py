@@ -13,8 +13,8 @@ from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DataCollatorWithFlattening
 
-from fastweights.integrations import delta_rule
-from fastweights.integrations.transformers import accelerate, around, restore
+from fastweights.integrations import foreign_calls
+from fastweights.integrations.transformers import accelerate, functions, restore
 from tests.integrations.tiny_models import EARLIER, INSTALLED, VERSION, tiny
 from tests.kernels.cases import DEVICE
 
@@ -43,9 +43,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         monkeypatch.setattr(module, name, counted)
 
-    count(delta_rule, "delta_rule")
-    count(around, "short_convolution")
-    count(around, "gated_rms_norm")
+    count(foreign_calls, "delta_rule")
+    count(functions, "short_convolution")
+    count(functions, "gated_rms_norm")
     return found
 
 
@@ -247,12 +247,12 @@ def test_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = run()
     launched = []
     for module, name in (
-        (delta_rule, "delta_rule"), (delta_rule, "gated_rms_norm"), (delta_rule, "l2_normalize"), (around, "gated_rms_norm"),
-        (around, "short_convolution"), (around, "takes_step"),
-    ):  # fmt: skip
+        *((foreign_calls, name) for name in ("delta_rule", "gated_rms_norm", "l2_normalize")),
+        *((functions, name) for name in ("gated_rms_norm", "short_convolution", "takes_step")),
+    ):
         monkeypatch.setattr(module, name, partial(getattr(module, name), backend="triton"))
-    step = around.short_convolution_step
-    monkeypatch.setattr(around, "short_convolution_step", lambda *x, **y: launched.append(1) or step(*x, **y))
+    step = functions.short_convolution_step
+    monkeypatch.setattr(functions, "short_convolution_step", lambda *x, **y: launched.append(1) or step(*x, **y))
     accelerate(model)
     assert_same(run(), wanted)
     assert len(launched) == 3
@@ -265,9 +265,9 @@ def test_the_convolution_reads_what_the_layer_transposed(monkeypatch: pytest.Mon
 
     read = []
     monkeypatch.setattr(kernels, "launch", lambda kernel, grid, x, *rest, **constants: read.append(x.data_ptr()))
-    monkeypatch.setattr(around, "short_convolution", partial(around.short_convolution, backend="triton"))
+    monkeypatch.setattr(functions, "short_convolution", partial(functions.short_convolution, backend="triton"))
     x = torch.randn(2, 10, 8, device=DEVICE)
-    y = around.convolution(around.plain_convolution)(x.mT, x.new_ones(8, 4), activation="silu")
+    y = functions.convolution(functions.plain_convolution)(x.mT, x.new_ones(8, 4), activation="silu")
     assert read == [x.data_ptr()] and y.shape == (2, 8, 10) and y.mT.is_contiguous()
 
 
@@ -297,16 +297,16 @@ def test_what_the_convolution_and_the_norm_do_not_take() -> None:
     x, weight = torch.randn(2, 6, 9), torch.randn(6, 4)
     numbers = {"seq_idx": torch.zeros(2, 9, dtype=torch.int32)}
     given = x, weight, None
-    assert around.convolution(original)(*given, activation="silu", **numbers) == (
+    assert functions.convolution(original)(*given, activation="silu", **numbers) == (
         given,
         {"activation": "silu", **numbers},
     )
-    assert around.convolution(original)(*given, activation="gelu") == (given, {"activation": "gelu"})
+    assert functions.convolution(original)(*given, activation="gelu") == (given, {"activation": "gelu"})
     norm = nn.RMSNorm(9)
     norm.variance_epsilon = 1e-6
     for activation, gate in (("tanh", x), ("silu", x[:1]), ("silu", None)):
         norm.activation = activation
-        assert around.gated_norm(original)(norm, x, gate) == ((norm, x, gate), {})
+        assert functions.gated_norm(original)(norm, x, gate) == ((norm, x, gate), {})
 
 
 def test_a_first_state_of_another_dtype() -> None:
@@ -316,7 +316,7 @@ def test_a_first_state_of_another_dtype() -> None:
     state = torch.ones(2, 2, 8, 8, dtype=torch.bfloat16)
     gates = torch.full((2, 5, 2), 0.5), torch.full((2, 5, 2), -0.1)
     given, exact = (
-        delta_rule.delta_rule_of_units(q, k, v, *gates, initial_state=one, **rest) for one in (state, state.float())
+        foreign_calls.call_delta_rule(q, k, v, *gates, initial_state=one, **rest) for one in (state, state.float())
     )
     assert all(map(torch.equal, given, exact)) and given[1].dtype == torch.float32
 

@@ -23,7 +23,7 @@ def case(request: pytest.FixtureRequest) -> OpCase:
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sequences are cut into segments of one chunk, as only long ones are otherwise."""
     if HAS_TRITON:
-        for family in ("chunk", "posterior"):
-            monkeypatch.setattr(f"fastweights.kernels.{family}.sizes.MIN_SEGMENT_CHUNKS", 1)
+        for module in ("common.delta_rule.sizes", "posterior.memory"):
+            monkeypatch.setattr(f"fastweights.kernels.{module}.MIN_SEGMENT_CHUNKS", 1)
     with plans_anew() if HAS_TRITON else nullcontext():
         yield

@@ -99,7 +99,7 @@ def test_a_profilers_hooks_change_nothing(driver_launches: list[DriverLaunch]) -
 
 def test_compiled_once_for_what_is_alike(driver_launches: list[DriverLaunch]) -> None:
     """Direct launches: a kernel is compiled once for all arguments that Triton would compile alike."""
-    from fastweights.kernels.chunk.cumsum import chunk_cumsum
+    from fastweights.kernels.common.delta_rule.wy import chunk_cumsum
     from fastweights.kernels.runtime import launch_plan
     from fastweights.kernels.runtime.launch_plan import launch
 
@@ -252,14 +252,10 @@ def test_kernels_of_others_keep_their_cache_key(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_tensors_are_aligned() -> None:
-    from fastweights.kernels.availability import aligned
+    from fastweights.kernels.runtime.launch_plan import align
 
     numbers = torch.arange(12.0)
-    assert (
-        aligned(None) is None
-        and aligned(numbers) is numbers
-        and aligned(numbers[4:]).data_ptr() == numbers[4:].data_ptr()
-    )
+    assert align(None) is None and align(numbers) is numbers and align(numbers[4:]).data_ptr() == numbers[4:].data_ptr()
     for view in (numbers[1:], numbers[1:].view(11, 1)[::2], numbers.view(3, 4).mT):
-        copy = aligned(view)
+        copy = align(view)
         assert copy.is_contiguous() and copy.data_ptr() % 16 == 0 and torch.equal(copy, view)

@@ -119,7 +119,7 @@ def test_sizes_are_not_compiled_in(name: str, launches: list[tuple[Any, ...]]) -
 
 def test_launches_get_the_memory_of_the_call(launches: list[tuple[Any, ...]]) -> None:
     """A launch gets the pointers of the call's own tensors, and temporaries that live at the same time lie apart."""
-    from fastweights.kernels.chunk.cumsum import chunk_cumsum
+    from fastweights.kernels.common.delta_rule.wy import chunk_cumsum
     from fastweights.kernels.runtime.launch_plan import LaunchPlan, Recorder
 
     g, first, second, out, missing = (*(TensorSpec((64, 8), torch.float32) for _ in range(4)), None)
@@ -140,8 +140,7 @@ def test_launches_get_the_memory_of_the_call(launches: list[tuple[Any, ...]]) ->
 
 
 def test_a_plan_is_known_by_all_that_its_launches_depend_on() -> None:
-    from fastweights.kernels.chunk.memory import MEMORY
-    from fastweights.kernels.chunk.sizes import KernelInputs
+    from fastweights.kernels.chunk.memory import MEMORY, KernelInputs
     from fastweights.kernels.runtime.launch_plan import plans_for
 
     x, edges = torch.zeros(1, 70, 2, 16), torch.tensor([0, 30, 70])
@@ -177,7 +176,7 @@ def test_a_plan_compiles_all_its_kernels_once(driver_launches: list[DriverLaunch
 
 def cumsum_launch(PH: int = 32, HEADS_G: int = 4) -> private_api.Launch:
     """A launch of a small kernel."""
-    from fastweights.kernels.chunk.cumsum import chunk_cumsum
+    from fastweights.kernels.common.delta_rule.wy import chunk_cumsum
 
     x = TensorSpec((8,), torch.float32)
     return private_api.Launch(chunk_cumsum, (1, 1), (x, x, None, 64, 8), {"PH": PH, "HEADS_G": HEADS_G})

@@ -113,7 +113,7 @@ def on_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiles_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles as that GPU gets them."""
     large = "capability" not in request.fixturenames or request.getfixturevalue("capability") >= 90
-    monkeypatch.setattr("fastweights.kernels.chunk.sizes.has_large_shared_memory", lambda device: large)
+    monkeypatch.setattr("fastweights.kernels.common.call.has_large_shared_memory", lambda device: large)
 
 
 def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> None:
@@ -124,10 +124,10 @@ def compile_all(launches: Iterable[Callable[[], object]], capability: int) -> No
     wrong, spills_are_known = [], triton.__version__.startswith(RECORDED_WITH)
     for one in kernels.values():
         compiled = one.compile(capability)
-        of_chunk = one.kernel.fn.__module__.startswith("fastweights.kernels.chunk.")
+        of_chunk = one.kernel.fn.__module__.startswith(("fastweights.kernels.chunk.", "fastweights.kernels.common."))
         in_float32 = of_chunk and not {"*bf16", "*fp16"} & set(one.signature.values())
         name = one.kernel.__name__
-        allowed = 1200 if in_float32 else SPILLED.get(name, 0)  # see docs/kernels.md, Tools
+        allowed = 1200 if in_float32 else SPILLED.get(name, 0)  # see docs/kernels.md
         if capability == 80 and 128 in (one.choices.get("K"), one.choices.get("V")):
             allowed = max(allowed, SPILLED_AT_128_ON_80.get(name, 0))
         if compiled.shared > SHARED[capability] or (spills_are_known and compiled.stack > allowed):

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.kernels
 
 def tables(cu_seqlens: torch.Tensor, time: int, tokens: int) -> tuple[list[list[int]], list[list[int]]]:
     """The rows of both tables; what the kernel leaves unwritten is -1."""
-    from fastweights.kernels.chunk.sizes import max_pieces
-    from fastweights.kernels.packing import CHUNK, record_tables
+    from fastweights.kernels.common.call import max_pieces
+    from fastweights.kernels.common.packing import CHUNK, record_tables
     from fastweights.kernels.runtime.launch_plan import LaunchPlan, Recorder
     from fastweights.kernels.runtime.workspace import TensorSpec
 
@@ -77,8 +77,9 @@ def test_wrong_lengths_stay_inside_the_row(edges: list[int]) -> None:
 @pytest.mark.parametrize(("time", "programs", "segments"), [(1100, 1, 3), (1100, 100, 0), (500, 1, 0), (65536, 16, 16)])
 def test_segments_of_a_row(time: int, programs: int, segments: int) -> None:
     """Long rows are cut where few programs would run otherwise, never below 8 chunks per segment."""
-    from fastweights.kernels.chunk.sizes import max_pieces, segment_length
-    from fastweights.kernels.packing import CHUNK
+    from fastweights.kernels.common.call import max_pieces
+    from fastweights.kernels.common.delta_rule.sizes import segment_length
+    from fastweights.kernels.common.packing import CHUNK
 
     length, cut = segment_length(1, time, programs, 264)
     assert cut * max_pieces(1, time, CHUNK * length, packed=False, least=1) == segments

@@ -44,8 +44,8 @@ def test_segments_side_by_side(short_segments: None) -> None:
 @pytest.mark.parametrize("started", [False, True])
 def test_columns_of_several_blocks(started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of narrow heads reads several blocks of columns: here two programs with two blocks each, the last partly idle."""
-    monkeypatch.setattr("fastweights.kernels.posterior.sizes.ENOUGH_PROGRAMS", 1)
-    monkeypatch.setattr("fastweights.kernels.posterior.sizes.MOST_READ", 8)
+    monkeypatch.setattr("fastweights.kernels.posterior.memory.ENOUGH_PROGRAMS", 1)
+    monkeypatch.setattr("fastweights.kernels.posterior.memory.MOST_READ", 8)
     case = KERNEL_CASES["palimpsa_posterior"]
     inputs = small(case, 4, heads=1, key=20, value=50)
     states = draw_states(case, inputs, 1) if started else None
@@ -55,7 +55,7 @@ def test_columns_of_several_blocks(started: bool, monkeypatch: pytest.MonkeyPatc
 
 def test_key_channels_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wide heads are differentiated by tiles of key channels as well, whose gradients of v and beta are added up."""
-    monkeypatch.setattr("fastweights.kernels.posterior.sizes.GRAD_KEYS", 16)
+    monkeypatch.setattr("fastweights.kernels.posterior.memory.GRAD_KEYS", 16)
     case = KERNEL_CASES["palimpsa"]
     inputs = small(case, 3, key=33, value=5)
     _, got = values_and_gradients(case, inputs, backend="triton")

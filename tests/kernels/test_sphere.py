@@ -23,8 +23,7 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    from fastweights.kernels.chunk.memory import MEMORY
-    from fastweights.kernels.chunk.sizes import KernelInputs
+    from fastweights.kernels.chunk.memory import MEMORY, KernelInputs
     from fastweights.kernels.runtime.launch_plan import CallPlans, PlanKey, Recorder
     from fastweights.kernels.runtime.workspace import TensorSpec
     from fastweights.kernels.sphere import decode_steps, rule

@@ -73,7 +73,7 @@ def test_decays_and_their_gradients_are_right(kind: type[SoftplusDecay], dtype: 
         layer.A_log.copy_(A_log)
         layer.dt_bias.copy_(z.repeat_interleave(channels))
     step = torch.zeros(1, 3, heads * channels, dtype=dtype)
-    g = layer.of_step(step)
+    g = layer.convert_step(step)
     g.exp().sum().backward()
     exact = [p.detach().double().requires_grad_() for p in (layer.dt_bias, layer.A_log)]
     wanted = exact_decay(step, exact[0], exact[1].repeat_interleave(channels))

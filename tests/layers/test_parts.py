@@ -71,7 +71,7 @@ def test_tied_preconditioner_has_no_parameters_of_its_own():
     gates, beta = PreconditionerGates(8, 2, tied=True), torch.rand(1, 3, 2)
     assert list(gates.parameters()) == []
     assert gates.own == ()
-    g, same = gates.chosen((), None, beta)
+    g, same = gates((), None, beta)
     assert same is beta and g.shape == beta.shape and not g.any()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastweights.layers import few_rows
 from fastweights.layers.shared_input import products_of_one_input
-from fastweights.models.block import SwiGLU
+from fastweights.models.modeling import SwiGLU
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> list[Tensor]:

@@ -9,8 +9,20 @@ import pytest
 import torch
 
 from fastweights.cli import main
-from fastweights.layers import MIXERS, DeltaNet, Mixer, build_mixer, import_mixers, plugins, register_mixer, registry
+from fastweights.layers import (
+    MIXERS,
+    DeltaNet,
+    LayerCache,
+    MemoryLayer,
+    Mixer,
+    build_mixer,
+    import_mixers,
+    plugins,
+    register_mixer,
+    registry,
+)
 from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
+from fastweights.ops import palimpsa
 from fastweights.testing import check_mixer
 from fastweights.training import RecallExperiment
 from fastweights.training.folder import ExperimentFolder
@@ -309,3 +321,56 @@ def test_every_option_is_documented(layer):
             assert set(inspect.signature(options).parameters) <= shared
     for name, parameter in layer.__signature__.parameters.items():
         assert name in own or name in shared and parameter.default == defaults[name], name
+
+
+def test_a_layer_names_its_op_once():
+    """The names of the state, its size and its text come from the declaration of the op."""
+
+    @register_mixer("twice", summary="two memories", equation="M, J", source="a test")
+    class Twice(MemoryLayer):
+        op = palimpsa
+
+        def rule(self, x, q, k, v, run):
+            g = -torch.ones_like(v[..., 0])
+            return run(self.op, q, k, v, torch.ones_like(v), g)
+
+    layer, cache = build_mixer("twice", hidden_size=8, num_heads=2, expand_v=2), LayerCache()
+    layer(torch.randn(3, 5, 8), cache)
+    assert MIXERS["twice"].state == "2 H K V" and layer.state_size() == 2 * 2 * 4 * 8
+    assert {name: x.shape for name, x in cache.memory.items()} == dict.fromkeys("MJ", (3, 2, 4, 8))
+    check_mixer(layer.double())
+
+
+def test_a_given_state_comes_before_that_of_the_op():
+    register_mixer(
+        "gdn-and-more",
+        layer=DeltaNet,
+        options={"preconditioner": "key"},
+        summary="s",
+        equation="e",
+        source="s",
+        state="H K",
+    )
+    assert MIXERS["gdn-and-more"].state == "H K"
+
+
+@pytest.mark.parametrize("base", [Mixer, MemoryLayer])
+def test_a_layer_without_an_op_says_its_state(base):
+    class Nameless(base):
+        def __init__(self, *, hidden_size, num_heads):
+            super().__init__()
+
+    with pytest.raises(
+        ValueError, match="state of mixer 'nameless' must be given, such as 'H K V': Nameless names no op"
+    ):
+        register_mixer("nameless", layer=Nameless, summary="s", equation="e", source="s")
+
+
+def test_a_layer_that_names_no_op_has_no_size_of_its_own():
+    class Nameless(MemoryLayer):
+        pass
+
+    with pytest.raises(
+        NotImplementedError, match="Nameless must have the attribute op, or a method states or state_size"
+    ):
+        Nameless(hidden_size=8, num_heads=2).state_size()

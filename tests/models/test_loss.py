@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -171,6 +172,17 @@ def test_a_changed_output_layer_or_loss_is_called():
     lm.loss_function = lambda logits, labels, **rest: logits.sum() + labels.sum()
     outputs = lm(ids, labels=ids)
     torch.testing.assert_close(outputs.loss, outputs.logits.sum() + ids.sum())
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_given_output_layer_keeps_its_parameters_and_its_class(hooked):
+    lm, ids = model().train(), tokens()
+    given = nn.Linear(lm.config.hidden_size, VOCABULARY, bias=False).eval()
+    if hooked:
+        given.register_forward_hook(lambda *called: None)
+    lm.set_output_embeddings(given)
+    assert type(given) is nn.Linear and lm.lm_head.weight is given.weight and not lm.lm_head.training
+    assert (lm(ids, labels=ids).logits is None) != hooked
 
 
 @pytest.mark.parametrize("tied", [False, True])

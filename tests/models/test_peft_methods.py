@@ -11,7 +11,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from fastweights.layers import MIXERS
 from fastweights.layers import convolution as convolutions
-from fastweights.models.adapters import LORA_TARGETS
+from fastweights.models.configuration import LORA_TARGETS
 
 from .small import model, tokens
 
@@ -158,7 +158,7 @@ def generated(lm: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 4}], ids=["default", "blocks of 4"])
 def test_long_prompts_after_virtual_tokens(options, monkeypatch):
-    monkeypatch.setattr("fastweights.models.prefill.CPU_BLOCK", 4)
+    monkeypatch.setattr("fastweights.models.prompts.CPU_BLOCK", 4)
     lm, ids = with_virtual_tokens(), tokens(2, 9)
     wanted = generated(lm, ids, use_cache=False)
     torch.testing.assert_close(generated(lm, ids, **options), wanted, rtol=1e-4, atol=1e-5)

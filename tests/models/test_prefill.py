@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastweights.models import prefill
-from fastweights.models.prefill import largest_block, prefill_block, token_bytes
+from fastweights.models import prompts
+from fastweights.models.prompts import largest_block, prefill_block, token_bytes
 
 from .live_bytes import LiveBytes
 from .mixers import every_mixer
@@ -37,7 +37,7 @@ def test_blocks_are_powers_of_two_times_the_chunk():
 
 
 def free(monkeypatch, memory):
-    monkeypatch.setattr(prefill, "free_memory", lambda device: memory)
+    monkeypatch.setattr(prompts, "free_memory", lambda device: memory)
 
 
 def test_more_prompts_less_memory_and_wider_models_have_smaller_blocks(monkeypatch):
@@ -128,7 +128,7 @@ def test_free_memory_changes_no_token(monkeypatch, read, mode):
 
 
 def test_padded_prompts_in_blocks_of_free_memory(monkeypatch, read):
-    monkeypatch.setattr(prefill, "SMALLEST", 4)
+    monkeypatch.setattr(prompts, "SMALLEST", 4)
     lm, ids = read.of(model(MIXED)), tokens(3, 12)
     free(monkeypatch, 1)
     together = lm.generate(ids, attention_mask=PROMPTS, max_new_tokens=8)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fastweights import ops
-from fastweights.ops.framework.decode import update_state
 from fastweights.testing import CASES, OpCase, OpInputs
 
 
@@ -24,17 +23,6 @@ IN_PLACE: dict[str, Callable[..., Tensor]] = {
     "palimpsa_posterior": _mean_and_deviation,
 }
 DECODING = {name: case for name, case in CASES.items() if case.spec.name in IN_PLACE}
-
-
-def update_longhorn(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, state: Tensor, state_indices: Tensor | None = None,
-    cu_seqlens: Tensor | None = None, backend: str,
-) -> Tensor:  # fmt: skip
-    """Elementwise Longhorn has no public op that updates its state in place; its layer calls this."""
-    return update_state(
-        CASES["elementwise_longhorn"].spec, ops.elementwise_longhorn, (q, k, v, beta), {"scale": None}, state=state,
-        state_indices=state_indices, cu_seqlens=cu_seqlens, backend=backend,
-    )  # fmt: skip
 
 
 def has_kernel(case: OpCase) -> bool:

@@ -12,7 +12,6 @@ from fastweights.ops import delta_rule, elementwise_longhorn
 from fastweights.ops.elementwise_longhorn import inside
 from fastweights.testing import CASES
 from tests.kernels.cases import DEVICE
-from tests.ops.decoding import update_longhorn
 
 CASE = CASES["elementwise_longhorn"]
 backends = pytest.mark.parametrize("backend", ["reference", "torch"])
@@ -130,7 +129,7 @@ def first_states(count: int) -> Tensor:
 
 def by_kernel(x: dict[str, Tensor], S: Tensor, edges: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
     """o; S is overwritten."""
-    return update_longhorn(**x, state=S, state_indices=rows, cu_seqlens=edges, backend="triton")
+    return elementwise_longhorn.in_place(**x, state=S, state_indices=rows, cu_seqlens=edges, backend="triton")
 
 
 def token_by_token(x: dict[str, Tensor], S: Tensor, edges: list[int] | None = None) -> tuple[Tensor, Tensor | None]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastweights.layers import MIXERS, LayerCache, build_mixer
-from fastweights.ops.framework.decode import into_rows
+from fastweights.ops.framework.in_place import write_rows
 from fastweights.serving.vllm.pool import Layout
 from tests.kernels.cases import DEVICE
 
@@ -73,7 +73,7 @@ def test_rows_are_written_without_knowing_how_many_there_are(rows):
     for row, x in zip(rows, new, strict=True):
         if row >= 0:
             wanted[row] = x
-    into_rows(pool, new, torch.tensor(rows, dtype=torch.int32))
+    write_rows(pool, new, torch.tensor(rows, dtype=torch.int32))
     assert torch.equal(pool, wanted)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checks import check_number, check_positive, check_text, check_texts, describe_value
+from ...private_huggingface import dataset_fingerprint
 from .files import TextFile, field_text, plain_pieces, rows, text_files
 from .splitting import Document, Length, Piece, cut, split
 
@@ -129,7 +130,7 @@ class TextCorpus:
     def fingerprint(self) -> str:
         """Changes whenever the documents may: with the settings, and with the name, place, size or time of a file."""
         files = [(file.name, *_stamp(file)) for file in [*self._files, *self._held_out_files]]
-        dataset = None if self.dataset is None else self._dataset._fingerprint
+        dataset = None if self.dataset is None else dataset_fingerprint(self._dataset)
         settings = [self.held_out_fraction, self.text_field, self.max_megabytes, bool(self.held_out)]
         return hashlib.sha256(json.dumps([settings, files, dataset]).encode()).hexdigest()
 

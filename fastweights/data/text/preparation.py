@@ -11,11 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from ...checks import check_path, describe_value
-from ...checksums import CHECKSUMS, damage, write_checksums
-from ...files import WriteError, disk_is_full, staged_folder, writing
+from ...files import (
+    CHECKSUMS,
+    Own,
+    WriteError,
+    any_file,
+    check_own,
+    damage,
+    disk_is_full,
+    drop_partials,
+    staged_folder,
+    write_checksums,
+    writing,
+)
 from ...kinds import checked
 from ...outputs import check_place, locked
-from ...ownership import Own, any_file, check_own, drop_partials
 from .corpus import TextCorpus
 from .shards import SHARDS, ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
 from .tokenizer import TextTokenizer, fingerprint, vocabulary_size

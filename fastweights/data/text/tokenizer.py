@@ -159,7 +159,9 @@ def _check_class(path: Path, name: object) -> None:
     if name is not None and not isinstance(name, str):
         raise ValueError(f"{path} must name a class as tokenizer_class, got {describe_value(name)}")
     found = getattr(transformers, name or "", None)
-    missing_package = hasattr(found, "_backends")  # transformers' stand-in, which says what to install
+    missing_package = isinstance(
+        found, transformers.utils.DummyObject
+    )  # transformers' stand-in, which says what to install
     if found is None or missing_package:
         return
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)):

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.step_decay import exp_rate
-from ..delta_rule import delta_rule_of_units
-from ..eligibility import why_no_delta_rule
+from ..foreign_calls import call_delta_rule, why_no_delta_rule
 
 __all__ = ["Call"]
 
@@ -87,7 +86,7 @@ class Call:
         beta, state = self.beta, self.initial_state
         if self.use_beta_sigmoid_in_kernel:
             beta = beta.float().sigmoid() * (2 if self.allow_neg_eigval else 1)
-        o, final = delta_rule_of_units(
+        o, final = call_delta_rule(
             self.q, self.k, self.v, beta, self._log_decay() if self.use_gate_in_kernel else self.g,
             normalize=self.use_qk_l2norm_in_kernel, scale=self.scale, cu_seqlens=self.cu_seqlens,
             initial_state=state.mT if state is not None and self.state_v_first else state,

@@ -1,14 +1,15 @@
 """Puts this library's functions in the place of those that the modules of transformers call, and takes them out again.
 
 A layer of transformers 5.15 or later finds its functions by name in its module when it is called. One of an earlier version
-copies them from there into itself when it is built, so layers that exist already are found and replaced one by one. A layer may
-be copied, or outlive `restore`: so what takes a function's place asks at every call whether it still should.
+copies them from there into itself when it is built: layers that exist already get ours at their next call, through the forward of
+their class. A layer may be copied, or outlive `restore`: so what takes a function's place asks at every call whether it still
+should.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -19,9 +20,7 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-from .around import convolution, convolution_step, gated_norm, plain_convolution
-from .boundaries import with_boundaries
-from .delta_rule import delta_rule_of
+from .functions import add_boundaries, build_delta_rule, convolution, convolution_step, gated_norm, plain_convolution
 
 __all__ = ["FAMILIES", "accelerate", "restore"]
 
@@ -35,14 +34,14 @@ Build = Callable[[Any], Callable]
 # By the name in a module: what builds our function from the original. The names of flash-linear-attention and causal-conv1d are
 # those of transformers up to 5.14, where they are None unless these packages are installed.
 IN_MODULES: dict[str, Build] = {
-    **dict.fromkeys(("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"), delta_rule_of),
-    **dict.fromkeys(("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"), delta_rule_of),
-    **dict.fromkeys(("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"), delta_rule_of),
+    **dict.fromkeys(("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"), build_delta_rule),
+    **dict.fromkeys(("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"), build_delta_rule),
+    **dict.fromkeys(("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"), build_delta_rule),
     **dict.fromkeys(("causal_conv1d_update", "torch_causal_conv1d_update"), convolution_step),
     "causal_conv1d_fn": convolution,
 }
 IN_LAYERS: dict[str, Build] = {
-    **dict.fromkeys(("chunk_gated_delta_rule", "recurrent_gated_delta_rule"), delta_rule_of),
+    **dict.fromkeys(("chunk_gated_delta_rule", "recurrent_gated_delta_rule"), build_delta_rule),
     "causal_conv1d_fn": convolution,
     "causal_conv1d_update": convolution_step,
 }
@@ -80,9 +79,9 @@ def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
     A second call does no harm.
 
     Args:
-        model: a model, or any module around one; only its families are replaced, and with transformers up to 5.14 only its layers
-            and those built later. None stands for every family that the installed transformers has, whose modules are then
-            imported, and for every model.
+        model: a model, or any module around one; only its families are replaced. None stands for every family that the installed
+            transformers has, whose modules are then imported. With transformers up to 5.14 the layers of a given model are
+            replaced at once, others that exist already when they are next called.
 
     Returns:
         The families that now run on our ops, as in `FAMILIES`.
@@ -93,7 +92,7 @@ def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
     """
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}; pass the loaded model")
-    found = tuple(name for name in FAMILIES if (_has(name) if model is None else _is_used(name, model)))
+    found = tuple(name for name in FAMILIES if (_is_installed(name) if model is None else _is_used(name, model)))
     if model is not None and not found:
         raise ValueError(
             f"model must have layers of {', '.join(FAMILIES)} in transformers, got {type(model).__name__}; "
@@ -101,9 +100,8 @@ def accelerate(model: nn.Module | None = None) -> tuple[str, ...]:
         )
     for name in found:
         _replace_in_module(import_module(_module(name)))
-    modules = set(map(_module, found))
-    for layer in _existing() if model is None else model.modules():
-        if type(layer).__module__ in modules and isinstance(layer, nn.Module):
+    if _layers_copy():
+        for layer in () if model is None else model.modules():
             _replace_in_layer(layer)
     return found
 
@@ -123,11 +121,6 @@ def _layers_copy() -> bool:
     return Version(transformers.__version__) < COPYING_ENDS
 
 
-def _existing() -> Iterable[Any]:
-    """All objects of this process, among which are the layers that hold copies of functions; none where layers hold no copies."""
-    return gc.get_objects() if _layers_copy() else ()
-
-
 def _function(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
@@ -136,7 +129,7 @@ def _module(family: str) -> str:
     return f"transformers.models.{family}.modeling_{family}"
 
 
-def _has(family: str) -> bool:
+def _is_installed(family: str) -> bool:
     return find_spec(f"transformers.models.{family}") is not None
 
 
@@ -154,13 +147,24 @@ def _replace_in_module(module: ModuleType) -> None:
             continue
         if kind.__name__.endswith("RMSNormGated"):
             _replace(kind, "forward", gated_norm)
-        if kind.__name__.endswith("DecoderLayer") and _layers_copy():
-            _replace(kind, "forward", with_boundaries)
+        elif _layers_copy() and issubclass(kind, nn.Module) and "forward" in vars(kind):
+            _replace(kind, "forward", add_boundaries if kind.__name__.endswith("DecoderLayer") else _take_ours)
+
+
+def _take_ours(original: Callable) -> Callable:
+    """The forward of a class of layers, which first gives a layer our functions in place of its copies."""
+
+    @wraps(original)
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        _replace_in_layer(self)
+        return original(self, *arguments, **options)
+
+    return forward
 
 
 def _replace_in_layer(layer: nn.Module) -> None:
     """What a layer of transformers up to 5.14 was built with. Those built after `accelerate` have our functions already."""
-    for name, build in IN_LAYERS.items():
+    for name, build in IN_LAYERS.items() if type(layer).__module__ in _active else ():
         if name in vars(layer) and not hasattr(vars(layer)[name], "replaces"):
             _replace(layer, name, build)
 

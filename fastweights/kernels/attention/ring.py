@@ -15,19 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import LOG2E
-from ..runtime.launch_plan import launch
-
-__all__ = ["attend"]
+from ..common.call import padded
+from ..common.math import LOG2E
+from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
 SLOTS, WARPS, STAGES = 64, 4, 3  # of a step
 ENOUGH_PROGRAMS, MOST_SHARES, SMALLEST_SHARE = 1056, 64, 2  # the smallest share in steps
 
 
 @triton.jit
-def rotated(x, place, frequency, lane, exists, HALF: tl.constexpr):
+def rotate_pairs(x, place, frequency, lane, exists, HALF: tl.constexpr):
     """x [2 HALF] with its pairs of channels (i, i + HALF) turned by place * frequency_i, as two halves."""
     a = tl.load(x + lane, exists, 0.0).to(tl.float32)
     b = tl.load(x + HALF + lane, exists, 0.0).to(tl.float32)
@@ -49,7 +46,7 @@ def rotate_into_ring(
     exists = lane < HALF
     position = tl.load(seen + row)
     if head < H:
-        a, b = rotated(q + row * stride_q + head * (2 * HALF), position, frequency, lane, exists, HALF)
+        a, b = rotate_pairs(q + row * stride_q + head * (2 * HALF), position, frequency, lane, exists, HALF)
         to = new_q + (row * H + head) * (2 * HALF) + lane
         tl.store(to, a.to(new_q.dtype.element_ty), exists)
         tl.store(to + HALF, b.to(new_q.dtype.element_ty), exists)
@@ -57,7 +54,7 @@ def rotate_into_ring(
         head -= H
         slot = tl.load(place + row) % slots
         at = ((row * slots + slot) * G + head) * (2 * HALF) + lane
-        a, b = rotated(k + row * stride_k + head * (2 * HALF), position, frequency, lane, exists, HALF)
+        a, b = rotate_pairs(k + row * stride_k + head * (2 * HALF), position, frequency, lane, exists, HALF)
         tl.store(keys + at, a.to(keys.dtype.element_ty), exists)
         tl.store(keys + at + HALF, b.to(keys.dtype.element_ty), exists)
         given = v + row * stride_v + head * (2 * HALF) + lane
@@ -140,11 +137,11 @@ def attend(
     shares = max(1, min(MOST_SHARES, steps // SMALLEST_SHARE, -(-ENOUGH_PROGRAMS // max(pairs, 1))))
     share = -(-steps // shares) * SLOTS
     shares = -(-slots // share)
-    flat = [rows_together(x.flatten(2)).squeeze(1) for x in (q, k, v)]
+    flat = [make_rows_contiguous(x.flatten(2)).squeeze(1) for x in (q, k, v)]
     turned, o = q.new_empty(batch, heads, width), q.new_empty(batch, 1, heads, width)
     partial = [torch.empty(batch * heads, shares, *n, device=q.device, dtype=torch.float32) for n in ((width,), (), ())]
     if batch:
-        with on_device_of(q):
+        with device_of(q):
             launch(
                 rotate_into_ring, (batch * (heads + of_keys),), *flat, *[x.stride(0) for x in flat], seen, place, frequency,
                 turned, keys, values, slots, H=heads, G=of_keys, HALF=width // 2, BH=padded(width // 2, 1), num_warps=1,

@@ -8,56 +8,62 @@ precondition.py.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ..math import clamped, exp2, is_bad, of_tokens, or_nan, so_far, without
-from ..packing import chunk_place, pieces_of_sequence
-from ..runtime.launch_plan import Recorder
+from ..common.call import padded
+from ..common.delta_rule.launches import DeltaRule
+from ..common.delta_rule.sizes import SavedForBackward
+from ..common.math import any_so_far, clamp_decay, exp2, infinite_to_nan, is_bad, zero_where
+from ..common.packing import pieces_of_sequence, program_chunk
+from ..common.tiles import load_gate
 from ..runtime.workspace import TensorSpec
-from .sizes import ChunkSizes, KernelInputs, SavedForBackward
-from .tiles import padded
 
 
 @triton.jit
-def gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr):
+def load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr):
     """The summed log decay (base 2) and the gain of a chunk's tokens."""
-    g = of_tokens(precond_g, first, live, head, HV, HEADS_PG)
-    return tl.cumsum(clamped(g), 0), of_tokens(precond_beta, first, live, head, HV, HEADS_PB)
+    g = load_gate(precond_g, first, live, head, HV, HEADS_PG)
+    return tl.cumsum(clamp_decay(g), 0), load_gate(precond_beta, first, live, head, HV, HEADS_PB)
 
 
 @triton.jit
-def pair_decay(upto, decay, PRECISION: tl.constexpr):
+def pair_decays(upto, decay, PRECISION: tl.constexpr):
     """exp(G_i - G_j) for j < i, else 0, with G_i of `upto` and G_j of `decay`."""
     i = tl.arange(0, 64)
     return exp2(tl.where(i[:, None] > i[None, :], upto[:, None] - decay[None, :], -float("inf")), PRECISION)
 
 
 @triton.jit
-def operand(x, dtype: tl.constexpr):
+def to_operand(x, dtype: tl.constexpr):
     """x as an operand of a product: bfloat16 for bfloat16 inputs, else float32 (float16 lacks the range)."""
     return x.to(tl.bfloat16) if dtype == tl.bfloat16 else x
 
 
 @triton.jit
-def past(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
+def earlier_energy(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
     """A_i - beta_i k_i^2: the part of earlier tokens and of A at the chunk's start. A token's own part is added in float32,
     as it must cancel in gradients. upto: G_i, or G_(i-1) for all of A_(i-1)."""
-    energy = operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
-    weights = operand(pair_decay(upto, decay, PRECISION) * beta[None, :], keys.dtype)
+    energy = to_operand(keys.to(tl.float32) * keys.to(tl.float32), keys.dtype)
+    weights = to_operand(pair_decays(upto, decay, PRECISION) * beta[None, :], keys.dtype)
     return tl.dot(weights, energy, tl.exp2(upto)[:, None] * start[None, :], input_precision=PRECISION)
 
 
 @triton.jit
-def past_with_bad_numbers(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
-    """`past` where a NaN or infinity makes its key channel NaN, or in a gate all channels, from its token on, none before."""
+def earlier_energy_with_bad_numbers(keys, upto, decay, beta, start, PRECISION: tl.constexpr):
+    """`earlier_energy` where a NaN or infinity makes its key channel NaN, or in a gate all channels, from its token on."""
     bad = is_bad(keys.to(tl.float32) * keys.to(tl.float32))
-    spoiled = so_far(bad | (is_bad(beta) | is_bad(decay))[:, None])
-    upto, decay, beta = without(upto, is_bad(upto)), without(decay, is_bad(decay)), without(beta, is_bad(beta))
-    return tl.where(spoiled, float("nan"), or_nan(past(without(keys, bad), upto, decay, beta, start, PRECISION)))
+    spoiled = any_so_far(bad | (is_bad(beta) | is_bad(decay))[:, None])
+    upto, decay, beta = zero_where(upto, is_bad(upto)), zero_where(decay, is_bad(decay)), zero_where(beta, is_bad(beta))
+    return tl.where(
+        spoiled,
+        float("nan"),
+        infinite_to_nan(earlier_energy(zero_where(keys, bad), upto, decay, beta, start, PRECISION)),
+    )
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -66,18 +72,16 @@ def key_energy_sums(
     K: tl.constexpr, PK: tl.constexpr, HEADS_PG: tl.constexpr, HEADS_PB: tl.constexpr,
 ):  # fmt: skip
     """Per chunk: the sum that it adds to A [M, HV, K], and its log decay (base 2) [M, HV]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    live = tl.arange(0, 64) < count
+    i = tl.arange(0, 64)
+    live = i < count
     c = tl.arange(0, PK)
-    keys = tl.load(
-        k + (first * H + head // (HV // H)) * K + tl.arange(0, 64)[:, None] * (H * K) + c[None, :],
-        live[:, None] & (c < K)[None, :],
-        0.0,
-    )
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    at = (first * H + head // (HV // H)) * K
+    here = live[:, None] & (c < K)[None, :]
+    keys = tl.load(k + at + tl.arange(0, 64)[:, None] * (H * K) + c[None, :], here, 0.0)
+    decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     total = tl.min(decay, 0) + 0.0 * tl.sum(decay, 0)
     energy = keys.to(tl.float32) * keys.to(tl.float32)
     added = tl.sum((tl.exp2(total - decay) * beta)[:, None] * energy, 0)
@@ -111,7 +115,7 @@ def key_energy_scan(
         before = tl.sum(tl.where(earlier, total[None, :], 0.0), 1)
         weights = tl.where(earlier, tl.exp2(tl.where(earlier, before[:, None] - after[None, :], 0.0)), 0.0)
         bad = is_bad(added)
-        starts = tl.exp2(before)[:, None] * x[None, :] + tl.dot(weights, without(added, bad), input_precision="ieee")
+        starts = tl.exp2(before)[:, None] * x[None, :] + tl.dot(weights, zero_where(added, bad), input_precision="ieee")
         spoiled = (tl.cumsum(bad.to(tl.int32), 0) - bad.to(tl.int32)) > 0
         starts = tl.where(spoiled, float("nan"), starts)
         tl.store(sums + at[:, None] * K + c[None, :], starts, here)
@@ -130,8 +134,7 @@ def key_energy_backward(
     """Backwards, one chunk: from the gradients of A inside the chunk and, `after` [M, HV, K], at its end, to the keys (dk, with
     ADD added to what is there) and the gates (dg, dbeta [BT, HV]). The decay of token t acts on pairs of an earlier token and t
     or a later one: a pair that lies on one side of t is in both sums below as the same number, so it cancels exactly."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     i = tl.arange(0, 64)
@@ -139,7 +142,7 @@ def key_energy_backward(
     start = first * HV + head  # scalars in front, so that the offsets of a tile are small numbers
     row = i * HV
     at = m.to(tl.int64) * HV + head
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
     total = tl.min(decay, 0)
     pairs = tl.zeros((64, 64), tl.float32)
     from_start = tl.zeros((64,), tl.float32)
@@ -160,7 +163,7 @@ def key_energy_backward(
         from_start += tl.sum(grad_A.to(tl.float32) * begin[None, :], 1)
         to_end += tl.sum(energy * end[None, :], 1)
         to_energy = grad_A.to(tl.float32) + tl.exp2(total - decay)[:, None] * end[None, :]
-        weights = tl.trans(pair_decay(decay, decay, PRECISION).to(grad_A.dtype))
+        weights = tl.trans(pair_decays(decay, decay, PRECISION).to(grad_A.dtype))
         to_energy = tl.dot(weights, grad_A, to_energy, input_precision=PRECISION)
         to_beta += tl.sum(to_energy * energy, 1)
         to_keys = 2 * keys * beta[:, None] * to_energy
@@ -169,7 +172,7 @@ def key_energy_backward(
         tl.store(dk + at_row, to_keys.to(dk.dtype.element_ty), here)
         pairs = tl.dot(grad_A, tl.trans(energy.to(grad_A.dtype)), pairs, input_precision=PRECISION)
     tl.store(dbeta + start + row, to_beta, live)
-    pairs *= pair_decay(decay, decay, PRECISION) * beta[None, :]
+    pairs *= pair_decays(decay, decay, PRECISION) * beta[None, :]
     to_end *= tl.exp2(total - decay) * beta
     to_decay = tl.exp2(decay) * from_start + tl.sum(pairs, 1) - tl.sum(pairs, 0) - to_end
     at_last = tl.exp2(total) * across + tl.sum(to_end, 0)
@@ -177,58 +180,51 @@ def key_energy_backward(
     tl.store(dg + start + row, tl.cumsum(tl.where(live, to_decay, 0.0), 0, reverse=True), live)
 
 
-def gate_groups(x: KernelInputs, sizes: ChunkSizes) -> dict[str, Any]:
-    return {"K": sizes.K, "HEADS_PG": sizes.group(x.precond_g), "HEADS_PB": sizes.group(x.precond_beta)}
+def gate_groups(call: DeltaRule) -> dict[str, Any]:
+    x = call.memory
+    return {"K": call.K, "HEADS_PG": call.group(x.precond_g), "HEADS_PB": call.group(x.precond_beta)}
 
 
-def record_key_energy(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, end: TensorSpec | None
-) -> None:
+def record_key_energy(call: DeltaRule, saved: SavedForBackward, end: Any) -> None:
     """A at the start of every chunk, into saved.key_energy, and at the end of every sequence."""
-    totals = sizes.empty(sizes.M, sizes.HV, dtype=torch.float32)
-    recorder.launch(
-        key_energy_sums, (sizes.M, sizes.HV),
-        x.k, x.precond_g, x.precond_beta, saved.key_energy, totals, saved.chunk_table, sizes.T, sizes.H, sizes.HV,
-        PK=padded(sizes.K), **gate_groups(x, sizes), num_warps=4,
+    x, totals = call.memory, call.floats(call.M, call.HV)
+    call.launch(
+        key_energy_sums, (call.M, call.HV), x.k, x.precond_g, x.precond_beta, saved.key_energy, totals, saved.chunk_table,
+        call.T, call.H, call.HV, PK=padded(call.K), **gate_groups(call), num_warps=4,
     )  # fmt: skip
-    record_scan(recorder, x, sizes, saved.key_energy, totals, x.A, end, back=False)
+    record_scan(call, saved.key_energy, totals, x.A, end, back=False)
 
 
-def record_scan(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, sums: TensorSpec, totals: TensorSpec, begin: TensorSpec | None,
-    end: TensorSpec | None, back: bool,
-) -> None:  # fmt: skip
-    width = min(32, padded(sizes.K))
-    recorder.launch(
-        key_energy_scan, (sizes.N, sizes.HV, -(-sizes.K // width)),
-        sums, totals, begin, end, x.cu_seqlens, sizes.T, sizes.HV, K=sizes.K, BK=width, BACK=back, BEGUN=begin is not None,
-        ENDED=end is not None, num_warps=4,
+def record_scan(call: DeltaRule, sums: TensorSpec, totals: TensorSpec, begin: Any, end: Any, back: bool) -> None:
+    width = min(32, padded(call.K))
+    call.launch(
+        key_energy_scan, (call.N, call.HV, -(-call.K // width)), sums, totals, begin, end, call.memory.cu_seqlens, call.T,
+        call.HV, K=call.K, BK=width, BACK=back, BEGUN=begin is not None, ENDED=end is not None, num_warps=4,
     )  # fmt: skip
 
 
-class EnergyGrads(NamedTuple):
+class EnergyGrads(namedtuple("EnergyGrads", "inside sums totals parameter")):
     """What the gradients of write keys or queries give to A inside a chunk [BT, HV, K], and summed over a chunk to A at its start
     [M, HV, K], to the log decays [M, HV], and to the parameter, a centre [M, HV] or a ridge [M, HV, K]."""
 
-    inside: TensorSpec
-    sums: TensorSpec
-    totals: TensorSpec
-    parameter: TensorSpec
-
 
 def record_energy_grads(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, grads: EnergyGrads, dk: TensorSpec,
-    add: bool, dA_end: TensorSpec | None, state_grads: bool,
-) -> tuple[TensorSpec, TensorSpec, TensorSpec | None]:  # fmt: skip
+    call: DeltaRule,
+    saved: SavedForBackward,
+    grads: EnergyGrads,
+    dk: TensorSpec,
+    add: bool,
+    dA_end: Any,
+    state_grads: bool,
+) -> tuple[TensorSpec, TensorSpec, TensorSpec | None]:
     """The gradients of g and beta [BT, HV], and with state_grads of the initial A. dk takes what reaches the keys through A, with
     `add` beside what it holds."""
-    dA = sizes.empty(sizes.N, sizes.HV, sizes.K, dtype=torch.float32) if state_grads else None
-    record_scan(recorder, x, sizes, grads.sums, grads.totals, dA_end, dA, back=True)
-    dg, dbeta = (sizes.per_token(sizes.HV, dtype=torch.float32) for _ in range(2))
-    recorder.launch(
-        key_energy_backward, (sizes.M, sizes.HV),
-        x.k, grads.inside, dk, saved.key_energy, grads.sums, x.precond_g, x.precond_beta, dg, dbeta, saved.chunk_table, sizes.T,
-        sizes.H, sizes.HV, **gate_groups(x, sizes), ADD=add, PRECISION=sizes.precision,
-        **sizes.tile_options("key_energy_backward", "BK"),
+    x, dA = call.memory, call.floats(call.N, call.HV, call.K) if state_grads else None
+    record_scan(call, grads.sums, grads.totals, dA_end, dA, back=True)
+    dg, dbeta = (call.token_tensor(call.HV, dtype=torch.float32) for _ in range(2))
+    call.launch(
+        key_energy_backward, (call.M, call.HV), x.k, grads.inside, dk, saved.key_energy, grads.sums, x.precond_g,
+        x.precond_beta, dg, dbeta, saved.chunk_table, call.T, call.H, call.HV, **gate_groups(call), ADD=add,
+        PRECISION=call.precision, **call.tile_options("key_energy_backward", "BK"),
     )  # fmt: skip
     return dg, dbeta, dA

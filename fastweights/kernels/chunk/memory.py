@@ -3,37 +3,69 @@ alone."""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ..runtime.launch_plan import Recorder, Rule
+from ..common.call import Specs, make_rule
+from ..common.delta_rule.launches import DeltaRule
+from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
+from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
-from .backward import backward, reduce_grads
-from .forward import forward, shapes
 from .key_energy import record_energy_grads, record_key_energy
 from .precondition import QUERIES, Form, record_precondition, record_precondition_grads
-from .sizes import ChunkSizes, KernelInputs, SavedForBackward
 
-__all__ = ["MEMORY", "PRECONDITIONER", "PreconditionerInputs"]
-
-# Inputs: KernelInputs. Options: scale, bound, eps. Outputs: o, S, A.
-MEMORY = Rule(shapes, forward, backward)
+__all__ = ["MEMORY", "PRECONDITIONER", "KernelInputs", "PreconditionerInputs"]
 
 
-class PreconditionerInputs(NamedTuple):
+class Memory(DeltaRule):
+    """Outputs: o, S, A, the states None unless they are wanted."""
+
+    def form(self) -> Form:
+        _, bound, eps = self.options
+        return Form("softsign", bound, eps)
+
+    def shapes(self, final: bool) -> tuple[Specs, SavedForBackward]:
+        A = self.floats(self.N, self.HV, self.K) if final and self.precond else None
+        outputs = self.token_tensor(self.HV, self.V), self.state(self.N) if final else None, A
+        return outputs, self.placeholders()
+
+    def forward(self, final: bool) -> tuple[Specs, SavedForBackward]:
+        scale, *_ = self.options
+        (o, S_end, A_end), saved = self.shapes(final)
+        self.record_tables(saved)
+        if self.precond:
+            record_key_energy(self, saved, A_end)
+            record_precondition(self, saved, saved.write_keys, self.form())
+        chunks = self.transform_chunks(saved, scale, reuse_saved=False)
+        self.record_outputs(chunks, saved, scale, o, S_end)
+        return (o, S_end, A_end), saved
+
+    def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> KernelInputs:
+        """The gradient of every input; those of q, k and the preconditioner's gates per value head."""
+        x, (scale, *_), (do, dS_end, dA_end) = self.x, self.options, output_grads
+        grads = self.memory_grads(saved, scale, do, dS_end, state_grads)
+        dprecond_g = dprecond_beta = center_grads = dA = None
+        if self.precond:
+            energy = record_precondition_grads(self, saved, grads.write_key, grads.k, self.form(), add=True)
+            center_grads = energy.parameter
+            dprecond_g, dprecond_beta, dA = record_energy_grads(self, saved, energy, grads.k, True, dA_end, state_grads)
+        g = x.g if self.decay == 1 else None
+        dbeta, dg, dcenter = self.reduce_grads(saved, grads.gates, x.beta, g, center_grads)
+        return KernelInputs(
+            grads.q, grads.k, grads.v, dbeta, grads.g if self.decay == 2 else dg,
+            None if x.write_key is None else grads.write_key, None if x.S is None else grads.S, dprecond_g, dprecond_beta,
+            dcenter, None if x.A is None else dA,
+        )  # fmt: skip
+
+
+class PreconditionerInputs(
+    namedtuple("PreconditionerInputs", "k g beta center q ridge A cu_seqlens", defaults=(None, None, None, None, None))
+):
     """k [B, T, H, K]; g, beta [B, T, heads]; for write keys center [HV], for queries q, as k, and ridge [HV, K]; A [N, HV, K] or
     None; cu_seqlens [N+1] or None."""
-
-    k: Any
-    g: Any
-    beta: Any
-    center: Any = None
-    q: Any = None
-    ridge: Any = None
-    A: Any = None
-    cu_seqlens: Any = None
 
     def as_memory(self) -> KernelInputs:
         """The inputs of a memory with these heads, whose values nobody reads."""
@@ -42,55 +74,46 @@ class PreconditionerInputs(NamedTuple):
         q, parameter = (k, center) if q is None else (q, ridge)
         return KernelInputs(q, k, v, precond_g=g, precond_beta=beta, center=parameter, A=A, cu_seqlens=cu_seqlens)
 
-    def form(self, options: tuple[Any, ...]) -> Form:
+
+class Preconditioner(DeltaRule):
+    """Options, for write keys: squash, bound, eps, ridge. Outputs: write keys or queries, and A. Of what is saved only A at the
+    chunks' starts and the table of chunks are filled."""
+
+    def __init__(
+        self, x: PreconditionerInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
+    ) -> None:
+        super().__init__(x.as_memory(), device, options, recorder)
+        self.inputs = x
         squash, bound, eps, ridge = options
-        return Form(squash if self.q is None else QUERIES, bound, eps, ridge)
+        self.form = Form(squash if x.q is None else QUERIES, bound, eps, ridge)
+
+    def shapes(self, final: bool) -> tuple[Specs, SavedForBackward]:
+        kept = self.placeholders()
+        saved = SavedForBackward(key_energy=kept.key_energy, chunk_table=kept.chunk_table)
+        return (kept.write_keys, self.floats(self.N, self.HV, self.K) if final else None), saved
+
+    def forward(self, final: bool) -> tuple[Specs, SavedForBackward]:
+        (made, end), saved = self.shapes(final)
+        if self.packed:  # nothing here reads the place of a segment
+            self.record_tables(self.placeholders()._replace(chunk_table=saved.chunk_table))
+        record_key_energy(self, saved, end)
+        record_precondition(self, saved, made, self.form)
+        return (made, end), saved
+
+    def backward(self, saved: SavedForBackward, output_grads: Sequence[Any], state_grads: bool) -> PreconditionerInputs:
+        dmade, dA_end = output_grads
+        of_keys = self.inputs.q is None
+        dx = dk = self.token_tensor(self.HV, self.K)
+        if not of_keys:  # nothing but A comes from the keys
+            dk = self.token_tensor(self.HV, self.K)
+        grads = record_precondition_grads(self, saved, dmade, dx, self.form, add=False)
+        dg, dbeta, dA = record_energy_grads(self, saved, grads, dk, of_keys, dA_end, state_grads)
+        found = PreconditionerInputs(dk, dg, dbeta, A=None if self.inputs.A is None else dA)
+        if self.form.name == "none":  # reads no centre
+            return found
+        *_, parameter = self.reduce_grads(saved, None, center_grads=grads.parameter)
+        return found._replace(center=parameter) if of_keys else found._replace(q=dx, ridge=parameter)
 
 
-def _shapes(
-    x: PreconditionerInputs, device: torch.device, options: tuple[Any, ...], final: bool
-) -> tuple[Sequence[TensorSpec | None], SavedForBackward]:
-    """The result and the final A; of what is saved only A at the chunks' starts and the table of chunks are filled."""
-    sizes = ChunkSizes(x.as_memory(), device)
-    kept = sizes.saved()
-    saved = SavedForBackward(*[None] * len(kept))._replace(key_energy=kept.key_energy, chunk_table=kept.chunk_table)
-    return (kept.write_keys, sizes.final_states(final)[1]), saved
-
-
-def _forward(
-    recorder: Recorder, x: PreconditionerInputs, device: torch.device, options: tuple[Any, ...], final: bool
-) -> tuple[Sequence[TensorSpec | None], SavedForBackward]:  # fmt: skip
-    memory = x.as_memory()
-    sizes = ChunkSizes(memory, device)
-    (made, end), saved = _shapes(x, device, options, final)
-    if sizes.packed:  # nothing here reads the place of a segment
-        filled = sizes.saved()._replace(chunk_table=saved.chunk_table)
-        sizes.record_tables(recorder, memory, filled)
-    record_key_energy(recorder, memory, sizes, saved, end)
-    record_precondition(recorder, memory, sizes, saved, made, x.form(options))
-    return (made, end), saved
-
-
-def _backward(
-    recorder: Recorder, x: PreconditionerInputs, device: torch.device, options: tuple[Any, ...], saved: SavedForBackward,
-    output_grads: Sequence[Any], state_grads: bool,
-) -> PreconditionerInputs:  # fmt: skip
-    dmade, dA_end = output_grads
-    memory, form = x.as_memory(), x.form(options)
-    sizes = ChunkSizes(memory, device)
-    dx = dk = sizes.per_token(sizes.HV, sizes.K)
-    if x.q is not None:  # nothing but A comes from the keys
-        dk = sizes.per_token(sizes.HV, sizes.K)
-    grads = record_precondition_grads(recorder, memory, sizes, saved, dmade, dx, form, add=False)
-    dg, dbeta, dA = record_energy_grads(recorder, memory, sizes, saved, grads, dk, x.q is None, dA_end, state_grads)
-    dA = None if x.A is None else dA
-    if form.name == "none":  # reads no centre
-        return PreconditionerInputs(dk, dg, dbeta, A=dA)
-    *_, dparameter = reduce_grads(recorder, memory, sizes, saved, None, grads.parameter)
-    if x.q is None:
-        return PreconditionerInputs(dk, dg, dbeta, center=dparameter, A=dA)
-    return PreconditionerInputs(dk, dg, dbeta, q=dx, ridge=dparameter, A=dA)
-
-
-# Inputs: PreconditionerInputs. Options, for write keys: squash, bound, eps, ridge. Outputs: write keys or queries, and A.
-PRECONDITIONER = Rule(_shapes, _forward, _backward)
+MEMORY = make_rule(Memory)
+PRECONDITIONER = make_rule(Preconditioner)

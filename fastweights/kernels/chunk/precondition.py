@@ -18,12 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ..math import LN2, exp2, log2, or_nan, reciprocal, spoiled_somewhere
-from ..packing import chunk_place
-from ..runtime.launch_plan import Recorder
+from ..common.delta_rule.launches import DeltaRule
+from ..common.delta_rule.sizes import SavedForBackward
+from ..common.math import LN2, exp2, has_bad_number, infinite_to_nan, log2, reciprocal
+from ..common.packing import program_chunk
 from ..runtime.workspace import TensorSpec
-from .key_energy import EnergyGrads, gate_groups, gates, past, past_with_bad_numbers
-from .sizes import ChunkSizes, KernelInputs, SavedForBackward
+from .key_energy import EnergyGrads, earlier_energy, earlier_energy_with_bad_numbers, gate_groups, load_gates
 
 QUERIES = "queries"
 
@@ -42,7 +42,7 @@ class Form(NamedTuple):
 
 
 @triton.jit
-def decay_of_A(decay, FORM: tl.constexpr):
+def energy_decay(decay, FORM: tl.constexpr):
     """The summed decay of the tokens that have gone into the A that a token takes: all up to itself, or to the one before it."""
     if FORM == "none":
         i = tl.arange(0, 64)
@@ -71,15 +71,14 @@ def precondition(
 ):  # fmt: skip
     """The write keys or the divided queries [BT, HV, K] of one chunk, from A at its start. parameter: the centre [HV], or the
     ridge of the queries [HV, K]. "none" takes all channels at once."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     i = tl.arange(0, 64)
     live = i < count
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
-    upto = decay_of_A(decay, FORM)
+    decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    upto = energy_decay(decay, FORM)
     if (FORM == "softsign") | (FORM == "tanh"):
         middle = tl.load(parameter + head)
     for k0 in range(0, K, BK):
@@ -87,10 +86,10 @@ def precondition(
         here = live[:, None] & (c < K)[None, :]
         keys = tl.load(k + at_keys + c[None, :], here, 0.0)
         start = tl.load(gram + (m.to(tl.int64) * HV + head) * K + c, c < K, 0.0)
-        A = past(keys, upto, decay, beta, start, PRECISION)
-        if spoiled_somewhere(A):  # loaded again: kept for this rare case, keys would crowd the registers
+        A = earlier_energy(keys, upto, decay, beta, start, PRECISION)
+        if has_bad_number(A):  # loaded again: kept for this rare case, keys would crowd the registers
             again = tl.load(k + at_keys + c[None, :], here, 0.0)
-            A = past_with_bad_numbers(again, upto, decay, beta, start, PRECISION)
+            A = earlier_energy_with_bad_numbers(again, upto, decay, beta, start, PRECISION)
         keys = keys.to(tl.float32)
         if FORM == "none":
             direction = keys * reciprocal(A + ridge, PRECISION)
@@ -100,7 +99,7 @@ def precondition(
             if FORM == "queries":
                 queries = tl.load(q + at_keys + c[None, :], here, 0.0).to(tl.float32)
                 added = tl.load(parameter + head * K + c, c < K, 1.0)
-                made = or_nan(queries) * reciprocal(A + added[None, :], PRECISION)
+                made = infinite_to_nan(queries) * reciprocal(A + added[None, :], PRECISION)
             else:
                 squashed, _ = squash(log2(A + eps, PRECISION) * LN2 - middle, FORM, PRECISION)
                 made = exp2(-power * squashed, PRECISION) * keys
@@ -117,16 +116,15 @@ def precondition_grads(
     """Backwards, one chunk: from the gradient of the write keys or queries to what they are made of directly (dx, with ADD added
     to what is there) and to every A_i: dA, which may share memory with dout unless the form is "none". sums, totals: as in
     key_energy_scan; dparameter [M, HV] or [M, HV, K]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
     i = tl.arange(0, 64)
     live = i < count
     at = m.to(tl.int64) * HV + head
     at_keys = (first * H + head // (HV // H)) * K + i[:, None] * (H * K)
-    decay, beta = gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
-    upto = decay_of_A(decay, FORM)
+    decay, beta = load_gates(precond_g, precond_beta, first, live, head, HV, HEADS_PG, HEADS_PB)
+    upto = energy_decay(decay, FORM)
     if (FORM == "softsign") | (FORM == "tanh"):
         middle = tl.load(parameter + head)
         to_center = 0.0
@@ -137,7 +135,7 @@ def precondition_grads(
         keys = tl.load(k + at_keys + c[None, :], here, 0.0)
         to_out = tl.load(dout + at_row, here, 0.0).to(tl.float32)
         begin = tl.load(gram + at * K + c, c < K, 0.0)
-        A = past(keys, upto, decay, beta, begin, PRECISION)
+        A = earlier_energy(keys, upto, decay, beta, begin, PRECISION)
         keys = keys.to(tl.float32)
         if FORM == "none":
             inverse = reciprocal(A + ridge, PRECISION)
@@ -178,43 +176,36 @@ def precondition_grads(
     tl.store(totals + at, tl.min(decay, 0))
 
 
-def shared_arguments(x: KernelInputs, sizes: ChunkSizes, form: Form, kernel: str) -> dict[str, Any]:
-    tile = sizes.tile_options("precondition_whole" if form.name == "none" else kernel, "BK")
-    return {**gate_groups(x, sizes), "FORM": form.name, "PRECISION": sizes.precision, **tile}
+def shared_constants(call: DeltaRule, form: Form, kernel: str) -> dict[str, Any]:
+    tile = call.tile_options("precondition_whole" if form.name == "none" else kernel, "BK")
+    return {**gate_groups(call), "FORM": form.name, "PRECISION": call.precision, **tile}
 
 
-def record_precondition(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, out: TensorSpec | None, form: Form
-) -> None:
+def record_precondition(call: DeltaRule, saved: SavedForBackward, out: Any, form: Form) -> None:
     """The write keys or queries, from saved.key_energy."""
-    recorder.launch(
-        precondition, (sizes.M, sizes.HV),
-        x.k, x.q if form.name == QUERIES else None, saved.key_energy, x.precond_g, x.precond_beta, x.center, out,
-        saved.chunk_table, sizes.T, *form.numbers, sizes.H, sizes.HV, **shared_arguments(x, sizes, form, "precondition"),
+    x = call.memory
+    call.launch(
+        precondition, (call.M, call.HV), x.k, x.q if form.name == QUERIES else None, saved.key_energy, x.precond_g,
+        x.precond_beta, x.center, out, saved.chunk_table, call.T, *form.numbers, call.H, call.HV,
+        **shared_constants(call, form, "precondition"),
     )  # fmt: skip
 
 
 def record_precondition_grads(
-    recorder: Recorder, x: KernelInputs, sizes: ChunkSizes, saved: SavedForBackward, dout: TensorSpec, dx: TensorSpec,
-    form: Form, add: bool,
-) -> EnergyGrads:  # fmt: skip
+    call: DeltaRule, saved: SavedForBackward, dout: TensorSpec, dx: TensorSpec, form: Form, add: bool
+) -> EnergyGrads:
     """What A gets, and the gradient of the centre or the ridge per chunk. dx takes what reaches keys or queries directly, with
     `add` beside what it holds, and the gradient of A may take the place of dout."""
-    inside = dout
-    if sizes.dtype == torch.float16:  # 1/A may leave its range
-        inside = sizes.per_token(sizes.HV, sizes.K, dtype=torch.float32)
+    x, inside = call.memory, dout
+    if call.dtype == torch.float16:  # 1/A may leave its range
+        inside = call.token_tensor(call.HV, call.K, dtype=torch.float32)
     elif not add:  # dout is the caller's
-        inside = sizes.per_token(sizes.HV, sizes.K)
-    grads = EnergyGrads(
-        inside,
-        sizes.empty(sizes.M, sizes.HV, sizes.K, dtype=torch.float32),
-        sizes.empty(sizes.M, sizes.HV, dtype=torch.float32),
-        sizes.empty(sizes.M, *x.center.shape, dtype=torch.float32),
-    )
-    recorder.launch(
-        precondition_grads, (sizes.M, sizes.HV),
-        x.k, x.q if form.name == QUERIES else None, saved.key_energy, dout, grads.inside, dx, x.precond_g, x.precond_beta,
-        x.center, grads.sums, grads.totals, grads.parameter, saved.chunk_table, sizes.T, *form.numbers, sizes.H, sizes.HV,
-        ADD=add, **shared_arguments(x, sizes, form, "precondition_grads"),
+        inside = call.token_tensor(call.HV, call.K)
+    M, HV = call.M, call.HV
+    grads = EnergyGrads(inside, call.floats(M, HV, call.K), call.floats(M, HV), call.floats(M, *x.center.shape))
+    call.launch(
+        precondition_grads, (M, HV), x.k, x.q if form.name == QUERIES else None, saved.key_energy, dout, grads.inside, dx,
+        x.precond_g, x.precond_beta, x.center, grads.sums, grads.totals, grads.parameter, saved.chunk_table, call.T,
+        *form.numbers, call.H, HV, ADD=add, **shared_constants(call, form, "precondition_grads"),
     )  # fmt: skip
     return grads

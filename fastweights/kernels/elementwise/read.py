@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan, or_nan
-from ..packing import pieces_of_sequence, tokens_of_sequence
-from ..posterior.tile import at_token
+from ..common.math import infinite_to_nan, to_float_or_nan
+from ..common.packing import pieces_of_sequence, tokens_of_sequence
+from ..common.tiles import token_address
 
 
 @triton.jit
@@ -17,16 +17,16 @@ def load_kv_beta(
 ):  # fmt: skip
     """The key, value and gain of a token, as they lie in memory: loops load them a step before `update_terms` takes them."""
     return (
-        tl.load(at_token(k, token, head, HV, HEADS_K, K) + channel, channel < K, 0.0),
-        tl.load(at_token(v, token, head, HV, 1, V) + column, column < V, 0.0),
-        tl.load(at_token(beta, token, head, HV, HEADS_BETA, V) + column, column < V, 0.0),
+        tl.load(token_address(k, token, head, HV, HEADS_K, K) + channel, channel < K, 0.0),
+        tl.load(token_address(v, token, head, HV, 1, V) + column, column < V, 0.0),
+        tl.load(token_address(beta, token, head, HV, HEADS_BETA, V) + column, column < V, 0.0),
     )
 
 
 @triton.jit
 def update_terms(raw):
     """The key and L, the value, beta, least, e and others of a token: see the derivation."""
-    key, value, beta = float_or_nan(raw[0]), float_or_nan(raw[1]), float_or_nan(raw[2])
+    key, value, beta = to_float_or_nan(raw[0]), to_float_or_nan(raw[1]), to_float_or_nan(raw[2])
     squares = key * key
     length = tl.sum(squares, 0)
     least = 1 / (1 + beta * length)
@@ -65,7 +65,7 @@ def read_elements(
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     chunk, pieces = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
     own, inside = state_places(n.to(tl.int64) * HV + head, channel, column, K, V)
-    S = tl.zeros((PK, BV), tl.float32) if start is None else float_or_nan(tl.load(start + own, inside, 0.0))
+    S = tl.zeros((PK, BV), tl.float32) if start is None else to_float_or_nan(tl.load(start + own, inside, 0.0))
     if count > 0:
         ahead = load_kv_beta(k, v, beta, first, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
         for i in range(0, count):
@@ -75,15 +75,15 @@ def read_elements(
                     at, held = state_places((chunk + i // 64).to(tl.int64) * HV + head, channel, column, K, V)
                     tl.store(states + at, S, held)
             if o is not None:  # before the state is computed, so that the load does not come late
-                raw_query = tl.load(at_token(q, token, head, HV, HEADS_K, K) + channel, channel < K, 0.0)
+                raw_query = tl.load(token_address(q, token, head, HV, HEADS_K, K) + channel, channel < K, 0.0)
             raw, later = ahead, first + tl.minimum(i + 1, count - 1)
             ahead = load_kv_beta(k, v, beta, later, head, channel, column, HV, K, V, HEADS_K, HEADS_BETA)
             key, length, value, gain, least, e, others = update_terms(raw)
             S = next_state(S, key, value, least, e, others)
             if o is not None:
-                query = float_or_nan(raw_query)
+                query = to_float_or_nan(raw_query)
                 answer = tl.sum(S * (query * scale)[:, None], 0)
-                to = at_token(o, token, head, HV, 1, V) + column
-                tl.store(to, or_nan(answer).to(o.dtype.element_ty), column < V)
+                to = token_address(o, token, head, HV, 1, V) + column
+                tl.store(to, infinite_to_nan(answer).to(o.dtype.element_ty), column < V)
     if end is not None:
-        tl.store(end + own, or_nan(S), inside)
+        tl.store(end + own, infinite_to_nan(S), inside)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, rows_of_tokens, without
-from ..packing import pieces_of_sequence, tokens_of_sequence
-from .sums import exact_dot, matrix_tile, precise_dot
+from ..common.math import is_bad, zero_where
+from ..common.packing import pieces_of_sequence, tokens_of_sequence
+from ..common.tiles import load_rows
+from .sums import exact_dot, load_matrix, precise_dot
 
 COARSE = tl.constexpr(5e-3)  # how close Newton's iteration comes
 FINE = tl.constexpr(3e-5)  # how close the refinement comes: one step from there
@@ -24,7 +25,7 @@ def solve_rows(S, rows, PRECISION: tl.constexpr):
     products take them."""
     i = tl.arange(0, S.shape[0])
     identity = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
-    largest = 1.0 + tl.sqrt(tl.sum(S * S))  # over both axes at once: `spoiled_somewhere` says why
+    largest = 1.0 + tl.sqrt(tl.sum(S * S))  # over both axes at once: `has_bad_number` says why
     M = S + identity
     scale = 2.0 / (1.0 + largest)
     close = largest * ROUNDING <= FAR  # not where a number is bad
@@ -45,14 +46,12 @@ def solve_rows(S, rows, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def token_by_token(
-    now, u, refresh, first, count, head, HV, c, K: tl.constexpr, HEADS: tl.constexpr
-):  # fmt: skip
+def update_by_tokens(now, u, refresh, first, count, head, HV, c, K: tl.constexpr, HEADS: tl.constexpr):
     """A after `count` tokens, by Sherman and Morrison's formula; a bad number counts as 0."""
     identity = tl.where(c[:, None] == c[None, :], 1.0, 0.0)
     for t in range(0, count):
         row = tl.load(u + ((first + t) * (HV // HEADS) + head // HEADS) * K + c, c < K, 0.0)
-        row = without(row, is_bad(row)).to(tl.float32)
+        row = zero_where(row, is_bad(row)).to(tl.float32)
         found, same = tl.sum(now * row[None, :], 1), tl.sum(now * row[:, None], 0)
         found /= 1.0 + tl.sum(found * row, 0)
         now += tl.load(refresh + first + t) * identity - found[:, None] * same[None, :]
@@ -72,12 +71,12 @@ def carry_inverse(
     inside = (c < K)[:, None] & (c < K)[None, :]
     at = c[:, None] * K + c[None, :]
     place = (n.to(tl.int64) * HV + head) * K * K
-    now = matrix_tile(start, n.to(tl.int64) * HV + head, c, c, K)
-    now += spoil(now)
+    now = load_matrix(start, n.to(tl.int64) * HV + head, c, c, K)
+    now += nan_where_bad(now)
     for step in range(0, chunks):
         tl.store(A + ((chunk + step).to(tl.int64) * HV + head) * K * K + at, now, inside)
         token, left = first + step * 64, count - step * 64
-        U = rows_of_tokens(u, token, i < left, head, HV, c, K, HEADS)
+        U = load_rows(u, token, i < left, head, HV, c, K, HEADS)
         added = tl.load(refresh + token + i, i < left, 0.0)
         before = tl.cumsum(added, 0) - added
         of_both = tl.minimum(before[:, None], before[None, :])  # what the earlier of two tokens finds
@@ -90,13 +89,13 @@ def carry_inverse(
             now = precise_dot(-rows, tl.trans(taken), now, PRECISION)
             now += tl.where(c[:, None] == c[None, :], tl.sum(added, 0), 0.0)
         else:  # weights far beyond those of the prior, or bad numbers
-            now = token_by_token(now, u, refresh, token, tl.minimum(left, 64), head, HV, c, K, HEADS)
-            now += spoil(U)
+            now = update_by_tokens(now, u, refresh, token, tl.minimum(left, 64), head, HV, c, K, HEADS)
+            now += nan_where_bad(U)
     if end is not None:
         tl.store(end + place + at, now, inside)
 
 
 @triton.jit
-def spoil(x):
+def nan_where_bad(x):
     """NaN where x holds a bad number, 0 otherwise."""
     return tl.where(tl.max(tl.max(is_bad(x).to(tl.int32), 1), 0) > 0, float("nan"), 0.0)

@@ -2,109 +2,78 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ..chunk import sizes as chunk_sizes
-from ..packing import CHUNK
-from ..runtime.launch_plan import Recorder, Rule
-from ..runtime.workspace import TensorSpec
+from ..common.call import Specs, make_rule
+from ..runtime.launch_plan import Recorder
 from .carried import carry_inverse
 from .carried_gradients import carry_adjoint, chunk_adjoint, finish_gradients
-from .rule import GramSizes
-
-__all__ = ["REFRESHED", "RefreshInputs"]
+from .rule import GramCall
 
 
-class RefreshInputs(NamedTuple):
+class RefreshInputs(namedtuple("RefreshInputs", "u b refresh A cu_seqlens", defaults=(None,))):
     """u, b [B, T, h, K]; refresh [B, T, 1] in float32; A [N, HV, K, K]; cu_seqlens [N+1] or None, on the device."""
 
-    u: Any
-    b: Any
-    refresh: Any
-    A: Any
-    cu_seqlens: Any = None
 
-
-class Saved(NamedTuple):
+class Saved(namedtuple("Saved", "A R D T chunk_table")):
     """In float32 the inverses at the chunks' starts [M, HV, K, K], r [BT, HV, K], d [BT, HV], T [M, HV, 64, 64]; the table of
     chunks."""
 
-    A: Any
-    R: Any
-    D: Any
-    T: Any
-    chunk_table: Any
 
+class Refreshed(GramCall):
+    """Outputs: y and A, this None unless it is wanted."""
 
-Results = tuple[tuple[TensorSpec | None, ...], Saved]
+    def __init__(
+        self, x: RefreshInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
+    ) -> None:
+        super().__init__(x, device, options, recorder, x.A, refresh=x.refresh)
 
+    def shapes(self, final: bool) -> tuple[Specs, Saved]:
+        saved = Saved(*self.kept(), self.squares(), self.table())
+        return (self.vectors(), self.matrices(self.N) if final else None), saved
 
-def shapes(x: RefreshInputs, device: torch.device, options: Sequence[Any], final: bool) -> Results:
-    """y and A (None unless `final`), and what a backward needs."""
-    sizes = GramSizes(x, x.A)
-    table = TensorSpec((sizes.M, 2), torch.int32) if sizes.packed else None
-    T = TensorSpec((sizes.M, sizes.HV, CHUNK, CHUNK), torch.float32)
-    saved = Saved(sizes.matrices(sizes.M), sizes.vectors(), sizes.per_token(sizes.HV), T, table)
-    return (sizes.vectors(), sizes.matrices(sizes.N) if final else None), saved
-
-
-def forward(
-    recorder: Recorder, x: RefreshInputs, device: torch.device, options: Sequence[Any], final: bool
-) -> Results:  # fmt: skip
-    sizes = GramSizes(x, x.A)
-    (y, end), saved = shapes(x, device, options, final)
-    sizes.record_table(recorder, x, saved)
-    recorder.launch(
-        carry_inverse, (sizes.N, sizes.HV), x.u, x.refresh, x.A, saved.A, end, x.cu_seqlens, sizes.T, sizes.HV,
-        K=sizes.K, PK=sizes.PK, HEADS=sizes.group(x.u), PRECISION=sizes.precision,
-        num_warps=4 if sizes.PK <= 64 else 8, num_stages=1,
-    )  # fmt: skip
-    sizes.record_tokens(recorder, x, saved, saved.T, None, 0.0, refresh=x.refresh)
-    sizes.record_solve(recorder, x, saved, x.b, y, sizes.precision, refresh=x.refresh)
-    return (y, end), saved
-
-
-def backward(
-    recorder: Recorder, x: RefreshInputs, device: torch.device, options: Sequence[Any], saved: Saved,
-    output_grads: Sequence[Any], state_grads: bool,
-) -> RefreshInputs:  # fmt: skip
-    sizes = GramSizes(x, x.A)
-    dy, dA_end = output_grads
-    precision, grid = sizes.of_gradients, (sizes.M, sizes.HV)
-    db = sizes.vectors(x.b.dtype)
-    sizes.record_solve(recorder, x, saved, dy, db, precision, refresh=x.refresh)
-    rounded = sizes.dtype != torch.float32
-    E = sizes.matrices(sizes.M, torch.bfloat16 if rounded else torch.float32)  # E - I
-    N, adjoint = sizes.matrices(sizes.M), sizes.matrices(sizes.M)
-    direct, W, V, rest = (sizes.vectors() for _ in range(4))
-
-    def record_chunks(of_ends: Any, *results: Any) -> None:
-        recorder.launch(
-            chunk_adjoint, grid, x.u, x.b, dy, x.refresh, saved.R, saved.D, saved.T, of_ends, *results, direct, W, V, rest,
-            saved.chunk_table, sizes.T, sizes.HV, K=sizes.K, BK=sizes.tile(precision), HEADS=sizes.group(x.u),
-            HEADS_B=sizes.group(x.b), PRECISION=precision, num_warps=4, num_stages=1,
+    def forward(self, final: bool) -> tuple[Specs, Saved]:
+        x = self.x
+        (y, end), saved = self.shapes(final)
+        self.record_table(saved)
+        self.launch_sequences(
+            carry_inverse, x.u, x.refresh, x.A, saved.A, end, PK=self.PK, HEADS=self.group(x.u), PRECISION=self.precision,
+            num_warps=self.warps,
         )  # fmt: skip
+        self.record_tokens(saved, saved.T, None, 0.0)
+        self.record_solve(saved, x.b, y, self.precision)
+        return (y, end), saved
 
-    record_chunks(None, E, N)
-    dA = sizes.matrices(sizes.N) if state_grads else None
-    large = rounded and chunk_sizes.has_large_shared_memory(device)
-    stages = 3 if sizes.PK <= 64 else 2 if large else 1
-    recorder.launch(
-        carry_adjoint, (sizes.N, sizes.HV), dA_end, E, N, adjoint, dA, x.cu_seqlens, sizes.T, sizes.HV,
-        K=sizes.K, PK=sizes.PK, STAGES=stages, PRECISION=precision, num_warps=4 if sizes.PK <= 64 else 8,
-        num_stages=1,
-    )  # fmt: skip
-    record_chunks(adjoint, None, None)
-    du = sizes.vectors(sizes.dtype)
-    recorder.launch(
-        finish_gradients, grid, saved.A, V, rest, du, saved.chunk_table, sizes.T, sizes.HV, K=sizes.K,
-        BK=sizes.tile(precision), PRECISION=precision, num_warps=4, num_stages=1,
-    )  # fmt: skip
-    return RefreshInputs(du, db, None, dA)
+    def backward(self, saved: Saved, output_grads: Sequence[Any], state_grads: bool) -> RefreshInputs:
+        x, (dy, dA_end), precision = self.x, output_grads, self.gradient_precision
+        db = self.vectors(x.b.dtype)
+        self.record_solve(saved, dy, db, precision)
+        rounded = self.dtype != torch.float32
+        E = self.matrices(self.M, torch.bfloat16 if rounded else torch.float32)  # E - I
+        N, adjoint = self.matrices(self.M), self.matrices(self.M)
+        direct, W, V, rest = (self.vectors() for _ in range(4))
+        tile = self.choose_tile(precision)
+
+        def record_chunks(at_ends: Any, *results: Any) -> None:
+            self.launch_chunks(
+                chunk_adjoint, saved, x.u, x.b, dy, x.refresh, saved.R, saved.D, saved.T, at_ends, *results, direct, W, V, rest,
+                BK=tile, HEADS=self.group(x.u), HEADS_B=self.group(x.b), precision=precision,
+            )  # fmt: skip
+
+        record_chunks(None, E, N)
+        dA = self.matrices(self.N) if state_grads else None
+        stages = 3 if self.PK <= 64 else 2 if rounded and self.has_large_shared_memory else 1
+        self.launch_sequences(
+            carry_adjoint, dA_end, E, N, adjoint, dA, PK=self.PK, STAGES=stages, PRECISION=precision, num_warps=self.warps
+        )  # fmt: skip
+        record_chunks(adjoint, None, None)
+        du = self.vectors(self.dtype)
+        self.launch_chunks(finish_gradients, saved, saved.A, V, rest, du, BK=tile, precision=precision)
+        return RefreshInputs(du, db, None, dA)
 
 
-# Inputs: RefreshInputs. Outputs: y, A.
-REFRESHED = Rule(shapes, forward, backward)
+REFRESHED = make_rule(Refreshed)

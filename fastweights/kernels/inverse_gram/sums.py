@@ -5,33 +5,33 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens, rows_of_tokens
-from ..packing import chunk_place, pieces_of_sequence
+from ..common.packing import pieces_of_sequence, program_part
+from ..common.tiles import load_gate, load_rows
 
 AHEAD = tl.constexpr(4)  # chunks that are loaded at once
 
 
 @triton.jit
-def token_tile(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
-    """`rows_of_tokens` in float32."""
-    return rows_of_tokens(x, first, live, head, HV, columns, K, HEADS).to(tl.float32)
+def load_float_rows(x, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
+    """`load_rows` in float32."""
+    return load_rows(x, first, live, head, HV, columns, K, HEADS).to(tl.float32)
 
 
 @triton.jit
-def divisors_of(D, first, live, head, HV):
+def load_divisors(D, first, live, head, HV):
     """d of a chunk's tokens [64], D [BT, HV]; 1 where there is no token."""
     return tl.load(D + first * HV + head + tl.arange(0, 64) * HV, live, 1.0)
 
 
 @triton.jit
-def matrix_tile(x, matrix, rows, columns, K: tl.constexpr):
+def load_matrix(x, matrix, rows, columns, K: tl.constexpr):
     """[rows, columns] of one of the matrices x [M, HV, K, K]."""
     at = matrix * K * K + rows[:, None] * K + columns[None, :]
     return tl.load(x + at, (rows < K)[:, None] & (columns < K)[None, :], 0.0)
 
 
 @triton.jit
-def first_bits(x):
+def split_first_bits(x):
     """The first eight bits of float32 numbers in bfloat16, and the rest. A conversion, which rounds, takes many times as long."""
     bits = x.to(tl.int32, bitcast=True)
     high = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -64,14 +64,14 @@ def exact_dot(x, y, out, PRECISION: tl.constexpr):
     if x.dtype == tl.bfloat16 and y.dtype == tl.bfloat16:
         out = tl.dot(x, y, out)
     elif x.dtype == tl.bfloat16 and PRECISION == "tf32x3":
-        high, rest = first_bits(y)
-        middle, rest = first_bits(rest)
-        low, rest = first_bits(rest)
+        high, rest = split_first_bits(y)
+        middle, rest = split_first_bits(rest)
+        low, rest = split_first_bits(rest)
         out = tl.dot(x, high, tl.dot(x, middle, tl.dot(x, low, out)))
     elif y.dtype == tl.bfloat16 and PRECISION == "tf32x3":
-        high, rest = first_bits(x)
-        middle, rest = first_bits(rest)
-        low, rest = first_bits(rest)
+        high, rest = split_first_bits(x)
+        middle, rest = split_first_bits(rest)
+        low, rest = split_first_bits(rest)
         out = tl.dot(high, y, tl.dot(middle, y, tl.dot(low, y, out)))
     else:
         out = precise_dot(x.to(tl.float32), y.to(tl.float32), out, PRECISION)
@@ -98,29 +98,28 @@ def chunk_sums(
 ):  # fmt: skip
     """sums [M, HV, K, K]: of every chunk sum_t gain_t x_t x_t^T, or where y is given
     sum_t (x_t y_t^T + y_t x_t^T) / divisor_t. x [BT, HV // HEADS, K], y [BT, HV, K], divisor [BT, HV] or None."""
-    PARTS: tl.constexpr = (K + BK - 1) // BK
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i, r, c = tl.arange(0, 64), tl.arange(0, PK), part * BK + tl.arange(0, BK)
+    i = tl.arange(0, 64)
     live = i < count
+    r, c = tl.arange(0, PK), part * BK + tl.arange(0, BK)
     left, right = (
-        rows_of_tokens(x, first, live, head, HV, r, K, HEADS),
-        rows_of_tokens(x, first, live, head, HV, c, K, HEADS),
+        load_rows(x, first, live, head, HV, r, K, HEADS),
+        load_rows(x, first, live, head, HV, c, K, HEADS),
     )
     out = tl.zeros((PK, BK), tl.float32)
     if y is None:
         if gain is not None:
-            right = right.to(tl.float32) * of_tokens(gain, first, live, head, HV, HEADS_GAIN)[:, None]
+            right = right.to(tl.float32) * load_gate(gain, first, live, head, HV, HEADS_GAIN)[:, None]
         out = exact_dot(tl.trans(left), right, out, PRECISION)
     else:
         other, columns = (
-            rows_of_tokens(y, first, live, head, HV, r, K, 1),
-            rows_of_tokens(y, first, live, head, HV, c, K, 1),
+            load_rows(y, first, live, head, HV, r, K, 1),
+            load_rows(y, first, live, head, HV, c, K, 1),
         )
         if divisor is not None:
-            share = 1.0 / divisors_of(divisor, first, live, head, HV)
+            share = 1.0 / load_divisors(divisor, first, live, head, HV)
             other, columns = other * share[:, None], columns * share[:, None]
         out = tl.dot(tl.trans(left), columns, out, input_precision=PRECISION)
         out = tl.dot(tl.trans(other), right, out, input_precision=PRECISION)
@@ -129,9 +128,7 @@ def chunk_sums(
 
 
 @triton.jit(do_not_specialize=["time"])
-def scan_sums(
-    start, sums, end, cu_seqlens, time, HV, K: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def scan_sums(start, sums, end, cu_seqlens, time, HV, K: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr):
     """Turns `sums` into the state at every chunk's start, from `start` [N, HV, K, K], and leaves that after the last in `end`,
     both in float64. BACK: into H at every chunk's end, where start and end are the gradients of the states after and before
     the sequence."""

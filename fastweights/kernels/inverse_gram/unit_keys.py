@@ -10,22 +10,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, places_of_rows, rows_of_tokens, so_far, without
-from ..packing import chunk_place, pieces_of_sequence
-from .sums import exact_dot, token_tile
+from ..common.math import any_so_far, is_bad, zero_where
+from ..common.packing import pieces_of_sequence, program_chunk
+from ..common.tiles import load_rows, row_places
+from .sums import exact_dot, load_float_rows
 
 AHEAD = tl.constexpr(32)  # chunks of a sequence that are added up at once
 
 
 @triton.jit
-def lengths(x):
+def row_lengths(x):
     """Of rows; 1 where it is 0."""
     squares = tl.sum(x * x, 1)
     return tl.where(squares == 0, 1.0, tl.sqrt(squares))
 
 
 @triton.jit
-def through_unit_length(x, length, found):
+def unit_length_gradient(x, length, found):
     """The gradient of rows x [64, PK] of these lengths [64] from that of x / length."""
     share = 1.0 / length
     along = tl.sum(x * found, 1) * share * share
@@ -34,7 +35,7 @@ def through_unit_length(x, length, found):
 
 @triton.jit
 def store_rows(x, values, first, live, head, HV, columns, K: tl.constexpr, HEADS: tl.constexpr):
-    at, here = places_of_rows(first, live, head, HV, columns, K, HEADS)
+    at, here = row_places(first, live, head, HV, columns, K, HEADS)
     tl.store(x + at, values.to(x.dtype.element_ty), here)
 
 
@@ -46,25 +47,25 @@ def unit_keys(
 ):  # fmt: skip
     """khat in `key` (None without UNIT_KEYS), alpha in `write_key`, what its rounding leaves in `rest` (or None), 1 in `gain`
     [BT], and in `sums` [M, HV, K] the keys of every chunk, added up. y = A k; without UNIT_WRITES alpha is A khat."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
+    i = tl.arange(0, 64)
     live = i < count
-    keys = token_tile(k, first, live, head, HV, c, K, HEADS_K)
+    c = tl.arange(0, PK)
+    keys = load_float_rows(k, first, live, head, HV, c, K, HEADS_K)
     if sums is not None:
         tl.store(sums + (m * HV + head).to(tl.int64) * K + c, tl.sum(keys, 0), c < K)
     if UNIT_KEYS:
-        of_keys = lengths(keys)
+        of_keys = row_lengths(keys)
         if head % HEADS_K == 0:
             store_rows(key, keys / of_keys[:, None], first, live, head, HV, c, K, HEADS_K)
     if head == 0:
         tl.store(gain + first + i, tl.full((64,), 1.0, tl.float32), live)
     if head % HEADS_Y == 0:
-        writes = token_tile(y, first, live, head, HV, c, K, HEADS_Y)
+        writes = load_float_rows(y, first, live, head, HV, c, K, HEADS_Y)
         if UNIT_WRITES:
-            writes /= lengths(writes)[:, None]
+            writes /= row_lengths(writes)[:, None]
         elif UNIT_KEYS:
             writes /= of_keys[:, None]
         store_rows(write_key, writes, first, live, head, HV, c, K, HEADS_Y)
@@ -74,9 +75,7 @@ def unit_keys(
 
 
 @triton.jit(do_not_specialize=["time"])
-def scan_rows(
-    start, sums, states, end, cu_seqlens, time, HV, K: tl.constexpr, PK: tl.constexpr, BACK: tl.constexpr
-):  # fmt: skip
+def scan_rows(start, sums, states, end, cu_seqlens, time, HV, K: tl.constexpr, PK: tl.constexpr, BACK: tl.constexpr):
     """states [M, HV, K]: `start` [N, HV, K] and the `sums` of the chunks before (BACK: after); `end` [N, HV, K]: and of all."""
     n, head = tl.program_id(0), tl.program_id(1)
     low, count = pieces_of_sequence(cu_seqlens, n, time, 64, 0)
@@ -100,48 +99,46 @@ def scan_rows(
 
 
 @triton.jit
-def sums_so_far(k, z, m, first, live, head, HV, c, K: tl.constexpr, HEADS_K: tl.constexpr):
+def running_sums(k, z, m, first, live, head, HV, c, K: tl.constexpr, HEADS_K: tl.constexpr):
     """z of the tokens of a chunk, from `z` [M, HV, K] at the chunks' starts; a bad key spoils its token and what follows."""
     i = tl.arange(0, 64)
-    keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
+    keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
     bad = is_bad(keys)
     ones = tl.where(i[:, None] >= i[None, :], 1.0, 0.0).to(keys.dtype)
     start = tl.load(z + (m * HV + head).to(tl.int64) * K + c, c < K, 0.0)
-    found = exact_dot(ones, without(keys, bad), tl.zeros((64, c.shape[0]), tl.float32), "tf32x3") + start[None, :]
-    return tl.where(so_far(tl.max(bad.to(tl.int32), 1) > 0)[:, None], float("nan"), found)
+    found = exact_dot(ones, zero_where(keys, bad), tl.zeros((64, c.shape[0]), tl.float32), "tf32x3") + start[None, :]
+    return tl.where(any_so_far(tl.max(bad.to(tl.int32), 1) > 0)[:, None], float("nan"), found)
 
 
 @triton.jit(do_not_specialize=["time"])
-def divisors(
-    q, k, z, divisor, eps, chunks, time, HV, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr
-):  # fmt: skip
+def divisors(q, k, z, divisor, eps, chunks, time, HV, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr):
     """divisor [BT, HV]."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
+    i = tl.arange(0, 64)
     live = i < count
-    z_t = sums_so_far(k, z, m, first, live, head, HV, c, K, HEADS)
-    found = tl.sum(token_tile(q, first, live, head, HV, c, K, HEADS) * z_t, 1)
+    c = tl.arange(0, PK)
+    z_t = running_sums(k, z, m, first, live, head, HV, c, K, HEADS)
+    found = tl.sum(load_float_rows(q, first, live, head, HV, c, K, HEADS) * z_t, 1)
     tl.store(divisor + first * HV + head + i * HV, tl.where(found < eps, eps, found), live)
 
 
 @triton.jit(do_not_specialize=["time"])
 def divisor_gradients(
     q, dq, divisor, ddivisor, sums, eps, chunks, time, HV, K: tl.constexpr, PK: tl.constexpr, HEADS: tl.constexpr
-):  # fmt: skip
+):
     """The gradient of the divisors, and in `sums` what every chunk adds to that of the keys. dq [BT, HV, K] is the gradient of
     the queries from the undivided answers S^T q, which are linear in q: so their product with dO is q.dq."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
+    i = tl.arange(0, 64)
     live = i < count
-    queries = token_tile(q, first, live, head, HV, c, K, HEADS)
+    c = tl.arange(0, PK)
+    queries = load_float_rows(q, first, live, head, HV, c, K, HEADS)
     by = tl.load(divisor + first * HV + head + i * HV, live, 1.0)
-    found = -tl.sum(queries * token_tile(dq, first, live, head, HV, c, K, 1), 1) / by
+    found = -tl.sum(queries * load_float_rows(dq, first, live, head, HV, c, K, 1), 1) / by
     found = tl.where(by == eps, 0.0, found)
     tl.store(ddivisor + first * HV + head + i * HV, found, live)
     tl.store(sums + (m * HV + head).to(tl.int64) * K + c, tl.sum(found[:, None] * queries, 0), c < K)
@@ -155,32 +152,33 @@ def unit_key_gradients(
 ):  # fmt: skip
     """dq_out, dk, dy [BT, HV, K] from dq, dkey and dwrite_key, the gradients in the delta rule's inputs. `later` [M, HV, K]: what
     the chunks after give to the gradient of the keys."""
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
+    i = tl.arange(0, 64)
     live = i < count
+    c = tl.arange(0, PK)
     by = tl.load(ddivisor + first * HV + head + i * HV, live, 0.0)
-    to_q = token_tile(dq, first, live, head, HV, c, K, 1)
-    to_q += by[:, None] * sums_so_far(k, z, m, first, live, head, HV, c, K, HEADS)
+    to_q = load_float_rows(dq, first, live, head, HV, c, K, 1)
+    to_q += by[:, None] * running_sums(k, z, m, first, live, head, HV, c, K, HEADS)
     store_rows(dq_out, to_q, first, live, head, HV, c, K, 1)
-    queries = rows_of_tokens(q, first, live, head, HV, c, K, HEADS)
+    queries = load_rows(q, first, live, head, HV, c, K, HEADS)
     still_to_come = tl.where(i[:, None] <= i[None, :], by[None, :], 0.0)
-    to_k = exact_dot(
-        still_to_come, without(queries, is_bad(queries)), tl.zeros((64, PK), tl.float32), "tf32x3"
-    )  # fmt: skip
+    to_k = exact_dot(still_to_come, zero_where(queries, is_bad(queries)), tl.zeros((64, PK), tl.float32), "tf32x3")
     to_k += tl.load(later + (m * HV + head).to(tl.int64) * K + c, c < K, 0.0)[None, :]
-    keys, found = token_tile(k, first, live, head, HV, c, K, HEADS), token_tile(dkey, first, live, head, HV, c, K, 1)
-    of_keys = lengths(keys)
+    keys, found = (
+        load_float_rows(k, first, live, head, HV, c, K, HEADS),
+        load_float_rows(dkey, first, live, head, HV, c, K, 1),
+    )
+    of_keys = row_lengths(keys)
     if UNIT_KEYS:
-        to_k += through_unit_length(keys, of_keys, found)
+        to_k += unit_length_gradient(keys, of_keys, found)
     else:
         to_k += found
-    writes = token_tile(y, first, live, head, HV, c, K, HEADS_Y)
-    found = token_tile(dwrite_key, first, live, head, HV, c, K, 1)
+    writes = load_float_rows(y, first, live, head, HV, c, K, HEADS_Y)
+    found = load_float_rows(dwrite_key, first, live, head, HV, c, K, 1)
     if UNIT_WRITES:
-        found = through_unit_length(writes, lengths(writes), found)
+        found = unit_length_gradient(writes, row_lengths(writes), found)
     elif UNIT_KEYS:
         found /= of_keys[:, None]
         to_k -= (tl.sum(writes * found, 1) / (of_keys * of_keys))[:, None] * keys

@@ -6,23 +6,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
-from ..packing import pieces_of_sequence, tokens_of_sequence
+from ..common.math import to_float_or_nan
+from ..common.packing import pieces_of_sequence, tokens_of_sequence
 from .block import (
     AHEAD,
     BLOCK,
-    channels,
-    key_tile,
+    lay_out_channels,
+    load_keys,
+    load_overlaps,
     load_transposed,
-    over_channels,
-    overlap_row,
+    load_values,
     store_transposed,
-    value_tile,
+    sum_over_channels,
 )
 
 
 @triton.jit
-def raw_token_back(
+def load_token_back(
     v, gamma, overlaps, answers, kept, du, first_du, t, begin, i: tl.constexpr, stop, head, channel, HV,
     V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
@@ -43,16 +43,16 @@ def raw_token_back(
         tl.load(kept + at * 4 + 1, here, 0.0),
         tl.load(kept + at * 4 + 2, here, 0.0),
         tl.load(kept + at * 4 + 3, here, 0.0),
-        overlap_row(overlaps, t, here, head, HV, begin, i, PART, True, HEADS_K),
+        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, True, HEADS_K),
     )
 
 
 @triton.jit
-def back_through_answer(raw, du):
+def differentiate_answer(raw, du):
     """dz, dv and dgamma of a token."""
-    z, value, gain = raw[2], raw[3].to(tl.float32), float_or_nan(raw[4])
+    z, value, gain = raw[2], raw[3].to(tl.float32), to_float_or_nan(raw[4])
     r, p, cubed, turn = raw[5], raw[6], raw[7], raw[8]
-    with_answer, with_value = over_channels(z * du), over_channels(value * du)
+    with_answer, with_value = sum_over_channels(z * du), sum_over_channels(value * du)
     scaled = gain * du
     across = gain * cubed * with_answer
     turned = gain * (turn * with_answer - cubed * with_value)
@@ -71,14 +71,14 @@ def pass_gradients(
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     stop = first + count
     m, chunks = pieces_of_sequence(cu_seqlens, n, T, 64, 0)
-    channel, copy = channels(LANES, COPIES, EACH)
+    channel, copy = lay_out_channels(LANES, COPIES, EACH)
     stored = (channel < V) & (copy == 0)
     at = n.to(tl.int64) * HV + head
     scratch += at * BLOCK * V
     i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
     L = tl.zeros((PV, PK), tl.float32) if d_end is None else load_transposed(d_end + at * K * V, K, PK, V, PV)
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
-    keys = key_tile(k, first + (blocks - 1) * BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
+    keys = load_keys(k, first + (blocks - 1) * BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
     for step in range(0, blocks):
         block = blocks - 1 - step
         t = first + block * BLOCK
@@ -87,11 +87,11 @@ def pass_gradients(
         D = tl.dot(L.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
         tl.store(scratch + i[None, :] * V + j[:, None], D, (j < V)[:, None])
         tl.debug_barrier()
-        next_keys = key_tile(k, t - BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
+        next_keys = load_keys(k, t - BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
         ahead, later_dz = (), ()
         for turn in tl.static_range(AHEAD):
             ahead += (
-                raw_token_back(
+                load_token_back(
                     v, gamma, overlaps, answers, kept, du, scratch, t, 0, turn, stop, head, channel, HV, V, HEADS_K,
                     HEADS_GAMMA, PART,
                 ),
@@ -102,7 +102,7 @@ def pass_gradients(
             for turn in tl.static_range(PART):
                 token = ahead[0]
                 ahead = ahead[1:] + (
-                    raw_token_back(
+                    load_token_back(
                         v, gamma, overlaps, answers, kept, du, scratch, t, begin, turn + AHEAD, stop, head, channel, HV, V,
                         HEADS_K, HEADS_GAMMA, PART,
                     ),
@@ -110,7 +110,7 @@ def pass_gradients(
                 d_write, row = token[0] + token[1], token[9]
                 for later in tl.static_range(BLOCK - PART + turn):
                     d_write += row[later] * later_dz[later]
-                d_answer, d_value, d_gain = back_through_answer(token, d_write)
+                d_answer, d_value, d_gain = differentiate_answer(token, d_write)
                 later_dz += (d_answer,)
                 here = t + (BLOCK - 1 - begin - turn)
                 place = here * HV + head
@@ -121,12 +121,12 @@ def pass_gradients(
                 tl.store(dgamma + place + 0 * channel, d_gain, inside & (channel == 0))
             later_dz = later_dz[PART:]
         tl.debug_barrier()
-        D = value_tile(dz, t, stop, head, HV, V, PV, BLOCK)
+        D = load_values(dz, t, stop, head, HV, V, PV, BLOCK)
         L = tl.dot(tl.trans(-D), keys, L, input_precision=PRECISION)
         keys = next_keys
         if block % 4 == 0:
-            queries = key_tile(q, t, tl.minimum(t + 64, stop), head, HV, K, PK, HEADS_K, 64)
-            grad_o = value_tile(do, t, tl.minimum(t + 64, stop), head, HV, V, PV, 64)
+            queries = load_keys(q, t, tl.minimum(t + 64, stop), head, HV, K, PK, HEADS_K, 64)
+            grad_o = load_values(do, t, tl.minimum(t + 64, stop), head, HV, V, PV, 64)
             L = tl.dot(tl.trans(grad_o), queries, L, input_precision=PRECISION)
     if d_start is not None:
         store_transposed(d_start + at * K * V, L, K, V)

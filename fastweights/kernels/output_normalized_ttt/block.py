@@ -5,16 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..packing import chunk_place
+from ..common.packing import chunk_place
+from ..common.tiles import tile_address
 
 BLOCK = tl.constexpr(16)
 AHEAD = tl.constexpr(2)  # tokens whose vectors are loaded before they are used
 
 
 @triton.jit(do_not_specialize=["time"])
-def key_overlaps(
-    k, overlaps, chunks, time, H, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+def key_overlaps(k, overlaps, chunks, time, H, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
     """overlaps [BT, H, 16]: of every key its products with the keys of its block."""
     m, block, head = tl.program_id(0) // 4, tl.program_id(0) % 4, tl.program_id(1)
     first, count = chunk_place(chunks, m, time)
@@ -27,7 +26,7 @@ def key_overlaps(
 
 
 @triton.jit
-def channels(LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr):
+def lay_out_channels(LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr):
     """The channel of every number of a vector [LANES, COPIES, EACH], and the copy. Every warp holds all channels, so that a sum
     over them waits for no other warp."""
     lane, copy, each = tl.arange(0, LANES)[:, None, None], tl.arange(0, COPIES)[None, :, None], tl.arange(0, EACH)
@@ -36,22 +35,20 @@ def channels(LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr):
 
 
 @triton.jit
-def over_channels(x):
+def sum_over_channels(x):
     return tl.sum(tl.sum(x, 2, keep_dims=True), 0, keep_dims=True)
 
 
 @triton.jit
-def key_tile(k, t, stop, head, HV, K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, ROWS: tl.constexpr):
+def load_keys(k, t, stop, head, HV, K: tl.constexpr, PK: tl.constexpr, HEADS_K: tl.constexpr, ROWS: tl.constexpr):
     """[ROWS, PK] of keys or queries from token t on."""
     i, c = tl.arange(0, ROWS), tl.arange(0, PK)
     inside = ((t + i < stop) & (t >= 0))[:, None] & (c < K)[None, :]
-    return tl.load(
-        k + (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :], inside, 0.0
-    )
+    return tl.load(tile_address(k, t, head, HV, c, K, HEADS_K, ROWS), inside, 0.0)
 
 
 @triton.jit
-def value_tile(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: tl.constexpr):
+def load_values(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: tl.constexpr):
     """[ROWS, PV] of a tensor [BT, HV, V] from token t on."""
     i, j = tl.arange(0, ROWS), tl.arange(0, PV)
     inside = (t + i < stop)[:, None] & (j < V)[None, :]
@@ -59,9 +56,9 @@ def value_tile(x, t, stop, head, HV, V: tl.constexpr, PV: tl.constexpr, ROWS: tl
 
 
 @triton.jit
-def overlap_row(
+def load_overlaps(
     overlaps, t, here, head, HV, begin, i: tl.constexpr, PART: tl.constexpr, BACK: tl.constexpr, HEADS_K: tl.constexpr
-):  # fmt: skip
+):
     """The products of key t with the keys whose turn in the block comes before its own, the last BLOCK - PART before its part
     and those of the part; 0 where the block has no such turn. Its own turn is i in the part that begins at turn `begin`, or
     beyond, in the next part. BACK: turns count from the block's last token."""

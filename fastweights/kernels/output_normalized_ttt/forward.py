@@ -5,23 +5,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..packing import tokens_of_sequence
+from ..common.packing import tokens_of_sequence
 from .block import (
     AHEAD,
     BLOCK,
-    channels,
-    key_tile,
+    lay_out_channels,
+    load_keys,
+    load_overlaps,
     load_transposed,
-    over_channels,
-    overlap_row,
-    value_tile,
+    load_values,
+    sum_over_channels,
 )
 
 SHORTEST = tl.constexpr(1e-6)  # a shorter answer has no direction
 
 
 @triton.jit
-def factors(square, along):
+def find_factors(square, along):
     """r, p, and what is 0 without a direction: r^3 and 3 p r^2."""
     short = square < SHORTEST * SHORTEST
     r = tl.where(short, 1.0, tl.rsqrt(square))
@@ -31,7 +31,7 @@ def factors(square, along):
 
 
 @triton.jit
-def raw_token(
+def load_token(
     v, gamma, overlaps, first_answers, t, begin, i: tl.constexpr, stop, head, channel, HV,
     V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
@@ -45,7 +45,7 @@ def raw_token(
         tl.load(first_answers + place * V + channel, inside, 0.0),
         tl.load(v + (t * HV + head) * V + channel, inside, 0.0),
         tl.load(gamma + t * (HV // HEADS_GAMMA) + head // HEADS_GAMMA, here, 0.0),
-        overlap_row(overlaps, t, here, head, HV, begin, i, PART, False, HEADS_K),
+        load_overlaps(overlaps, t, here, head, HV, begin, i, PART, False, HEADS_K),
     )
 
 
@@ -55,45 +55,45 @@ def write_tokens(
     K: tl.constexpr, PK: tl.constexpr, V: tl.constexpr, PV: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr,
     LANES: tl.constexpr, COPIES: tl.constexpr, EACH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `factors` finds; u [BT, HV, V]. scratch [N, HV, 16, V]."""
+    """answers [BT, HV, V]: z; kept [BT, HV, 4]: what `find_factors` finds; u [BT, HV, V]. scratch [N, HV, 16, V]."""
     n, head = tl.program_id(0), tl.program_id(1)
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     stop = first + count
-    channel, copy = channels(LANES, COPIES, EACH)
+    channel, copy = lay_out_channels(LANES, COPIES, EACH)
     at = n.to(tl.int64) * HV + head
     scratch += at * BLOCK * V
     i, j = tl.arange(0, BLOCK), tl.arange(0, PV)
     S = tl.zeros((PV, PK), tl.float32) if start is None else load_transposed(start + at * K * V, K, PK, V, PV)
-    keys = key_tile(k, first, stop, head, HV, K, PK, HEADS_K, BLOCK)
+    keys = load_keys(k, first, stop, head, HV, K, PK, HEADS_K, BLOCK)
     blocks = ((stop - first + BLOCK - 1) // BLOCK).to(tl.int32)
     for block in range(0, blocks):
         t = first + block * BLOCK
         Z = tl.dot(S.to(keys.dtype), tl.trans(keys), input_precision=PRECISION)
         tl.store(scratch + i[None, :] * V + j[:, None], Z, (j < V)[:, None])
         tl.debug_barrier()
-        next_keys = key_tile(k, t + BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
+        next_keys = load_keys(k, t + BLOCK, stop, head, HV, K, PK, HEADS_K, BLOCK)
         ahead, before = (), ()
         for now in tl.static_range(AHEAD):
             ahead += (
-                raw_token(
+                load_token(
                     v, gamma, overlaps, scratch, t, 0, now, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
                 ),
-            )  # fmt: skip
+            )
         for _ in tl.static_range(BLOCK - PART):
             before += (tl.zeros((LANES, COPIES, EACH), tl.float32),)
         for begin in range(0, BLOCK, PART):
             for now in tl.static_range(PART):
                 z, value, gain, row = ahead[0]
                 ahead = ahead[1:] + (
-                    raw_token(
+                    load_token(
                         v, gamma, overlaps, scratch, t, begin, now + AHEAD, stop, head, channel, HV, V, HEADS_K, HEADS_GAMMA, PART
                     ),
                 )  # fmt: skip
                 value = value.to(tl.float32)
                 for earlier in tl.static_range(BLOCK - PART + now):
                     z += row[earlier] * before[earlier]
-                square, along = over_channels(z * z), over_channels(z * value)
-                r, p, cubed, turn = factors(square, along)
+                square, along = sum_over_channels(z * z), sum_over_channels(z * value)
+                r, p, cubed, turn = find_factors(square, along)
                 write = gain.to(tl.float32) * (r * value - p * z)
                 before += (write,)
                 place = (t + begin + now) * HV + head
@@ -104,6 +104,6 @@ def write_tokens(
                 tl.store(kept + place * 4 + channel, numbers, here & (channel < 4))
             before = before[PART:]
         tl.debug_barrier()
-        U = value_tile(u, t, stop, head, HV, V, PV, BLOCK)
+        U = load_values(u, t, stop, head, HV, V, PV, BLOCK)
         S = tl.dot(tl.trans(U), keys, S, input_precision=PRECISION)
         keys = next_keys

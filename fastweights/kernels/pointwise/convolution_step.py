@@ -16,11 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of
-from ..math import sigmoid
-from ..runtime.launch_plan import launch
-
-__all__ = ["step"]
+from ..common.math import sigmoid
+from ..runtime.launch_plan import device_of, launch
 
 CHANNELS = 128  # per program
 
@@ -59,7 +56,7 @@ def step(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bo
     y = torch.empty((batch, channels, 1), device=x.device, dtype=x.dtype)
     blocks = -(-channels // CHANNELS)
     if y.numel():
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 step_kernel, (batch * blocks,),
                 x, state, weight.contiguous(), bias, y, channels, blocks, x.stride(0), x.stride(1),

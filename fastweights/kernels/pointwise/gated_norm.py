@@ -18,12 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import alignment, on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import sigmoid
-from ..runtime.launch_plan import launch
-
-__all__ = ["backward", "forward", "grouped", "tile_of"]
+from ..common.call import padded
+from ..common.math import sigmoid
+from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
 
 INVERSE_SQRT_2 = tl.constexpr(0.7071067811865476)
 INVERSE_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -50,14 +47,14 @@ def activate(z, GATE: tl.constexpr):
 
 
 @triton.jit
-def normalized(u, V, eps):
+def normalize_rows(u, V, eps):
     """u / rms(u) of every row, and 1 / rms(u)."""
     r = tl.rsqrt(tl.sum(u * u, 1) / V + eps)[:, None]
     return u * r, r
 
 
 @triton.jit
-def aligned(stride, ALIGN: tl.constexpr):
+def known_multiple(stride, ALIGN: tl.constexpr):
     """The stride, known to be a multiple of ALIGN. Triton compiles a stride of 1 in as a constant."""
     return tl.multiple_of(stride, ALIGN) if ALIGN > 1 else stride
 
@@ -65,13 +62,13 @@ def aligned(stride, ALIGN: tl.constexpr):
 @triton.jit
 def load_rows(x, row, stride, here, BV: tl.constexpr, ALIGN: tl.constexpr):
     """Rows [R, BV] of x in float32."""
-    at = (row * aligned(stride, ALIGN))[:, None] + tl.arange(0, BV)[None, :]
+    at = (row * known_multiple(stride, ALIGN))[:, None] + tl.arange(0, BV)[None, :]
     return tl.load(x + at, here, 0.0).to(tl.float32)
 
 
 @triton.jit
 def load_group_rows(x, group, row, stride, group_stride, here, BV: tl.constexpr, ALIGN: tl.constexpr):
-    return load_rows(x + group * aligned(group_stride, ALIGN), row, stride, here, BV, ALIGN)
+    return load_rows(x + group * known_multiple(group_stride, ALIGN), row, stride, here, BV, ALIGN)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -96,7 +93,7 @@ def forward_kernel(
         a, _ = activate(load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN), GATE)
         if FIRST:
             u = u * a
-    n, _ = normalized(u, V, eps)
+    n, _ = normalize_rows(u, V, eps)
     n = n * w
     if GATE is not None and not FIRST:
         n = n * a
@@ -133,7 +130,7 @@ def backward_kernel(
             a, da = activate(load_group_rows(z, group, row, stride_z, group_stride_z, here, BV, ALIGN), GATE)
             if FIRST:
                 u = value * a
-        n, r = normalized(u, V, eps)
+        n, r = normalize_rows(u, V, eps)
         n = tl.where(here, n, 0.0)  # with eps = 0 NaN in rows that are not there
         if GATE is not None and not FIRST:
             dw += d * n * a
@@ -156,20 +153,20 @@ def backward_kernel(
         tl.store(dskip_sums + tile.to(tl.int64) * groups + group, tl.sum(dD))
 
 
-def grouped(x: Tensor) -> Tensor:
+def flatten_groups(x: Tensor) -> Tensor:
     """[..., G, V] as [M, G, V], rows contiguous; a copy only where strides do not allow a view."""
-    x = rows_together(x)
+    x = make_rows_contiguous(x)
     return x.flatten(0, -3) if x.ndim > 2 else x.reshape(-1, 1, x.shape[-1])
 
 
-def tile_of(width: int, numbers: int) -> tuple[int, int, int]:
+def choose_tile(width: int, numbers: int) -> tuple[int, int, int]:
     """Padded width, rows and warps of a tile with so many numbers per thread."""
     whole = padded(width, 1)
     rows = max(1, 128 * numbers // whole)
     return whole, rows, min(max(rows * whole // (32 * numbers), 1), 16)
 
 
-def strides_of(*tensors: Tensor | None) -> tuple[int, ...]:
+def row_and_group_strides(*tensors: Tensor | None) -> tuple[int, ...]:
     """Those of the rows and groups of every tensor; zeros for None."""
     return tuple(stride for x in tensors for stride in ((0, 0) if x is None else x.stride()[:2]))
 
@@ -188,11 +185,11 @@ def forward(
     y = x.new_empty(x.shape)
     if not y.numel():
         return y
-    x, (z, v) = grouped(x), (None if t is None else grouped(t) for t in (gate, value))
+    x, (z, v) = flatten_groups(x), (None if t is None else flatten_groups(t) for t in (gate, value))
     rows, groups, width = x.shape
-    whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
-    with on_device_of(x):
-        strides = strides_of(x, z, v)
+    whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
+    with device_of(x):
+        strides = row_and_group_strides(x, z, v)
         launch(
             forward_kernel, (-(-rows // tile) * groups,),
             x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(), y, rows, groups, *strides, eps,
@@ -218,15 +215,19 @@ def backward(
     dz, dv = (None if t is None else t.new_empty(t.shape) for t in (gate, value))
     if not dx.numel():
         return dx, torch.zeros_like(weight), dz, dv, None if skip is None else torch.zeros_like(skip)
-    dy, x, (z, v) = grouped(dy), grouped(x), (None if t is None else grouped(t) for t in (gate, value))
+    dy, x, (z, v) = (
+        flatten_groups(dy),
+        flatten_groups(x),
+        (None if t is None else flatten_groups(t) for t in (gate, value)),
+    )
     rows, groups, width = x.shape
-    whole, tile, warps = tile_of(width, BACKWARD_NUMBERS)
+    whole, tile, warps = choose_tile(width, BACKWARD_NUMBERS)
     steps = max(1, -(-rows // tile) * groups // ENOUGH_PROGRAMS)
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, groups, width), device=x.device, dtype=torch.float32)
     dD = None if v is None else torch.empty((programs, groups), device=x.device, dtype=torch.float32)
-    with on_device_of(x):
-        strides = strides_of(dy, x, z, v)
+    with device_of(x):
+        strides = row_and_group_strides(dy, x, z, v)
         launch(
             backward_kernel, (programs * groups,),
             dy, x, z, v, None if skip is None else skip.contiguous(), weight.contiguous(), dx, dz, dv, dw, dD,

@@ -13,19 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import alignment, on_device_of
-from ..math import sigmoid
-from ..runtime.launch_plan import launch
-from .gated_norm import grouped, load_group_rows, strides_of, tile_of
-
-__all__ = ["backward", "forward"]
+from ..common.math import sigmoid
+from ..runtime.launch_plan import alignment, device_of, launch
+from .gated_norm import choose_tile, flatten_groups, load_group_rows, row_and_group_strides
 
 FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
 VARYING = ["rows"]  # a single row gets no kernel of its own
 
 
 @triton.jit
-def place(rows, groups, V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr):
+def locate_rows(rows, groups, V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr):
     """The group of a program, its rows, where their numbers lie in contiguous tensors, and which exist."""
     group = (tl.program_id(0) % groups).to(tl.int64)
     row = (tl.program_id(0) // groups).to(tl.int64) * R + tl.arange(0, R)
@@ -39,7 +36,7 @@ def forward_kernel(
     v, s, z, c, write, beta, rows, groups, stride_v, group_stride_v, stride_z, group_stride_z,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    group, row, at, here = place(rows, groups, V, BV, R)
+    group, row, at, here = locate_rows(rows, groups, V, BV, R)
     value = load_group_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
     gate = tl.load(s + row * groups + group, row < rows, 0.0).to(tl.float32)[:, None]
     tl.store(write + at, (value * gate).to(write.dtype.element_ty), here)
@@ -55,7 +52,7 @@ def backward_kernel(
     stride_dw, group_stride_dw, stride_db, group_stride_db, stride_v, group_stride_v, stride_z, group_stride_z,
     V: tl.constexpr, BV: tl.constexpr, R: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    group, row, at, here = place(rows, groups, V, BV, R)
+    group, row, at, here = locate_rows(rows, groups, V, BV, R)
     of_head = row * groups + group
     value = load_group_rows(v, group, row, stride_v, group_stride_v, here, BV, ALIGN)
     d = load_group_rows(dwrite, group, row, stride_dw, group_stride_dw, here, BV, ALIGN)
@@ -75,11 +72,11 @@ def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[T
     write, beta = v.new_empty(v.shape), None if z is None else v.new_empty(v.shape)
     if not v.numel():
         return write, beta
-    v, z = grouped(v), None if z is None else grouped(z)
+    v, z = flatten_groups(v), None if z is None else flatten_groups(z)
     rows, groups, width = v.shape
-    whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
-    strides = strides_of(v, z)
-    with on_device_of(v):
+    whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
+    strides = row_and_group_strides(v, z)
+    with device_of(v):
         launch(
             forward_kernel, (-(-rows // tile) * groups,),
             v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta, rows, groups, *strides,
@@ -96,12 +93,12 @@ def backward(
     dz, dc = (None, None) if z is None or c is None else (z.new_empty(z.shape), c.new_empty(c.shape))
     if not v.numel():
         return dv, ds.zero_(), dz, None if dc is None else dc.zero_()
-    dwrite, v = grouped(dwrite), grouped(v)
-    dbeta, z = (None if x is None else grouped(x) for x in (dbeta, z))
+    dwrite, v = flatten_groups(dwrite), flatten_groups(v)
+    dbeta, z = (None if x is None else flatten_groups(x) for x in (dbeta, z))
     rows, groups, width = v.shape
-    whole, tile, warps = tile_of(width, BACKWARD_NUMBERS)
-    strides = strides_of(dwrite, dbeta, v, z)
-    with on_device_of(v):
+    whole, tile, warps = choose_tile(width, BACKWARD_NUMBERS)
+    strides = row_and_group_strides(dwrite, dbeta, v, z)
+    with device_of(v):
         launch(
             backward_kernel, (-(-rows // tile) * groups,),
             dwrite, dbeta, v, s.contiguous(), z, None if c is None else c.contiguous(), dv, ds, dz, dc, rows, groups, *strides,

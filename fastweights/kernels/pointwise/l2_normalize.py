@@ -11,11 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..runtime.launch_plan import launch
-
-__all__ = ["l2_normalize"]
+from ..common.call import padded
+from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
 
 @triton.jit(do_not_specialize=["stride", "eps"])
@@ -31,10 +28,10 @@ def l2_normalize_kernel(x, y, stride, eps, V: tl.constexpr, BV: tl.constexpr):
 def l2_normalize(x: Tensor, eps: float) -> Tensor:
     """y in x's dtype; nothing is checked. Vectors that are slices of longer ones are read where they lie."""
     width = x.shape[-1]
-    rows = rows_together(x).reshape(-1, width)
+    rows = make_rows_contiguous(x).reshape(-1, width)
     y, tile = x.new_empty(x.shape), padded(width, 1)
     if y.numel():
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 l2_normalize_kernel, (len(rows),), rows, y, rows.stride(0), eps, V=width, BV=tile,
                 num_warps=max(1, min(8, tile // 256)),

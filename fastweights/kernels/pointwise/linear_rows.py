@@ -20,12 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import log_rate_and_rest, sigmoid, softplus
-from ..runtime.launch_plan import launch
-
-__all__ = ["linear_rows"]
+from ..common.call import padded
+from ..common.math import log_rate_and_rest, sigmoid, softplus
+from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
 MOST_MATRICES = 3
 OUTPUTS, WARPS, MOST_STAGES = 32, 4, 4  # of a program
@@ -34,7 +31,7 @@ SHARED = 96 * 1024  # bytes of shared memory, which every GPU from Ampere on has
 
 
 @triton.jit
-def products(x_rows, w_rows, k, is_row, is_output, D: tl.constexpr, BK: tl.constexpr, sums):
+def add_products(x_rows, w_rows, k, is_row, is_output, D: tl.constexpr, BK: tl.constexpr, sums):
     """sums plus those of the inputs from k on."""
     lane = tl.arange(0, BK)[None, :]
     a = tl.load(x_rows + k + lane, is_row & (k + lane < D), 0.0)
@@ -63,13 +60,13 @@ def linear_rows_kernel(
     z, u = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
     if KIND == "swiglu":
         for k in range(0, D, BK):
-            z = products(x_rows, w + w_at, k, is_row, is_output, D, BK, z)
-            u = products(x_rows, w_1 + w_at, k, is_row, is_output, D, BK, u)
+            z = add_products(x_rows, w + w_at, k, is_row, is_output, D, BK, z)
+            u = add_products(x_rows, w_1 + w_at, k, is_row, is_output, D, BK, u)
         z = z * sigmoid(z) * u
     else:  # two sums of alternate blocks, which do not wait for each other
         for k in range(0, D, 2 * BK):
-            z = products(x_rows, w + w_at, k, is_row, is_output, D, BK, z)
-            u = products(x_rows, w + w_at, k + BK, is_row, is_output, D, BK, u)
+            z = add_products(x_rows, w + w_at, k, is_row, is_output, D, BK, z)
+            u = add_products(x_rows, w + w_at, k + BK, is_row, is_output, D, BK, u)
         z += u
     if bias is not None:
         if KIND != "plain":
@@ -91,7 +88,7 @@ def linear_rows(
     x: Tensor, weights: Sequence[Tensor], kind: str, bias: Tensor | None, other: Tensor | None, largest: float
 ) -> list[Tensor]:
     """The results [..., width] for x [..., D] of few rows; nothing is checked."""
-    flat = rows_together(x).flatten(0, -2)
+    flat = make_rows_contiguous(x).flatten(0, -2)
     rows, channels = flat.shape
     given = [w.contiguous() for w in weights]
     widths = [len(w) for w in given]
@@ -104,7 +101,7 @@ def linear_rows(
     inputs = INPUTS[x.element_size()]
     of_step = 2 * (tall + OUTPUTS) * inputs * x.element_size()  # bytes; one stage less than there are is loaded ahead
     if rows and sum(tiles):
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 linear_rows_kernel, (sum(tiles),),
                 flat, *given, *missing, bias, None if other is None else other.contiguous(),

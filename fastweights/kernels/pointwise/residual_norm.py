@@ -17,11 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import alignment, on_device_of, rows_together
-from ..runtime.launch_plan import launch
-from .gated_norm import load_rows, normalized, tile_of
-
-__all__ = ["backward", "forward"]
+from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
+from .gated_norm import choose_tile, load_rows, normalize_rows
 
 VARYING = ["rows", "steps", "eps"]  # a single row gets no kernel of its own
 FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
@@ -43,7 +40,7 @@ def residual_norm_forward(
         rounded = u.to(s.dtype.element_ty)
         tl.store(s + at, rounded, here)
         u = rounded.to(tl.float32)  # the backward knows the sum as it is written
-    y, _ = normalized(u, V, eps)
+    y, _ = normalize_rows(u, V, eps)
     tl.store(n + at, (y * w).to(n.dtype.element_ty), here)
 
 
@@ -61,7 +58,7 @@ def residual_norm_backward(
         at = row[:, None] * V + column[None, :]
         u = load_rows(s, row, stride_s, here, BV, ALIGN)
         d = load_rows(dn, row, stride_dn, here, BV, ALIGN)
-        y, r = normalized(u, V, eps)
+        y, r = normalize_rows(u, V, eps)
         dw += d * y
         d *= w
         d = r * (d - y * (tl.sum(d * y, 1) / V)[:, None])
@@ -73,9 +70,9 @@ def residual_norm_backward(
     tl.store(dw_sums + tile.to(tl.int64) * V + column, tl.sum(dw, 0), column < V)
 
 
-def as_rows(x: Tensor | None) -> Tensor | None:
+def flatten_rows(x: Tensor | None) -> Tensor | None:
     """[..., V] as [M, V], rows contiguous."""
-    return None if x is None else rows_together(x).flatten(0, -2) if x.ndim > 1 else x[None]
+    return None if x is None else make_rows_contiguous(x).flatten(0, -2) if x.ndim > 1 else x[None]
 
 
 def row_stride(x: Tensor | None) -> int:
@@ -89,12 +86,12 @@ def forward(
     s = None if branch is None else x.new_empty(x.shape)
     n = x.new_empty(x.shape, dtype=dtype)
     if n.numel():
-        flat, added = as_rows(x), as_rows(branch)
+        flat, added = flatten_rows(x), flatten_rows(branch)
         assert flat is not None
         rows, width = flat.shape
-        whole, tile, warps = tile_of(width, FORWARD_NUMBERS)
+        whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
         strides = flat.stride(0), row_stride(added)
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 residual_norm_forward, (-(-rows // tile),), flat, added, weight.contiguous(), s, n, rows, *strides, eps,
                 V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
@@ -110,15 +107,15 @@ def backward(
     dbranch = None if branch is None or branch.dtype == dx.dtype else branch.new_empty(branch.shape)
     if not dx.numel():
         return dx, None if branch is None else branch.new_empty(branch.shape), torch.zeros_like(weight)
-    of_sum, of_norm, read = as_rows(ds), as_rows(dn), as_rows(s)
+    of_sum, of_norm, read = flatten_rows(ds), flatten_rows(dn), flatten_rows(s)
     assert of_norm is not None and read is not None
     rows, width = read.shape
-    whole, tile, warps = tile_of(width, BACKWARD_NUMBERS)
+    whole, tile, warps = choose_tile(width, BACKWARD_NUMBERS)
     steps = max(1, -(-rows // tile) // ENOUGH_PROGRAMS)
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, width), device=s.device, dtype=torch.float32)
     strides = row_stride(of_sum), of_norm.stride(0), read.stride(0)
-    with on_device_of(s):
+    with device_of(s):
         launch(
             residual_norm_backward, (programs,),
             of_sum, of_norm, read, weight.contiguous(), dx, dbranch, dw, rows, steps, *strides, eps,

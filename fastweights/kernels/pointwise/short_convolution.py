@@ -28,12 +28,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import alignment, on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import sigmoid
-from ..runtime.launch_plan import launch
-
-__all__ = ["backward", "forward"]
+from ..common.call import padded
+from ..common.math import sigmoid
+from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
 
 NOWHERE = tl.constexpr(1 << 30)
 VARYING = ["time", "count", "blocks", "steps", "eps"]  # a value of 1 gets no kernel of its own
@@ -45,7 +42,7 @@ BACKWARD_STEP = {4: 4, 8: 1}  # rows loaded ahead, by the width of the filter
 
 
 @triton.jit
-def find(tile, edges, time, count, steps, LEAD: tl.constexpr, L, R: tl.constexpr, PACKED: tl.constexpr):
+def find_segments(tile, edges, time, count, steps, LEAD: tl.constexpr, L, R: tl.constexpr, PACKED: tl.constexpr):
     """Of the R segments of a tile: their sequence, that one's first token and length, and the segment's first place. The
     places of a sequence begin at -LEAD; a segment beyond all sequences begins at NOWHERE.
 
@@ -125,7 +122,7 @@ def forward_kernel(
         stride_b, stride_t = tl.multiple_of(stride_b, ALIGN), tl.multiple_of(stride_t, ALIGN)
         channels = tl.multiple_of(channels, ALIGN)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    n, start, length, first = find(tile, edges, time, count, steps, 0, L, R, PACKED)
+    n, start, length, first = find_segments(tile, edges, time, count, steps, 0, L, R, PACKED)
     lane = tl.arange(0, BD)
     column = block * HEAD + lane
     inside = (lane < HEAD) & (column < channels)
@@ -157,7 +154,7 @@ def forward_kernel(
 
 
 @triton.jit
-def gradient_of_c(dy, c, eps, SILU: tl.constexpr, NORM: tl.constexpr):
+def convolution_gradient(dy, c, eps, SILU: tl.constexpr, NORM: tl.constexpr):
     dc = dy.to(tl.float32)
     gate = sigmoid(c) if SILU else 1.0
     s = c * gate
@@ -170,7 +167,7 @@ def gradient_of_c(dy, c, eps, SILU: tl.constexpr, NORM: tl.constexpr):
 
 
 @triton.jit
-def last_of(rows, W: tl.constexpr, dropped: tl.constexpr):
+def last_rows(rows, W: tl.constexpr, dropped: tl.constexpr):
     """W-1 rows after the dropped ones."""
     kept = ()
     for j in tl.static_range(W - 1):
@@ -180,7 +177,7 @@ def last_of(rows, W: tl.constexpr, dropped: tl.constexpr):
 
 @triton.jit
 def load_step(x, dy, x_row, dy_row, column, inside, place, stop, channels, n, W: tl.constexpr, U: tl.constexpr):
-    """The rows of x and dy at U places from `place` on."""
+    """The rows of x and dy at U places from `locate_rows` on."""
     rows, d_rows = (), ()
     for i in tl.static_range(U):
         rows = rows + (load_row(x, x_row, column, inside, place + i, stop, x, n, channels, W, False),)
@@ -202,7 +199,7 @@ def backward_kernel(
         dy_stride_b, dy_stride_t = tl.multiple_of(dy_stride_b, ALIGN), tl.multiple_of(dy_stride_t, ALIGN)
         channels = tl.multiple_of(channels, ALIGN)
     block, tile = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    n, start, length, first = find(tile, edges, time, count, steps, W - 1, L, R, PACKED)
+    n, start, length, first = find_segments(tile, edges, time, count, steps, W - 1, L, R, PACKED)
     lane = tl.arange(0, BD)
     column = block * HEAD + lane
     inside = (lane < HEAD) & (column < channels)
@@ -223,8 +220,8 @@ def backward_kernel(
     next_x, next_dy = load_step(x, dy, x_row, dy_row, column, inside, first + (W - 1), stop, channels, n, W, U)
     for i in tl.static_range(W - 1):
         c = convolve(before, i, taps, b, W)
-        dc_before = dc_before + (gradient_of_c(early[i], c, eps, SILU, NORM),)
-    x_before = last_of(before, W, W - 1)
+        dc_before = dc_before + (convolution_gradient(early[i], c, eps, SILU, NORM),)
+    x_before = last_rows(before, W, W - 1)
     for _ in tl.static_range(W):
         dw = dw + (tl.zeros((R, BD), tl.float32),)
     db = tl.zeros((R, BD), tl.float32)
@@ -235,7 +232,7 @@ def backward_kernel(
         )
         dc_rows = dc_before
         for i in tl.static_range(U):
-            dc = gradient_of_c(d_rows[i], convolve(rows, i, taps, b, W), eps, SILU, NORM)
+            dc = convolution_gradient(d_rows[i], convolve(rows, i, taps, b, W), eps, SILU, NORM)
             dc_rows = dc_rows + (dc,)
             if HAS_BIAS:
                 db += dc
@@ -260,7 +257,7 @@ def backward_kernel(
                 at_window = (n * (W - 1) + place + W - 1).to(tl.int64) * channels
                 to_window = (place < 0)[:, None] & inside[None, :]
                 tl.store(dwindow + at_window[:, None] + column[None, :], de.to(dwindow.dtype.element_ty), to_window)
-        x_before, dc_before = last_of(rows, W, U), last_of(dc_rows, W, U)
+        x_before, dc_before = last_rows(rows, W, U), last_rows(dc_rows, W, U)
     at_sums = tile.to(tl.int64) * channels + column
     for j in tl.static_range(W):
         tl.store(dw_sums + at_sums * W + j, tl.sum(dw[j], 0), inside)
@@ -320,13 +317,13 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
     """y, and the last W-1 inputs [N, W-1, D] if `keep`; nothing is checked."""
-    x, weight = rows_together(x), weight.contiguous()
+    x, weight = make_rows_contiguous(x), weight.contiguous()
     tiling = choose_tiling(x, edges, head, 0, FORWARD_PLACES, 16)
     channels, taps = weight.shape
     y = x.new_empty(x.shape)
     final = x.new_empty(tiling.sequences, taps - 1, channels) if keep else x.new_empty(0)
     if tiling.tiles:
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 forward_kernel, (tiling.tiles * tiling.blocks,),
                 x, weight, bias, None if window is None else window.contiguous(), edges, y, final, x.stride(0), x.stride(1),
@@ -352,7 +349,7 @@ def backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of x, weight, bias and window (None where these are)."""
-    x, dy, weight = rows_together(x), rows_together(dy), weight.contiguous()
+    x, dy, weight = make_rows_contiguous(x), make_rows_contiguous(dy), weight.contiguous()
     channels, taps = weight.shape
     tiling = choose_tiling(x, edges, head, taps - 1, BACKWARD_PLACES, 8)
     step = min(BACKWARD_STEP[4 if taps <= 4 else 8], tiling.places)
@@ -362,7 +359,7 @@ def backward(
     dw = torch.empty((tiling.tiles, *weight.shape), device=x.device, dtype=torch.float32)
     db = None if bias is None else torch.empty((tiling.tiles, channels), device=x.device, dtype=torch.float32)
     if tiling.tiles:
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 backward_kernel, (tiling.tiles * tiling.blocks,),
                 x, weight, bias, window, edges, dy, None if dfinal is None else dfinal.contiguous(), dx, dwindow, dw, db,

@@ -10,12 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import log_rate_and_rest, softplus
-from ..runtime.launch_plan import launch
-
-__all__ = ["step_decay"]
+from ..common.call import padded
+from ..common.math import log_rate_and_rest, softplus
+from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 
 
 @triton.jit(do_not_specialize=["stride", "smallest", "largest"], do_not_specialize_on_alignment=["step"])
@@ -33,10 +30,10 @@ def step_decay_kernel(step, bias, A_log, dt, g, stride, smallest, largest, H: tl
 
 def step_decay(step: Tensor, bias: Tensor, A_log: Tensor, smallest: float, largest: float) -> tuple[Tensor, Tensor]:
     """dt and g [B, T, heads] in float32; nothing is checked. Rows of a slice of a joint projection are read where they lie."""
-    rows, heads = rows_together(step).flatten(0, 1), step.shape[2]
+    rows, heads = make_rows_contiguous(step).flatten(0, 1), step.shape[2]
     dt, g = (step.new_empty(step.shape, dtype=torch.float32) for _ in range(2))
     if dt.numel():
-        with on_device_of(step):
+        with device_of(step):
             launch(
                 step_decay_kernel, (len(rows),), rows, bias.contiguous(), A_log.contiguous(), dt, g, rows.stride(0), smallest,
                 largest, H=heads, BH=padded(heads, 1), num_warps=1,

@@ -18,14 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of, rows_together
-from ..chunk.tiles import padded
-from ..math import sigmoid
-from ..recurrent.states import pool_row
-from ..runtime.launch_plan import launch
+from ..common.call import padded
+from ..common.math import sigmoid
+from ..common.packing import pool_row
+from ..runtime.launch_plan import device_of, launch, make_rows_contiguous
 from . import TokenConvolution
-
-__all__ = ["convolve_token"]
 
 MOST_PARTS = 3
 CHANNELS = 128  # of a program, where there are no heads
@@ -51,16 +48,16 @@ def convolve(
     for j in tl.static_range(W - 1):
         places = places + (tl.load(window + at + j * channels, held, 0.0),)
     places = places + (new,)
-    answer(places, weight, bias, y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
+    store_answer(places, weight, bias, y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
     if other_weight is not None:
-        answer(places, other_weight, other_bias, other_y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
+        store_answer(places, other_weight, other_bias, other_y, row, channel, inside, channels, eps, W, BD, NORM, SILU)
     tl.debug_barrier()  # the place that one thread writes is one that another may still have to read
     for j in tl.static_range(W - 1):
         tl.store(new_window + at + j * channels, places[j + 1], held)
 
 
 @triton.jit
-def answer(
+def store_answer(
     places, weight, bias, y, row, channel, inside, channels, eps,
     W: tl.constexpr, BD: tl.constexpr, NORM: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
@@ -122,7 +119,7 @@ def convolve_token(
     apart = len({part.window.data_ptr() for part in parts}) == len(parts)  # a shared window would be read changed
     shared = rows is not None and not apart
     for place, part in enumerate(parts):
-        x = rows_together(part.x)
+        x = make_rows_contiguous(part.x)
         channels = x.shape[2]
         kept = rows is not None or (in_place and apart and part.window.is_contiguous())
         windows.append(part.window if kept else part.window.new_empty(part.window.shape))
@@ -141,7 +138,7 @@ def convolve_token(
     x = parts[0].x
     if len(x) and blocks:
         count = None if rows is None else len(parts[0].window)
-        with on_device_of(x):
+        with device_of(x):
             launch(
                 token_convolution, (len(x) * blocks,), *arguments, eps, rows, count, *steps, W=parts[0].weight.shape[1],
                 BD=widest, SILU=silu, SHARED=shared, num_warps=max(1, min(4, widest // 64)),

@@ -5,10 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, is_bad, or_nan, prefetch
-from ..packing import segment_place
-from .lanes import halve
-from .tile import address, at_token, channels, load_raw, load_tile, of_raw, spread, store_tile, times
+from ..common.lanes import halve
+from ..common.math import clamp_decay, infinite_to_nan, is_bad, prefetch
+from ..common.packing import segment_place
+from ..common.tiles import token_address
+from .tile import (
+    address,
+    inverse_importance,
+    load_inputs,
+    load_tile,
+    part_channels,
+    scale_tile,
+    store_tile,
+    unpack_token,
+)
 
 # The way back undoes writes as far as neither the prior nor an importance at the end of the undone tokens is above so many
 # times the prior that is decayed by them: by as much rounding errors grow.
@@ -17,7 +27,7 @@ AHEAD = tl.constexpr(3)  # tokens between a prefetch and the use
 
 
 @triton.jit
-def halves(x):
+def split_for_tf32(x):
     """x as a sum of two numbers that tf32 represents."""
     upper = (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
     return upper, x - upper
@@ -42,20 +52,20 @@ def put_state(
         i = t + row
         live = i < end
         # Sums of the later tokens' decays: differences of sums from the start would be less precise.
-        decays = clamped(tl.load(g + (i + 1) * (HV // HEADS_G), (row < 15) & (i + 1 < end), 0.0))
+        decays = clamp_decay(tl.load(g + (i + 1) * (HV // HEADS_G), (row < 15) & (i + 1 < end), 0.0))
         kept = tl.exp2(tl.cumsum(decays, 0, reverse=True))[:, None]
-        a = tl.exp2(tl.sum(decays, 0) + clamped(tl.load(g + t * (HV // HEADS_G))))
+        a = tl.exp2(tl.sum(decays, 0) + clamp_decay(tl.load(g + t * (HV // HEADS_G))))
         wanted = live[:, None] & (column < V)[None, :]
         values = tl.load(v + i[:, None] * (HV * V) + column[None, :], wanted, 0.0).to(tl.float32)
         gains = tl.load(beta + i[:, None] * (HV // HEADS_BETA * V) + column[None, :], wanted, 0.0).to(tl.float32)
-        value, small_value = halves(values * kept)
-        gain, small_gain = halves(gains * kept)
+        value, small_value = split_for_tf32(values * kept)
+        gain, small_gain = split_for_tf32(gains * kept)
         new_M, new_J = (), ()
         for pair in tl.static_range(PARTS // 2):
             c = first_key + 16 * pair + row
             keys = tl.load(k + i[None, :] * (HV // HEADS_K * K) + c[:, None], live[None, :] & (c < K)[:, None], 0.0)
             keys = keys.to(tl.float32)
-            square, small_square = halves(keys * keys)
+            square, small_square = split_for_tf32(keys * keys)
             m = tl.dot(keys, small_value, a * M[pair], input_precision=PRECISION)
             j = tl.dot(square, small_gain, a * J[pair], input_precision=PRECISION)
             j = tl.dot(small_square, gain, j, input_precision=PRECISION)
@@ -65,22 +75,22 @@ def put_state(
     tl.debug_barrier()
     for pair in tl.static_range(PARTS // 2):
         at = (16 * pair + row[:, None]) * 16 + tl.arange(0, 16)[None, :]
-        tl.store(scratch_M + at, or_nan(M[pair]))
-        tl.store(scratch_J + at, or_nan(J[pair]))
+        tl.store(scratch_M + at, infinite_to_nan(M[pair]))
+        tl.store(scratch_J + at, infinite_to_nan(J[pair]))
     tl.debug_barrier()
 
 
 @triton.jit
-def get(scratch, PARTS: tl.constexpr):
+def load_scratch(scratch, PARTS: tl.constexpr):
     tile = ()
     for part in tl.static_range(PARTS):
-        at = channels(0, part)[:, None] * 16 + tl.arange(0, 16)[None, :]
+        at = part_channels(0, part)[:, None] * 16 + tl.arange(0, 16)[None, :]
         tile = tile + (tl.load(scratch + at),)
     return tile
 
 
 @triton.jit
-def across(x):
+def sum_over_columns(x):
     """Sums over the four columns of a thread: [8, 4] from [8, 16]."""
     return tl.sum(tl.reshape(x, (8, 4, 4)), 2)
 
@@ -96,7 +106,7 @@ def inner_product(A, B, PARTS: tl.constexpr):
 
 
 @triton.jit
-def largest_of(M, J, p, PARTS: tl.constexpr):
+def largest_importance(M, J, p, PARTS: tl.constexpr):
     """The largest importance or prior, infinity where a number is not finite."""
     largest = tl.maximum(J[0], p)
     for part in tl.static_range(PARTS):
@@ -108,7 +118,7 @@ def largest_of(M, J, p, PARTS: tl.constexpr):
 def first_undone(g, end, largest, stride):
     """The earliest token of a chunk from which on the tokens before `end` have decays whose product is at least `largest`."""
     i = tl.arange(0, 64)
-    decays = clamped(tl.load(g + i * stride, i < end, 0.0))
+    decays = clamp_decay(tl.load(g + i * stride, i < end, 0.0))
     kept = tl.exp2(tl.sum(decays, 0) - tl.cumsum(decays, 0))  # by the later ones
     return end - tl.maximum(tl.sum(((i < end) & (kept >= largest)).to(tl.int32), 0), 1)
 
@@ -125,33 +135,31 @@ def undo(M, J, key, value, gain, PARTS: tl.constexpr):
 
 
 @triton.jit
-def differentiate(
-    M, J, dM, debt, key, query, value, gain, grad_o, grad_w, p,
-    PARTS: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+def differentiate(M, J, dM, debt, token, p, PARTS: tl.constexpr, VARIANCE: tl.constexpr, PRECISION: tl.constexpr):
     """One token, from its states M, J and the gradients that come from later tokens: the gradients of its states, what lanes
     have to add up for those of q and k (by parts) [8, 4] and of v and beta [8, 16], W and <dw, variance> [8, 4]. All as decayed
     to one and the same token."""
+    key, query, value, gain, grad_o, grad_w = token
     new_dM, new_debt, of_q, of_k = (), (), (), ()
     of_variance = 0.0
     for part in tl.static_range(PARTS):
         k, q = key[part][:, None], query[part][:, None]
         minus_squares = k * (-1.0 * k)
-        r = spread(J[part] + p, PRECISION)
+        r = inverse_importance(J[part] + p, PRECISION)
         by_o = grad_o[None, :] * r
         D = dM[part] + q * by_o
         x = M[part] * by_o
-        to_q = across(x)
+        to_q = sum_over_columns(x)
         z = x * r
         if VARIANCE:
             by_w = grad_w[None, :] * r
-            y = q * across(by_w)
+            y = q * sum_over_columns(by_w)
             to_q += 2 * y
             of_variance += q * y
             z += q * (by_w * r)
-        W = q * across(z)
+        W = q * sum_over_columns(z)
         owed = debt[part] + q * z
-        to_k = across(D * value[None, :]) - (2 * k) * across(owed * gain[None, :])
+        to_k = sum_over_columns(D * value[None, :]) - (2 * k) * sum_over_columns(owed * gain[None, :])
         if part == 0:
             to_v, to_beta, all_W = D * k, owed * minus_squares, W
         else:
@@ -199,11 +207,11 @@ def store_value_gradients(dv, dbeta, at, to_v, to_beta, kept, first_column, V: t
 
 @triton.jit
 def lanes_to_prefetch(
-    q, k, v, beta, do, first_key, first_column, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr,
-    HEADS_BETA: tl.constexpr,
+    pointers, first_key, first_column, HV, K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr
 ):  # fmt: skip
     """What each lane of a warp fetches ahead: 16 numbers of q or k (four lanes each), v, beta or do. Their addresses at the token
     that the pointers show to, and the bytes per token."""
+    q, k, v, beta, g, do = pointers
     SIZE: tl.constexpr = q.dtype.element_ty.primitive_bitwidth // 8
     SIZE_BETA: tl.constexpr = beta.dtype.element_ty.primitive_bitwidth // 8
     which = tl.arange(0, 32) // 4
@@ -227,24 +235,21 @@ def posterior_gradients(
     """M_chunk, J_chunk [M, HV, K, V]: states at the chunks' starts."""
     V_TILES: tl.constexpr = (V + 15) // 16
     K_TILES: tl.constexpr = (K + 8 * PARTS - 1) // (8 * PARTS)
-    tile, segment, head = (
-        tl.program_id(0) % (V_TILES * K_TILES),
-        tl.program_id(0) // (V_TILES * K_TILES),
-        tl.program_id(1),
-    )
+    TILES: tl.constexpr = V_TILES * K_TILES
+    tile, segment, head = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
     v_tile, k_tile = (tile % V_TILES).to(tl.int64), (tile // V_TILES).to(tl.int64)
     first, stop, first_chunk, sequence, is_first, _ = segment_place(segments, segment, time)
-    column = (tile % V_TILES) * 16 + tl.arange(0, 16)
-    first_key = (tile // V_TILES) * (8 * PARTS)
+    first_column, first_key = (tile % V_TILES) * 16, (tile // V_TILES) * (8 * PARTS)
+    column = first_column + tl.arange(0, 16)
     p = tl.load(prior + head)
     limit = p * (LARGEST if PRECISION == "tf32" else LARGEST_IN_FLOAT32)
-    program = (segment.to(tl.int64) * (V_TILES * K_TILES) + tile) * HV + head
+    program = (segment.to(tl.int64) * TILES + tile) * HV + head
     scratch_M += program * (PARTS * 128)
     scratch_J += program * (PARTS * 128)
     state = segment.to(tl.int64) * HV + head
     dM = load_tile(dM_end, state, first_key, column, GIVEN_M & (time > 0), K, V, PARTS)
     dJ = load_tile(dJ_end, state, first_key, column, GIVEN_J & (time > 0), K, V, PARTS)
-    debt = times(dJ, -1.0, PARTS)  # -dJ, to which tokens add
+    debt = scale_tile(dJ, -1.0, PARTS)  # -dJ, to which tokens add
     total = tl.zeros((8, 4), tl.float32)
     dq += v_tile * tokens * HV * K
     dk += v_tile * tokens * HV * K
@@ -255,102 +260,64 @@ def posterior_gradients(
         begin = first + c * 64
         chunk = (first_chunk + c) * HV + head
         count = tl.minimum(stop - begin, 64).to(tl.int32)
-        q_chunk, k_chunk = at_token(q, begin, head, HV, HEADS_K, K), at_token(k, begin, head, HV, HEADS_K, K)
-        beta_chunk, g_chunk = at_token(beta, begin, head, HV, HEADS_BETA, V), at_token(g, begin, head, HV, HEADS_G, 1)
+        q_chunk, k_chunk = token_address(q, begin, head, HV, HEADS_K, K), token_address(k, begin, head, HV, HEADS_K, K)
+        beta_chunk, g_chunk = (
+            token_address(beta, begin, head, HV, HEADS_BETA, V),
+            token_address(g, begin, head, HV, HEADS_G, 1),
+        )
         first_row = begin * HV + head
         v_chunk, do_chunk = v + first_row * V, do + first_row * V
         dq_chunk, dk_chunk = dq + first_row * K, dk + first_row * K
         dv_chunk, dbeta_chunk, dg_chunk = dv + first_row * V, dbeta + first_row * V, dg + first_row
         dw_chunk = dw + first_row * V if VARIANCE else None
+        pointers = q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk
         if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
-            fetched, stride = lanes_to_prefetch(
-                q_chunk,
-                k_chunk,
-                v_chunk,
-                beta_chunk,
-                do_chunk,
-                first_key,
-                (tile % V_TILES) * 16,
-                HV,
-                K,
-                V,
-                HEADS_K,
-                HEADS_BETA,
-            )
+            fetched, stride = lanes_to_prefetch(pointers, first_key, first_column, HV, K, V, HEADS_K, HEADS_BETA)
         end = count
         while end > 0:
             put_state(
-                scratch_M, scratch_J, M_chunk, J_chunk, chunk, k_chunk, v_chunk, beta_chunk, g_chunk, end, column, first_key, HV,
-                K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G, PRECISION,
+                scratch_M, scratch_J, M_chunk, J_chunk, chunk, k_chunk, v_chunk, beta_chunk, g_chunk, end, column, first_key,
+                HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G, PRECISION,
             )  # fmt: skip
-            M, J = get(scratch_M, PARTS), get(scratch_J, PARTS)
+            M, J = load_scratch(scratch_M, PARTS), load_scratch(scratch_J, PARTS)
             # The gradient of the decay that follows; those before come from it by differences.
             later = inner_product(dM, M, PARTS) - inner_product(debt, J, PARTS)
-            start = first_undone(g_chunk, end, largest_of(M, J, p, PARTS) / limit, HV // HEADS_G)
+            start = first_undone(g_chunk, end, largest_importance(M, J, p, PARTS) / limit, HV // HEADS_G)
             # By later tokens of the block. A product p * kept below would be computed for every element.
             kept, floor = 1.0, p
-            ahead = load_raw(
-                q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk, dw_chunk, end - 1, column, first_key, HV, K, PARTS, V,
-                HEADS_K, HEADS_BETA, HEADS_G,
-            )  # fmt: skip
+            ahead = load_inputs(
+                pointers, dw_chunk, end - 1, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G
+            )
             for i in range(end - 1, start - 1, -1):
                 row = i * HV
                 if PRECISION == "tf32":  # the loads below are made late in a step, and its end waits for them
                     prefetch(fetched + tl.maximum(i - AHEAD, 0) * stride)
                 token = ahead
-                ahead = load_raw(
-                    q_chunk, k_chunk, v_chunk, beta_chunk, g_chunk, do_chunk, dw_chunk, tl.maximum(i - 1, 0), column, first_key,
-                    HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G,
-                )  # fmt: skip
-                query, key, value, gain, decay, grad_o, grad_w = of_raw(token, q, K, PARTS)
-                grad_o *= scale
-                grad_w *= scale * scale * kept
+                earlier = tl.maximum(i - 1, 0)
+                ahead = load_inputs(
+                    pointers, dw_chunk, earlier, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G
+                )
+                query, key, value, gain, decay, grad_o, grad_w = unpack_token(token, q, K, PARTS)
                 value, gain = kept * value, kept * gain
+                token = key, query, value, gain, grad_o * scale, grad_w * (scale * scale * kept)
                 dM, debt, of_q, of_k, to_v, to_beta, read, of_variance = differentiate(
-                    M,
-                    J,
-                    dM,
-                    debt,
-                    key,
-                    query,
-                    value,
-                    gain,
-                    grad_o,
-                    grad_w,
-                    floor,
-                    PARTS,
-                    VARIANCE,
-                    PRECISION,
+                    M, J, dM, debt, token, floor, PARTS, VARIANCE, PRECISION
                 )
                 store_key_gradients(dq_chunk, dk_chunk, row * K, of_q, of_k, first_key, K, PARTS)
-                store_value_gradients(dv_chunk, dbeta_chunk, row * V, to_v, to_beta, kept, (tile % V_TILES) * 16, V)
+                store_value_gradients(dv_chunk, dbeta_chunk, row * V, to_v, to_beta, kept, first_column, V)
                 read *= kept
                 total += read
-                change = p * read - across(value[None, :] * to_v + gain[None, :] * to_beta) - of_variance
+                change = p * read - sum_over_columns(value[None, :] * to_v + gain[None, :] * to_beta) - of_variance
                 later += tl.sum(tl.sum(change, 1), 0)
                 tl.store(dg_chunk + row, later)
                 M, J = undo(M, J, key, value, gain, PARTS)
                 a = tl.exp2(decay)
                 kept, floor = kept * a, floor * a
-            dM, debt = times(dM, kept, PARTS), times(debt, kept, PARTS)
+            dM, debt = scale_tile(dM, kept, PARTS), scale_tile(debt, kept, PARTS)
             end = start
     tl.store(dprior + program, -tl.sum(tl.sum(total, 1), 0))
     if ENDED:  # noqa: SIM102 (one is known when compiling)
         if is_first:
             at_start = sequence.to(tl.int64) * HV + head
             store_tile(dM_start, at_start, first_key, column, dM, K, V, PARTS)
-            store_tile(dJ_start, at_start, first_key, column, times(debt, -1.0, PARTS), K, V, PARTS)
-
-
-@triton.jit(do_not_specialize=["units", "tiles"])
-def sum_tiles(x, out, units, tiles, UNIT: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
-    """out [count] from x [tiles, count]: what the tiles of a head left of a gradient. AT_ONCE tiles are loaded together.
-    count = units * UNIT: where it is known as a multiple of 8, 8 numbers are one load."""
-    count = units.to(tl.int64) * UNIT
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, tiles, AT_ONCE):
-        for i in tl.static_range(AT_ONCE):
-            total += tl.load(x + at, (at < count) & (first + i < tiles), 0.0).to(tl.float32)
-            x += count
-    tl.store(out + at, total.to(out.dtype.element_ty), at < count)
+            store_tile(dJ_start, at_start, first_key, column, scale_tile(debt, -1.0, PARTS), K, V, PARTS)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, or_nan, prefetch
-from ..packing import segment_place
-from .lanes import over_eight_lanes
+from ..common.math import clamp_decay, infinite_to_nan, prefetch
+from ..common.packing import segment_place
+from ..common.tiles import token_address
 from .tile import (
-    at_token,
+    inverse_importance,
     load_columns,
-    load_raw,
+    load_inputs,
     load_rows,
     load_tile,
-    of_columns,
-    of_raw,
-    of_rows,
+    mark_infinite,
     prefetch_lanes,
-    spoiled,
-    spread,
+    scale_tile,
     store_tile,
-    times,
+    sum_over_eight_lanes,
+    unpack_columns,
+    unpack_rows,
+    unpack_token,
     write,
 )
 
@@ -31,7 +31,7 @@ LARGEST_FACTOR, LARGEST_IN_FLOAT32 = tl.constexpr(2.0**30), tl.constexpr(2.0)
 
 
 @triton.jit
-def decayed(M, J, f, floor, p, decay, PARTS: tl.constexpr, PRECISION: tl.constexpr):
+def apply_decay(M, J, f, floor, p, decay, PARTS: tl.constexpr, PRECISION: tl.constexpr):
     """M, J, f and f p before a token's write, and by what M and J were multiplied. (A product f p in the sum J + f p would be
     computed for every element.)"""
     LARGEST: tl.constexpr = LARGEST_FACTOR if PRECISION == "tf32" else LARGEST_IN_FLOAT32
@@ -40,7 +40,7 @@ def decayed(M, J, f, floor, p, decay, PARTS: tl.constexpr, PRECISION: tl.constex
     by = 1.0
     if (f > LARGEST) | (f < 1.0 / LARGEST):
         by = 1.0 / f
-        M, J = times(M, by, PARTS), times(J, by, PARTS)
+        M, J = scale_tile(M, by, PARTS), scale_tile(J, by, PARTS)
         f, floor = 1.0, p
     return M, J, f, floor, by
 
@@ -50,7 +50,7 @@ def read_tile(M, J, query, prior, PARTS: tl.constexpr, VARIANCE: tl.constexpr, P
     """What lanes have to add up for the mean and variance of a query [8, 16]; without VARIANCE the mean stands for both."""
     for part in tl.static_range(PARTS):
         x = query[part][:, None]
-        r = spread(J[part] + prior, PRECISION)
+        r = inverse_importance(J[part] + prior, PRECISION)
         if part == 0:
             mean = (x * M[part]) * r
         else:
@@ -64,7 +64,7 @@ def read_tile(M, J, query, prior, PARTS: tl.constexpr, VARIANCE: tl.constexpr, P
 
 
 @triton.jit
-def of_block(tile, block: tl.constexpr, PARTS: tl.constexpr):
+def take_block(tile, block: tl.constexpr, PARTS: tl.constexpr):
     """The parts of one of a program's blocks of 16 columns."""
     parts = ()
     for part in tl.static_range(PARTS):
@@ -74,10 +74,11 @@ def of_block(tile, block: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def load_token(
-    q, k, v, beta, g, i, first_column, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr,
+    pointers, i, first_column, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
 ):  # fmt: skip
     """The token i after the one that the pointers show to, as it lies in memory: q, k, g, and values and gains by blocks."""
+    q, k, v, beta, g = pointers
     columns = ()
     for block in tl.static_range(BLOCKS):
         value = load_columns(v, i * (HV * V), first_column + 16 * block, V)
@@ -112,60 +113,57 @@ def read_posterior(
         J = J + load_tile(J_start, state, 0, column + 16 * block, given, K, V, PARTS)
     if PRECISION == "tf32" and not LOADS_AHEAD:
         fetched, stride = prefetch_lanes(q, k, v, beta, first, first_column, head, HV, K, V, HEADS_K, HEADS_BETA)
-    q, k = at_token(q, first, head, HV, HEADS_K, K), at_token(k, first, head, HV, HEADS_K, K)
-    v, o = at_token(v, first, head, HV, 1, V), at_token(o, first, head, HV, 1, V)
-    beta, g = at_token(beta, first, head, HV, HEADS_BETA, V), at_token(g, first, head, HV, HEADS_G, 1)
+    q, k = token_address(q, first, head, HV, HEADS_K, K), token_address(k, first, head, HV, HEADS_K, K)
+    v, o = token_address(v, first, head, HV, 1, V), token_address(o, first, head, HV, 1, V)
+    beta, g = token_address(beta, first, head, HV, HEADS_BETA, V), token_address(g, first, head, HV, HEADS_G, 1)
     if VARIANCE:
-        variance = at_token(variance, first, head, HV, 1, V)
+        variance = token_address(variance, first, head, HV, 1, V)
     f, floor = 1.0, p
+    pointers = q, k, v, beta, g
     count = stop - first
     if count > 0:
         if LOADS_AHEAD:
-            ahead = load_token(q, k, v, beta, g, 0, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G)
+            ahead = load_token(pointers, 0, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G)
         for i in range(0, count):
             if LOADS_AHEAD:
                 token = ahead
-                ahead = load_token(
-                    q, k, v, beta, g, tl.minimum(i + 1, count - 1), first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA,
-                    HEADS_G,
-                )  # fmt: skip
+                later = tl.minimum(i + 1, count - 1)
+                ahead = load_token(pointers, later, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G)
             else:
                 if PRECISION == "tf32":  # float32, which the interpreter runs too, does without
                     prefetch(fetched + tl.minimum(i + AHEAD, count - 1) * stride)
-                token = load_token(
-                    q, k, v, beta, g, i, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G
-                )
-            query, key = of_rows(token[0], q, K, PARTS), of_rows(token[1], q, K, PARTS)
+                token = load_token(pointers, i, first_column, HV, K, PARTS, V, BLOCKS, HEADS_K, HEADS_BETA, HEADS_G)
+            query, key = unpack_rows(token[0], q, K, PARTS), unpack_rows(token[1], q, K, PARTS)
             if VARIANCE:  # without it infinite keys show in the mean anyway: infinity over infinity
                 finite = ()
                 for part in tl.static_range(PARTS):
-                    finite = finite + (spoiled(key[part]),)
+                    finite = finite + (mark_infinite(key[part]),)
                 key = finite
-            M, J, f, floor, by = decayed(M, J, f, floor, p, clamped(token[2]), PARTS * BLOCKS, PRECISION)
+            M, J, f, floor, by = apply_decay(M, J, f, floor, p, clamp_decay(token[2]), PARTS * BLOCKS, PRECISION)
             all_M, all_J = (), ()
             for block in tl.static_range(BLOCKS):
                 value, gain = token[3][block]
-                value, gain = of_columns(value, q, V), spoiled(of_columns(gain, beta, V))
+                value, gain = unpack_columns(value, q, V), mark_infinite(unpack_columns(gain, beta, V))
                 new_M, new_J = write(
-                    of_block(M, block, PARTS), of_block(J, block, PARTS), key, f * value, f * gain, PARTS
+                    take_block(M, block, PARTS), take_block(J, block, PARTS), key, f * value, f * gain, PARTS
                 )
                 all_M, all_J = all_M + new_M, all_J + new_J
                 mean, var = read_tile(new_M, new_J, query, floor, PARTS, VARIANCE, PRECISION)
-                total, own_column = over_eight_lanes(mean, first_column + 16 * block)
+                total, own_column = sum_over_eight_lanes(mean, first_column + 16 * block)
                 at = i * (HV * V) + own_column
-                tl.store(o + at, or_nan(total * scale).to(o.dtype.element_ty), own_column < V)
+                tl.store(o + at, infinite_to_nan(total * scale).to(o.dtype.element_ty), own_column < V)
                 if VARIANCE:
-                    total, own_column = over_eight_lanes(var, first_column + 16 * block)
+                    total, own_column = sum_over_eight_lanes(var, first_column + 16 * block)
                     total *= f * (scale * scale)
-                    tl.store(variance + at, or_nan(total).to(o.dtype.element_ty), own_column < V)
+                    tl.store(variance + at, infinite_to_nan(total).to(o.dtype.element_ty), own_column < V)
             M, J = all_M, all_J
     if ENDED:  # noqa: SIM102 (one is known when compiling)
         if is_last:
             end = sequence.to(tl.int64) * HV + head
             for block in tl.static_range(BLOCKS):
-                final_M, final_J = of_block(M, block, PARTS), of_block(J, block, PARTS)
-                store_tile(M_end, end, 0, column + 16 * block, times(final_M, 1.0 / f, PARTS), K, V, PARTS)
-                store_tile(J_end, end, 0, column + 16 * block, times(final_J, 1.0 / f, PARTS), K, V, PARTS)
+                final_M, final_J = take_block(M, block, PARTS), take_block(J, block, PARTS)
+                store_tile(M_end, end, 0, column + 16 * block, scale_tile(final_M, 1.0 / f, PARTS), K, V, PARTS)
+                store_tile(J_end, end, 0, column + 16 * block, scale_tile(final_J, 1.0 / f, PARTS), K, V, PARTS)
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -176,46 +174,41 @@ def segment_gradients(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What the outputs of a segment add to the gradients of the states at its start: dM_out, dJ_out [P, HV, K, V]."""
-    TILES: tl.constexpr = (V + 15) // 16
-    K_TILES: tl.constexpr = (K + 8 * PARTS - 1) // (8 * PARTS)
-    tile, segment, head = (
-        tl.program_id(0) % (TILES * K_TILES),
-        tl.program_id(0) // (TILES * K_TILES),
-        tl.program_id(1),
-    )
+    V_TILES: tl.constexpr = (V + 15) // 16
+    TILES: tl.constexpr = V_TILES * ((K + 8 * PARTS - 1) // (8 * PARTS))
+    tile, segment, head = tl.program_id(0) % TILES, tl.program_id(0) // TILES, tl.program_id(1)
     first, stop, chunk, sequence, is_first, is_last = segment_place(segments, segment, time)
     stop = tl.where(is_first, first, stop)  # no segment ends where a sequence's first one starts
-    first_key = tile // TILES * (8 * PARTS)
-    column = tile % TILES * 16 + tl.arange(0, 16)
+    first_key = tile // V_TILES * (8 * PARTS)
+    column = tile % V_TILES * 16 + tl.arange(0, 16)
     p = tl.load(prior + head)
     state = segment.to(tl.int64) * HV + head
     M = load_tile(M_start, state, first_key, column, True, K, V, PARTS)
     J = load_tile(J_start, state, first_key, column, True, K, V, PARTS)
     dM = load_tile(M_start, state, first_key, column, time < 0, K, V, PARTS)
     debt = load_tile(J_start, state, first_key, column, time < 0, K, V, PARTS)  # -dJ
-    q, k = at_token(q, first, head, HV, HEADS_K, K), at_token(k, first, head, HV, HEADS_K, K)
-    v, do = at_token(v, first, head, HV, 1, V), at_token(do, first, head, HV, 1, V)
-    beta, g = at_token(beta, first, head, HV, HEADS_BETA, V), at_token(g, first, head, HV, HEADS_G, 1)
+    q, k = token_address(q, first, head, HV, HEADS_K, K), token_address(k, first, head, HV, HEADS_K, K)
+    v, do = token_address(v, first, head, HV, 1, V), token_address(do, first, head, HV, 1, V)
+    beta, g = token_address(beta, first, head, HV, HEADS_BETA, V), token_address(g, first, head, HV, HEADS_G, 1)
     f, floor, kept = 1.0, p, 1.0
-    dw = at_token(dw, first, head, HV, 1, V) if VARIANCE else None
+    dw = token_address(dw, first, head, HV, 1, V) if VARIANCE else None
     count = stop - first
     if count > 0:
-        ahead = load_raw(q, k, v, beta, g, do, dw, 0, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G)
+        pointers = q, k, v, beta, g, do
+        ahead = load_inputs(pointers, dw, 0, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G)
         for i in range(0, count):
             token = ahead
-            ahead = load_raw(
-                q, k, v, beta, g, do, dw, tl.minimum(i + 1, count - 1), column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA,
-                HEADS_G,
-            )  # fmt: skip
-            query, key, value, gain, decay, grad_o, grad_w = of_raw(token, q, K, PARTS)
-            M, J, f, floor, by = decayed(M, J, f, floor, p, decay, PARTS, PRECISION)
+            later = tl.minimum(i + 1, count - 1)
+            ahead = load_inputs(pointers, dw, later, column, first_key, HV, K, PARTS, V, HEADS_K, HEADS_BETA, HEADS_G)
+            query, key, value, gain, decay, grad_o, grad_w = unpack_token(token, q, K, PARTS)
+            M, J, f, floor, by = apply_decay(M, J, f, floor, p, decay, PARTS, PRECISION)
             kept *= by
             M, J = write(M, J, key, f * value, f * gain, PARTS)
             grad_o *= scale * kept
             grad_w *= scale * scale * f * kept
             new_dM, new_debt = (), ()
             for part in tl.static_range(PARTS):
-                r = spread(J[part] + floor, PRECISION)
+                r = inverse_importance(J[part] + floor, PRECISION)
                 x = query[part][:, None]
                 read = x * (grad_o[None, :] * r)
                 owed = tl.fma(read, M[part] * r, debt[part])
@@ -224,4 +217,4 @@ def segment_gradients(
                 new_dM, new_debt = new_dM + (dM[part] + read,), new_debt + (owed,)
             dM, debt = new_dM, new_debt
     store_tile(dM_out, state, first_key, column, dM, K, V, PARTS)
-    store_tile(dJ_out, state, first_key, column, times(debt, -1.0, PARTS), K, V, PARTS)
+    store_tile(dJ_out, state, first_key, column, scale_tile(debt, -1.0, PARTS), K, V, PARTS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, of_tokens
-from ..packing import segment_place
+from ..common.math import clamp_decay
+from ..common.packing import segment_place
+from ..common.tiles import load_gate
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -44,7 +45,7 @@ def posterior_state(
             tl.store(J_out + at_chunk + in_state, J, inside)
         count = (stop - t).to(tl.int32)
         live = i < count
-        decay = tl.cumsum(clamped(of_tokens(g, t, live, head, HV, HEADS_G)), 0)
+        decay = tl.cumsum(clamp_decay(load_gate(g, t, live, head, HV, HEADS_G)), 0)
         total = tl.sum(tl.where(i == tl.minimum(count, 64) - 1, decay, 0.0), 0)
         at_key = (t * (HV // HEADS_K) + head // HEADS_K) * K + i[:, None] * (HV // HEADS_K * K) + c[None, :]
         keys = tl.load(k + at_key, live[:, None] & (c < K)[None, :], 0.0)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import clamped, float_or_nan, or_nan
+from ..common.lanes import halve
+from ..common.math import clamp_decay, infinite_to_nan, to_float_or_nan
 
 
 @triton.jit
-def channels(first_key, part: tl.constexpr):
+def part_channels(first_key, part: tl.constexpr):
     return first_key + 16 * (part // 2) + part % 2 + 2 * tl.arange(0, 8)
 
 
@@ -23,23 +24,23 @@ def load_tile(x, state, first_key, column, given, K: tl.constexpr, V: tl.constex
     """Tile of the state number `state` of x [.., K, V], in float32, infinities as NaN; zeros where the state is not `given`."""
     tile = ()
     for part in tl.static_range(PARTS):
-        c = channels(first_key, part)
+        c = part_channels(first_key, part)
         inside = (c < K)[:, None] & (column < V)[None, :] & given
         loaded = tl.load(x + state * (K * V) + c[:, None] * V + column[None, :], inside, 0.0)
-        tile = tile + (float_or_nan(loaded),)
+        tile = tile + (to_float_or_nan(loaded),)
     return tile
 
 
 @triton.jit
 def store_tile(x, state, first_key, column, tile, K: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr):
     for part in tl.static_range(PARTS):
-        c = channels(first_key, part)
+        c = part_channels(first_key, part)
         inside = (c < K)[:, None] & (column < V)[None, :]
-        tl.store(x + state * (K * V) + c[:, None] * V + column[None, :], or_nan(tile[part]), inside)
+        tl.store(x + state * (K * V) + c[:, None] * V + column[None, :], infinite_to_nan(tile[part]), inside)
 
 
 @triton.jit
-def times(tile, x, PARTS: tl.constexpr):
+def scale_tile(tile, x, PARTS: tl.constexpr):
     out = ()
     for part in tl.static_range(PARTS):
         out = out + (x * tile[part],)
@@ -48,7 +49,7 @@ def times(tile, x, PARTS: tl.constexpr):
 
 @triton.jit
 def load_rows(x, at, first_key, K: tl.constexpr, PARTS: tl.constexpr):
-    """Those of the K numbers from x + at on that belong to the tile, as `of_rows` takes them."""
+    """Those of the K numbers from x + at on that belong to the tile, as `unpack_rows` takes them."""
     rows = ()
     if K % 2 == 0 and x.dtype.element_ty.primitive_bitwidth == 16:
         pairs = (x + at).to(tl.pointer_type(tl.int32))
@@ -57,13 +58,13 @@ def load_rows(x, at, first_key, K: tl.constexpr, PARTS: tl.constexpr):
             rows = rows + (tl.load(pairs + c, c < K // 2, 0),)
     else:
         for part in tl.static_range(PARTS):
-            c = channels(first_key, part)
+            c = part_channels(first_key, part)
             rows = rows + (tl.load(x + at + c, c < K, 0.0),)
     return rows
 
 
 @triton.jit
-def unpacked(two, like):
+def unpack_pair(two, like):
     """Two neighbouring numbers of 16 bits from one of 32, in float32."""
     if like.dtype.element_ty == tl.bfloat16:  # the upper half of a float32
         even, odd = (two << 16).to(tl.float32, bitcast=True), (two & -65536).to(tl.float32, bitcast=True)
@@ -75,8 +76,8 @@ def unpacked(two, like):
 
 @triton.jit
 def load_columns(x, at, first_column, V: tl.constexpr):
-    """16 of the V numbers from x + at on, as `of_columns` takes them. Numbers of 16 bits are loaded by pairs: a loop that holds
-    them until its next step would else take the loaded words apart at once, and wait for them."""
+    """16 of the V numbers from x + at on, as `unpack_columns` takes them. Numbers of 16 bits are loaded by pairs: a loop that
+    holds them until its next step would else take the loaded words apart at once, and wait for them."""
     if V % 2 == 0 and x.dtype.element_ty.primitive_bitwidth == 16:
         c = first_column // 2 + tl.arange(0, 8)
         columns = tl.load((x + at).to(tl.pointer_type(tl.int32)) + c, c < V // 2, 0)
@@ -87,10 +88,10 @@ def load_columns(x, at, first_column, V: tl.constexpr):
 
 
 @triton.jit
-def of_columns(raw, like, V: tl.constexpr):
+def unpack_columns(raw, like, V: tl.constexpr):
     """[16] in float32."""
     if V % 2 == 0 and like.dtype.element_ty.primitive_bitwidth == 16:
-        even, odd = unpacked(raw, like)
+        even, odd = unpack_pair(raw, like)
         columns = tl.reshape(tl.join(even, odd), (16,))
     else:
         columns = raw.to(tl.float32)
@@ -98,12 +99,12 @@ def of_columns(raw, like, V: tl.constexpr):
 
 
 @triton.jit
-def of_rows(raw, like, K: tl.constexpr, PARTS: tl.constexpr):
+def unpack_rows(raw, like, K: tl.constexpr, PARTS: tl.constexpr):
     """By parts, in float32."""
     rows = ()
     if K % 2 == 0 and like.dtype.element_ty.primitive_bitwidth == 16:
         for pair in tl.static_range(PARTS // 2):
-            rows = rows + unpacked(raw[pair], like)
+            rows = rows + unpack_pair(raw[pair], like)
     else:
         for part in tl.static_range(PARTS):
             rows = rows + (raw[part].to(tl.float32),)
@@ -111,18 +112,13 @@ def of_rows(raw, like, K: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
-def at_token(x, t, head, HV, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Where the numbers of a token and head begin in x [tokens, HV // HEADS, WIDTH]."""
-    return x + (t * (HV // HEADS) + head // HEADS) * WIDTH
-
-
-@triton.jit
-def load_raw(
-    q, k, v, beta, g, do, dw, i, column, first_key, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
+def load_inputs(
+    pointers, dw, i, column, first_key, HV, K: tl.constexpr, PARTS: tl.constexpr, V: tl.constexpr,
     HEADS_K: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr,
 ):  # fmt: skip
-    """The token i after the one that the pointers show to, as it lies in memory: loops load it a step before `of_raw` takes it.
-    do and dw may be None."""
+    """The token i after the one that the pointers show to, as it lies in memory: loops load it a step before `unpack_token` takes
+    it. pointers: q, k, v, beta, g and do. dw may be None."""
+    q, k, v, beta, g, do = pointers
     live = column < V
     value = tl.load(v + i * (HV * V) + column, live, 0.0)
     return (
@@ -131,22 +127,22 @@ def load_raw(
         value,
         tl.load(beta + i * (HV // HEADS_BETA * V) + column, live, 0.0),
         tl.load(g + i * (HV // HEADS_G)),
-        value if do is None else tl.load(do + i * (HV * V) + column, live, 0.0),
+        tl.load(do + i * (HV * V) + column, live, 0.0),
         value if dw is None else tl.load(dw + i * (HV * V) + column, live, 0.0),
     )
 
 
 @triton.jit
-def of_raw(token, like, K: tl.constexpr, PARTS: tl.constexpr):
+def unpack_token(token, like, K: tl.constexpr, PARTS: tl.constexpr):
     """q, k (by parts), v, beta, the log decay in base 2, do and dw."""
     q, k, v, beta, g, do, dw = token
-    query, key = of_rows(q, like, K, PARTS), of_rows(k, like, K, PARTS)
-    gain = spoiled(beta.to(tl.float32))
-    return query, key, v.to(tl.float32), gain, clamped(g), do.to(tl.float32), dw.to(tl.float32)
+    query, key = unpack_rows(q, like, K, PARTS), unpack_rows(k, like, K, PARTS)
+    gain = mark_infinite(beta.to(tl.float32))
+    return query, key, v.to(tl.float32), gain, clamp_decay(g), do.to(tl.float32), dw.to(tl.float32)
 
 
 @triton.jit
-def spoiled(x):
+def mark_infinite(x):
     """x, infinities as NaN, in one instruction: an infinite importance would read as a mean and variance of zero."""
     return tl.fma(x, 0.0, x)
 
@@ -163,7 +159,7 @@ def write(M, J, key, value, gain, PARTS: tl.constexpr):
 
 
 @triton.jit
-def spread(importance, PRECISION: tl.constexpr):
+def inverse_importance(importance, PRECISION: tl.constexpr):
     """1 / importance."""
     if PRECISION == "tf32":
         y = tl.inline_asm_elementwise(
@@ -200,3 +196,16 @@ def prefetch_lanes(
     SIZE_BETA: tl.constexpr = beta.dtype.element_ty.primitive_bitwidth // 8
     SIZE_K: tl.constexpr = k.dtype.element_ty.primitive_bitwidth // 8
     return start, numbers * tl.where(which < 2, SIZE_K, tl.where(which == 2, SIZE_V, SIZE_BETA))
+
+
+@triton.jit
+def sum_over_eight_lanes(x, first_column):
+    """The sums of x [8, 16] over its rows, one of its four columns in each lane: sums and their columns [1, 2, 2, 4]."""
+    odd = tl.arange(0, 2)[None, None, :, None] > 0
+    right = tl.arange(0, 2)[None, :, None, None] > 0
+    even_columns, odd_columns = tl.split(tl.reshape(x, (2, 2, 2, 4, 2, 2)))
+    left, right_column = tl.split(halve(even_columns, odd_columns, 2, odd[:, :, :, :, None]))
+    total = tl.sum(halve(left, right_column, 1, right), 0, keep_dims=True)
+    place = 2 * tl.arange(0, 2)[None, :, None, None] + tl.arange(0, 2)[None, None, :, None]
+    column = first_column + place + 4 * tl.arange(0, 4)[None, None, None, :]
+    return total, column

@@ -13,14 +13,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
+from ..common.math import to_float_or_nan
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import columns, run
-from .states import PlacedState, head_of, pool_row, state_tile
-from .tokens import any_layout, decay_from_log, number, row
-
-__all__ = ["decode"]
+from .launching import (
+    PlacedState,
+    choose_columns,
+    decay_from_log,
+    jit_options,
+    launch_recurrent,
+    load_number,
+    load_row,
+    program_head,
+    state_tile,
+)
 
 # Columns of a program's tile and its warps, by the key channels (rounded up to a power of two): rows of 128 bytes, at most 64
 # numbers of the state per thread.
@@ -32,10 +38,10 @@ def decode(call: RecurrentCall) -> Tensor:
     a state. The write key is k unless given or made by the preconditioner."""
     x, options, v = call.inputs, call.options, call.inputs["v"]
     g, center = x.get("g"), x.get("center")
-    tile = partial(columns, choices=CHOICES)
+    tile = partial(choose_columns, choices=CHOICES)
     A, read, written = None, None, None
     if "A" in call.states:
-        A = PlacedState.of(call, "A")
+        A = PlacedState.from_call(call, "A")
         read, written = A.source, A.target
         if call.state_indices is not None:
             read = read[call.state_indices.clamp(0, len(read) - 1)]
@@ -43,7 +49,7 @@ def decode(call: RecurrentCall) -> Tensor:
             # The programs of a head's other tiles may read A after the first tile's program has written it.
             read = read.clone()
         read = read.contiguous()
-    o, = run(
+    o, = launch_recurrent(
         decode_delta_rule, call, tile, inputs=INPUTS, states=("S",),
         parameters=(None, 0, 1) if center is None else (center, center.stride(0), v.shape[2] // len(center)),
         more=(read, written, *((0, 0) if written is None else written.stride()[:2])),
@@ -59,7 +65,7 @@ INPUTS = ("q", "k", "v", "write_key", "beta", "g", "precond_g", "precond_beta")
 SHORT = ("q", "k", "v", "w", "beta", "g", "pg", "pb")  # in the kernel
 
 
-@triton.jit(**any_layout(SHORT, "center", numbers=("center_step", "A_step", "A_head")))
+@triton.jit(**jit_options(SHORT, "center", numbers=("center_step", "A_step", "A_head")))
 def decode_delta_rule(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -76,12 +82,7 @@ def decode_delta_rule(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`; w: write keys; pg, pb: the preconditioner's g and beta; A: one row per
     sequence, new_A: with strides, which may be a pool."""
-    TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    place = tl.program_id(0) // TILES  # of the sequence and the head
-    n = place // HV
-    head = head_of(place, HV)
-    index, held = pool_row(state_indices, n, P)
+    tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 
@@ -94,26 +95,26 @@ def decode_delta_rule(
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.
-        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
-        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
-        written = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        key = load_row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = load_row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        written = load_row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
         if G_CHANNELS:
-            decay = row(g, token, g_token, head, g_head, G_GROUP, channel, is_channel)
+            decay = load_row(g, token, g_token, head, g_head, G_GROUP, channel, is_channel)
         elif g is not None:
-            decay = number(g, token, g_token, head, g_head, G_GROUP)
+            decay = load_number(g, token, g_token, head, g_head, G_GROUP)
         if beta is not None:
-            gain = number(beta, token, beta_token, head, beta_head, BETA_GROUP)
+            gain = load_number(beta, token, beta_token, head, beta_head, BETA_GROUP)
         if A is not None:
-            A_decay = number(pg, token, pg_token, head, pg_head, PG_GROUP)
-            A_gain = number(pb, token, pb_token, head, pb_head, PB_GROUP)
+            A_decay = load_number(pg, token, pg_token, head, pg_head, PG_GROUP)
+            A_gain = load_number(pb, token, pb_token, head, pb_head, PB_GROUP)
         if w is not None:
-            write_key = row(w, token, w_token, head, w_head, W_GROUP, channel, is_channel)
+            write_key = load_row(w, token, w_token, head, w_head, W_GROUP, channel, is_channel)
 
-        key, query, written = float_or_nan(key), float_or_nan(query) * scale, float_or_nan(written)
+        key, query, written = to_float_or_nan(key), to_float_or_nan(query) * scale, to_float_or_nan(written)
         if w is not None:
-            write_key = float_or_nan(write_key)
+            write_key = to_float_or_nan(write_key)
         elif A is not None:
-            gram = decay_from_log(A_decay) * gram + float_or_nan(A_gain) * key * key
+            gram = decay_from_log(A_decay) * gram + to_float_or_nan(A_gain) * key * key
             distance = tl.log(gram + eps) - c
             write_key = tl.exp(-log_bound * distance / (1 + tl.abs(distance))) * key
         else:
@@ -121,7 +122,7 @@ def decode_delta_rule(
         if g is not None:
             state *= decay_from_log(decay)[:, None] if G_CHANNELS else decay_from_log(decay)
         if beta is not None:
-            written = float_or_nan(gain) * (written - tl.sum(state * key[:, None], 0))
+            written = to_float_or_nan(gain) * (written - tl.sum(state * key[:, None], 0))
         # S_t^T q = S'^T q + (w . q) u: both sums over the state read S', none waits for the other.
         answer = tl.sum(state * query[:, None], 0) + tl.sum(write_key * query, 0) * written
         state += write_key[:, None] * written[None, :]

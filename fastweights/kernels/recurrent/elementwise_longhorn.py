@@ -8,21 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
+from ..common.math import to_float_or_nan
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
 from .delta_rule import CHOICES
-from .launching import columns, run
-from .states import head_of, pool_row, state_tile
-from .tokens import any_layout, row
-
-__all__ = ["decode"]
+from .launching import choose_columns, jit_options, launch_recurrent, load_row, program_head, state_tile
 
 
 def decode(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `elementwise_longhorn`."""
-    o, = run(
-        decode_elementwise_longhorn, call, partial(columns, choices=CHOICES), inputs=INPUTS, states=("S",),
+    o, = launch_recurrent(
+        decode_elementwise_longhorn, call, partial(choose_columns, choices=CHOICES), inputs=INPUTS, states=("S",),
         numbers=(float(call.options["scale"]),),
     )  # fmt: skip
     return o
@@ -31,7 +27,7 @@ def decode(call: RecurrentCall) -> Tensor:
 INPUTS = ("q", "k", "v", "beta")
 
 
-@triton.jit(**any_layout(INPUTS))
+@triton.jit(**jit_options(INPUTS))
 def decode_elementwise_longhorn(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -41,12 +37,7 @@ def decode_elementwise_longhorn(
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
-    TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    place = tl.program_id(0) // TILES  # of the sequence and the head
-    n = place // HV
-    head = head_of(place, HV)
-    index, held = pool_row(state_indices, n, P)
+    tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
@@ -55,13 +46,13 @@ def decode_elementwise_longhorn(
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.
-        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
-        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
-        value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
-        beta_V = row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
+        key = load_row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = load_row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        value = load_row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        beta_V = load_row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
 
-        key, query, value = float_or_nan(key), float_or_nan(query) * scale, float_or_nan(value)
-        beta_V = float_or_nan(beta_V)
+        key, query, value = to_float_or_nan(key), to_float_or_nan(query) * scale, to_float_or_nan(value)
+        beta_V = to_float_or_nan(beta_V)
         gain = beta_V / (1 + beta_V * tl.sum(key * key, 0))
         state += (key[:, None] * gain[None, :]) * (value[None, :] - key[:, None] * state)
         tl.store(

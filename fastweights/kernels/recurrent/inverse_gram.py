@@ -13,36 +13,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
-from ..runtime.launch_plan import launch
+from ..common.call import padded
+from ..common.math import to_float_or_nan
+from ..common.packing import tokens_of_sequence
+from ..runtime.launch_plan import device_of, launch
 from . import RecurrentCall, delta_rule
-from .launching import padded
-from .states import PlacedState, head_of, pool_row, state_tile
-from .tokens import any_layout, number, row, strides
-
-__all__ = ["decode_least_squares", "decode_variational"]
+from .launching import PlacedState, jit_options, load_number, load_row, program_head, state_tile, strides
 
 
 def decode_least_squares(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `recursive_least_squares` without decay."""
-    made = directions(call, "P", {"k": call.inputs["k"], "u": call.inputs["k"], "beta": call.inputs["beta"]})
-    return with_delta_rule(call, {"beta": call.inputs["beta"], **made}, call.options["scale"])
+    made = find_directions(call, "P", {"k": call.inputs["k"], "u": call.inputs["k"], "beta": call.inputs["beta"]})
+    return ask_delta_rule(call, {"beta": call.inputs["beta"], **made}, call.options["scale"])
 
 
 def decode_variational(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `variational_linear_attention`, also of its ablations that keep u."""
     x, options = call.inputs, call.options
-    made = directions(
+    made = find_directions(
         call, "A", {"k": x["k"], "u": x["u"], "q": x["q"]},
         every=options["refresh_every"] or 0, refresh=float(options["refresh"]), eps=float(options["eps"]),
         UNIT_KEYS=options.get("normalize_keys", True), UNIT_WRITES=options.get("normalize_writes", True),
     )  # fmt: skip
-    return with_delta_rule(call, made, 1.0)
+    return ask_delta_rule(call, made, 1.0)
 
 
-def with_delta_rule(call: RecurrentCall, made: dict[str, Tensor], scale: float) -> Tensor:
+def ask_delta_rule(call: RecurrentCall, made: dict[str, Tensor], scale: float) -> Tensor:
     new = None if call.new_states is None else {"S": call.new_states["S"]}
     inner = call._replace(
         inputs={**{name: call.inputs[name] for name in ("q", "k", "v")}, **made}, states={"S": call.states["S"]},
@@ -51,7 +47,7 @@ def with_delta_rule(call: RecurrentCall, made: dict[str, Tensor], scale: float) 
     return delta_rule.decode(inner)
 
 
-def directions(
+def find_directions(
     call: RecurrentCall, matrix: str, inputs: dict[str, Tensor], every: int = 0, refresh: float = 0.0, eps: float = 0.0,
     **units: bool,
 ) -> dict[str, Tensor]:  # fmt: skip
@@ -68,7 +64,7 @@ def directions(
     if not programs:
         return made
     given = [strides(inputs.get(name), *sizes) for name in ("q", "k", "u", "beta")]
-    placed = [PlacedState.of(call, name) for name in (matrix, "z") if name in call.states]
+    placed = [PlacedState.from_call(call, name) for name in (matrix, "z") if name in call.states]
     z: tuple[Any, ...] = placed[1].arguments if len(placed) > 1 else (None, None, 0, 0)
     counts: tuple[Any, ...] = (None, None, 0)
     if "count" in call.states:
@@ -79,7 +75,7 @@ def directions(
     rows = padded(key, 1)
     warps = max(1, rows * rows // 2048)
     limit = {"maxnreg": 128} if warps == 8 else {}  # so that a multiprocessor runs two programs
-    with on_device_of(v):
+    with device_of(v):
         launch(
             decode_inverse_gram, (programs,), *[x for each in given for x in each],
             *(made.get(name) for name in ("write_key", "k", "q", "beta")), *placed[0].arguments, *z, *counts,
@@ -98,7 +94,7 @@ INPUTS = ("q", "k", "u", "beta")
 OTHERS = ("write_key", "read_key", "query", "gain", "seen", "new_seen")
 
 
-@triton.jit(**any_layout(INPUTS, *OTHERS, numbers=("every", "z_step", "z_head", "seen_step")))
+@triton.jit(**jit_options(INPUTS, *OTHERS, numbers=("every", "z_step", "z_head", "seen_step")))
 def decode_inverse_gram(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -110,9 +106,7 @@ def decode_inverse_gram(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. Without q the write key is A_t k; with it A_t khat, and gain divides by its
     length."""
-    n = tl.program_id(0) // HV
-    head = head_of(tl.program_id(0), HV)
-    index, held = pool_row(state_indices, n, P)
+    _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     at_A, in_state, inverse = state_tile(A, index, A_step, head, A_head, held, channel, channel, K, K)
@@ -124,25 +118,25 @@ def decode_inverse_gram(
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):
         token = first + t
-        penalty = row(u, token, u_token, head, u_head, U_GROUP, channel, is_channel)
+        penalty = load_row(u, token, u_token, head, u_head, U_GROUP, channel, is_channel)
         if q is None:
-            weight = number(beta, token, beta_token, head, beta_head, BETA_GROUP)
+            weight = load_number(beta, token, beta_token, head, beta_head, BETA_GROUP)
         if q is not None:
-            key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
-            asked = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+            key = load_row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+            asked = load_row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
 
         at = (token * HV + head) * K + channel
-        penalty = float_or_nan(penalty)
+        penalty = to_float_or_nan(penalty)
         along = tl.sum(inverse * penalty[:, None], 0)
         overlap = tl.sum(along * penalty, 0)
         if q is None:
-            weight = float_or_nan(weight)
+            weight = to_float_or_nan(weight)
             share = 1 / (1 + weight * overlap)
             tl.store(write_key + at, share * along, is_channel)
             inverse -= (weight * share * along)[:, None] * along[None, :]
         else:
             weight = 1 / (1 + overlap)
-            key, asked = float_or_nan(key), float_or_nan(asked)
+            key, asked = to_float_or_nan(key), to_float_or_nan(asked)
             total += key
             unit_key = key
             if UNIT_KEYS:

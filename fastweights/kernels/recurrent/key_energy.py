@@ -9,14 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
+from ..common.call import padded
+from ..common.math import to_float_or_nan
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import Tile, padded, run
-from .states import head_of, pool_row
-from .tokens import any_layout, decay_from_log, number, row
-
-__all__ = ["decode_keys", "decode_queries"]
+from .launching import Tile, decay_from_log, jit_options, launch_recurrent, load_number, load_row, program_head
 
 
 def decode_queries(call: RecurrentCall) -> Tensor:
@@ -43,7 +40,7 @@ def _run(
 ) -> Tensor:
     k, heads = call.inputs["k"], call.states["A"].shape[1]
     like_answer = k.new_empty(1).expand(*k.shape[:2], heads, k.shape[3])
-    answer, = run(
+    answer, = launch_recurrent(
         decode_key_energy, call._replace(inputs={**call.inputs, "v": like_answer}), whole_head, inputs=INPUTS, states=("A",),
         parameters=parameters, numbers=numbers, FORM=FORM,
     )  # fmt: skip
@@ -57,7 +54,7 @@ def whole_head(key: int, width: int) -> Tile:
 INPUTS = ("q", "k", "g", "beta")
 
 
-@triton.jit(**any_layout(INPUTS, "parameter", numbers=("parameter_head", "parameter_channel")))
+@triton.jit(**jit_options(INPUTS, "parameter", numbers=("parameter_head", "parameter_channel")))
 def decode_key_energy(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -69,9 +66,7 @@ def decode_key_energy(
 ):  # fmt: skip
     """FORM: "queries", or the squash of the write keys. parameter: the ridge of queries, else the centre; x, x_token, x_head,
     X_GROUP: see `strides`."""
-    n = tl.program_id(0) // HV
-    head = head_of(tl.program_id(0), HV)
-    index, held = pool_row(state_indices, n, P)
+    _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     at = index * A_step + head * A_head + channel
@@ -82,13 +77,13 @@ def decode_key_energy(
     first, count = tokens_of_sequence(cu_seqlens, n, T)
     for t in range(count):
         token = first + t
-        key = float_or_nan(row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel))
-        decay = decay_from_log(number(g, token, g_token, head, g_head, G_GROUP))
-        gain = float_or_nan(number(beta, token, beta_token, head, beta_head, BETA_GROUP))
+        key = to_float_or_nan(load_row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel))
+        decay = decay_from_log(load_number(g, token, g_token, head, g_head, G_GROUP))
+        gain = to_float_or_nan(load_number(beta, token, beta_token, head, beta_head, BETA_GROUP))
         before = energy
         energy = decay * energy + gain * key * key
         if FORM == "queries":
-            query = float_or_nan(row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel))
+            query = to_float_or_nan(load_row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel))
             answer = query / (energy + (ridge if parameter is None else middle))
         elif FORM == "none":
             # A NaN of a gate reaches its own token, as in PyTorch.

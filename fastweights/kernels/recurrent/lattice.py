@@ -6,20 +6,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
+from ..common.math import to_float_or_nan
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import run, whole_state
-from .states import head_of, pool_row, state_tile
-from .tokens import any_layout, number, row
-
-__all__ = ["decode"]
+from .launching import jit_options, launch_recurrent, load_number, load_row, program_head, state_tile, whole_state
 
 
 def decode(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `lattice`."""
     options = call.options
-    return run(
+    return launch_recurrent(
         decode_lattice, call, whole_state, inputs=INPUTS, states=("S",), numbers=(float(options["l1"]),),
         OBJECTIVE=options["objective"], NORMALIZE=options["normalize"], L1=options["l1"] > 0,
     )[0]  # fmt: skip
@@ -40,14 +36,14 @@ def inverse_and_length(S):
 
 
 @triton.jit
-def shrunk(S, pull):
+def shrink(S, pull):
     """Every number pulled towards 0 by `pull`, not beyond; NaN stays NaN."""
     left = tl.abs(S) - pull
     left = tl.where(left < 0, 0.0, left)
     return tl.where(S > 0, left, tl.where(S < 0, -left, S))
 
 
-@triton.jit(**any_layout(INPUTS))
+@triton.jit(**jit_options(INPUTS))
 def decode_lattice(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -59,9 +55,7 @@ def decode_lattice(
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
-    n = tl.program_id(0) // HV
-    head = head_of(tl.program_id(0), HV)
-    index, held = pool_row(state_indices, n, P)
+    _, _, n, head, index, held = program_head(state_indices, P, HV)
     slot, column = tl.arange(0, BK), tl.arange(0, BV)
     is_slot, is_column = slot < K, column < V
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, slot, column, K, V)
@@ -70,15 +64,15 @@ def decode_lattice(
     for t in range(count):
         token = first + t
         # Loads come before any use, so that their latencies overlap.
-        key = row(k, token, k_token, head, k_head, K_GROUP, slot, is_slot)
-        value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
-        step = float_or_nan(number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
+        key = load_row(k, token, k_token, head, k_head, K_GROUP, slot, is_slot)
+        value = load_row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        step = to_float_or_nan(load_number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
         kept = 1.0
         if decay is not None:
-            kept = float_or_nan(number(decay, token, decay_token, head, decay_head, DECAY_GROUP))
+            kept = to_float_or_nan(load_number(decay, token, decay_token, head, decay_head, DECAY_GROUP))
             kept = tl.where(kept < RESOLUTION, RESOLUTION, kept)
 
-        key, value = float_or_nan(key), float_or_nan(value)
+        key, value = to_float_or_nan(key), to_float_or_nan(value)
         inverse, length = inverse_and_length(state)
         state *= inverse[:, None]
         # With h and c of the rule both turned over where that saves a sign, a step takes in c h.
@@ -88,14 +82,14 @@ def decode_lattice(
         along = tl.sum(state * value[None, :], 1)
         if OBJECTIVE == "encode":
             write = key - along
-        query = row(q, token, q_token, head, q_head, Q_GROUP, slot, is_slot)  # not before: registers
+        query = load_row(q, token, q_token, head, q_head, Q_GROUP, slot, is_slot)  # not before: registers
         write *= step / tl.where(length == 0, float("inf"), length)
         state = (kept * length - write * along)[:, None] * state + write[:, None] * value[None, :]
         if L1:
-            state = shrunk(state, step * l1)
+            state = shrink(state, step * l1)
         inverse, length = inverse_and_length(state)
         state *= (inverse if NORMALIZE else inverse * length)[:, None]
-        answer = tl.sum(state * float_or_nan(query)[:, None], 0)
+        answer = tl.sum(state * to_float_or_nan(query)[:, None], 0)
         tl.store(o + (token * HV + head) * V + column, tl.where(held, answer, 0.0), mask=is_column)
 
     tl.store(new_S + at_state, state, mask=in_state, eviction_policy="evict_first")

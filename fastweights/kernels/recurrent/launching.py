@@ -1,20 +1,119 @@
-"""What all recurrent kernels have in common: tiles and the launch."""
+"""What all recurrent kernels have in common: tiles, inputs of any layout, states (one per sequence, or
+rows of a pool), and the launch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from ..availability import on_device_of
-from ..chunk.tiles import padded
-from ..runtime.launch_plan import launch
+from ..common.call import padded
+from ..common.packing import pool_row
+from ..runtime.launch_plan import device_of, launch
 from . import RecurrentCall
-from .states import PlacedState
-from .tokens import strides
 
-__all__ = ["Tile", "columns", "run", "whole_state"]
+
+class PlacedState:
+    """A state as a kernel takes it: where it is read and written, and the strides from row to row and from head to head."""
+
+    def __init__(self, state: Tensor, new_state: Tensor | None) -> None:
+        self.wanted = state if new_state is None else new_state
+        if new_state is None:  # in place
+            self.source = self.target = state if heads_are_dense(state) else state.contiguous()
+        else:
+            self.source = state.contiguous()
+            self.target = self.wanted if self.wanted.is_contiguous() else torch.empty(state.shape, device=state.device)
+
+    @classmethod
+    def from_call(cls, call: RecurrentCall, name: str) -> PlacedState:
+        return cls(call.states[name], None if call.new_states is None else call.new_states[name])
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, int, int]:
+        row, head = self.source.stride()[:2]
+        return self.source, self.target, row, head
+
+    def finish(self) -> None:
+        """After the launch: a state of a layout that the kernel does not write receives the numbers."""
+        if self.target is not self.wanted:
+            self.wanted.copy_(self.target)
+
+
+def heads_are_dense(state: Tensor) -> bool:
+    """Whether the numbers of each head are contiguous; rows and heads may lie anywhere."""
+    step = 1
+    for size, stride in zip(reversed(state.shape[2:]), reversed(state.stride()[2:])):
+        if stride != step and size > 1:
+            return False
+        step *= size
+    return True
+
+
+@triton.jit
+def head_number(place, HV: tl.constexpr):
+    """The head of place n HV + head, in 64 bits: a view of a large tensor may have any stride from head to head."""
+    return (place % HV).to(tl.int64)
+
+
+@triton.jit
+def program_head(state_indices, P, HV: tl.constexpr, TILES: tl.constexpr = 1):
+    """Of a program of a grid (N HV TILES): its tile of columns, the number of its sequence and head together, its sequence, its
+    head, the row of its states in their pool of P rows, and whether there is one."""
+    place = tl.program_id(0) // TILES
+    n = place // HV
+    index, held = pool_row(state_indices, n, P)
+    return tl.program_id(0) % TILES, place, n, head_number(place, HV), index, held
+
+
+@triton.jit
+def state_tile(S, index, row_step, head, head_step, held, row, column, K: tl.constexpr, V: tl.constexpr):
+    """Where the rows and columns of a head's state [K, V] lie, which of them exist, and their numbers, 0 where there are none."""
+    at = index * row_step + head * head_step + (row[:, None] * V + column[None, :])
+    exists = (row < K)[:, None] & (column < V)[None, :] & held
+    # A call uses each number of the state once, so the state does not displace weights and activations from the caches.
+    return at, exists, tl.load(S + at, mask=exists, other=0, eviction_policy="evict_first")
+
+
+def strides(x: Tensor | None, batch: int, time: int, heads: int) -> tuple[Tensor | None, int, int, int]:
+    """x [B, T, h, ...], its strides from token to token and from head to head, and the value heads that one head serves."""
+    if x is None:
+        return None, 0, 0, 1
+    steps = x.stride()
+    if (len(steps) == 4 and steps[3] != 1) or (batch > 1 and time > 1 and steps[0] != time * steps[1]):
+        x = x.contiguous()
+        steps = x.stride()
+    return x, steps[0 if time == 1 and batch > 1 else 1], steps[2], heads // x.shape[2]
+
+
+def jit_options(inputs: tuple[str, ...], *others: str, numbers: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Keywords of triton.jit for a kernel with x, x_token and x_head for every input x, other tensors, and numbers. Only the
+    alignment of the states matters for speed: Triton would compile the kernel again for every layout of the inputs."""
+    return {
+        "do_not_specialize": [*numbers, *(f"{name}_{step}" for name in inputs for step in ("token", "head"))],
+        "do_not_specialize_on_alignment": [*inputs, *others, "o", "state_indices", "P", "cu_seqlens", "T"],
+    }
+
+
+@triton.jit
+def load_row(x, token, token_step, head, head_step, GROUP: tl.constexpr, channel, exists):
+    """The channels of one token and head, 0 where there is none."""
+    return tl.load(x + token * token_step + head // GROUP * head_step + channel, mask=exists, other=0)
+
+
+@triton.jit
+def load_number(x, token, token_step, head, head_step, GROUP: tl.constexpr):
+    return tl.load(x + token * token_step + head // GROUP * head_step)
+
+
+@triton.jit
+def decay_from_log(g):
+    """exp(g): 0 for -inf, which is legal, NaN for infinity, which is not."""
+    g = g.to(tl.float32)
+    return tl.where(g < float("inf"), tl.exp(g), float("nan"))
 
 
 class Tile(NamedTuple):
@@ -25,7 +124,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-def columns(key: int, value: int, choices: Mapping[int, tuple[int, int]]) -> Tile:
+def choose_columns(key: int, value: int, choices: Mapping[int, tuple[int, int]]) -> Tile:
     """Some columns of the state; choices: how many and the warps, by the key channels rounded up to a power of two."""
     rows = padded(key, 1)
     width, warps = choices[max(rows, 64)]
@@ -38,7 +137,7 @@ def whole_state(key: int, value: int) -> Tile:
     return Tile(rows, width, max(1, min(4, rows * width // 2048), rows * width // 4096))
 
 
-def run(
+def launch_recurrent(
     kernel: Any, call: RecurrentCall, tile: Callable[[int, int], Tile], *, inputs: Sequence[str], states: Sequence[str],
     outputs: Sequence[bool] = (True,), parameters: Sequence[Any] = (), more: Sequence[Any] = (), numbers: Sequence[float] = (),
     **constants: Any,
@@ -52,9 +151,9 @@ def run(
     programs = call.sequences * sizes[2] * -(-value // width)
     if programs:
         given = [strides(call.inputs.get(name), *sizes) for name in inputs]
-        placed = [PlacedState.of(call, name) for name in states]
+        placed = [PlacedState.from_call(call, name) for name in states]
         pool = len(call.states[states[0]])
-        with on_device_of(v):
+        with device_of(v):
             launch(
                 kernel, (programs,), *[x for each in given for x in each], *parameters, *made,
                 *[x for each in placed for x in each.arguments], *more, call.state_indices, pool, call.cu_seqlens, sizes[1],

@@ -9,26 +9,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
+from ..common.math import to_float_or_nan
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import run, whole_state
-from .states import head_of, pool_row, state_tile
-from .tokens import any_layout, number, row
-
-__all__ = ["decode"]
+from .launching import jit_options, launch_recurrent, load_number, load_row, program_head, state_tile, whole_state
 
 
 def decode(call: RecurrentCall) -> Tensor:
     """o [B, T, HV, V] of `output_normalized_ttt`."""
-    return run(decode_output_normalized_ttt, call, whole_state, inputs=INPUTS, states=("S",))[0]
+    return launch_recurrent(decode_output_normalized_ttt, call, whole_state, inputs=INPUTS, states=("S",))[0]
 
 
 INPUTS = ("q", "k", "v", "gamma")
 SHORTEST = tl.constexpr(1e-6)  # as in the op's reference
 
 
-@triton.jit(**any_layout(INPUTS))
+@triton.jit(**jit_options(INPUTS))
 def decode_output_normalized_ttt(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -38,9 +34,7 @@ def decode_output_normalized_ttt(
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
-    n = tl.program_id(0) // HV
-    head = head_of(tl.program_id(0), HV)
-    index, held = pool_row(state_indices, n, P)
+    _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel, column = tl.arange(0, BK), tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
     at_state, in_state, state = state_tile(S, index, S_step, head, S_head, held, channel, column, K, V)
@@ -49,12 +43,12 @@ def decode_output_normalized_ttt(
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.
-        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
-        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
-        value = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
-        step = float_or_nan(number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
+        key = load_row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = load_row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        value = load_row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        step = to_float_or_nan(load_number(gamma, token, gamma_token, head, gamma_head, GAMMA_GROUP))
 
-        key, query, value = float_or_nan(key), float_or_nan(query), float_or_nan(value)
+        key, query, value = to_float_or_nan(key), to_float_or_nan(query), to_float_or_nan(value)
         z = tl.sum(state * key[:, None], 0)
         read = tl.sum(state * query[:, None], 0)
         square = tl.sum(z * z, 0)

@@ -11,14 +11,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
+from ..common.math import to_float_or_nan
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall
-from .launching import columns, run
-from .states import head_of, pool_row, state_tile
-from .tokens import any_layout, decay_from_log, number, row
-
-__all__ = ["decode", "decode_posterior"]
+from .launching import (
+    choose_columns,
+    decay_from_log,
+    jit_options,
+    launch_recurrent,
+    load_number,
+    load_row,
+    program_head,
+    state_tile,
+)
 
 # Columns of a program's tile and its warps, by the key channels (rounded up to a power of two): at most 32 numbers of each state
 # per thread.
@@ -29,8 +34,8 @@ def decode(call: RecurrentCall, *, with_variance: bool = False) -> Tensor | tupl
     """o [B, T, HV, V] of `palimpsa`, whose prior is a number or a tensor."""
     prior = call.inputs["prior"]
     given = isinstance(prior, Tensor)
-    found = run(
-        decode_palimpsa, call, partial(columns, choices=CHOICES), inputs=INPUTS, states=("M", "J"),
+    found = launch_recurrent(
+        decode_palimpsa, call, partial(choose_columns, choices=CHOICES), inputs=INPUTS, states=("M", "J"),
         outputs=(True, with_variance), parameters=(prior, prior.stride(0)) if given else (None, 0),
         numbers=(float(call.options["scale"]), 0.0 if given else float(prior)),
     )  # fmt: skip
@@ -45,7 +50,7 @@ def decode_posterior(call: RecurrentCall) -> Tensor | tuple[Tensor, ...]:
 INPUTS = ("q", "k", "v", "beta", "g")
 
 
-@triton.jit(**any_layout(INPUTS, "prior", "variance", numbers=("prior_step",)))
+@triton.jit(**jit_options(INPUTS, "prior", "variance", numbers=("prior_step",)))
 def decode_palimpsa(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -57,12 +62,7 @@ def decode_palimpsa(
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`."""
-    TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    place = tl.program_id(0) // TILES  # of the sequence and the head
-    n = place // HV
-    head = head_of(place, HV)
-    index, held = pool_row(state_indices, n, P)
+    tile, place, n, head, index, held = program_head(state_indices, P, HV, (V + BV - 1) // BV)
     channel, column = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     is_channel, is_column = channel < K, column < V
 
@@ -74,17 +74,17 @@ def decode_palimpsa(
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.
-        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
-        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
-        written = row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
-        gain = row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
-        decay = decay_from_log(number(g, token, g_token, head, g_head, G_GROUP))
+        key = load_row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = load_row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        written = load_row(v, token, v_token, head, v_head, V_GROUP, column, is_column)
+        gain = load_row(beta, token, beta_token, head, beta_head, BETA_GROUP, column, is_column)
+        decay = decay_from_log(load_number(g, token, g_token, head, g_head, G_GROUP))
 
         key, query, written, gain = (
-            float_or_nan(key),
-            float_or_nan(query) * scale,
-            float_or_nan(written),
-            float_or_nan(gain),
+            to_float_or_nan(key),
+            to_float_or_nan(query) * scale,
+            to_float_or_nan(written),
+            to_float_or_nan(gain),
         )
         mean = decay * mean + key[:, None] * written[None, :]
         importance = decay * importance + (key * key)[:, None] * gain[None, :]

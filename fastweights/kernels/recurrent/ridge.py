@@ -11,14 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..math import float_or_nan
-from ..packing import tokens_of_sequence
+from ..common.call import padded
+from ..common.math import to_float_or_nan
+from ..common.packing import tokens_of_sequence
 from . import RecurrentCall, delta_rule
-from .launching import Tile, padded, run
-from .states import head_of, pool_row
-from .tokens import any_layout, decay_from_log, number, row
-
-__all__ = ["decode"]
+from .launching import Tile, decay_from_log, jit_options, launch_recurrent, load_number, load_row, program_head
 
 
 def decode(call: RecurrentCall) -> Tensor:
@@ -26,7 +23,7 @@ def decode(call: RecurrentCall) -> Tensor:
     x, options = call.inputs, call.options
     ridge, beta, v = x.get("ridge"), x.get("beta"), x["v"]
     asked_like = v.new_empty(1, dtype=call.states["H"].dtype).expand(*v.shape[:3], x["k"].shape[3])
-    asked, *writes = run(
+    asked, *writes = launch_recurrent(
         decode_systems, call._replace(inputs={**x, "v": asked_like}), whole_matrix, inputs=INPUTS, states=("H",),
         outputs=(True, beta is not None), parameters=(ridge, 0 if ridge is None else ridge.stride(0)),
         numbers=(options.get("ridge", 0.0), options["iterations"], options["scale"]),
@@ -53,32 +50,32 @@ TINY = tl.constexpr(1.1754943508222875e-38)
 
 
 @triton.jit
-def norm_of(H):
+def frobenius_norm(H):
     """|H|_F, without overflow of the squares."""
-    largest = tl.max(over_columns_max(tl.abs(H)), 0)
+    largest = tl.max(max_over_columns(tl.abs(H)), 0)
     H *= 1 / tl.where(largest > 0, largest, 1.0)
-    return largest * tl.sqrt(tl.sum(over_columns(H * H), 0))
+    return largest * tl.sqrt(tl.sum(sum_over_columns(H * H), 0))
 
 
 @triton.jit
-def over_columns(H):
-    """Sums of the rows, in a thread first."""
+def sum_over_columns(H):
+    """The sum of every row, in a thread first."""
     return tl.sum(tl.sum(tl.sum(H, 2), 2), 0)
 
 
 @triton.jit
-def over_columns_max(H):
+def max_over_columns(H):
     return tl.max(tl.max(tl.max(H, 2), 2), 0)
 
 
 @triton.jit
-def along_columns(x, L: tl.constexpr, J: tl.constexpr, E: tl.constexpr):
+def lay_along_columns(x, L: tl.constexpr, J: tl.constexpr, E: tl.constexpr):
     """A vector [K] as it stands beside the columns."""
     return tl.permute(tl.reshape(x, (J, 1, L, E)), (2, 1, 0, 3))
 
 
 @triton.jit
-def turned(H):
+def transpose_matrix(H):
     """The transpose."""
     L: tl.constexpr = H.shape[0]
     K: tl.constexpr = H.shape[1]
@@ -89,8 +86,8 @@ def turned(H):
 
 
 @triton.jit
-def product(H, x):
-    return over_columns(H * along_columns(x, H.shape[0], H.shape[2], H.shape[3]))
+def multiply(H, x):
+    return sum_over_columns(H * lay_along_columns(x, H.shape[0], H.shape[2], H.shape[3]))
 
 
 @triton.jit
@@ -103,7 +100,7 @@ def chebyshev(H, b, low, high, iterations):
     before = tl.zeros_like(x)
     for _ in range(iterations):
         omega = 4 / (4 - contraction * contraction * omega)
-        residual = product(H, x) + low * x - b
+        residual = multiply(H, x) + low * x - b
         x, before = before + omega * (x - before - step * residual), x
     return x
 
@@ -118,7 +115,7 @@ def conjugate_gradient(H, b, ridge, iterations, enough):
     energy = tl.sum(residual * residual, 0)
     least = enough * enough * energy
     while iterations > 0:
-        image = product(H, direction) + ridge * direction
+        image = multiply(H, direction) + ridge * direction
         step = energy / tl.maximum(tl.abs(tl.sum(direction * image, 0)), TINY)  # negative only by rounding
         x += step * direction
         residual -= step * image
@@ -129,7 +126,7 @@ def conjugate_gradient(H, b, ridge, iterations, enough):
     return size * x
 
 
-@triton.jit(**any_layout(INPUTS, "ridge", "asked", "writes", numbers=("ridge_head", "iterations")))
+@triton.jit(**jit_options(INPUTS, "ridge", "asked", "writes", numbers=("ridge_head", "iterations")))
 def decode_systems(
     q, q_token, q_head, Q_GROUP: tl.constexpr,
     k, k_token, k_head, K_GROUP: tl.constexpr,
@@ -143,9 +140,7 @@ def decode_systems(
 ):  # fmt: skip
     """x, x_token, x_head, X_GROUP: see `strides`. asked, writes [BT, HV, K]: what the memory is asked, and beta k. ridge [HV, K],
     or None: `level`, times |H|_F if ADAPTIVE. V is K."""
-    n = tl.program_id(0) // HV
-    head = head_of(tl.program_id(0), HV)
-    index, held = pool_row(state_indices, n, P)
+    _, _, n, head, index, held = program_head(state_indices, P, HV)
     channel = tl.arange(0, BK)
     is_channel = channel < K
     E: tl.constexpr = 4 if BK >= 4 else BK
@@ -157,7 +152,7 @@ def decode_systems(
     in_H = (channel < K)[None, :, None, None] & (column < K) & held
     state = tl.load(H + at_H, in_H, 0.0, eviction_policy="evict_first")
     first, count = tokens_of_sequence(cu_seqlens, n, T)
-    state = tl.where(count > 0, 0.5 * (state + turned(state)), state)  # without a token it stays as it is
+    state = tl.where(count > 0, 0.5 * (state + transpose_matrix(state)), state)  # without a token it stays as it is
     enough: tl.constexpr = 2.0**-26 if q.dtype.element_ty == tl.float32 else 2.0**-13  # as in the chunk kernels
     diagonal = level
     if ridge is not None:
@@ -166,21 +161,21 @@ def decode_systems(
     for t in range(count):
         token = first + t
         # All loads come before any use, so that their latencies overlap.
-        key = row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
-        query = row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
-        decay = decay_from_log(number(g, token, g_token, head, g_head, G_GROUP))
+        key = load_row(k, token, k_token, head, k_head, K_GROUP, channel, is_channel)
+        query = load_row(q, token, q_token, head, q_head, Q_GROUP, channel, is_channel)
+        decay = decay_from_log(load_number(g, token, g_token, head, g_head, G_GROUP))
         gain = 1.0
         if beta is not None:
-            gain = float_or_nan(number(beta, token, beta_token, head, beta_head, BETA_GROUP))
+            gain = to_float_or_nan(load_number(beta, token, beta_token, head, beta_head, BETA_GROUP))
         if mix is not None:
-            part = float_or_nan(number(mix, token, mix_token, head, mix_head, MIX_GROUP))
+            part = to_float_or_nan(load_number(mix, token, mix_token, head, mix_head, MIX_GROUP))
 
-        key, query = float_or_nan(key), float_or_nan(query) * scale
-        state = decay * state + (gain * key)[None, :, None, None] * along_columns(key, L, J, E)
+        key, query = to_float_or_nan(key), to_float_or_nan(query) * scale
+        state = decay * state + (gain * key)[None, :, None, None] * lay_along_columns(key, L, J, E)
         at = (token * HV + head) * K + channel
         if writes is not None:
             tl.store(writes + at, gain * key, mask=is_channel)
-        norm = norm_of(state)
+        norm = frobenius_norm(state)
         if CHEBYSHEV:
             bound = tl.maximum(norm, SMALLEST_NORM)
             low = tl.maximum(level * bound, SMALLEST_RIDGE) if ADAPTIVE else level

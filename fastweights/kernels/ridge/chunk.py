@@ -5,15 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens, rows_of_tokens
+from ..common.tiles import load_gate, load_rows
 
 
 @triton.jit
-def whole_rows_of(x, rest, first, live, head, HV, c, K: tl.constexpr):
+def load_sum_of_two(x, rest, first, live, head, HV, c, K: tl.constexpr):
     """The sum of two such tensors in float32, the second one or None."""
-    whole = rows_of_tokens(x, first, live, head, HV, c, K, 1).to(tl.float32)
+    whole = load_rows(x, first, live, head, HV, c, K, 1).to(tl.float32)
     if rest is not None:
-        whole += rows_of_tokens(rest, first, live, head, HV, c, K, 1).to(tl.float32)
+        whole += load_rows(rest, first, live, head, HV, c, K, 1).to(tl.float32)
     return whole
 
 
@@ -43,10 +43,10 @@ def decay_factors(gate, first, count, head, HV):
 
 
 @triton.jit
-def gain_of(beta, first, live, head, HV, HEADS_BETA: tl.constexpr):
+def load_gain(beta, first, live, head, HV, HEADS_BETA: tl.constexpr):
     """The gains of the tokens, 0 past the end."""
     if beta is None:  # noqa: SIM108 (one is known when compiling)
         gain = live.to(tl.float32)
     else:
-        gain = of_tokens(beta, first, live, head, HV, HEADS_BETA)
+        gain = load_gate(beta, first, live, head, HV, HEADS_BETA)
     return gain

@@ -6,13 +6,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import of_tokens, places_of_rows, rows_of_tokens
-from ..packing import chunk_place
-from .chunk import decay_factors, gain_of, whole_rows_of
+from ..common.packing import program_part
+from ..common.tiles import load_gate, load_rows, row_places
+from .chunk import decay_factors, load_gain, load_sum_of_two
 
 
 @triton.jit
-def sums_of_pairs(row, to_key, pairs, gain):
+def add_pair_sums(row, to_key, pairs, gain):
     """With what pairs of a token and an earlier key, its gain aside, give to the decays from the one to the other: the same
     numbers in both sums, so that they cancel but for the tokens between."""
     return row + tl.sum(pairs * gain[None, :], 1), to_key + tl.sum(pairs, 0)
@@ -30,19 +30,18 @@ def system_gradients(
     gradient at the chunk's end. dP [BT, HV, 64]: tril(dO V^T), decayed. d_writes [BT, HV, K]: the gradient of beta k as the
     memory's keys, less what the chunk's own tokens ask. gate_grads [K tiles, 2, BT, HV]: partial sums of dbeta and dg, `stride`
     from tile to tile; memory_gates: those of the memory, less the same, which the first tile adds."""
-    PARTS: tl.constexpr = (K + BK - 1) // BK
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count = program_part(chunks, time, (K + BK - 1) // BK)
     if count == 0:
         return
-    i, column = tl.arange(0, 64), part * BK + tl.arange(0, BK)
+    i = tl.arange(0, 64)
     live = i < count
+    column = part * BK + tl.arange(0, BK)
     lower = (i[:, None] >= i[None, :]) & live[:, None]
     at_row = first * HV + head + i * HV
     at_H = (m.to(tl.int64) * HV + head) * K * K
     decay, total = decay_factors(gate, first, count, head, HV)
     pair = tl.where(lower, tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0)), 0.0)
-    gain = gain_of(beta, first, live, head, HV, HEADS_BETA)
+    gain = load_gain(beta, first, live, head, HV, HEADS_BETA)
 
     low = k.dtype.element_ty
     row, to_key = tl.zeros((64,), tl.float32), tl.zeros((64,), tl.float32)
@@ -50,17 +49,17 @@ def system_gradients(
     at_dP = dP + (first * HV + head) * 64 + i[:, None] * (HV * 64) + i[None, :]
     asked = tl.load(at_dP, live[:, None], 0.0).to(tl.float32)  # what the answers of later tokens make of a key's own
     if mix is not None:
-        alpha = of_tokens(mix, first, live, head, HV, HEADS_MIX)
+        alpha = load_gate(mix, first, live, head, HV, HEADS_MIX)
         by_q = tl.zeros((64, 64), tl.float32)
         for k0 in tl.static_range(0, K, BK):
             c = k0 + tl.arange(0, BK)
-            turned = tl.trans(rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K))
-            some = rows_of_tokens(q, first, live, head, HV, c, K, HEADS_K)
+            turned = tl.trans(load_rows(k, first, live, head, HV, c, K, HEADS_K))
+            some = load_rows(q, first, live, head, HV, c, K, HEADS_K)
             by_q = tl.dot(some, turned, by_q, input_precision=PRECISION)
         plain = asked * (scale * (1 - alpha))[:, None]
         if part == 0:
-            row, to_key = sums_of_pairs(row, to_key, plain * by_q, gain)
-        queries = rows_of_tokens(q, first, live, head, HV, column, K, HEADS_K)
+            row, to_key = add_pair_sums(row, to_key, plain * by_q, gain)
+        queries = load_rows(q, first, live, head, HV, column, K, HEADS_K)
         out = tl.dot(tl.trans(plain.to(low)), queries, out, input_precision=PRECISION)
         asked *= alpha[:, None]
 
@@ -68,21 +67,19 @@ def system_gradients(
     by_e = tl.zeros((64, 64), tl.float32)
     for k0 in tl.static_range(0, K, BK):
         c = k0 + tl.arange(0, BK)
-        turned = tl.trans(rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K))
-        by_x = tl.dot(rows_of_tokens(x, first, live, head, HV, c, K, 1), turned, by_x, input_precision=PRECISION)
+        turned = tl.trans(load_rows(k, first, live, head, HV, c, K, HEADS_K))
+        by_x = tl.dot(load_rows(x, first, live, head, HV, c, K, 1), turned, by_x, input_precision=PRECISION)
         if x_rest is not None:
-            by_x = tl.dot(
-                rows_of_tokens(x_rest, first, live, head, HV, c, K, 1), turned, by_x, input_precision=PRECISION
-            )
-        by_e = tl.dot(rows_of_tokens(e, first, live, head, HV, c, K, 1), turned, by_e, input_precision=PRECISION)
+            by_x = tl.dot(load_rows(x_rest, first, live, head, HV, c, K, 1), turned, by_x, input_precision=PRECISION)
+        by_e = tl.dot(load_rows(e, first, live, head, HV, c, K, 1), turned, by_e, input_precision=PRECISION)
     # Memory and system make nearly opposite gradients of a key. Their difference is taken before it is rounded and multiplied by
     # x, which is long where no key is.
     asked -= pair * by_e
     if part == 0:
-        row, to_key = sums_of_pairs(row, to_key, asked * by_x, gain)
-    answers = rows_of_tokens(x, first, live, head, HV, column, K, 1)
+        row, to_key = add_pair_sums(row, to_key, asked * by_x, gain)
+    answers = load_rows(x, first, live, head, HV, column, K, 1)
     out = tl.dot(tl.trans(asked.to(low)), answers, out, input_precision=PRECISION)
-    adjoint = rows_of_tokens(e, first, live, head, HV, column, K, 1)
+    adjoint = load_rows(e, first, live, head, HV, column, K, 1)
     out = tl.dot(tl.trans((-by_x * pair).to(low)), adjoint, out, input_precision=PRECISION)
 
     across = tl.zeros((64, BK), tl.float32)
@@ -94,19 +91,17 @@ def system_gradients(
         H = tl.load(units + at_H + c[:, None] * K + column[None, :], inside, 0.0)
         L = tl.load(later + at_H + c[:, None] * K + column[None, :], inside, 0.0)
         at_end += tl.sum(H.to(tl.float32) * L)
-        keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
-        across = tl.dot(rows_of_tokens(x, first, live, head, HV, c, K, 1), H.to(low), across, input_precision=PRECISION)
+        keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
+        across = tl.dot(load_rows(x, first, live, head, HV, c, K, 1), H.to(low), across, input_precision=PRECISION)
         if x_rest is not None:
-            rest = rows_of_tokens(x_rest, first, live, head, HV, c, K, 1)
+            rest = load_rows(x_rest, first, live, head, HV, c, K, 1)
             across = tl.dot(rest, H.to(low), across, input_precision=PRECISION)
         onward = tl.dot(keys, L.to(low), onward, input_precision=PRECISION)
     outside = tl.load(outsides + m * HV + head)
     row -= (
-        outside
-        * tl.exp2(decay)
-        * tl.sum(across * rows_of_tokens(e, first, live, head, HV, column, K, 1).to(tl.float32), 1)
+        outside * tl.exp2(decay) * tl.sum(across * load_rows(e, first, live, head, HV, column, K, 1).to(tl.float32), 1)
     )
-    keys = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K)
+    keys = load_rows(k, first, live, head, HV, column, K, HEADS_K)
     onward *= tl.exp2(total - decay)[:, None]
     to_end = tl.sum(onward * keys.to(tl.float32), 1)
     to_key += to_end
@@ -123,7 +118,7 @@ def system_gradients(
             c = k0 + tl.arange(0, BK)
             inside = (c < K)[:, None] & (column < K)[None, :]
             H = tl.load(units + at_H + c[:, None] * K + column[None, :], inside, 0.0)
-            some = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
+            some = load_rows(k, first, live, head, HV, c, K, HEADS_K)
             by_norm = tl.dot(some, H.to(low), by_norm, input_precision=PRECISION)
             overlaps = tl.dot(some, tl.trans(some), overlaps, input_precision=PRECISION)
         by_norm *= (outside * tl.sum(pair * (w * tl.exp2(decay))[:, None], 0))[:, None]
@@ -132,11 +127,11 @@ def system_gradients(
         to_key -= 0.5 * tl.sum(by_norm * keys.to(tl.float32), 1)
         out -= by_norm
 
-    at, here = places_of_rows(first, live, head, HV, column, K, 1)
+    at, here = row_places(first, live, head, HV, column, K, 1)
     written = tl.load(d_writes + at, here, 0.0).to(tl.float32)
     tl.store(dk + at, ((out + written) * gain[:, None]).to(dk.dtype.element_ty), here)
     if beta is not None:
-        again = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
+        again = load_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
         tl.store(gate_grads + part * stride + at_row, to_key + tl.sum(written * again, 1), live)
     change = row - gain * to_key
     change = tl.cumsum(tl.where(live, tl.where(i == count - 1, change + ends, change), 0.0), 0, reverse=True)
@@ -146,8 +141,8 @@ def system_gradients(
     tl.store(gate_grads + part * stride + stride // 2 + at_row, change, live)
     if d_diagonal is not None:
         both = tl.sum(
-            whole_rows_of(x, x_rest, first, live, head, HV, column, K)
-            * rows_of_tokens(e, first, live, head, HV, column, K, 1).to(tl.float32),
+            load_sum_of_two(x, x_rest, first, live, head, HV, column, K)
+            * load_rows(e, first, live, head, HV, column, K, 1).to(tl.float32),
             0,
         )
         tl.store(d_diagonal + (m.to(tl.int64) * HV + head) * K + column, -both, column < K)

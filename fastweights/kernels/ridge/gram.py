@@ -6,9 +6,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan, places_of_rows, rows_of_tokens
-from ..packing import chunk_place, pieces_of_sequence, tokens_of_sequence
-from .chunk import decay_factors, gain_of
+from ..common.math import infinite_to_nan, is_bad
+from ..common.packing import pieces_of_sequence, program_part, tokens_of_sequence
+from ..common.tiles import load_rows, row_places
+from .chunk import decay_factors, load_gain
 
 
 @triton.jit(do_not_specialize=["time"])
@@ -18,19 +19,18 @@ def gram_sums(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """sums [M, HV, K, K]: sum_j W_j k_j k_j^T of a chunk, decayed to its end. writes [BT, HV, K]: beta k."""
-    PARTS: tl.constexpr = (K + BV - 1) // BV
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count = program_part(chunks, time, (K + BV - 1) // BV)
     if count == 0:
         return
-    i, c, column = tl.arange(0, 64), tl.arange(0, PK), part * BV + tl.arange(0, BV)
+    i = tl.arange(0, 64)
     live = i < count
-    keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
-    some = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
+    c, column = tl.arange(0, PK), part * BV + tl.arange(0, BV)
+    keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
+    some = load_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32)
     decay, total = decay_factors(gate, first, count, head, HV)
-    gain = gain_of(beta, first, live, head, HV, HEADS_BETA)
+    gain = load_gain(beta, first, live, head, HV, HEADS_BETA)
     if writes is not None:
-        at, here = places_of_rows(first, live, head, HV, column, K, 1)
+        at, here = row_places(first, live, head, HV, column, K, 1)
         tl.store(writes + at, (some * gain[:, None]).to(writes.dtype.element_ty), here)
     weight = tl.exp2(total - decay) * gain
     some *= weight[:, None]
@@ -52,20 +52,19 @@ def gram_sums_back(
 ):  # fmt: skip
     """sums [M, HV, K, K]: what a chunk adds to the gradient of H at its start,
     -(1/2) sum_t z_t (e_t x_t^T + x_t e_t^T + w_t H_t). slope [BT, HV]: w; units, outsides: see solve_chunk."""
-    PARTS: tl.constexpr = (K + BV - 1) // BV
-    part, m, head = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    part, m, head, first, count = program_part(chunks, time, (K + BV - 1) // BV)
     if count == 0:
         return
-    i, c, column = tl.arange(0, 64), tl.arange(0, PK), part * BV + tl.arange(0, BV)
+    i = tl.arange(0, 64)
     live = i < count
+    c, column = tl.arange(0, PK), part * BV + tl.arange(0, BV)
     decay, _ = decay_factors(gate, first, count, head, HV)
     kept = tl.exp2(decay)
-    es = rows_of_tokens(e, first, live, head, HV, c, K, 1)
-    right = (rows_of_tokens(x, first, live, head, HV, column, K, 1).to(tl.float32) * kept[:, None]).to(es.dtype)
+    es = load_rows(e, first, live, head, HV, c, K, 1)
+    right = (load_rows(x, first, live, head, HV, column, K, 1).to(tl.float32) * kept[:, None]).to(es.dtype)
     found = tl.dot(tl.trans(es), right, input_precision=PRECISION)
-    xs = rows_of_tokens(x, first, live, head, HV, c, K, 1)
-    right = (rows_of_tokens(e, first, live, head, HV, column, K, 1).to(tl.float32) * kept[:, None]).to(es.dtype)
+    xs = load_rows(x, first, live, head, HV, c, K, 1)
+    right = (load_rows(e, first, live, head, HV, column, K, 1).to(tl.float32) * kept[:, None]).to(es.dtype)
     found = tl.dot(tl.trans(xs), right, found, input_precision=PRECISION)
     at = (m.to(tl.int64) * HV + head) * K * K + c[:, None] * K + column[None, :]
     inside = (c < K)[:, None] & (column < K)[None, :]
@@ -73,9 +72,9 @@ def gram_sums_back(
         w = tl.load(slope + first * HV + head + i * HV, live, 0.0) * kept
         pair = tl.exp2(tl.where(i[:, None] >= i[None, :], decay[:, None] - decay[None, :], 0.0))
         weight = tl.sum(tl.where(i[:, None] >= i[None, :], pair * w[:, None], 0.0), 0)
-        weight *= gain_of(beta, first, live, head, HV, HEADS_BETA)
-        keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
-        some = rows_of_tokens(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32) * weight[:, None]
+        weight *= load_gain(beta, first, live, head, HV, HEADS_BETA)
+        keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
+        some = load_rows(k, first, live, head, HV, column, K, HEADS_K).to(tl.float32) * weight[:, None]
         found = tl.dot(tl.trans(keys), some.to(keys.dtype), found, input_precision=PRECISION)
         outside = tl.load(outsides + m * HV + head) * tl.sum(w * kept, 0)
         found += outside * tl.load(units + at, inside, 0.0).to(tl.float32)
@@ -116,4 +115,4 @@ def scan_states(
             tl.store(R, S, inside & here)
             S = tl.exp2(totals[later]) * S + added[later]
     if end is not None:
-        tl.store(end + own + at, or_nan(S), inside)
+        tl.store(end + own + at, infinite_to_nan(S), inside)

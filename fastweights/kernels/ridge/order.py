@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-__all__ = ["stride_between_roots"]
-
 CANDIDATES = 24
 LARGEST = 64.0  # of an iterate, in lengths of the solution: a float16 operand holds its products with keys
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import is_bad, or_nan, places_of_rows, rows_of_tokens, so_far, without
-from ..packing import chunk_place
-from .chunk import decay_factors, gain_of, store_in_two, whole_rows_of
+from ..common.math import any_so_far, infinite_to_nan, is_bad, zero_where
+from ..common.packing import program_chunk
+from ..common.tiles import load_rows, row_places
+from .chunk import decay_factors, load_gain, load_sum_of_two, store_in_two
 
 SMALLEST_RIDGE = tl.constexpr(1e-6)  # the ridge without any key so far, as in the PyTorch form
 SMALLEST = tl.constexpr(1e-30)
@@ -15,7 +16,7 @@ QUARTER = tl.constexpr(0.7853981633974483)  # of pi
 
 
 @triton.jit
-def size_of_rows(x, WIDTH: tl.constexpr):
+def row_sizes(x, WIDTH: tl.constexpr):
     """About the length of every row, up to a factor sqrt(WIDTH) more; NaN or infinity where the row holds one."""
     return tl.sum(tl.abs(x), 1) * WIDTH**-0.5
 
@@ -38,7 +39,7 @@ def larger(x, y):
 
 
 @triton.jit
-def root_of(j, count):
+def chebyshev_root(j, count):
     """Root j of so many of the Chebyshev polynomial on [0, 1], sin^2((2 j + 1) pi / (4 count)) by its series."""
     y = (2 * j + 1) * QUARTER / count
     z = y * y
@@ -47,7 +48,7 @@ def root_of(j, count):
 
 
 @triton.jit
-def product(x, keys, H, weights, kept, acc, PRECISION: tl.constexpr):
+def apply_system(x, keys, H, weights, kept, acc, PRECISION: tl.constexpr):
     """acc + kept x H + (weights * x keys^T) keys."""
     inner = tl.dot(x, tl.trans(keys), input_precision=PRECISION).to(x.dtype) * weights
     acc = tl.dot(x * kept[:, None].to(x.dtype), H, acc, input_precision=PRECISION)
@@ -55,28 +56,26 @@ def product(x, keys, H, weights, kept, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def chebyshev(
-    b, size, keys, H, weights, kept, low, iterations, stride, WORK: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+def chebyshev(b, size, keys, H, weights, kept, low, iterations, stride, WORK: tl.constexpr, PRECISION: tl.constexpr):
     """The iterate for the right-hand sides size b, with eigenvalues in [low, 1 + low]: steps 1 / root along the residual, the
     roots those of the Chebyshev polynomial, taken `stride` apart."""
     count = iterations + 1
     turn = 0
-    x = (size / (low + root_of(turn, count)))[:, None] * b.to(tl.float32)
+    x = (size / (low + chebyshev_root(turn, count)))[:, None] * b.to(tl.float32)
     for _ in range(iterations):
         turn = (turn + stride) % count
-        step = 1.0 / (low + root_of(turn, count))
+        step = 1.0 / (low + chebyshev_root(turn, count))
         # Factors in 16 bits: a product of two 16-bit numbers is not moved out of the loop, where it would fill registers.
         now = x.to(WORK) * (-step)[:, None].to(WORK)
         acc = (1.0 - step * low)[:, None] * x + (b * (step * size)[:, None].to(WORK)).to(tl.float32)
-        x = product(now, keys, H, weights, kept, acc, PRECISION)
+        x = apply_system(now, keys, H, weights, kept, acc, PRECISION)
     return x
 
 
 @triton.jit
 def conjugate_gradient(
     b, keys, H, weights, kept, low, channels, iterations, WORK: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
+):
     """From zero, for the ridge low [64], times twice channels [K] unless None. b has at least the length 1, or is 0. A row
     whose residual is smaller than the operands' rounding keeps its bits, so that no row depends on how long the others take."""
     enough: tl.constexpr = 2.0**-13 if PRECISION == "tf32" else 2.0**-26
@@ -88,7 +87,7 @@ def conjugate_gradient(
     while left > 0:
         # A factor in 16 bits: the ridge in float32 would be moved out of the loop, the direction in float32 kept for later.
         image = 2 * low[:, None] * (direction * (0.5 if channels is None else channels[None, :])).to(tl.float32)
-        image = product(direction, keys, H, weights, kept, image, PRECISION)
+        image = apply_system(direction, keys, H, weights, kept, image, PRECISION)
         # The best step along the direction as it was rounded.
         curvature = tl.abs(tl.sum(direction.to(tl.float32) * image, 1))
         step = tl.sum(direction.to(tl.float32) * residual, 1) / tl.maximum(curvature, SMALLEST)
@@ -114,12 +113,12 @@ def solve_chunk(
     start; outsides [M, HV]: its norm, and units: H over that, which BACK reads. norms [BT, HV]: |H_t|_F; slope: w. diagonal
     [HV, K]: the ridge per channel, None for a number."""
     WORK: tl.constexpr = tl.float16 if PRECISION == "tf32" else tl.float32
-    m, head = tl.program_id(0), tl.program_id(1)
-    first, count = chunk_place(chunks, m, time)
+    m, head, first, count = program_chunk(chunks, time)
     if count == 0:
         return
-    i, c = tl.arange(0, 64), tl.arange(0, PK)
+    i = tl.arange(0, 64)
     live = i < count
+    c = tl.arange(0, PK)
     lower = i[:, None] >= i[None, :]
     decay, _ = decay_factors(gate, first, count, head, HV)
     at_row = first * HV + head + i * HV
@@ -136,12 +135,12 @@ def solve_chunk(
         H = (H * (1.0 / tl.where(outside == 0.0, 1.0, outside))).to(WORK)
         tl.store(units + at_H, H, inside_H)
         tl.store(outsides + m * HV + head, outside)
-    keys = rows_of_tokens(k, first, live, head, HV, c, K, HEADS_K)
-    unit = size_of_rows(keys.to(tl.float32), PK)
+    keys = load_rows(k, first, live, head, HV, c, K, HEADS_K)
+    unit = row_sizes(keys.to(tl.float32), PK)
     bad = is_bad(unit)
-    unit = power_of_two(without(unit, bad))
-    keys = (without(keys, bad[:, None]).to(tl.float32) * (1.0 / unit)[:, None]).to(WORK)
-    gain = gain_of(beta, first, live, head, HV, HEADS_BETA) * unit * unit
+    unit = power_of_two(zero_where(unit, bad))
+    keys = (zero_where(keys, bad[:, None]).to(tl.float32) * (1.0 / unit)[:, None]).to(WORK)
+    gain = load_gain(beta, first, live, head, HV, HEADS_BETA) * unit * unit
     reach = decay + tl.maximum(tl.associative_scan(exponent(gain) - decay, 0, larger), exponent(outside))
     reach = tl.maximum(reach, -120.0)  # log of the largest weight of a row, about
     weights = tl.exp2(tl.where(lower, decay[:, None] - decay[None, :], 0.0) - reach[:, None]) * gain[None, :]
@@ -165,15 +164,15 @@ def solve_chunk(
         if mix is not None:
             alpha = tl.load(mix + first * (HV // HEADS_MIX) + head // HEADS_MIX + i * (HV // HEADS_MIX), live, 0.0)
             alpha = alpha.to(tl.float32)[:, None]
-        b = rows_of_tokens(dy, first, live, head, HV, c, K, 1).to(tl.float32) * alpha
+        b = load_rows(dy, first, live, head, HV, c, K, 1).to(tl.float32) * alpha
     else:
-        b = rows_of_tokens(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
-    size = power_of_two(size_of_rows(b, PK))
+        b = load_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
+    size = power_of_two(row_sizes(b, PK))
     b = (b * (1.0 / size)[:, None]).to(WORK)
     if CHEBYSHEV:
         low = level / norm
         # So that the solution has at most about the size 1, and a step along it fits float16.
-        begin = tl.minimum(low, 1.0) * tl.minimum(1.0, 64.0 * (low + root_of(0, iterations + 1)))
+        begin = tl.minimum(low, 1.0) * tl.minimum(1.0, 64.0 * (low + chebyshev_root(0, iterations + 1)))
         x = chebyshev(b, begin, keys, H, weights, kept, low, iterations, stride, WORK, PRECISION)
         x *= (size / (begin * norm))[:, None]
     else:
@@ -184,19 +183,19 @@ def solve_chunk(
             channels = (channels * (0.5 / tl.max(channels, 0))).to(WORK)
         x = conjugate_gradient(b, keys, H, weights, kept, level / norm, channels, iterations, WORK, PRECISION)
         x *= (size / norm)[:, None]
-    x = tl.where(so_far(bad)[:, None], float("nan"), or_nan(x))
+    x = tl.where(any_so_far(bad)[:, None], float("nan"), infinite_to_nan(x))
 
-    at, here = places_of_rows(first, live, head, HV, c, K, 1)
+    at, here = row_places(first, live, head, HV, c, K, 1)
     if BACK:
         tl.store(e + at, x.to(e.dtype.element_ty), here)
         if slope is not None:
-            along = tl.sum(x * whole_rows_of(x_high, x_rest, first, live, head, HV, c, K), 1)
+            along = tl.sum(x * load_sum_of_two(x_high, x_rest, first, live, head, HV, c, K), 1)
             w = tl.where(ridge * norm > SMALLEST_RIDGE, 2 * ridge * along / norm, 0.0)
             tl.store(slope + at_row, w, live)
         if mix is not None:
-            down = rows_of_tokens(dy, first, live, head, HV, c, K, 1).to(tl.float32)
-            queries = rows_of_tokens(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
-            answers = whole_rows_of(x_high, x_rest, first, live, head, HV, c, K)
+            down = load_rows(dy, first, live, head, HV, c, K, 1).to(tl.float32)
+            queries = load_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
+            answers = load_sum_of_two(x_high, x_rest, first, live, head, HV, c, K)
             tl.store(dmix + at_row, tl.sum(down * (answers - queries), 1).to(dmix.dtype.element_ty), live)
             x += (1 - alpha) * down
         tl.store(dq + at, (x * scale).to(dq.dtype.element_ty), here)
@@ -206,6 +205,6 @@ def solve_chunk(
             tl.store(norms + at_row, norm, live)
         if y_high is not None:
             alpha = tl.load(mix + first * (HV // HEADS_MIX) + head // HEADS_MIX + i * (HV // HEADS_MIX), live, 0.0)
-            queries = rows_of_tokens(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
+            queries = load_rows(q, first, live, head, HV, c, K, HEADS_K).to(tl.float32) * scale
             y = queries + alpha.to(tl.float32)[:, None] * (x - queries)
             store_in_two(y, y_high + at, None if y_rest is None else y_rest + at, here)

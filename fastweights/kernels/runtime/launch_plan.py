@@ -7,18 +7,18 @@ place of tensors; a replay allocates memory and passes pointers. A plan owns no 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from ...private_torch import current_device, current_stream
 from .private_api import (
     Launch,
     compile_all,
-    current_device,
-    current_stream,
     fast_launch,
     front_arguments,
     launcher,
@@ -27,7 +27,21 @@ from .private_api import (
 )
 from .workspace import TensorSpec, assign_offsets
 
-__all__ = ["CallPlans", "LaunchPlan", "PlanKey", "Recorder", "Rule", "launch", "plans_for"]
+__all__ = [
+    "CallPlans",
+    "LaunchPlan",
+    "PlanKey",
+    "Recorder",
+    "Rule",
+    "align",
+    "alignment",
+    "device_of",
+    "launch",
+    "make_rows_contiguous",
+    "plans_for",
+]
+
+Given = TypeVar("Given", bound=Tensor | None)
 
 MAX_PLANS = 256  # kinds of call whose plans are kept, the latest
 STREAM = object()  # placeholder of the current stream
@@ -199,6 +213,32 @@ def reduce_to_input(x: Tensor | None, gradient: Tensor | None) -> Tensor | None:
     if x.shape[2] != gradient.shape[2]:
         gradient = gradient.unflatten(2, (x.shape[2], -1)).sum(3, dtype=torch.float32)
     return gradient.to(x.dtype)
+
+
+def device_of(x: Tensor) -> AbstractContextManager:
+    """Launches inside go to the device of x."""
+    if x.is_cuda and x.device.index != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return nullcontext()
+
+
+def make_rows_contiguous(x: Tensor) -> Tensor:
+    """x with its last dimension contiguous, as kernels read it."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def align(x: Given) -> Given:
+    """A tensor contiguous and beginning at a multiple of 16 bytes, as most kernels read it: a view may begin anywhere."""
+    if x is None:
+        return x
+    whole = x.contiguous()
+    return whole if whole.data_ptr() % 16 == 0 else whole.clone()  # type: ignore[return-value]
+
+
+def alignment(*numbers: int) -> int:
+    """8 where it divides all strides and widths (rows of 16-bit numbers then begin at multiples of 16 bytes), else 1. Triton
+    itself looks for 16 only."""
+    return 1 if any(n % 8 for n in numbers) else 8
 
 
 _compiled: dict[tuple[Any, ...], Any] = {}  # by `specialization`

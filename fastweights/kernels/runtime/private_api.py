@@ -1,4 +1,4 @@
-"""Every private name of triton and torch that fastweights uses, and the versions they are tested with.
+"""Every private name of triton that fastweights uses, and the versions it is tested with; those of torch stand in private_torch.
 
 A kernel is launched in one of two modes that give the same bits:
 - plain: Triton's own `kernel[grid](*tensors)`. It finds the compiled kernel anew for every launch, which takes some 30
@@ -16,24 +16,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
+from ... import private_torch
+from ...private_torch import current_device
+
 __all__ = [
     "Launch",
-    "autograd_inside_op",
     "compile_all",
-    "constant_when_traced",
-    "current_device",
-    "current_stream",
     "fast_launch",
     "front_arguments",
-    "import_compiler",
     "is_interpreted",
     "launcher",
     "newest_ptxas",
@@ -42,17 +39,9 @@ __all__ = [
     "specialized_on",
 ]
 
-TESTED = {"triton": ((3, 5), (3, 9)), "torch": ((2, 11), (2, 13))}  # first and last minor version
+TESTED = {"triton": ((3, 5), (3, 9)), "torch": private_torch.TESTED}  # first and last minor version
 SAFE_PTXAS = (12, 9)
 _COMPILING = Lock()
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-# Without a GPU kernels are only compiled, never run: tests need a device and a stream all the same.
-current_device: Callable[[], int] = torch._C._cuda_getDevice if torch.cuda.is_available() else lambda: -1
-current_stream: Callable[[int], int] = (
-    torch._C._cuda_getCurrentRawStream if torch.cuda.is_available() else lambda device: 0
-)
 
 
 class Launch(NamedTuple):
@@ -62,30 +51,6 @@ class Launch(NamedTuple):
     grid: tuple[int, ...]
     arguments: Sequence[Any]
     constants: Mapping[str, Any]
-
-
-def constant_when_traced(function: Function) -> Function:
-    """torch.compile calls the function while it traces and keeps the result as a constant. This is what
-    torch.compiler.assume_constant_result does, without its import of torch._dynamo, which takes seconds."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-def import_compiler() -> None:
-    """Import what torch would import with the first compile, which takes seconds."""
-    import_module("torch._inductor.compile_fx")
-
-
-@contextmanager
-def autograd_inside_op() -> Iterator[None]:
-    """Inside an op of torch.library autograd may be off at the dispatcher, which enable_grad does not reach. (Another thread has
-    it on, but cannot run a backward on CUDA while the op's own thread is the one that serves it.)"""
-    keys = torch._C.DispatchKey
-    with (
-        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
-        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
-    ):
-        yield
 
 
 @lru_cache

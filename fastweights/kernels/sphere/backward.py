@@ -9,26 +9,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
+from ..common.math import to_float_or_nan
 from .forward import (
     EVERY,
     FEW,
     LEAST_DECAY,
     SHORTEST,
-    edges,
-    first_slots,
+    bound_below,
+    find_edges,
+    find_turn,
     has_grown,
     inverse_square,
+    load_first_slots,
     load_state,
     load_step_slots,
-    not_below,
     per_length,
-    step_place,
+    step_address,
     store_state,
     store_step_slots,
-    turn_of,
 )
-from .layout import over_channels, over_slots, over_slots_of_warp, slot_and_channel
+from .layout import slot_and_channel, sum_over_channels, sum_over_slots, sum_over_warp_slots
 from .words import load_four, prefetch_rows, store_four
 
 
@@ -37,18 +37,18 @@ def load_step(
     v, kept, turned, answers, place, step, slot, channel,
     K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, BY_CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """f, w and h of a token; step: see `step_place`."""
+    """f, w and h of a token; step: see `step_address`."""
     f = load_step_slots(kept + step, slot, K, BY_CHUNKS)
     w = load_step_slots(turned + step, slot, K, BY_CHUNKS)
     if OBJECTIVE == "decode":
         h = load_four(answers + place * V, 0, channel, True, V, 5)
     else:
-        h = float_or_nan(load_four(v + place * V, 0, channel, True, V, 5))
+        h = to_float_or_nan(load_four(v + place * V, 0, channel, True, V, 5))
     return f, w, h
 
 
 @triton.jit
-def one_step(
+def take_step(
     S, v, kept, turned, answers, place, step, slot, channel,
     K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, BY_CHUNKS: tl.constexpr,
 ):  # fmt: skip
@@ -64,11 +64,11 @@ def load_rest(
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
     """Of a token: query, key, gradient of the output, gamma, decay, b and, where lengths are free, its slots' length."""
-    query = float_or_nan(load_four(q + place // HEADS_K * K, 0, slot, True, K, 3))
-    key = float_or_nan(load_four(k + place // HEADS_K * K, 0, slot, True, K, 3))
+    query = to_float_or_nan(load_four(q + place // HEADS_K * K, 0, slot, True, K, 3))
+    key = to_float_or_nan(load_four(k + place // HEADS_K * K, 0, slot, True, K, 3))
     grad_o = load_four(do + place * V, 0, channel, True, V, 5).to(tl.float32)
-    gain = float_or_nan(tl.load(gamma + place // HEADS_GAMMA))
-    d = 1.0 if decay is None else not_below(float_or_nan(tl.load(decay + place // HEADS_DECAY)), LEAST_DECAY)
+    gain = to_float_or_nan(tl.load(gamma + place // HEADS_GAMMA))
+    d = 1.0 if decay is None else bound_below(to_float_or_nan(tl.load(decay + place // HEADS_DECAY)), LEAST_DECAY)
     b = load_step_slots(along + step, slot, K, BY_CHUNKS)
     length = b if NORMALIZE else load_four(lengths + place * K, 0, slot, True, K, 3)
     return query, key, grad_o, gain, d, b, length
@@ -80,7 +80,7 @@ def prefetch_block(
     K: tl.constexpr, V: tl.constexpr, OBJECTIVE: tl.constexpr, BY_CHUNKS: tl.constexpr, HEADS_K: tl.constexpr,
     HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
-    """A whole block, from `place` on; step: of its first token, see `step_place`."""
+    """A whole block, from `place` on; step: of its first token, see `step_address`."""
     prefetch_rows(q, place // HEADS_K, EVERY, HV // HEADS_K, K, EVERY)
     prefetch_rows(k, place // HEADS_K, EVERY, HV // HEADS_K, K, EVERY)
     prefetch_rows(do, place, EVERY, HV, V, EVERY)
@@ -110,14 +110,14 @@ def find_steps_again(
         number = (t - token).to(tl.int32)
         if number % FEW == 0:
             store_state(scratch + number // FEW * K * V, slot, channel, S, K, V)
-        place, step = t * HV + head, step_place(t, first, m, HV, head, K, True)
-        h = float_or_nan(load_four(v + place * V, 0, channel, True, V, 5))
+        place, step = t * HV + head, step_address(t, first, m, HV, head, K, True)
+        h = to_float_or_nan(load_four(v + place * V, 0, channel, True, V, 5))
         _, key, _, gain, d, b, _ = load_rest(
             q, k, gamma, decay, do, along, None, place, step, slot, channel, K, V, True, True, HEADS_K, HEADS_GAMMA,
             HEADS_DECAY,
         )  # fmt: skip
         per_square = tl.where(t == first, first_per_square, alive)
-        f, w, _ = turn_of(key, h, gain, d, b, per_length(S), per_square, OBJECTIVE)
+        f, w, _ = find_turn(key, h, gain, d, b, per_length(S), per_square, OBJECTIVE)
         store_step_slots(kept + step, slot, f, stores_slots, K, True)
         store_step_slots(turned + step, slot, w, stores_slots, K, True)
         S = f * S + w * h
@@ -125,13 +125,13 @@ def find_steps_again(
 
 
 @triton.jit
-def back_through_turn(
+def differentiate_turn(
     L, N, S, key, h, gain, d, f, w, b, length, per_square, is_last, read,
     OBJECTIVE: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     """Through the token's turn of every slot: L and N before it, and the gradients of h, k, gamma (slot by slot) and decay
     (likewise)."""
-    A, D, square = over_channels(L * S), over_channels(L * h), over_channels(h * h)
+    A, D, square = sum_over_channels(L * S), sum_over_channels(L * h), sum_over_channels(h * h)
     E = f * A + w * D  # what of L lies along the slots after the token: it changes nothing, and would grow
     N = tl.where(length > SHORTEST, tl.where(is_last, E, N + read), 0.0)
     N = tl.zeros_like(E) if NORMALIZE else N
@@ -139,7 +139,7 @@ def back_through_turn(
     D -= E * (f * b + w * square)
     error = key - b if OBJECTIVE == "encode" else key
     a = gain * error * per_square
-    across = not_below(square - b * b, 0.0)
+    across = bound_below(square - b * b, 0.0)
     inverse = tl.rsqrt(d * d + a * a * across)
     across *= w * inverse
     step = inverse * inverse * d
@@ -152,10 +152,10 @@ def back_through_turn(
         db -= d_key
     from_start = db - w * f * E
     along_h = tl.sum(w * w * (N - E), 3, keep_dims=True)
-    dh = over_slots(tl.sum(w * L + from_start * S, 3, keep_dims=True) + along_h * h)
+    dh = sum_over_slots(tl.sum(w * L + from_start * S, 3, keep_dims=True) + along_h * h)
     L = f * (L - f * E * S) + from_start * h
     if OBJECTIVE == "decode":  # h = v - S^T k
-        d_key -= over_channels(S * dh)
+        d_key -= sum_over_channels(S * dh)
         L -= key * dh
     return L, N - 2 * a * da, dh, d_key, d_gain, d_decay
 
@@ -175,13 +175,13 @@ def pass_tokens_back(
         if not has_grown(grown, n * HV + head, K):
             return
     BY_CHUNKS: tl.constexpr = grown is not None
-    first, stop, m = edges(cu_seqlens, n, T)
+    first, stop, m = find_edges(cu_seqlens, n, T)
     slot, channel, thread = slot_and_channel(LV, LK, W, RK, GV, RV)
     lane = thread % LV
     stores_slots, stores_channels = lane == 0, thread // LV == 0
     at = (n.to(tl.int64) * HV + head) * K * V
     scratch += at * 4
-    S, first_length = first_slots(start, at, slot, channel, K, V)
+    S, first_length = load_first_slots(start, at, slot, channel, K, V)
     alive = first_length if start is None else tl.where(first_length == 0, 0.0, 1.0)
     first_per_square = alive if start is None else inverse_square(first_length)
     N = tl.zeros((LV, LK, W, RK, 1, 1), tl.float32)  # the gradient in the logarithm of the slots' lengths
@@ -203,7 +203,7 @@ def pass_tokens_back(
                 prefetch_rows(states, ((m + blocks - 2 - block) * HV + head) * K, K, 1, V, LK * W * RK)
                 prefetch_block(
                     q, k, v, gamma, decay, do, kept, turned, along, answers, (token - EVERY) * HV + head,
-                    step_place(token - EVERY, first, m, HV, head, K, BY_CHUNKS), HV, K, V, OBJECTIVE, BY_CHUNKS, HEADS_K,
+                    step_address(token - EVERY, first, m, HV, head, K, BY_CHUNKS), HV, K, V, OBJECTIVE, BY_CHUNKS, HEADS_K,
                     HEADS_GAMMA, HEADS_DECAY,
                 )  # fmt: skip
         S = load_state(states + ((m + blocks - 1 - block) * HV + head) * K * V, slot, channel, K, V)
@@ -217,7 +217,7 @@ def pass_tokens_back(
             for part in range(1, parts):
                 for i in range(0, FEW):
                     place = (token + (part - 1) * FEW + i) * HV + head
-                    S = one_step(S, v, kept, turned, answers, place, place * K, slot, channel, K, V, OBJECTIVE, False)
+                    S = take_step(S, v, kept, turned, answers, place, place * K, slot, channel, K, V, OBJECTIVE, False)
                 store_state(scratch + part * K * V, slot, channel, S, K, V)
         for part in range(0, parts):
             begin = token + (parts - 1 - part) * FEW
@@ -225,7 +225,7 @@ def pass_tokens_back(
             for back in range(0, few):
                 before = few - 1 - back  # tokens from `begin` to this one
                 t = begin + before
-                place, step = t * HV + head, step_place(t, first, m, HV, head, K, BY_CHUNKS)
+                place, step = t * HV + head, step_address(t, first, m, HV, head, K, BY_CHUNKS)
                 query, key, grad_o, gain, d, b, length = load_rest(
                     q, k, gamma, decay, do, along, lengths, place, step, slot, channel, K, V, NORMALIZE, BY_CHUNKS,
                     HEADS_K, HEADS_GAMMA, HEADS_DECAY,
@@ -233,11 +233,11 @@ def pass_tokens_back(
                 f, w, h = load_step(v, kept, turned, answers, place, step, slot, channel, K, V, OBJECTIVE, BY_CHUNKS)
                 S = load_state(scratch + (parts - 1 - part) * K * V, slot, channel, K, V)
                 for i in range(0, before):
-                    S = one_step(
+                    S = take_step(
                         S, v, kept, turned, answers, (begin + i) * HV + head,
-                        step_place(begin + i, first, m, HV, head, K, BY_CHUNKS), slot, channel, K, V, OBJECTIVE, BY_CHUNKS,
+                        step_address(begin + i, first, m, HV, head, K, BY_CHUNKS), slot, channel, K, V, OBJECTIVE, BY_CHUNKS,
                     )  # fmt: skip
-                d_query = f * over_channels(S * grad_o) + w * over_channels(h * grad_o)
+                d_query = f * sum_over_channels(S * grad_o) + w * sum_over_channels(h * grad_o)
                 if NORMALIZE:
                     length = alive
                     per_square = tl.where(t == first, first_per_square, alive)
@@ -247,19 +247,19 @@ def pass_tokens_back(
                     d_query *= length
                 read = query * d_query
                 query *= length
-                L, N, d_value, d_key, d_gain, d_decay = back_through_turn(
+                L, N, d_value, d_key, d_gain, d_decay = differentiate_turn(
                     L + query * grad_o, N, S, key, h, gain, d, f, w, b, length, per_square, t == stop - 1, read,
                     OBJECTIVE, NORMALIZE,
                 )  # fmt: skip
                 # Every warp writes its part of the sums over slots: the first lane for gamma, the second for decay.
-                part_sum = over_slots_of_warp(tl.where(lane == 0, d_gain, d_decay))
+                part_sum = sum_over_warp_slots(tl.where(lane == 0, d_gain, d_decay))
                 tl.store(gate_parts + (2 * (thread // 32) + lane) * gates + place, part_sum, lane < 2)
                 store_four(dq + place * K, 0, slot, d_query, stores_slots, K, 3)
                 store_four(dk + place * K, 0, slot, d_key, stores_slots, K, 3)
                 store_four(dv + place * V, 0, channel, d_value, stores_channels, V, 5)
     if d_start is not None:
         if blocks > 0:
-            S, _ = first_slots(start, at, slot, channel, K, V)
+            S, _ = load_first_slots(start, at, slot, channel, K, V)
             per_first_length = tl.where(first_length == 0, 0.0, 1.0 / first_length)
-            L = per_first_length * (L + (N - over_channels(L * S)) * S)
+            L = per_first_length * (L + (N - sum_over_channels(L * S)) * S)
         store_state(d_start + at, slot, channel, L, K, V)

@@ -11,10 +11,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan, reciprocal
-from .forward import EVERY, FEW, LEAST_DECAY, edges, first_slots, not_below, prefetch_tokens, store_state
-from .layout import over_channels, over_slots, slot_and_channel
-from .own_slots import dot_of, load_own, own_over_channels, own_slot, own_start, store_own, to_tile
+from ..common.math import reciprocal, to_float_or_nan
+from .forward import EVERY, FEW, LEAST_DECAY, bound_below, find_edges, load_first_slots, prefetch_tokens, store_state
+from .layout import slot_and_channel, sum_over_channels, sum_over_slots
+from .own_slots import (
+    dot_over_channels,
+    load_own,
+    load_own_start,
+    own_slot,
+    spread_to_tile,
+    store_own,
+    sum_own_over_channels,
+)
 from .slot_steps import inverse_root
 from .words import load_four, store_four
 
@@ -23,7 +31,7 @@ LEAST_FACTOR = tl.constexpr(2.0**-25)  # what a smaller factor leaves of a slot 
 
 
 @triton.jit
-def raw_token(
+def load_token(
     k, v, gamma, decay, place, here, channel, own,
     K: tl.constexpr, V: tl.constexpr, HEADS_K: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr,
 ):  # fmt: skip
@@ -49,16 +57,16 @@ def decode_tokens(
     dtype: tl.constexpr = k.dtype.element_ty
     # A backward divides by the product of f of up to 16 tokens; this much of a state's digits may get lost there.
     LEAST: tl.constexpr = 2.0**-4 if dtype == tl.float32 else 2.0**-10
-    first, stop, m = edges(cu_seqlens, n, T)
+    first, stop, m = find_edges(cu_seqlens, n, T)
     slot, channel, thread = slot_and_channel(LV, LK, W, RK, GV, RV)
     own, copy = own_slot(LK, W, RK)
     stores_channels = thread // LV == 0
     at = (n.to(tl.int64) * HV + head) * K * V
-    S, length = first_slots(start, at, slot, channel, K, V)
-    per_square, alive = own_start(start, length, own, K, V)
+    S, length = load_first_slots(start, at, slot, channel, K, V)
+    per_square, alive = load_own_start(start, length, own, K, V)
     place = first * HV + head
-    now = raw_token(k, v, gamma, decay, place, first < stop, channel, own, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY)
-    answer = over_slots(S * to_tile(now[0].to(tl.float32), RK))
+    now = load_token(k, v, gamma, decay, place, first < stop, channel, own, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY)
+    answer = sum_over_slots(S * spread_to_tile(now[0].to(tl.float32), RK))
     ones = alive * 0.0 + 1.0
     for block in range(first, stop, EVERY):
         store_state(states + (m * HV + head) * K * V, slot, channel, S, K, V)
@@ -74,29 +82,29 @@ def decode_tokens(
         for few in range(block, tl.minimum(block + EVERY, stop), FEW):
             scale = ones
             for t in range(few, tl.minimum(few + FEW, stop)):
-                ahead = raw_token(
+                ahead = load_token(
                     k, v, gamma, decay, place + HV, t + 1 < stop, channel, own, K, V, HEADS_K, HEADS_GAMMA, HEADS_DECAY
-                )  # fmt: skip
+                )
                 # Infinities that get into the state come out of its sums as NaN; elsewhere they are made NaN.
                 h = now[1].to(tl.float32) - answer
-                b = scale * own_over_channels(S * h)
-                square = dot_of(h, h)
-                gain = float_or_nan(now[2])
+                b = scale * sum_own_over_channels(S * h)
+                square = dot_over_channels(h, h)
+                gain = to_float_or_nan(now[2])
                 a = gain * per_square * now[0].to(tl.float32)
-                across = not_below(square - b * b, 0.0)
+                across = bound_below(square - b * b, 0.0)
                 if decay is None:
                     inverse = inverse_root(1.0 + a * a * across, dtype)
                     f = (1.0 - a * b) * inverse
                 else:
-                    d = not_below(float_or_nan(now[3]), LEAST_DECAY)
+                    d = bound_below(to_float_or_nan(now[3]), LEAST_DECAY)
                     inverse = inverse_root(d * d + a * a * across, dtype)
                     f = (d - a * b) * inverse
                 w = a * inverse
                 least = tl.abs(f) * tl.where(least > 1, 1.0, least)
                 most = tl.abs(f) * tl.where(most < 1, 1.0, most)
                 scale *= tl.where(tl.abs(f) < LEAST_FACTOR, LEAST_FACTOR, f)
-                S += to_tile(w * reciprocal(scale, "tf32" if dtype != tl.float32 else "ieee"), RK) * h
-                answer = over_slots(S * to_tile(scale * ahead[0].to(tl.float32), RK))
+                S += spread_to_tile(w * reciprocal(scale, "tf32" if dtype != tl.float32 else "ieee"), RK) * h
+                answer = sum_over_slots(S * spread_to_tile(scale * ahead[0].to(tl.float32), RK))
                 store_own(kept + place * K, own, f, copy == 0, K)
                 store_own(turned + place * K, own, w, copy == 0, K)
                 store_own(along + place * K, own, b, copy == 0, K)
@@ -105,10 +113,10 @@ def decode_tokens(
                     per_square = alive
                 now = ahead
                 place += HV
-            S *= to_tile(scale, RK)
+            S *= spread_to_tile(scale, RK)
         lost = tl.where((least >= LEAST) & (most <= MOST) | (own >= K), 0, 1)  # 1 for NaN
         tl.store(steep + (m * HV + head) * W + tl.arange(0, W), tl.max(tl.max(lost, 1), 0))
-        square = over_channels(S * S)
+        square = sum_over_channels(S * S)
         S *= tl.where(square == 0, 0.0, tl.rsqrt(square))
         m += 1
     if end is not None:

@@ -11,18 +11,18 @@ import triton
 import triton.language as tl
 
 from .forward import EVERY, TILE
-from .slot_outputs import across_borders, as_operand, load_operand, operand_tile
-from .slot_steps import block_place, rows_of, since_first, step_again
+from .slot_outputs import join_across_borders, load_operand, operand_tile, to_operand
+from .slot_steps import block_place, find_step_again, inverse_squares, load_block_rows
 
 
 @triton.jit
-def over_slots(x):
+def sum_over_tile_slots(x):
     """The sum of such a tile over slots [2, 1, 1, 8, 1]."""
     return tl.sum(tl.sum(tl.sum(x, 1, keep_dims=True), 2, keep_dims=True), 4, keep_dims=True)
 
 
 @triton.jit
-def of_first_token(x, token):
+def first_token_numbers(x, token):
     """The first token's numbers of such a tile [TILE, 1]."""
     found = tl.sum(tl.sum(tl.where(token == 0, x, 0.0), 0, keep_dims=True), 3, keep_dims=True)
     return tl.reshape(tl.permute(found, (0, 3, 1, 4, 2)), (TILE, 1))
@@ -68,8 +68,8 @@ def slot_gradients(
             per_square = load_operand(
                 first_per_square + (n * HV + head) * K, token, slot, per_token, 1, there & (token < EVERY), 0.0
             )
-            per_square = since_first(per_square, token, is_first)
-            F, W, error, gain, d, inverse, across, of_A, of_D = step_again(
+            per_square = inverse_squares(per_square, token, is_first)
+            F, W, error, gain, d, inverse, across, of_A, of_D = find_step_again(
                 key, gamma_t, d_t, b, per_square, square, OBJECTIVE, dtype
             )
             x = of_A * A_t + of_D * D_t
@@ -78,10 +78,10 @@ def slot_gradients(
             # As in `load_operand`, for the layout.
             at = tl.multiple_of(tl.max_contiguous(slot + token * (HV * K), [1, 1, 1, 2, 4]), [1, 1, 1, 1, 1])
             tl.store(dk + place * K + at, (gain * da).to(dk.dtype.element_ty), inside)
-            d_gain += over_slots(error * per_square * da)
-            of_h -= over_slots(W * W * E)
+            d_gain += sum_over_tile_slots(error * per_square * da)
+            of_h -= sum_over_tile_slots(W * W * E)
             if decay is not None:
-                d_decay += over_slots(W * (across * A_t + inverse * inverse * d * (b * A_t - D_t)))
+                d_decay += sum_over_tile_slots(W * (across * A_t + inverse * inverse * d * (b * A_t - D_t)))
             state_row = part + tl.arange(0, TILE)[:, None]
             in_state = in_head * K * V + state_row * V + channel
             in_tile = (state_row < K) & (channel < V)
@@ -91,15 +91,18 @@ def slot_gradients(
                     # L is the gradient in the slots of length 1; their length n changes the first step.
                     at_start = (n * HV + head) * K * V + state_row * V + channel
                     gradient = tl.load(d_start + at_start, in_tile, 0.0)
-                    gradient += of_first_token(-2 * gain * error * da, token) * S
-                    gradient *= tl.sqrt(of_first_token(tl.broadcast_to(per_square, F.shape), token))
+                    gradient += first_token_numbers(-2 * gain * error * da, token) * S
+                    gradient *= tl.sqrt(first_token_numbers(tl.broadcast_to(per_square, F.shape), token))
                     tl.store(d_start + at_start, gradient, in_tile)
-            turns, after, before = across_borders(turns, x, W, F, token, dtype, PRECISION)
-            dh = tl.dot(as_operand(after.to(dtype)), S.to(dtype), dh, input_precision=PRECISION)
+            turns, after, before = join_across_borders(turns, x, W, F, token, dtype, PRECISION)
+            dh = tl.dot(to_operand(after.to(dtype)), S.to(dtype), dh, input_precision=PRECISION)
             L = tl.load(adjoints + in_state, in_tile, 0.0)
-            dh = tl.dot(as_operand(before.to(dtype)), L.to(dtype), dh, input_precision=PRECISION)
+            dh = tl.dot(to_operand(before.to(dtype)), L.to(dtype), dh, input_precision=PRECISION)
         both = turns.to(dtype)
-        h, grad_o = rows_of(v, first, count, head, HV, V, BV), rows_of(do, first, count, head, HV, V, BV)
+        h, grad_o = (
+            load_block_rows(v, first, count, head, HV, V, BV),
+            load_block_rows(do, first, count, head, HV, V, BV),
+        )
         dh = tl.dot(both, h, dh, input_precision=PRECISION)
         dh = tl.dot(tl.trans(both), h, dh, input_precision=PRECISION)
         scores += in_head * EVERY * EVERY

@@ -11,9 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan, is_bad, without
+from ..common.math import is_bad, to_float_or_nan, zero_where
 from .forward import EVERY, TILE
-from .slot_steps import block_place, rows_of
+from .slot_steps import block_place, load_block_rows
 
 
 @triton.jit
@@ -27,13 +27,13 @@ def operand_tile(part):
 
 
 @triton.jit
-def as_operand(x):
+def to_operand(x):
     """[16, TILE] of such a tile."""
     return tl.reshape(tl.permute(x, (0, 3, 1, 4, 2)), (EVERY, TILE))
 
 
 @triton.jit
-def as_right_operand(x):
+def to_right_operand(x):
     """The same, [TILE, 16]; turned over by itself it would go through shared memory."""
     return tl.reshape(tl.permute(x, (1, 4, 2, 0, 3)), (TILE, EVERY))
 
@@ -49,7 +49,7 @@ def load_operand(x, token, slot, per_token, per_slot, mask, other):
 @triton.jit
 def operand_steps(
     kept, turned, first, count, m, head, token, slot, HV: tl.constexpr, K: tl.constexpr, BY_CHUNKS: tl.constexpr
-):  # fmt: skip
+):
     """f and w of chunk m, [M, HV, K, 16] by chunks and [BT, HV, K] else; 1 and 0 where there is no token or no slot."""
     at = (m * HV + head) * K * EVERY if BY_CHUNKS else (first * HV + head) * K
     inside = slot < K if BY_CHUNKS else (token < count) & (slot < K)
@@ -62,7 +62,7 @@ def operand_steps(
 
 
 @triton.jit
-def of_neighbour(x, token, SIZE: tl.constexpr, dtype: tl.constexpr):
+def exchange_neighbours(x, token, SIZE: tl.constexpr, dtype: tl.constexpr):
     """What token t ^ SIZE has, SIZE < 8: it lies 4 SIZE lanes away."""
     if dtype == tl.float32:
         found = tl.gather(x, tl.broadcast_to(token % 8 ^ SIZE, x.shape), 3)
@@ -75,26 +75,26 @@ def of_neighbour(x, token, SIZE: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def pairs_of(found, after, before, dtype: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr):
+def add_pairs(found, after, before, dtype: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr):
     """`found` [16, 16] with what tokens of the second half of a block of 2 SIZE read of those of the first."""
     t, c = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
     joined = (t // (2 * SIZE) == c // (2 * SIZE)) & ((t & SIZE) > 0) & ((c & SIZE) == 0)
-    after, before = as_operand(after.to(dtype)), as_right_operand(before.to(dtype))
+    after, before = to_operand(after.to(dtype)), to_right_operand(before.to(dtype))
     return tl.where(joined, tl.dot(after, before, found, input_precision=PRECISION), found)
 
 
 @triton.jit
-def across_borders(found, after, before, F, token, dtype: tl.constexpr, PRECISION: tl.constexpr):
+def join_across_borders(found, after, before, F, token, dtype: tl.constexpr, PRECISION: tl.constexpr):
     """`found` with what tokens t of the chunk read of those c before them, the sum over slots of after_t (f_{c+1} .. f_{t-1})
     before_c; and after_t times the f from the chunk's first token on, before_c times those up to its last."""
     for level in tl.static_range(3):
-        found = pairs_of(found, after, before, dtype, PRECISION, 1 << level)
+        found = add_pairs(found, after, before, dtype, PRECISION, 1 << level)
         # The products of f from the border to a token, and from there to the next border.
-        other = of_neighbour(F, token, 1 << level, dtype)
+        other = exchange_neighbours(F, token, 1 << level, dtype)
         late = (token & (1 << level)) > 0
         after, before = tl.where(late, after * other, after), tl.where(late, before, before * other)
         F *= other
-    found = pairs_of(found, after, before, dtype, PRECISION, 8)
+    found = add_pairs(found, after, before, dtype, PRECISION, 8)
     first_half = tl.sum(tl.where(token < 8, F, 0.0), 0, keep_dims=True)
     second_half = tl.sum(tl.where(token < 8, 0.0, F), 0, keep_dims=True)
     after, before = tl.where(token < 8, after, after * first_half), tl.where(token < 8, before * second_half, before)
@@ -123,18 +123,18 @@ def read_slots(
             query = load_operand(
                 q + (first * HV + head) // HEADS_K * K, token, slot, HV // HEADS_K * K, 1, (token < count) & (slot < K), 0.0
             )  # fmt: skip
-            query = float_or_nan(query)
+            query = to_float_or_nan(query)
             state_row = part + tl.arange(0, TILE)[:, None]
             S = tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0)
-            own = tl.dot(as_operand(query.to(dtype)), as_right_operand(W.to(dtype)), reads, input_precision=PRECISION)
+            own = tl.dot(to_operand(query.to(dtype)), to_right_operand(W.to(dtype)), reads, input_precision=PRECISION)
             reads = tl.where(t == c, own, reads)
-            reads, after, before = across_borders(reads, F * query, W, F, token, dtype, PRECISION)
-            out = tl.dot(as_operand(after.to(dtype)), S.to(dtype), out, input_precision=PRECISION)
+            reads, after, before = join_across_borders(reads, F * query, W, F, token, dtype, PRECISION)
+            out = tl.dot(to_operand(after.to(dtype)), S.to(dtype), out, input_precision=PRECISION)
         reads = reads.to(dtype)
         if scores is not None:
             tl.store(scores + in_head * EVERY * EVERY + t * EVERY + c, reads)
-        h = rows_of(v, first, count, head, HV, V, BV)
-        out = tl.dot(reads, without(h, is_bad(h)).to(dtype), out, input_precision=PRECISION)
+        h = load_block_rows(v, first, count, head, HV, V, BV)
+        out = tl.dot(reads, zero_where(h, is_bad(h)).to(dtype), out, input_precision=PRECISION)
         tl.store(
             o + (first * HV + head) * V + channel + t * (HV * V),
             out.to(o.dtype.element_ty),

@@ -10,36 +10,36 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
-from .forward import EVERY, LEAST_DECAY, TILE, not_below
-from .slot_steps import block_place, is_there, of_slots, of_tokens, row, rows_of, since_first
-from .slot_turns import step_of
+from ..common.math import to_float_or_nan
+from .forward import EVERY, LEAST_DECAY, TILE, bound_below
+from .slot_steps import block_place, inverse_squares, load_block_rows, load_slots, load_tokens, slot_exists, take_row
+from .slot_turns import find_step
 
 
 @triton.jit
-def steps_of(
+def find_steps(
     k, gates, squares, first_per_square, decay, b, place, sequence_head, token, slot, count, is_first, HV: tl.constexpr,
     K: tl.constexpr, OBJECTIVE: tl.constexpr, HEADS_K: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """f and w of a chunk [16, TILE] from b; gates: see `store_gates`."""
-    key = of_slots(k, place, token, slot, count, HV, K, HEADS_K).to(tl.float32)
+    key = load_slots(k, place, token, slot, count, HV, K, HEADS_K).to(tl.float32)
     per_square = tl.load(first_per_square + sequence_head * K + slot, slot < K, 0.0)
-    gain = tl.load(gates + token) * since_first(per_square, token, is_first)
+    gain = tl.load(gates + token) * inverse_squares(per_square, token, is_first)
     d = 1.0 if decay is None else tl.load(gates + EVERY + token)
-    f, w = step_of(key, gain, d, tl.load(squares + token), b, OBJECTIVE, dtype)
+    f, w = find_step(key, gain, d, tl.load(squares + token), b, OBJECTIVE, dtype)
     return tl.where(token < count, f, 1.0), w
 
 
 @triton.jit
 def store_gates(
     gates, gamma, decay, place, count, HV: tl.constexpr, HEADS_GAMMA: tl.constexpr, HEADS_DECAY: tl.constexpr
-):  # fmt: skip
+):
     """gamma and decay of a chunk [2, 16] as its steps take them: four tokens are then one load."""
     token = tl.arange(0, EVERY)[None, :]
-    tl.store(gates + token, float_or_nan(of_tokens(gamma, place, token, count, HV, HEADS_GAMMA, 0.0)))
+    tl.store(gates + token, to_float_or_nan(load_tokens(gamma, place, token, count, HV, HEADS_GAMMA, 0.0)))
     if decay is not None:
-        d = float_or_nan(of_tokens(decay, place, token, count, HV, HEADS_DECAY, 1.0))
-        tl.store(gates + EVERY + token, not_below(d, LEAST_DECAY))
+        d = to_float_or_nan(load_tokens(decay, place, token, count, HV, HEADS_DECAY, 1.0))
+        tl.store(gates + EVERY + token, bound_below(d, LEAST_DECAY))
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def store_steps(x, values, in_head, part, K: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def after_steps(f, x, y, next_f, next_x, next_y):
+def compose_steps(f, x, y, next_f, next_x, next_y):
     """Of slots f s + x and f s + y that go through next_f s + next_x and next_f s + next_y."""
     return f * next_f, next_f * x + next_x, next_f * y + next_y
 
@@ -59,10 +59,10 @@ def products_of_outputs(query, F, W, slot_do, reads, token):
     """A and D [16, TILE] of a chunk as far as they come from its own outputs, and s_{t-1}.dO. The reductions rely on the order of
     the tokens, which Triton keeps inside a thread only: tests/kernels/test_machine_code.py looks at the layout."""
     A = tl.zeros_like(F)
-    D, R, y, z = A, A, A, row(A, token, 0)
+    D, R, y, z = A, A, A, take_row(A, token, 0)
     for back in tl.static_range(EVERY):
         t = EVERY - 1 - back
-        query_t, f, do_t = row(query, token, t), row(F, token, t), row(slot_do, token, t)
+        query_t, f, do_t = take_row(query, token, t), take_row(F, token, t), take_row(slot_do, token, t)
         read = tl.load(reads + t * EVERY + token)
         y += query_t * read
         z += query_t * do_t
@@ -70,7 +70,7 @@ def products_of_outputs(query, F, W, slot_do, reads, token):
             (
                 tl.where(token < t, F, 1.0), tl.where(token < t, W * y, -0.0),
                 tl.where(token < t, W * tl.broadcast_to(read, W.shape), -0.0),
-            ), 0, after_steps, keep_dims=True,
+            ), 0, compose_steps, keep_dims=True,
         )  # fmt: skip
         now = token == t
         A, D = tl.where(now, kept_part * z + of_L, A), tl.where(now, y, D)
@@ -95,7 +95,10 @@ def prepare_turns_back(
         place, in_head = first * HV + head, m * HV + head
         token, other = tl.arange(0, EVERY)[:, None], tl.arange(0, EVERY)[None, :]
         channel = tl.arange(0, BV)[None, :]
-        h, grad_o = rows_of(v, first, count, head, HV, V, BV), rows_of(do, first, count, head, HV, V, BV)
+        h, grad_o = (
+            load_block_rows(v, first, count, head, HV, V, BV),
+            load_block_rows(do, first, count, head, HV, V, BV),
+        )
         reads += in_head * EVERY * EVERY
         gates += in_head * 2 * EVERY
         pairs += in_head * EVERY * (K + EVERY)
@@ -115,10 +118,10 @@ def prepare_turns_back(
             S = tl.load(states + state_row * V + channel, (state_row < K) & (channel < V), 0.0)
             slot_h = tl.trans(tl.dot(S, tl.trans(h), input_precision=PRECISION))
             slot_do = tl.trans(tl.dot(S, tl.trans(grad_o), input_precision=PRECISION))
-            query = of_slots(q, place, token, slot, count, HV, K, HEADS_K).to(tl.float32)
+            query = load_slots(q, place, token, slot, count, HV, K, HEADS_K).to(tl.float32)
             # The layout of what was loaded last, as in `turn_slots`.
             b = tl.where(token < EVERY, b, query)
-            F, W = steps_of(
+            F, W = find_steps(
                 k, gates, pairs + K, first_per_square, decay, b, place, n * HV + head, token, slot, count, is_first, HV, K,
                 OBJECTIVE, HEADS_K, v.dtype.element_ty,
             )  # fmt: skip
@@ -128,5 +131,5 @@ def prepare_turns_back(
             store_steps(A, from_A, in_head, part, K, TILE)
             store_steps(D, from_D, in_head, part, K, TILE)
             d_query = F * d_query + W * tl.load(reads + token * (EVERY + 1))
-            inside = is_there(token, slot, count, K)
+            inside = slot_exists(token, slot, count, K)
             tl.store(dq + place * K + slot + token * (HV * K), d_query.to(dq.dtype.element_ty), inside)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import float_or_nan
-from .forward import EVERY, LEAST_DECAY, TILE, not_below
+from ..common.math import to_float_or_nan
+from .forward import EVERY, LEAST_DECAY, TILE, bound_below
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def block_place(blocks, m, T):
 
 
 @triton.jit
-def rows_of(x, first, count, head, HV: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def load_block_rows(x, first, count, head, HV: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """A chunk's vectors [16, BLOCK] of x [BT, HV, WIDTH], 0 past the last token."""
     token, channel = tl.arange(0, EVERY)[:, None], tl.arange(0, BLOCK)[None, :]
     inside = token < count if WIDTH == BLOCK else (token < count) & (channel < WIDTH)
@@ -37,7 +37,7 @@ def rows_of(x, first, count, head, HV: tl.constexpr, WIDTH: tl.constexpr, BLOCK:
 
 
 @triton.jit
-def row(tile, token, t: tl.constexpr):
+def take_row(tile, token, t: tl.constexpr):
     """Row t [1, n] of a tile [16, n] whose rows are registers of a thread: no instruction is left of it."""
     found = tl.sum(tl.where(token == t, tile.to(tl.int32, bitcast=True), 0), 0, keep_dims=True)
     return found.to(tl.float32, bitcast=True)
@@ -56,20 +56,20 @@ def inverse_root(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def since_first(per_square, token, is_first):
+def inverse_squares(per_square, token, is_first):
     """1 / n^2 before every step of a chunk, from that before the first step of the sequence."""
     return tl.where((token == 0) & is_first, per_square, tl.where(per_square > 0, 1.0, 0.0))
 
 
 @triton.jit
-def step_again(key, gain, d, b, per_square, square, OBJECTIVE: tl.constexpr, dtype: tl.constexpr):
+def find_step_again(key, gain, d, b, per_square, square, OBJECTIVE: tl.constexpr, dtype: tl.constexpr):
     """Of the steps of a chunk, from b and |h|^2: f, w, the error c, gamma / n^2, decay, 1 / m, |h|^2 - b^2 times w / m, and what
     the gradient of b takes of A and of D. key, gain, d: as they are in memory; d may be None."""
-    gain = float_or_nan(gain) * per_square
-    d = gain * 0 + 1 if d is None else not_below(float_or_nan(d), LEAST_DECAY)
-    error = float_or_nan(key) - b if OBJECTIVE == "encode" else float_or_nan(key)
+    gain = to_float_or_nan(gain) * per_square
+    d = gain * 0 + 1 if d is None else bound_below(to_float_or_nan(d), LEAST_DECAY)
+    error = to_float_or_nan(key) - b if OBJECTIVE == "encode" else to_float_or_nan(key)
     a = gain * error
-    across = not_below(square - b * b, 0.0)
+    across = bound_below(square - b * b, 0.0)
     inverse = inverse_root(d * d + a * a * across, dtype)
     F, W = (d - a * b) * inverse, a * inverse
     across *= W * inverse
@@ -81,7 +81,7 @@ def step_again(key, gain, d, b, per_square, square, OBJECTIVE: tl.constexpr, dty
 
 
 @triton.jit
-def halves(a, dtype: tl.constexpr):
+def split_in_two(a, dtype: tl.constexpr):
     """Numbers of 16 bits whose difference is a."""
     if dtype == tl.bfloat16:  # cut off, not rounded: rounding one number at a time is slow
         bits = a.to(tl.int32, bitcast=True)
@@ -94,30 +94,30 @@ def halves(a, dtype: tl.constexpr):
 
 
 @triton.jit
-def product(a, b, dtype: tl.constexpr):
+def multiply_precisely(a, b, dtype: tl.constexpr):
     """a b of float32 numbers a and of numbers b in the inputs' dtype, a to twice the digits of that dtype."""
     if dtype == tl.float32:
         found = tl.dot(a, b, input_precision="tf32x3")
     else:
-        high, rest = halves(a, dtype)
+        high, rest = split_in_two(a, dtype)
         # The sign is turned over where there are fewer numbers.
         found = tl.dot(high, b) - tl.dot(rest, b) if b.shape[1] < a.shape[1] else tl.dot(-rest, b, tl.dot(high, b))
     return found
 
 
 @triton.jit
-def is_there(token, slot, count, K: tl.constexpr):
+def slot_exists(token, slot, count, K: tl.constexpr):
     """Which of a chunk's numbers of slots [16, TILE] there are."""
     return (token < count) & (slot >= 0) if ((TILE - 1) & K) == 0 else (token < count) & (slot < K)
 
 
 @triton.jit
-def of_slots(x, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr):
+def load_slots(x, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr):
     """A chunk's numbers of slots [16, TILE], of x [BT, HV // HEADS, K], as they are in memory."""
-    return tl.load(x + place // HEADS * K + slot + token * (HV // HEADS * K), is_there(token, slot, count, K), 0.0)
+    return tl.load(x + place // HEADS * K + slot + token * (HV // HEADS * K), slot_exists(token, slot, count, K), 0.0)
 
 
 @triton.jit
-def of_tokens(x, place, token, count, HV: tl.constexpr, HEADS: tl.constexpr, other):
+def load_tokens(x, place, token, count, HV: tl.constexpr, HEADS: tl.constexpr, other):
     """A chunk's numbers [16, 1] of x [BT, HV // HEADS], as they are in memory."""
     return tl.load(x + place // HEADS + token * (HV // HEADS), token < count, other)

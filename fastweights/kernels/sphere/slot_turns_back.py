@@ -16,65 +16,65 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .forward import EVERY, edges
-from .layout import hidden
-from .slot_steps import of_tokens, rows_of, since_first, step_again
+from .forward import EVERY, find_edges
+from .layout import hide_layout
+from .slot_steps import find_step_again, inverse_squares, load_block_rows, load_tokens
 
 
 @triton.jit
-def of_token(x, t: tl.constexpr):
+def share_token(x, t: tl.constexpr):
     """Token t's number of every slot, for all tokens [SLOTS, 16]."""
     return tl.gather(x, tl.full(x.shape, t, tl.int32), 1)
 
 
 @triton.jit
-def before(x, token, by: tl.constexpr):
+def shift_tokens(x, token, by: tl.constexpr):
     """The number `by` tokens before; of the first tokens that of token 0."""
     return tl.gather(x, tl.broadcast_to(tl.maximum(token - by, 0), x.shape), 1)
 
 
 @triton.jit
-def before_tokens(products, f1, f2, f4, f8, token, LAST: tl.constexpr):
+def scan_before_tokens(products, f1, f2, f4, f8, token, LAST: tl.constexpr):
     """The products of a vector with s_{c-1}, for c up to LAST, from those with what token c - 1 writes. f1, f2, ..: the products
     of the 1, 2, .. factors before a token, 0 where they go past the chunk's start."""
-    products += f1 * before(products, token, 1)
+    products += f1 * shift_tokens(products, token, 1)
     if LAST > 1:
-        products += f2 * before(products, token, 2)
+        products += f2 * shift_tokens(products, token, 2)
     if LAST > 3:
-        products += f4 * before(products, token, 4)
+        products += f4 * shift_tokens(products, token, 4)
     if LAST > 7:
-        products += f8 * before(products, token, 8)
+        products += f8 * shift_tokens(products, token, 8)
     return products
 
 
 @triton.jit
-def factors_before(F, W, token):
+def find_factors_before(F, W, token):
     """The products of the 1, 2, 4 and 8 factors before a token, 0 where they go past the chunk's start; w of the token before."""
-    f1 = tl.where(token == 0, 0.0, before(F, token, 1))
-    f2 = f1 * before(f1, token, 1)
-    f4 = f2 * before(f2, token, 2)
-    f8 = f4 * before(f4, token, 4)
-    return f1, f2, f4, f8, tl.where(token == 0, 1.0, before(W, token, 1))
+    f1 = tl.where(token == 0, 0.0, shift_tokens(F, token, 1))
+    f2 = f1 * shift_tokens(f1, token, 1)
+    f4 = f2 * shift_tokens(f2, token, 2)
+    f8 = f4 * shift_tokens(f4, token, 4)
+    return f1, f2, f4, f8, tl.where(token == 0, 1.0, shift_tokens(W, token, 1))
 
 
 @triton.jit
-def since_start(F, token):
+def product_since_start(F, token):
     """The product of f before every token."""
-    found = tl.where(token == 0, 1.0, before(F, token, 1))
+    found = tl.where(token == 0, 1.0, shift_tokens(F, token, 1))
     for level in tl.static_range(4):
-        found *= tl.where(token >= 2**level, before(found, token, 2**level), 1.0)
+        found *= tl.where(token >= 2**level, shift_tokens(found, token, 2**level), 1.0)
     return found
 
 
 @triton.jit
-def in_layout_of(other, x, always):
+def to_layout(other, x, always):
     """x [SLOTS, BV], whose layout is that of a product, in the layout of a value that was loaded later. always: a condition
     [SLOTS, BV] that holds where it matters."""
     return tl.trans(tl.where(tl.trans(always), tl.trans(x), tl.trans(other)))
 
 
 @triton.jit
-def slots_rows(x, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr):
+def load_slot_rows(x, place, token, slot, count, HV: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr):
     """A chunk's numbers of slots [SLOTS, 16], of x [BT, HV // HEADS, K]. Tokens are called contiguous, which they are not, so
     that they lie across lanes; at a divisibility of 1 nothing else follows."""
     offset = slot + token * (HV // HEADS * K)
@@ -89,11 +89,11 @@ def load_steps_of_chunk(
 ):  # fmt: skip
     """As they are in memory: A, D, query, key, gamma, decay and the square of h."""
     in_steps = (in_head * K + slot) * EVERY + token
-    gain = of_tokens(gamma, place, token, left, HV, HEADS_GAMMA, 0.0)
-    d = gain if decay is None else of_tokens(decay, place, token, left, HV, HEADS_DECAY, 1.0)
+    gain = load_tokens(gamma, place, token, left, HV, HEADS_GAMMA, 0.0)
+    d = gain if decay is None else load_tokens(decay, place, token, left, HV, HEADS_DECAY, 1.0)
     return (
         tl.load(A + in_steps), tl.load(D + in_steps),
-        slots_rows(q, place, token, slot, left, HV, K, HEADS_K), slots_rows(k, place, token, slot, left, HV, K, HEADS_K),
+        load_slot_rows(q, place, token, slot, left, HV, K, HEADS_K), load_slot_rows(k, place, token, slot, left, HV, K, HEADS_K),
         gain, d, tl.load(pairs + in_head * EVERY * (K + EVERY) + K + token),
     )  # fmt: skip
 
@@ -124,10 +124,10 @@ def turn_slots_back(
     d_start: L at the start, still to be divided by the slots' length."""
     n, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     dtype: tl.constexpr = v.dtype.element_ty
-    first, stop, m = edges(cu_seqlens, n, T)
+    first, stop, m = find_edges(cu_seqlens, n, T)
     # One number per thread, the tokens of a slot in 16 lanes: the layout that Triton gives to loads it may not widen.
     token = tl.multiple_of(tl.arange(0, EVERY)[None, :], [1, 1])
-    slot = hidden(tl.minimum(part * SLOTS + tl.arange(0, SLOTS), K - 1))[:, None]
+    slot = hide_layout(tl.minimum(part * SLOTS + tl.arange(0, SLOTS), K - 1))[:, None]
     state_row = part * SLOTS + tl.arange(0, SLOTS)[:, None]
     channel = tl.arange(0, BV)[None, :]
     inside = (state_row < K) & (channel < V)
@@ -160,20 +160,23 @@ def turn_slots_back(
         if PAIRS_AHEAD:
             pairs_before, pairs_own = load_pairs(pairs, before_head, token, slot, K)
         next_S = tl.load(states + before_head * K * V + in_state, inside, 0.0)
-        next_h, next_do = rows_of(v, ahead, left, head, HV, V, BV), rows_of(do, ahead, left, head, HV, V, BV)
+        next_h, next_do = (
+            load_block_rows(v, ahead, left, head, HV, V, BV),
+            load_block_rows(do, ahead, left, head, HV, V, BV),
+        )
         in_head = m * HV + head
         tl.store(adjoints + in_head * K * V + in_state, L.to(dtype), inside & is_real)
         z = tl.sum(L * S.to(tl.float32), 1, keep_dims=True)
         y = tl.trans(tl.dot(h, tl.trans(L.to(dtype)), input_precision=PRECISION))
         b = tl.load(along + (before_head * K + slot) * EVERY + token)
         y = tl.where(token <= EVERY, y, b)  # the layout of what was loaded last, as in `turn_slots`
-        z = of_token(tl.broadcast_to(z, (SLOTS, EVERY)), 0)
-        f1, f2, f4, f8, w1 = factors_before(F, W, token)
-        along_L = tl.where(token == 0, z, w1 * before(y, token, 1))
-        A_t += until * before_tokens(along_L, f1, f2, f4, f8, token, EVERY - 1)
+        z = share_token(tl.broadcast_to(z, (SLOTS, EVERY)), 0)
+        f1, f2, f4, f8, w1 = find_factors_before(F, W, token)
+        along_L = tl.where(token == 0, z, w1 * shift_tokens(y, token, 1))
+        A_t += until * scan_before_tokens(along_L, f1, f2, f4, f8, token, EVERY - 1)
         D_t += until * y
         for t in tl.static_range(EVERY - 1, 0, -1):
-            x_t = of_token(of_A * A_t + of_D * D_t, t)
+            x_t = share_token(of_A * A_t + of_D * D_t, t)
             A_t += to_A[t - 1] * x_t
             D_t += to_D[t - 1] * x_t
         in_steps = (in_head * K + slot) * EVERY + token
@@ -184,27 +187,27 @@ def turn_slots_back(
         read_here, turned_here = from_start * F * query, from_start * (of_A * A_t + of_D * D_t)
         # Of the chunk before, all that does not need L.
         A_t, D_t, query = next_A, next_D, next_query.to(tl.float32)
-        per_square = since_first(per_square_first, token, begin <= first + EVERY)
-        F, W, _, _, _, _, _, of_A, of_D = step_again(
+        per_square = inverse_squares(per_square_first, token, begin <= first + EVERY)
+        F, W, _, _, _, _, _, of_A, of_D = find_step_again(
             key, gain, None if decay is None else d, b, per_square, square, OBJECTIVE, dtype
         )
-        f1, f2, f4, f8, w1 = factors_before(F, W, token)
+        f1, f2, f4, f8, w1 = find_factors_before(F, W, token)
         if not PAIRS_AHEAD:
             pairs_before, pairs_own = load_pairs(pairs, before_head, token, slot, K)
         until, to_A, to_D = none, (), ()
         for t in tl.static_range(1, EVERY):
-            until = tl.where(token == t - 1, 1.0, until * of_token(F, t - 1))
+            until = tl.where(token == t - 1, 1.0, until * share_token(F, t - 1))
             along_h = w1 * pairs_before[t - 1]
             if t > 1:
-                along_h = before_tokens(along_h, f1, f2, f4, f8, token, t - 1)
+                along_h = scan_before_tokens(along_h, f1, f2, f4, f8, token, t - 1)
             to_A += (until * along_h,)  # type: ignore[assignment]
             to_D += (until * pairs_own[t - 1],)  # type: ignore[assignment]
-        until = tl.where(token == EVERY - 1, 1.0, until * of_token(F, EVERY - 1))
-        from_start = since_start(F, token)
+        until = tl.where(token == EVERY - 1, 1.0, until * share_token(F, EVERY - 1))
+        from_start = product_since_start(F, token)
         written = tl.dot(read_here.to(dtype), grad_o, input_precision=PRECISION)
         written = tl.dot(turned_here.to(dtype), h, written, input_precision=PRECISION)
         S = tl.load(states + tl.where(is_real, in_head, before_head) * K * V + in_state, inside, 0.0).to(tl.float32)
-        L = whole * L + in_layout_of(S, written, inside)
+        L = whole * L + to_layout(S, written, inside)
         L -= tl.where(is_real, tl.sum(L * S, 1, keep_dims=True), 0.0) * S
         S, h, grad_o = next_S, next_h, next_do
         begin -= EVERY

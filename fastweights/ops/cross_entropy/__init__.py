@@ -11,14 +11,14 @@ from ..framework.checks import compute_dtype
 __all__ = ["cross_entropy_errors", "cross_entropy_rows"]
 
 
-def by_kernels(logits: Tensor, backend: str) -> bool:
+def takes_row_kernels(logits: Tensor, backend: str) -> bool:
     return takes_kernels(backend, logits) and not torch.compiler.is_compiling()
 
 
 def cross_entropy_rows(logits: Tensor, target: Tensor, ignored: int, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """log sum_v exp(z_v), and this less z of the target, [rows] each in float32 or better, for logits [rows, V] and int64
     targets. The loss is 0 where the target is the ignored one. On CUDA with triton installed one kernel reads the logits once."""
-    if by_kernels(logits, backend):
+    if takes_row_kernels(logits, backend):
         from ...kernels.pointwise.cross_entropy import forward
 
         return forward(logits, target, ignored)
@@ -32,7 +32,7 @@ def cross_entropy_errors(
     logits: Tensor, target: Tensor, log_sums: Tensor, gradient: Tensor, ignored: int, backend: str = "auto"
 ) -> Tensor:
     """The gradient of the logits, in their dtype, where each row's loss has the gradient of one number."""
-    if by_kernels(logits, backend):
+    if takes_row_kernels(logits, backend):
         from ...kernels.pointwise.cross_entropy import backward
 
         return backward(logits, target, log_sums, gradient, ignored)

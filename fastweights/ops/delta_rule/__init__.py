@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
-from ..shared.memory_kernels import memory_kernels, recurrent_kernel
+from ..shared.memory_kernels import load_memory_kernels, load_recurrent
 from .chunked import chunked
 from .reference import reference
 
@@ -27,8 +27,8 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True)},
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(memory_kernels)},
-    recurrent=recurrent(recurrent_kernel),
+    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(load_memory_kernels)},
+    recurrent=recurrent(load_recurrent),
     cases={
         f"{name}{suffix}": Case(given={**g, **write})
         for name, g in roles.DECAY_FORMS.items()
@@ -39,6 +39,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def delta_rule(
     q: Tensor,
     k: Tensor,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..framework.sequences import Chunks, Sequences
-from ..shared.decay import decay_of
+from ..shared.decay import make_decay
 
 CHUNK = 64
 
@@ -24,11 +24,11 @@ def chunked(
     chunks = Chunks(sequences, CHUNK, v.device)
     Q, K, V, gain = chunks.split(q), chunks.split(k), chunks.split(v), chunks.split(beta)[..., None]
     W = K if write_key is None else chunks.split(write_key)
-    decay = decay_of(None if g is None else chunks.split(g), len(V))
+    decay = make_decay(None if g is None else chunks.split(g), len(V))
 
     overlap, scores = decay.scores(W, K, Q)
     both = torch.linalg.solve_triangular(
-        gain * overlap, gain * torch.cat([V, decay.from_start(K)], -1), upper=False, unitriangular=True
+        gain * overlap, gain * torch.cat([V, decay.carry_from_start(K)], -1), upper=False, unitriangular=True
     )
     from_values, from_state = both.split([V.shape[-1], K.shape[-1]], -1)
     corrected: list[Tensor] = []
@@ -38,6 +38,6 @@ def chunked(
         corrected.append(values - reads @ states[0])
         return (kept * states[0] + writes @ corrected[-1],)
 
-    (start,), (final,) = chunks.scan(step, (S,), decay.across(V), from_values, from_state, decay.to_end(W).mT)
+    (start,), (final,) = chunks.scan(step, (S,), decay.across(V), from_values, from_state, decay.carry_to_end(W).mT)
     U = torch.cat(corrected) if corrected else from_values
-    return chunks.merge(decay.from_start(Q) @ start + scores @ U), (final,)
+    return chunks.merge(decay.carry_from_start(Q) @ start + scores @ U), (final,)

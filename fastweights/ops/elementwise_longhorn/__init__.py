@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
@@ -17,13 +17,13 @@ from .reference import reference
 __all__ = ["elementwise_longhorn"]
 
 
-def element_kernels() -> KernelFamily:
+def load_kernels() -> KernelFamily:
     from ...kernels.elementwise.rule import ELEMENTWISE, ElementwiseInputs
 
     return KernelFamily(ELEMENTWISE, ElementwiseInputs, {"scale": 1.0})
 
 
-def recurrent_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ...kernels.recurrent.elementwise_longhorn import decode
 
     return decode
@@ -35,13 +35,14 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True)},
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(element_kernels)},
-    recurrent=recurrent(recurrent_kernel),
+    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(load_kernels)},
+    recurrent=recurrent(load_recurrent),
     cases={"": Case()},
     equation="e = beta / (1 + beta |k|^2); S = (1 - k^2 e^T) * S + k (e * v)^T; o = S^T q",
 )
 
 
+@op(SPEC)
 def elementwise_longhorn(
     q: Tensor,
     k: Tensor,

@@ -1,44 +1,50 @@
-"""The one way into an op: check the arguments by its declaration, choose a backend, run it."""
+"""An op as an object, and the one way into it: check the arguments by its declaration, choose a backend, run it."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from ...checks import check_flag
+from ...checks import check_flag, check_size
 from ...kernels.availability import takes_kernels
 from . import checks
-from .checks import Sizes, as_tuple, check_limits, compute_dtype, first_state, is_short
+from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short
 from .few_tokens import needs_gradient, recurrent
+from .in_place import InPlace, update_state
+from .in_place_form import OF_STATE, make_in_place
+from .in_torch import Arguments, Results, chunkwise, composed, expand_heads, first_input, sequential, stack_time
 from .kernel_backend import kernels
-from .node import Node, Tensors
-from .nonfinite import Quarantine, quarantine_is_needed, zero_nonfinite
-from .sequences import Groups, Sequences, check_cu_seqlens
-from .spec import BACKENDS, OpSpec, Parameter, Role, Scale
+from .sequences import check_cu_seqlens
+from .spec import BACKENDS, OpSpec, count_numbers
 
 __all__ = [
-    "Arguments", "Results", "call", "choose_backend", "chunkwise", "composed", "expand_heads", "kernels",
-    "recurrent", "run", "sequential", "stack_time",
-]  # fmt: skip
+    "Arguments",
+    "InPlace",
+    "Op",
+    "Results",
+    "call",
+    "choose_backend",
+    "chunkwise",
+    "composed",
+    "expand_heads",
+    "kernels",
+    "op",
+    "recurrent",
+    "run",
+    "sequential",
+    "stack_time",
+]
 
-Results = tuple[Any, Sequence[Any]]  # the outputs, one or a tuple, and the final states
 MAX_REMEMBERED = 1024
-
-
-class Arguments(NamedTuple):
-    """The checked arguments of one call, by name. Parameters are tensors of their full shape; a state that is not given is
-    None."""
-
-    inputs: Mapping[str, Tensor | None]
-    states: Mapping[str, Tensor | None]
-    options: Mapping[str, Any]
-    cu_seqlens: Tensor | None
-    final: bool
-    backend: str
+P = ParamSpec("P")
+R = TypeVar("R")
+# What `call` gets after the declaration, in its order.
+Given = tuple[Sequence[Any], Mapping[str, Any], Any, bool, Tensor | None, str]
 
 
 class Checked(NamedTuple):
@@ -55,6 +61,73 @@ class Checked(NamedTuple):
 _passed: dict[Any, Checked] = {}
 
 
+class Op(Generic[P, R]):
+    """A memory rule. It is called as the function that it is made of, and has the name, the signature and the docstring of that.
+
+    Attributes:
+        spec: the declaration.
+        in_place: the op for decoding. It takes the same inputs and options, and in the place of `initial_state` a `state` that
+            it overwrites. Its docstring says more.
+    """
+
+    __name__: str
+    __qualname__: str
+
+    def __init__(self, function: Callable[P, R], spec: OpSpec) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.spec = spec
+        self.in_place = make_in_place(self)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def state_size(self, heads: int, key: int, value: int) -> int:
+        """Numbers that the state of one sequence holds.
+
+        Args:
+            heads: number of value heads.
+            key, value: key and value channels per head.
+        """
+        for name, size in {"heads": heads, "key": key, "value": value}.items():
+            check_size(name, size)
+        return count_numbers(self.spec.states.values(), heads, key, value)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Op[P, R]:
+        return self  # unlike a function, an op that is an attribute of a class does not become a method of it
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # pickled by its name, as a function is
+
+    def __repr__(self) -> str:
+        return f"<op {self.__module__}.{self.__qualname__}>"
+
+
+def op(spec: OpSpec) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make an op of a function: the decorator of a rule's public function, with the rule's declaration.
+
+    Raises:
+        TypeError: spec is no `OpSpec`.
+        ValueError: the function lacks an input or an option of the declaration, or one of initial_state, output_final_state,
+            cu_seqlens and backend.
+    """
+    if not isinstance(spec, OpSpec):
+        raise TypeError(
+            f"spec must be the OpSpec of the rule, got {type(spec).__name__}; write @op(SPEC) over the function"
+        )
+
+    def decorate(function: Callable[P, R]) -> Op[P, R]:
+        parameters = inspect.signature(function).parameters
+        missing = [name for name in (*spec.inputs, *spec.options, *OF_STATE) if name not in parameters]
+        if missing:
+            raise ValueError(
+                f"{function.__name__} must take {', '.join(missing)}, as the declaration of {spec.name!r} and every op has it"
+            )
+        return Op(function, spec)
+
+    return decorate
+
+
 def call(
     spec: OpSpec,
     inputs: Sequence[Any],
@@ -64,12 +137,20 @@ def call(
     cu_seqlens: Tensor | None,
     backend: str,
 ) -> tuple[Any, Any]:
-    """(o, final state or None). o is a tuple where the op has several outputs, and so is the state."""
+    """(o, final state or None). o is a tuple where the op has several outputs, and so is the state. With `InPlace` as the
+    initial state the final state takes the place of the one that it holds, and None is returned for it."""
+    if initial_state.__class__ is InPlace:
+        return unwrap(update_state(call, spec, inputs, options, initial_state, cu_seqlens, backend)), None
     given = (inputs, options, initial_state, output_final_state, cu_seqlens, backend)
-    key = None if torch.compiler.is_compiling() else call_key(spec, *given)
-    checked = None if key is None else _passed.get(key)
+    key = None if torch.compiler.is_compiling() else call_key(spec, given)
+    checked = None
+    if key is not None:
+        try:
+            checked = _passed.get(key)
+        except TypeError:  # some argument cannot be hashed
+            key = None
     if checked is None:
-        checked = check_call(spec, *given)
+        checked = check_call(spec, given)
         by_kernels = checked.recurrent or isinstance(checked.implementation, kernels)
         if key is not None and by_kernels and not checks.values_can_be_read(inputs[0]):
             if len(_passed) >= MAX_REMEMBERED:
@@ -82,7 +163,7 @@ def call(
         states = dict.fromkeys(spec.states)
     else:
         states = {
-            name: x if spec.states[name].counts else x.to(checked.dtype)
+            name: x if x.dtype == checked.dtype or spec.states[name].counts else x.to(checked.dtype)
             for name, x in zip(spec.states, as_tuple(initial_state))
         }
     recurs = checked.recurrent and not needs_gradient(named, states)
@@ -96,14 +177,12 @@ def call(
         outputs, final = spec.recurrent.run(arguments, checked.sizes)
     else:
         outputs, final = checked.implementation.run(arguments)
-    return alone(outputs), alone(final) if output_final_state else None
+    return unwrap(outputs), unwrap(final) if output_final_state else None
 
 
-def call_key(
-    spec: OpSpec, inputs: Sequence[Any], options: Mapping[str, Any], initial_state: Any, final: Any, cu_seqlens: Any,
-    backend: Any,
-) -> Any:  # fmt: skip
-    """All that the checks look at when they read no numbers; None where that is not hashable."""
+def call_key(spec: OpSpec, given: Given) -> Any:
+    """All that the checks look at when they read no numbers; None where a tensor has no shape."""
+    inputs, options, initial_state, final, cu_seqlens, backend = given
     states = initial_state if isinstance(initial_state, tuple) else (initial_state,)
     try:
         tensors = [
@@ -113,18 +192,11 @@ def call_key(
     except RuntimeError:  # a nested tensor has no shape
         return None
     plain = [(x.__class__, x) for x in (*options.values(), final, backend)]
-    key = (spec, isinstance(initial_state, tuple), *tensors, *plain)
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    return spec, isinstance(initial_state, tuple), *tensors, *plain
 
 
-def check_call(
-    spec: OpSpec, inputs: Sequence[Any], options: Mapping[str, Any], initial_state: Any, final: Any, cu_seqlens: Any,
-    backend: Any,
-) -> Checked:  # fmt: skip
+def check_call(spec: OpSpec, given: Given) -> Checked:
+    inputs, options, initial_state, final, cu_seqlens, backend = given
     sizes = checks.check_inputs(spec, inputs)
     values = checks.check_options(spec, options, sizes)
     check_flag("output_final_state", final)
@@ -149,10 +221,6 @@ def run(spec: OpSpec, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
     return spec.backends[choose_backend(spec, x.backend, first_input(x.inputs), x.options)].run(x)
 
 
-def first_input(inputs: Mapping[str, Any]) -> Tensor:
-    return next(iter(inputs.values()))
-
-
 def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, Any], width: int = 0) -> str:
     """An explicit backend, or for "auto" the kernels where they serve x, the options and so many key or value channels, else the
     chunkwise form."""
@@ -160,7 +228,7 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     available = spec.backends
     form = available.get("triton")
-    only, widest = ({}, None) if form is None else (form.only, form.widest_of(x.dtype))
+    only, widest = ({}, None) if form is None else (form.only, form.most_channels(x.dtype))
     # By ==: under torch.compile(dynamic=True) a number may be a symbol, which is in no tuple.
     other = next((name for name, served in only.items() if not any(options[name] == x for x in served)), None)
     too_wide = widest is not None and width > widest
@@ -186,233 +254,6 @@ def choose_backend(spec: OpSpec, backend: str, x: Tensor, options: Mapping[str, 
     return backend
 
 
-def alone(results: Sequence[Any]) -> Any:
+def unwrap(results: Sequence[Any]) -> Any:
     """One result by itself, several as a tuple."""
     return results[0] if len(results) == 1 else tuple(results)
-
-
-class composed:
-    """A composition of other ops, which torch.compile traces through. The function takes inputs, states (None where not given),
-    options, output_final_state, cu_seqlens and backend by name; it returns the outputs and a tuple of the final states. As
-    backend "triton" it tells its parts to use their kernels; only and widest as for `kernels`."""
-
-    def __init__(
-        self,
-        function: Callable[..., Results],
-        only: Mapping[str, tuple[Any, ...]] | None = None,
-        widest: int | None = None,
-    ) -> None:
-        self.function = function
-        self.only = only or {}
-        self.widest = widest
-
-    def widest_of(self, dtype: torch.dtype) -> int | None:
-        return self.widest
-
-    def bind(self, spec: OpSpec, backend: str) -> None:
-        self.backend = backend
-
-    def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
-        o, final = self.function(
-            **x.inputs, **x.states, **x.options, output_final_state=x.final, cu_seqlens=x.cu_seqlens,
-            backend="triton" if self.backend == "triton" else x.backend,
-        )  # fmt: skip
-        return as_tuple(o), final
-
-
-class InPyTorch:
-    """A backend in PyTorch: plain autograd when called eagerly, one node of a traced graph. Inside, all tensors have the dtype
-    of the computation and as many heads as the values, and no number is infinite or NaN."""
-
-    def __init__(self, function: Callable[..., tuple[Any, Sequence[Tensor]]]) -> None:
-        self.function = function
-
-    def bind(self, spec: OpSpec, backend: str) -> None:
-        self.spec = spec
-        tensors = {name: isinstance(role, Role) and role.optional for name, role in spec.inputs.items()}
-        tensors |= dict.fromkeys((*spec.states, "cu_seqlens"), True)
-        options = {name: option.schema for name, option in spec.options.items()}
-        self.node = Node(f"{spec.name}_{backend}", tensors, options, len(spec.outputs) + len(spec.states), self)
-
-    def run(self, x: Arguments) -> tuple[Sequence[Any], Sequence[Any]]:
-        tensors = (*x.inputs.values(), *x.states.values(), x.cu_seqlens)
-        if torch.compiler.is_compiling():
-            results = self.node(tensors, tuple(x.options.values()))
-        elif first_input(x.inputs).is_meta:  # no numbers to compute with
-            results = list(self.fake(tensors, tuple(x.options.values()))[0])
-        else:
-            sequences = check_cu_seqlens(x.cu_seqlens, *first_input(x.inputs).shape[:2], read=True)
-            results = self.compute(x.inputs, x.states, x.options, sequences, x.final)
-        return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
-
-    def compute(
-        self, inputs: Mapping[str, Tensor | None], states: Mapping[str, Tensor | None], options: Mapping[str, Any],
-        sequences: Sequences, wanted: bool = True,
-    ) -> list[Any]:  # fmt: skip
-        """The outputs in the dtype of the inputs and, where they are wanted, the final states in that of the computation."""
-        spec = self.spec
-        roles, like = spec.inputs, first_input(inputs)
-        sizes, dtype = sizes_of(spec, inputs, states), compute_dtype(like)
-        tokens = {
-            name: expand_heads(x.to(dtype), sizes.G)
-            for name, x in inputs.items()
-            if x is not None and isinstance(roles[name], Role)
-        }
-        parameters = {name: x for name, x in inputs.items() if isinstance(roles[name], Parameter)}
-        held = {name: x for name, x in states.items() if x is not None}
-        needs_quarantine = quarantine_is_needed(spec, tokens, held)
-        for name, state in spec.states.items():
-            if name not in held:  # the same for all sequences, in memory once
-                first = first_state(spec, name, sizes, 1 if state.first is None else sequences.count, like)
-                held[name] = first.expand(sequences.count, *first.shape[1:])
-            elif state.symmetric:  # every solver then reads the same matrix and has the same gradient
-                held[name] = 0.5 * (held[name] + held[name].mT)
-        quarantine = None
-        if needs_quarantine:
-            quarantine = Quarantine(spec, tokens, held, sequences)
-            tokens, held = zero_nonfinite(spec, tokens), zero_nonfinite(spec, held)
-        plain = dict(options)
-        for name, option in spec.options.items():
-            if isinstance(option, Scale):
-                scale = plain.pop(name)
-                scaled = [x for x, role in roles.items() if isinstance(role, Role) and role.scaled]
-                tokens |= {x: tokens[x] * scale for x in scaled if scale != 1.0}
-        absent = {name: None for name, x in inputs.items() if x is None}
-        with without_autocast(like.device):
-            o, final = self.in_order(sequences, {**tokens, **absent}, held, {**parameters, **plain}, wanted)
-            results = dict(zip((*spec.outputs, *spec.states), (*as_tuple(o), *(final if wanted else ()))))
-            if quarantine is not None:
-                results = {name: quarantine.mark(name, x) for name, x in results.items()}
-        outputs = [results[name].to(like.dtype) for name in spec.outputs]
-        return outputs + [results[name].contiguous() if wanted else None for name in spec.states]
-
-    def in_order(
-        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
-        wanted: bool,
-    ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
-        raise NotImplementedError
-
-    # As the rule of a node: see `NodeRule`.
-
-    def _named(self, tensors: Tensors) -> tuple[dict[str, Any], dict[str, Any], Tensor | None]:
-        *given, cu_seqlens = tensors
-        return (
-            dict(zip(self.spec.inputs, given)),
-            dict(zip(self.spec.states, given[len(self.spec.inputs) :])),
-            cu_seqlens,
-        )
-
-    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
-        inputs, states, cu_seqlens = self._named(tensors)
-        for name, role in self.spec.inputs.items():
-            if isinstance(role, Role) and inputs[name] is not None:
-                check_limits(name, inputs[name], role)  # no numbers could be read while the graph was traced
-        sequences = check_cu_seqlens(cu_seqlens, *first_input(inputs).shape[:2], read=True)
-        return self.compute(inputs, states, dict(zip(self.spec.options, options)), sequences), ()
-
-    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
-        spec, (inputs, states, cu_seqlens) = self.spec, self._named(tensors)
-        sizes, like = sizes_of(spec, inputs, states), first_input(inputs)
-        count = sizes.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        outputs = [like.new_empty((sizes.B, sizes.T, *sizes.shape(x.dims))) for x in spec.outputs.values()]
-        dtype = compute_dtype(like)
-        return [
-            *outputs,
-            *(like.new_empty((count, *sizes.shape(x.dims)), dtype=dtype) for x in spec.states.values()),
-        ], ()
-
-    def backward(
-        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
-    ) -> Tensors:
-        """By running the forward once more."""
-        leaves = [x if x is None else x.detach().requires_grad_(needs) for x, needs in zip(tensors, needed)]
-        with torch.enable_grad():
-            results, _ = self.forward(leaves, options, False)
-        reached = [(x, g) for x, g in zip(results, output_grads) if g is not None and x is not None and x.requires_grad]
-        wanted = [x for x in leaves if x is not None and x.requires_grad]
-        if not reached:
-            return [None] * len(leaves)
-        values, grads = zip(*reached)
-        found = iter(torch.autograd.grad(values, wanted, grads, allow_unused=True))
-        return [next(found) if x is not None and x.requires_grad else None for x in leaves]
-
-
-class sequential(InPyTorch):
-    """A loop over the tokens of [B, T, ...]; packed sequences are served one after the other."""
-
-    def in_order(
-        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
-        wanted: bool,
-    ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
-        if sequences.lengths is None:
-            return self.function(**tokens, **states, **rest)
-        given: dict[str, Sequence[Any]] = {
-            # One split, whose gradient is one concatenation: that of a slice is as long as the row, for every sequence.
-            name: [None] * sequences.count if x is None else x.split(list(sequences.lengths), 1)
-            for name, x in tokens.items()
-        }
-        given |= {name: s.split(1) for name, s in states.items()}
-        outputs, finals = [], []
-        for n in range(sequences.count):
-            o, final = self.function(**{name: parts[n] for name, parts in given.items()}, **rest)
-            outputs.append(as_tuple(o))
-            finals.append(final)
-        return tuple(torch.cat(parts, 1) for parts in zip(*outputs)), tuple(torch.cat(parts) for parts in zip(*finals))
-
-
-class chunkwise(InPyTorch):
-    """A form over chunks of tokens, which takes the sequences. It gets packed sequences in `Groups` of about the same length."""
-
-    def in_order(
-        self, sequences: Sequences, tokens: Mapping[str, Any], states: Mapping[str, Tensor], rest: Mapping[str, Any],
-        wanted: bool,
-    ) -> tuple[Any, Sequence[Tensor]]:  # fmt: skip
-        if sequences.lengths is None:
-            return self.function(**tokens, **states, sequences=sequences, **rest)
-        groups = Groups(sequences, list(states.values()))
-        if len(groups.sequences) == 1:
-            return self.function(**tokens, **states, sequences=sequences, **rest)
-        given = {name: groups.split_tokens(x) for name, x in tokens.items() if x is not None}
-        given |= {name: groups.split_rows(s) for name, s in states.items()}
-        outputs, finals = [], []
-        for n, group in enumerate(groups.sequences):
-            of_group = {name: parts[n] for name, parts in given.items()}
-            o, final = self.function(**{**tokens, **of_group}, sequences=group, **rest)
-            outputs.append(as_tuple(o))
-            finals.append(final)
-        o = tuple(map(groups.merge_tokens, zip(*outputs)))
-        return o, tuple(map(groups.merge_rows, zip(*finals))) if wanted else ()
-
-
-def sizes_of(spec: OpSpec, inputs: Mapping[str, Any], states: Mapping[str, Any]) -> Sizes:
-    """The sizes of checked arguments."""
-    sizes: dict[str, int] = {}
-    heads = [x.shape[1] for x in states.values() if x is not None]
-    for name, role in spec.inputs.items():
-        x = inputs[name]
-        if x is None or not isinstance(role, Role):
-            continue
-        sizes |= {"B": x.shape[0], "T": x.shape[1]}
-        heads.append(x.shape[2])
-        if x.ndim == 4:
-            sizes[role.dims[-1][-1]] = x.shape[3]
-        if role.dims == ("HK",):
-            sizes["H"] = x.shape[2]
-    return Sizes(**{"H": 0, "V": sizes["K"], **sizes}, G=max(heads))
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager:
-    """Under autocast, too, float32 tensors stay float32 inside."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
-
-
-def expand_heads(x: Tensor, heads: int) -> Tensor:
-    """[B, T, h, ...] -> [B, T, heads, ...]: each of h heads serves heads/h heads in a row."""
-    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
-
-
-def stack_time(outputs: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Outputs of a loop over tokens, [B, H, ...] each -> [B, T, H, ...]; without a token `like`, which is as empty."""
-    return torch.stack(list(outputs), 1) if outputs else like

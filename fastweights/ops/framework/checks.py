@@ -144,8 +144,8 @@ def check_dims(name: str, x: Tensor, role: Role, sizes: Sizes) -> None:
 
 
 def check_limits(name: str, x: Tensor, role: Role) -> None:
-    """No number outside the limits of the role. NaN passes, as does infinity where -inf is not a legal number: they reach
-    the output."""
+    """Refuse numbers outside the limits of the role. NaN passes, and infinity where -inf is not a legal number: the output shows
+    them."""
     if not role.must_be or not values_can_be_read(x):
         return
     outside = (x < role.low) | (x > role.high)

@@ -23,9 +23,8 @@ _overwrites = ContextVar("overwrites", default=False)
 
 @contextmanager
 def overwriting_states() -> Iterator[None]:
-    """In the body, recurrent kernels write the states after a call over those that it is given, which spares a
-    copy.
-    For callers that own these and need them no more."""
+    """In the body, a recurrent kernel writes the final states over the initial states, which spares a copy. For callers that own
+    the initial states and no longer need them."""
     token = _overwrites.set(True)
     try:
         yield
@@ -39,11 +38,17 @@ def overwrites_states() -> bool:
 
 
 class recurrent:
-    """The recurrent kernel of an op, which may have one without kernels for long sequences. load() imports `decode` of a file of
-    kernels.recurrent: nothing of triton is imported before the first launch. only: of options of which the kernel does not have
-    all values, those that it has; without: inputs that it does not take; widest: the most key channels that it takes; starts:
-    whether it makes a first state itself. Other calls go to a backend. numbers: parameters that it takes as numbers too, which
-    spares a launch that fills a tensor."""
+    """The recurrent kernel of an op, with or without kernels for long sequences. Calls that it does not take go to a backend.
+
+    Args:
+        load: imports the function `decode` of a file of kernels.recurrent. It is called at the first launch: before, nothing of
+            triton is imported.
+        only: for options of which the kernel has some values only, these values.
+        without: inputs that the kernel does not take.
+        widest: the most key channels that it takes; None for no limit.
+        starts: whether it can begin without an initial state.
+        numbers: parameters that it takes as numbers too, which spares the launch that fills a tensor.
+    """
 
     def __init__(
         self,
@@ -102,7 +107,7 @@ class recurrent:
             else:
                 kept = not (_overwrites.get() and given.is_contiguous())
                 before[name], after[name] = given, given.new_empty(given.shape) if kept else given
-        outputs = self.decode(RecurrentCall(x.inputs, before, x.options, after, on_device(cu_seqlens, like)))
+        outputs = self.decode(RecurrentCall(x.inputs, before, x.options, after, move_lengths(cu_seqlens, like)))
         return as_tuple(outputs), tuple(after.values())
 
     def update(
@@ -111,10 +116,10 @@ class recurrent:
     ) -> Any:  # fmt: skip
         """The outputs; the states are overwritten."""
         like = next(iter(inputs.values()))
-        return self.decode(RecurrentCall(inputs, states, options, None, on_device(cu_seqlens, like), state_indices))
+        return self.decode(RecurrentCall(inputs, states, options, None, move_lengths(cu_seqlens, like), state_indices))
 
 
-def on_device(cu_seqlens: Tensor | None, like: Tensor) -> Tensor | None:
+def move_lengths(cu_seqlens: Tensor | None, like: Tensor) -> Tensor | None:
     return None if cu_seqlens is None else cu_seqlens.to(like.device, non_blocking=True)
 
 

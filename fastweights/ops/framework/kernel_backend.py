@@ -8,17 +8,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.availability import aligned, on_device_of
-from ...kernels.runtime.launch_plan import plans_for
-from .node import Node, Tensors
-from .spec import OpSpec, Role
+from ...kernels.runtime.launch_plan import align, device_of, plans_for
+from .node import Tensors, declare_node
+from .spec import OpSpec
 
 __all__ = ["KernelFamily", "kernels"]
 
 
 class KernelFamily(NamedTuple):
-    """Launch code of one family of kernels. rule: a Rule of kernels.runtime.launch_plan; inputs: its named tuple, whose fields
-    are named like the inputs and states of the op; options: its options in order, each with the value where the op has none."""
+    """Launch code of one family of kernels.
+
+    Attributes:
+        rule: what it launches.
+        inputs: the named tuple that the rule takes. Its fields have the names of the op's inputs and states.
+        options: the options that the rule takes, in order. Each has the value that it takes where the op has no such option.
+    """
 
     rule: Any
     inputs: Any
@@ -26,9 +30,14 @@ class KernelFamily(NamedTuple):
 
 
 class kernels:
-    """load() imports the family: nothing of triton is imported before the first launch. only: of options of which the kernels do
-    not have all values, those that they have, the default first; widest: the most key or value channels that they take, and
-    widest_in_float32 where these are fewer in that dtype. For others "auto" takes the chunkwise form."""
+    """The backend "triton". For calls that its kernels do not take, "auto" takes the chunkwise form.
+
+    Args:
+        load: imports the family. It is called at the first launch: before, nothing of triton is imported.
+        only: for options of which the kernels have some values only, these values, the default first.
+        widest: the most key or value channels that the kernels take; None for no limit.
+        widest_in_float32: that number in float32, where it is smaller.
+    """
 
     def __init__(
         self,
@@ -42,7 +51,7 @@ class kernels:
         self.widest = widest
         self.widest_in_float32 = widest_in_float32 or widest
 
-    def widest_of(self, dtype: torch.dtype) -> int | None:
+    def most_channels(self, dtype: torch.dtype) -> int | None:
         return self.widest_in_float32 if dtype == torch.float32 else self.widest
 
     @cached_property
@@ -57,11 +66,8 @@ class kernels:
 
     def bind(self, spec: OpSpec, backend: str) -> None:
         self.spec = spec
-        tensors = {name: isinstance(role, Role) and role.optional for name, role in spec.inputs.items()}
-        tensors |= dict.fromkeys((*spec.states, "cu_seqlens"), True)
-        options = {**{name: option.schema for name, option in spec.options.items()}, "final": "bool"}
         self.outputs = len(spec.outputs) + len(spec.states)
-        self.node = Node(f"{spec.name}_{backend}", tensors, options, self.outputs, self)
+        self.node = declare_node(spec, backend, self, final="bool")
 
     def run(self, x: Any) -> tuple[Sequence[Any], Sequence[Any]]:
         """The outputs and the final states of checked `Arguments`; the states mean nothing unless `x.final`."""
@@ -73,14 +79,14 @@ class kernels:
             tensors = [t if t is None else t.contiguous() for t in given]
             results = self.node(tensors, (*x.options.values(), x.final))
             return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
-        with on_device_of(like):
-            results = self.node([aligned(t) for t in given], (*x.options.values(), x.final))
+        with device_of(like):
+            results = self.node([align(t) for t in given], (*x.options.values(), x.final))
         return results[: len(self.spec.outputs)], results[len(self.spec.outputs) :]
 
     # As the rule of a node: see `NodeRule`.
 
     def _plans(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Any, Any]:
-        family, given = self.family, [*map(aligned, tensors), None]
+        family, given = self.family, [*map(align, tensors), None]
         inputs = family.inputs._make([given[place] for place in self.places])
         return inputs, plans_for(family.rule, inputs, self._of_family(options), final=options[-1], keep_saved=save)
 
@@ -109,14 +115,14 @@ class kernels:
         like = tensors[0]
         assert like is not None
         first_state = len(self.spec.inputs)
-        with on_device_of(like):
+        with device_of(like):
             inputs, plans = self._plans(tensors, options, True)
             outputs = plans.recorded[1]
-            grads = [None if g is None or not g.numel() else aligned(g) for g in output_grads]
+            grads = [None if g is None or not g.numel() else align(g) for g in output_grads]
             if grads[0] is None:
                 grads[0] = torch.zeros(outputs[0].shape, dtype=outputs[0].dtype, device=like.device)
             grads += [None] * (len(outputs) - len(grads))
-            kept = [aligned(x) for x in saved]
+            kept = [align(x) for x in saved]
             found = plans.backward(inputs, kept, grads, any(needed[first_state:-1]))
         by_place = dict(zip(self.places, found))
         return [by_place[place] if need else None for place, need in enumerate(needed)]

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...kernels.runtime.private_api import autograd_inside_op
+from ...private_torch import autograd_inside_op
+from .spec import OpSpec, Role
 
-__all__ = ["Node", "NodeRule", "without_aliases"]
+__all__ = ["KernelRule", "Node", "NodeRule", "declare_node", "copy_aliases"]
 
 LIBRARY = torch.library.Library("fastweights", "FRAGMENT")
 Tensors = Sequence[Tensor | None]
@@ -35,6 +36,27 @@ class NodeRule(Protocol):
         self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
     ) -> Tensors:
         """A gradient for each of the tensors; None where it is zero or not needed."""
+
+
+class KernelRule:
+    """The rule of a node whose kernels are the functions `forward` and `backward` of a module. They take the tensors and options
+    of the node in order, `backward` after the gradients of the outputs."""
+
+    def load(self) -> Any:
+        """The module: nothing of triton is imported before the first launch."""
+        raise NotImplementedError
+
+    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
+        outputs = self.load().forward(*tensors, *options)
+        return (outputs,) if isinstance(outputs, Tensor) else outputs, ()
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        raise NotImplementedError
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        return self.load().backward(*output_grads, *tensors, *options)
 
 
 class Node:
@@ -67,7 +89,7 @@ class Node:
     def _forward(self, *arguments: Any) -> list[Tensor]:
         tensors, options = self._split(arguments)
         outputs, saved = self.rule.forward(tensors, options, True)
-        return without_aliases([*outputs, *saved], tensors)
+        return copy_aliases([*outputs, *saved], tensors)
 
     def _fake(self, *arguments: Any) -> list[Tensor]:
         tensors, options = self._split(arguments)
@@ -100,7 +122,7 @@ class Node:
             for x, g, needs in zip(tensors, found, needed)
             if needs and x is not None
         ]
-        return without_aliases(wanted, [*tensors, *saved, *output_grads])
+        return copy_aliases(wanted, [*tensors, *saved, *output_grads])
 
     def _fake_backward(self, *arguments: Any) -> list[Tensor]:
         *first, _, _, needed = arguments
@@ -110,6 +132,15 @@ class Node:
             for x, needs in zip(tensors, needed)
             if needs and x is not None
         ]
+
+
+def declare_node(spec: OpSpec, backend: str, rule: NodeRule, **more_options: str) -> Node:
+    """The node of a backend of an op: its inputs, states and cu_seqlens, its options and more, given with their schema types."""
+    tensors = {name: isinstance(role, Role) and role.optional for name, role in spec.inputs.items()}
+    tensors |= dict.fromkeys((*spec.states, "cu_seqlens"), True)
+    options = {name: option.schema for name, option in spec.options.items()}
+    outputs = len(spec.outputs) + len(spec.states)
+    return Node(f"{spec.name}_{backend}", tensors, {**options, **more_options}, outputs, rule)
 
 
 class _Eager(torch.autograd.Function):
@@ -147,7 +178,7 @@ def _or_none(x: Tensor) -> Tensor | None:
     return None if x.ndim == 1 and x.shape[0] == 0 else x
 
 
-def without_aliases(found: Tensors, inputs: Tensors) -> list[Tensor]:
+def copy_aliases(found: Tensors, inputs: Tensors) -> list[Tensor]:
     """The results as an op may return them: contiguous, none sharing memory with an input or with another."""
     taken = {x.untyped_storage().data_ptr() for x in inputs if x is not None}
     owned = []

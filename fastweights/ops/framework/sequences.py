@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...checks import check_dense, shape_of, values_are_checked
+from ...private_torch import change_count
 
 LARGEST_CHUNK = 64  # tokens; no op has longer ones
 CACHED_NUMBERS = 2**18  # in the states of sequences that are read at once: few enough to stay in a processor's cache
@@ -38,23 +39,23 @@ class Sequences:
         return torch.repeat_interleave(torch.arange(self.count, device=device), lengths)
 
 
-def by_length(lengths: Tensor, longest: int | None = None) -> list[Tensor]:
-    """Packed sequences of `lengths` [N] in groups of about the same length: up to one token, 2, 3 and 4, 5 to 8 and so on, the
-    shortest first; longer ones than `longest` count as so long. The numbers of each group's sequences."""
+def group_by_length(lengths: Tensor, longest: int | None = None) -> list[Tensor]:
+    """Groups of packed sequences of about the same length, the shortest first: up to one token, 2, 3 and 4, 5 to 8 and so on.
+    Sequences longer than `longest` are in the group of that length. lengths: [N]. A group is the numbers of its sequences."""
     group_N = torch.frexp((lengths.clamp(1, longest) - 1).double()).exponent
     return [(group_N == group).nonzero()[:, 0] for group in group_N.unique()]
 
 
-def tokens_of(number: Tensor, lengths: Tensor) -> Tensor:
-    """The positions in the row of the tokens of some of its sequences, one sequence after the other."""
+def locate_tokens(number: Tensor, lengths: Tensor) -> Tensor:
+    """Where in the packed row the tokens of the sequences `number` are, one sequence after the other."""
     length, end = lengths[number], lengths.cumsum(0)[number]
     offset = (end - length.cumsum(0)).repeat_interleave(length)
     return offset + torch.arange(len(offset), device=offset.device)
 
 
 class Groups:
-    """The sequences of a packed row in groups `by_length`, each with a row of its own. Chunks are as long as the longest sequence
-    of their row needs: beside a long one, the chunk of a short one would be mostly padding.
+    """The sequences of a packed row in groups of about the same length, each with a row of its own. The longest sequence of a row
+    sets the length of its chunks: beside a long one, the chunk of a short one would be mostly padding.
 
     Attributes:
         sequences: those of each group.
@@ -62,12 +63,12 @@ class Groups:
 
     def __init__(self, sequences: Sequences, states: Sequence[Tensor]) -> None:
         lengths, device = torch.tensor(sequences.lengths), states[0].device
-        *short, long = by_length(lengths, LARGEST_CHUNK)
+        *short, long = group_by_length(lengths, LARGEST_CHUNK)
         if device.type == "cpu":
             at_once = max(1, CACHED_NUMBERS // max(1, sum(s.shape[1:].numel() for s in states)))
             short = [part for numbers in short for part in numbers.split(at_once)]
         rows = [*short, long]
-        tokens = [tokens_of(numbers, lengths) for numbers in rows]
+        tokens = [locate_tokens(numbers, lengths) for numbers in rows]
         self.sequences = [Sequences(1, len(t), tuple(lengths[row].tolist())) for row, t in zip(rows, tokens)]
         self.row, self.token = (torch.cat(parts).to(device) for parts in (rows, tokens))
 
@@ -101,9 +102,9 @@ _read: dict[int, tuple[weakref.ref[Tensor], int, list[int]]] = {}
 def _edges(cu_seqlens: Tensor) -> list[int]:
     """Its numbers. Reading them from a GPU waits for it, so they are kept for as long as the tensor lives unchanged: one wait
     serves all layers of a model."""
-    if cu_seqlens.device.type == "cpu" or cu_seqlens.is_inference():
+    if cu_seqlens.device.type == "cpu" or cu_seqlens.is_inference() or (version := change_count(cu_seqlens)) is None:
         return cu_seqlens.tolist()
-    key, version = id(cu_seqlens), cu_seqlens._version
+    key = id(cu_seqlens)
     if key not in _read or _read[key][0]() is not cu_seqlens or _read[key][1] != version:
         _read[key] = (weakref.ref(cu_seqlens, lambda _: _read.pop(key, None)), version, cu_seqlens.tolist())
     return _read[key][2]

@@ -8,9 +8,11 @@ H key heads, G value heads (each key head serves G/H in a row), K key channels, 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 from typing import Any, Literal
 
 BACKENDS = ("auto", "reference", "torch", "triton")
@@ -18,8 +20,20 @@ BACKENDS = ("auto", "reference", "torch", "triton")
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """A tensor with one entry per token. dims: the shapes that it may have after [B, T]; kind: how tests draw it; reaches: how
-    far a NaN spreads, to its column of the output or all of its head, now and later, or to the output of its own token."""
+    """A tensor with one entry per token.
+
+    Attributes:
+        kind: how tests draw its numbers.
+        dims: the shapes that it may have after [B, T].
+        dtype: "inputs" where it must have the dtype of the other inputs.
+        optional: whether it may be None.
+        low, high: limits of its numbers.
+        minus_inf: whether -inf is a legal number.
+        must_be, remedy: the limits in words, and what to pass instead, for messages.
+        reaches: which results a NaN in it makes NaN: its own column of the output ("column") or all columns of its head
+            ("head"), both from its token on; or the output of its own token alone ("token").
+        scaled: whether it is multiplied by the option `scale`.
+    """
 
     kind: str
     dims: tuple[str, ...]
@@ -27,11 +41,11 @@ class Role:
     optional: bool = False
     low: float = -math.inf
     high: float = math.inf
-    minus_inf: bool = False  # -inf is a legal number
-    must_be: str = ""  # the limits and the remedy in words, for messages
+    minus_inf: bool = False
+    must_be: str = ""
     remedy: str = ""
     reaches: Literal["head", "column", "token"] = "head"
-    scaled: bool = False  # multiplied by the option `scale`
+    scaled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +62,32 @@ class Parameter:
 
 @dataclass(frozen=True)
 class State:
-    """[N, *dims]. by_column: its last dimension is that of the output, which a NaN does not leave; depends_on: the inputs and
-    states that a NaN comes from, all but those that reach a token only when None; first: the state before the first token,
-    of (sizes, N, dtype, device), zeros when None."""
+    """A tensor [N, *dims] that one call leaves for the next.
+
+    Attributes:
+        dims: its shape after the sequences.
+        by_column: whether a NaN stays in its column, the last dimension, which is that of the output. Otherwise one NaN makes
+            the state of the whole head NaN.
+        symmetric: whether it is a symmetric matrix.
+        depends_on: the inputs and states whose NaN reach it. None means all, except inputs that reach the output of their own
+            token alone.
+        first: function of (sizes, N, dtype, device) that makes the state before the first token; zeros when None.
+        begins: that state in words, for docstrings.
+        counts: whether it is a number of tokens, int64 and at least 0, rather than numbers of the memory.
+    """
 
     dims: str
     by_column: bool = False
     symmetric: bool = False
     depends_on: tuple[str, ...] | None = None
     first: Callable[..., Any] | None = None
-    counts: bool = False  # int64, at least 0
+    begins: str = "zeros"
+    counts: bool = False
+
+    def count_numbers(self, heads: int, key: int, value: int) -> int:
+        """Numbers per sequence. A number of tokens does not count: it is no memory."""
+        sizes = {"G": heads, "H": heads, "K": key, "V": value}
+        return 0 if self.counts else math.prod(sizes[size] for size in self.dims)
 
 
 @dataclass(frozen=True)
@@ -146,5 +176,34 @@ class OpSpec:
 
 
 def spec_of(op: Callable[..., Any]) -> OpSpec:
-    """The declaration beside a public op."""
-    return next(x for x in vars(sys.modules[op.__module__]).values() if isinstance(x, OpSpec) and x.name == op.__name__)
+    """The declaration of an op.
+
+    Raises:
+        TypeError: it has none.
+    """
+    spec = getattr(op, "spec", None)
+    if not isinstance(spec, OpSpec):
+        name = getattr(op, "__name__", type(op).__name__)
+        raise TypeError(f"op must be an op with a declaration, got {name}; put @op(SPEC) over its definition")
+    return spec
+
+
+def count_numbers(states: Iterable[State], heads: int, key: int, value: int) -> int:
+    """Numbers per sequence of some states, for so many value heads, key channels and value channels."""
+    return sum(state.count_numbers(heads, key, value) for state in states)
+
+
+def format_numbers(states: Iterable[State]) -> str:
+    """What `count_numbers` computes, in letters: "H K (V + 1)" for a matrix and a vector per head, H heads of K key and V value
+    channels."""
+    terms = Counter(state.dims.replace("G", "H") for state in states if not state.counts)
+    shared = reduce(and_, (Counter(sizes) for sizes in terms))
+    rest = {"".join((Counter(sizes) - shared).elements()): count for sizes, count in terms.items()}
+    summands = [
+        " ".join([*([str(count)] if count > 1 or not sizes else []), *sizes])
+        for sizes, count in sorted(rest.items(), key=lambda term: ("VK".find(term[0]) if term[0] else 9, term[0]))
+    ]
+    factors = " ".join(sorted(shared.elements(), key="HKV".index))
+    if len(summands) > 1:
+        return f"{factors} ({' + '.join(summands)})"
+    return " ".join([*(summands if summands != ["1"] else []), factors])

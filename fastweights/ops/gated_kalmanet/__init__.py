@@ -5,9 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output
-from ..shared.ridge import ITERATIONS, KERNEL_SOLVERS, STATES, WIDEST, decode_kernel, iteration_macs, ridge_kernels
+from ..shared.ridge import (
+    ITERATIONS,
+    KERNEL_SOLVERS,
+    STATES,
+    WIDEST,
+    iteration_macs,
+    load_recurrent,
+    load_ridge_kernels,
+)
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.iterations import SOLVERS
 from ..shared.ridge.reference import reference
@@ -30,10 +38,10 @@ SPEC = OpSpec(
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
         "triton": kernels(
-            ridge_kernels, only={"solver": KERNEL_SOLVERS}, widest=WIDEST, widest_in_float32=64
+            load_ridge_kernels, only={"solver": KERNEL_SOLVERS}, widest=WIDEST, widest_in_float32=64
         ),
     },
-    recurrent=recurrent(decode_kernel, only={"solver": KERNEL_SOLVERS}, widest=WIDEST),
+    recurrent=recurrent(load_recurrent, only={"solver": KERNEL_SOLVERS}, widest=WIDEST),
     cases={
         # The gradient is by implicit differentiation, exact once the iteration has converged. The Chebyshev iteration and
         # gradient descent have not after so few; conjugate gradients must have, as before that they amplify rounding.
@@ -62,6 +70,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def gated_kalmanet(
     q: Tensor,
     k: Tensor,

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from ...kernels.availability import takes_rows
 from ..framework.checks import check_flag, check_number, check_same_shape, check_tensor, shape_of
-from .node import NODE
+from ..framework.node import KernelRule, Node, Tensors
 from .torch_form import GATES, torch_form
 
 __all__ = ["gated_rms_norm"]
+
+
+class GatedNorm(KernelRule):
+    """The kernels as a node: (x, weight, gate, value, skip), (activation, eps, gate_first) -> y."""
+
+    def load(self) -> Any:
+        from ...kernels.pointwise import gated_norm
+
+        return gated_norm
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        x, *_ = tensors
+        assert x is not None
+        return (x.new_empty(x.shape),), ()
+
+
+NODE = Node(
+    "gated_norm",
+    {"x": False, "weight": False, "gate": True, "value": True, "skip": True},
+    {"activation": "str", "eps": "float", "gate_first": "bool"},
+    outputs=1,
+    rule=GatedNorm(),
+)
 
 
 def gated_rms_norm(

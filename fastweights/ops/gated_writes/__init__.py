@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ..framework.checks import check_same_shape, check_tensor, shape_of
-from ..framework.node import Node, Tensors
+from ..framework.node import KernelRule, Node, Tensors
 
 __all__ = ["gated_writes"]
 
@@ -25,13 +25,13 @@ def torch_form(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tupl
     return write, (share * c[..., None]).to(v.dtype)
 
 
-class GatedWrites:
+class GatedWrites(KernelRule):
     """The kernels as a node: (v, s, z, c) -> w, beta."""
 
-    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
-        from ...kernels.pointwise.gated_writes import forward
+    def load(self) -> Any:
+        from ...kernels.pointwise import gated_writes
 
-        return forward(*tensors), ()  # type: ignore[arg-type]
+        return gated_writes
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
         v, _, z, _ = tensors
@@ -41,13 +41,11 @@ class GatedWrites:
     def backward(
         self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
     ) -> Tensors:
-        from ...kernels.pointwise.gated_writes import backward
-
         v, _, z, _ = tensors
         assert v is not None
         # An output that nothing reads has no gradient.
         dwrite, dbeta = (v.new_zeros(v.shape) if g is None or not g.numel() else g for g in output_grads)
-        return backward(dwrite, None if z is None else dbeta, *tensors)  # type: ignore[arg-type]
+        return self.load().backward(dwrite, None if z is None else dbeta, *tensors)
 
 
 NODE = Node("gated_writes", {"v": False, "s": False, "z": True, "c": True}, {}, outputs=2, rule=GatedWrites())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.checks import Sizes
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
@@ -31,13 +31,13 @@ def orthonormal_slots(sizes: Sizes, count: int, dtype: torch.dtype, device: torc
     return torch.eye(sizes.K, sizes.V, dtype=dtype, device=device).expand(count, sizes.G, -1, -1)
 
 
-def recurrent_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ...kernels.recurrent.lattice import decode
 
     return decode
 
 
-def sphere_kernels() -> KernelFamily:
+def load_kernels() -> KernelFamily:
     from ...kernels.sphere.rule import SPHERE, SphereInputs
 
     return KernelFamily(SPHERE, SphereInputs, {"objective": "decode", "normalize": True})
@@ -49,14 +49,14 @@ SPEC = OpSpec(
         "q": roles.QUERY, "k": roles.KEY, "v": roles.JOINT_VALUE, "gamma": roles.GAIN,
         "decay": roles.optional(roles.KEPT),
     },
-    states={"S": State("GKV", first=orthonormal_slots)},
+    states={"S": State("GKV", first=orthonormal_slots, begins="the first K rows of the identity")},
     outputs={"o": Output("GV")},
     options={"objective": Choice(OBJECTIVES), "normalize": Flag(), "l1": Number(low=0)},
     backends={
         "reference": sequential(reference), "torch": chunkwise(chunked),
-        "triton": kernels(sphere_kernels, only={"l1": (0.0,)}, widest=128),
+        "triton": kernels(load_kernels, only={"l1": (0.0,)}, widest=128),
     },
-    recurrent=recurrent(recurrent_kernel),
+    recurrent=recurrent(load_recurrent),
     cases={
         **{
             f"{objective}{name}": Case(given=given, options={"objective": objective, **options}, wide_values=True)
@@ -71,6 +71,7 @@ SPEC = OpSpec(
 )  # fmt: skip
 
 
+@op(SPEC)
 def lattice(
     q: Tensor,
     k: Tensor,

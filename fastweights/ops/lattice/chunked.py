@@ -13,7 +13,7 @@ from ..framework.sequences import Chunks, Sequences
 from .coefficients import Coefficients
 from .on_slots import Sequential
 from .proximal import Proximal
-from .slots import direction_and_length, resolved
+from .slots import clamp_decay, direction_and_length
 from .workspace import Workspace
 
 CHUNK = 32
@@ -25,7 +25,7 @@ def chunked(
 ) -> tuple[Tensor, tuple[Tensor]]:  # fmt: skip
     chunks = Chunks(sequences, CHUNK, v.device)
     gain = gamma[..., None]
-    decay = torch.ones_like(gain) if decay is None else resolved(decay)[..., None]
+    decay = torch.ones_like(gain) if decay is None else clamp_decay(decay)[..., None]
     tokens = {"q": chunks.split(q), "v": chunks.split(v), "write": chunks.split(gain * k)}
     tokens["decay"] = chunks.split(decay, fill=1.0)
     if objective == "decode":
@@ -50,7 +50,7 @@ def chunked(
             if objective == "encode":
                 given[3] = part["shrink"] * there
             if normalize and objective != "decode":
-                o, *end = known_beforehand(given, workspace)
+                o, *end = step_by_coefficients(given, workspace)
             else:
                 o, *end = Sequential.apply(*given, part.get("key"), normalize)
             end[1] = end[1] * there
@@ -63,7 +63,7 @@ def chunked(
     return chunks.merge(o), (slots * length.mT,)
 
 
-def known_beforehand(given: list[Tensor | None], workspace: Workspace) -> list[Tensor]:
+def step_by_coefficients(given: list[Tensor | None], workspace: Workspace) -> list[Tensor]:
     """o, slots and length by coefficients, or on the slots themselves in rows where coefficients do not hold."""
     *results, hold = Coefficients.apply(*given, workspace)
     if hold.all():

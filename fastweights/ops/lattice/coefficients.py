@@ -91,7 +91,7 @@ class Coefficients(torch.autograd.Function):
 
         # weights[s]: coefficients of the gradient in the slots at state s, of the columns from s on; that of an h is db.
         weights[C, :, last] = 1
-        of_A, of_D = turns.b_from(shrink)
+        of_A, of_D = turns.d_b_factors(shrink)
         A, D = torch.empty_like(q), torch.empty_like(q)
         given = (*(x.unbind(1) for x in (q, of_A, of_D, A, D)), overlap_end, [*f[1:], None])
         for views, q_t, of_A_t, of_D_t, A_t, D_t, end_t, f_next in reversed(list(zip(space.weight_tokens, *given))):
@@ -105,15 +105,15 @@ class Coefficients(torch.autograd.Function):
         torch.mul(weights[1][:, 2:], f[0], out=weights[0][:, 2:])
 
         E = turns.f * A + turns.w * D
-        da = turns.of_a(A, D, E)
+        da = turns.d_a(A, D, E)
         n = -2 * a[:, :1] * da[:, :1] / length
         d_write = per_length(da, length)
         scores = (turns.w.transpose(0, 1)[:, :, None] @ weights[1:].mT)[:, :, 0].transpose(0, 1)
-        dh = scores @ reads + scores[:, :, :last:2].mT @ h + weights[0][:, :last:2] @ slots + 2 * turns.of_square(E) * h
+        dh = scores @ reads + scores[:, :, :last:2].mT @ h + weights[0][:, :last:2] @ slots + 2 * turns.d_square(E) * h
         dh += (turns.w * weights[1:, :, last].transpose(0, 1)) @ d_end
         dq = inner.unflatten(2, (C + 1, 2))[1:, :, 1:, 1].diagonal(dim1=0, dim2=2).mT.clone()
         d_slots = weights[0].mT @ reads + weights[0][:, last, :, None] * d_end
-        return dq, dh, d_write, None if shrink is None else -d_write * b, turns.of_d(A, D), d_slots, n, None
+        return dq, dh, d_write, None if shrink is None else -d_write * b, turns.d_d(A, D), d_slots, n, None
 
 
 def per_length(x: Tensor, length: Tensor) -> Tensor:

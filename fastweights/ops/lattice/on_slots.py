@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .rows import backwards, from_rows, optional_rows, to_rows
-from .slots import SHORTEST
+from .slots import SHORTEST, from_rows, optional_rows, reversed_tokens, to_rows
 from .turn import Turns, turn
 
 
@@ -49,7 +48,7 @@ class Sequential(torch.autograd.Function):
             a_t.div_(n).div_(n)
             turn(b_t, a_t, d2, square, w_t, inverse_t)
             torch.mul(d_t, inverse_t, out=kept_t)
-            go_on(S, across, h_t, *columns)
+            write_slots(S, across, h_t, *columns)
             if not normalize:
                 torch.div(n, inverse_t, out=n_next).clamp_min_(SHORTEST)
                 q_t.mul_(n_next)
@@ -71,7 +70,7 @@ class Sequential(torch.autograd.Function):
         d_reads = torch.empty_like(reads)
         tokens = zip(states, states[1:], f.mT, w.mT, h, do, d_reads)
         for S, S_next, f_column, w_column, h_t, do_t, d_read in tokens:
-            unit_(torch.mul(S, f_column, out=S_next).addcmul_(w_column, h_t))
+            normalise_(torch.mul(S, f_column, out=S_next).addcmul_(w_column, h_t))
             torch.bmm(do_t, S_next.mT, out=d_read)
 
         # Back through a token the gradient in the slots is L <- f L + db h - key dh, and takes in read do of the token before:
@@ -93,11 +92,11 @@ class Sequential(torch.autograd.Function):
 
         A, D, N, da, along = (torch.zeros_like(a) for _ in range(5))
         dh, product = torch.empty_like(h[0]), torch.empty_like(slots)
-        of_step = backwards(f, f.mT, w, b, a, turns.inverse, turns.across_a, turns.across_b, free, read[:-1])
-        of_slots = backwards(
+        of_step = reversed_tokens(f, f.mT, w, b, a, turns.inverse, turns.across_a, turns.across_b, free, read[:-1])
+        of_slots = reversed_tokens(
             states[:-1], h, left[:-1].mT, left[:-1, :, :1], left[:-1, :, 1:2], right[:-1], right[:-1, :, 1:2]
         )
-        found = backwards(A, A[:, :, 0], D, N, da, along)
+        found = reversed_tokens(A, A[:, :, 0], D, N, da, along)
         for step, slot, (A_t, A_sum, D_t, N_t, da_t, along_t), shrink_t in zip(of_step, of_slots, found, shrinks):
             f_t, f_column, w_t, b_t, a_t, inverse, across_a, across_b, free_t, read_t = step
             S, h_t, left_t, db, minus_key, right_t, dh_place = slot
@@ -129,13 +128,13 @@ class Sequential(torch.autograd.Function):
         return dq, dv, d_write, d_shrink, d_decay, L, n / lengths[0], d_key, None
 
 
-def go_on(S: Tensor, across: Tensor, h: Tensor, kept: Tensor, b: Tensor, w: Tensor) -> None:
+def write_slots(S: Tensor, across: Tensor, h: Tensor, kept: Tensor, b: Tensor, w: Tensor) -> None:
     """S <- kept S + w (h - b S), with room for what is in brackets; S [G,K,V], h [G,1,V], kept, b, w [G,K,1]."""
     torch.addcmul(h, b, S, value=-1, out=across)
-    unit_(S.mul_(kept).addcmul_(w, across))
+    normalise_(S.mul_(kept).addcmul_(w, across))
 
 
-def unit_(S: Tensor) -> None:
+def normalise_(S: Tensor) -> None:
     """Bring slots to length 1 once more (a slot of 0 stays 0): in long steps along a slot a wrong length, left by rounding,
     would grow with every token."""
     S.div_(S.norm(dim=-1, keepdim=True).clamp_min_(0.5))

@@ -2,7 +2,7 @@
 closed form of turn.py, so that all is done on the slots themselves.
 
     y = (d - a b) s + a h        z = y - clip(y, -p, p)        s' = z / |z|        length' = length |z|, or 1 if normalised
-with p = gamma l1 / length. A slot that z leaves nothing of is gone: length 0, never written again. Layout: see rows.py.
+with p = gamma l1 / length. A slot that z leaves nothing of is gone: length 0, never written again. Layout: see slots.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .rows import backwards, from_rows, optional_rows, to_rows
-from .slots import SHORTEST, inverse
+from .slots import SHORTEST, from_rows, inverse, optional_rows, reversed_tokens, to_rows
 
 
 class Proximal(torch.autograd.Function):
@@ -47,7 +46,7 @@ class Proximal(torch.autograd.Function):
             a_t.mul_(per_length).mul_(per_length)
             torch.mul(pull_t, per_length, out=p_t)
             torch.addcmul(d_t, a_t, b_t, value=-1, out=f_t)
-            S = shrunk(S, f_column, a_column, h_t, p_column)
+            S = shrink_slots(S, f_column, a_column, h_t, p_column)
             norm = S.norm(dim=-1)[:, None]
             scale_t.copy_(inverse(norm))
             S *= scale_t.mT
@@ -66,7 +65,7 @@ class Proximal(torch.autograd.Function):
         states = slots.new_empty(C + 1, *slots.shape)
         states[0] = slots
         for S, S_next, scale_column, *of_step in zip(states, states[1:], scale.mT, f.mT, a.mT, h, p.mT):
-            torch.mul(shrunk(S, *of_step), scale_column, out=S_next)
+            torch.mul(shrink_slots(S, *of_step), scale_column, out=S_next)
         d_reads = do @ states[1:].mT
 
         # As in on_slots.py: rows of what the gradient in the slots takes in on its way back, and the gradient n in log length.
@@ -82,8 +81,8 @@ class Proximal(torch.autograd.Function):
         shrinks = [None] * C if shrink is None else to_rows(shrink).mul(per_length.square()).unbind(0)[::-1]
 
         A, da, dp = (torch.empty_like(a) for _ in range(3))
-        steps = backwards(h, a, b, f.mT, p, scale.mT, free, read[:-1], states[:-1], states[1:])
-        found = backwards(left[:-1].mT, left[:-1, :, :1], right[:-1], right[:-1, :, 1:2], A, da, dp)
+        steps = reversed_tokens(h, a, b, f.mT, p, scale.mT, free, read[:-1], states[:-1], states[1:])
+        found = reversed_tokens(left[:-1].mT, left[:-1, :, :1], right[:-1], right[:-1, :, 1:2], A, da, dp)
         for step, places, shrink_t in zip(steps, found, shrinks):
             h_t, a_t, b_t, f_column, p_t, scale_column, free_t, read_t, S, S_next = step
             left_t, db, right_t, dh_place, A_t, da_t, dp_t = places
@@ -111,7 +110,7 @@ class Proximal(torch.autograd.Function):
         return dq, dv, d_write, d_shrink, d_decay, L, n * per_length[0], d_key, d_pull, None
 
 
-def shrunk(S: Tensor, f: Tensor, a: Tensor, h: Tensor, p: Tensor) -> Tensor:
+def shrink_slots(S: Tensor, f: Tensor, a: Tensor, h: Tensor, p: Tensor) -> Tensor:
     """z from S [G,K,V], f, a, p [G,K,1] and h [G,1,V]."""
     y = torch.mul(S, f).addcmul_(a, h)
     return y.sub_(y.clamp(-p, p))

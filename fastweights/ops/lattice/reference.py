@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..framework.call import stack_time
-from .slots import direction_and_length, inverse, resolved
+from .slots import clamp_decay, direction_and_length, inverse
 
 
 def reference(
@@ -19,7 +19,7 @@ def reference(
     """q, k [B,T,H,K]; v [B,T,H,V]; gamma, decay [B,T,H]; S [B,H,K,V]."""
     queries, keys, values = q[..., None, :].unbind(1), k[..., None].unbind(1), v[..., None, :].unbind(1)
     rates = gamma[..., None, None].unbind(1)
-    kept: Iterable[Any] = repeat(1.0) if decay is None else resolved(decay)[..., None, None].unbind(1)
+    kept: Iterable[Any] = repeat(1.0) if decay is None else clamp_decay(decay)[..., None, None].unbind(1)
     slots, length = direction_and_length(S)
     outputs = []
     for q_t, k_t, v_t, gamma_t, decay_t in zip(queries, keys, values, rates, kept):

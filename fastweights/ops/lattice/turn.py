@@ -36,21 +36,22 @@ class Turns:
         self.across_a = across.mul_(w).mul_(inverse)
         self.across_b = w.square().mul_(b)
 
-    def b_from(self, shrink: Tensor | None) -> tuple[Tensor, Tensor]:
-        """db = x A + y D where m is divided out: x and y, when a falls with b as -shrink b."""
+    def d_b_factors(self, shrink: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The factors x and y of db = x A + y D in the step divided by m, where a contains the term -shrink b."""
         of_A, of_D = self.across_b * self.f - self.w, self.across_b * self.w
         if shrink is not None:
             of_A += shrink * (self.inverse * self.b + self.across_a * self.f)
             of_D -= shrink * (self.inverse - self.across_a * self.w)
         return of_A, of_D
 
-    def of_a(self, A: Tensor, D: Tensor, E: Tensor) -> Tensor:
+    def d_a(self, A: Tensor, D: Tensor, E: Tensor) -> Tensor:
         return torch.addcmul(D, self.b, A, value=-1).mul_(self.inverse).addcmul_(self.across_a, E, value=-1)
 
-    def of_d(self, A: Tensor, D: Tensor) -> Tensor:
-        """Where m is divided out; multiplied out, so that nothing is left where a = 0 and s' = s whatever d."""
+    def d_d(self, A: Tensor, D: Tensor) -> Tensor:
+        """In the step divided by m. The terms are multiplied out, so that the gradient is exactly 0 where a = 0: there s' = s for
+        every d."""
         kept = self.inverse.square() * self.d
         return (self.w * (self.across_a * A + kept * (self.b * A - D))).sum(-1, keepdim=True)
 
-    def of_square(self, E: Tensor) -> Tensor:
+    def d_square(self, E: Tensor) -> Tensor:
         return (self.w.square() * E).sum(-1, keepdim=True) / -2

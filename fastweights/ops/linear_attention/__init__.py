@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
-from ..shared.memory_kernels import memory_kernels, recurrent_kernel
+from ..shared.memory_kernels import load_memory_kernels, load_recurrent
 from .chunked import chunked
 from .reference import reference
 
@@ -24,14 +24,15 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True)},
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(memory_kernels)},
-    recurrent=recurrent(recurrent_kernel),
+    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(load_memory_kernels)},
+    recurrent=recurrent(load_recurrent),
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="S = a S + k v^T; o = S^T q",
     macs=linear_macs,
 )
 
 
+@op(SPEC)
 def linear_attention(
     q: Tensor,
     k: Tensor,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..framework.sequences import Chunks, Sequences
-from ..shared.decay import decay_of
+from ..shared.decay import make_decay
 
 CHUNK = 64
 
@@ -19,12 +19,12 @@ def chunked(
 ) -> tuple[Tensor, tuple[Tensor]]:
     chunks = Chunks(sequences, CHUNK, v.device)
     Q, K, V = chunks.split(q), chunks.split(k), chunks.split(v)
-    decay = decay_of(None if g is None else chunks.split(g), len(V))
+    decay = make_decay(None if g is None else chunks.split(g), len(V))
     (scores,) = decay.scores(K, Q)
 
     def step(states: tuple[Tensor, ...], parts: tuple[Tensor, ...]) -> tuple[Tensor]:
         kept, written = parts
         return (kept * states[0] + written,)
 
-    (start,), (final,) = chunks.scan(step, (S,), decay.across(V), decay.to_end(K).mT @ V)
-    return chunks.merge(decay.from_start(Q) @ start + scores @ V), (final,)
+    (start,), (final,) = chunks.scan(step, (S,), decay.across(V), decay.carry_to_end(K).mT @ V)
+    return chunks.merge(decay.carry_from_start(Q) @ start + scores @ V), (final,)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
@@ -17,13 +17,13 @@ from .reference import reference
 __all__ = ["output_normalized_ttt"]
 
 
-def chunk_kernels() -> KernelFamily:
+def load_kernels() -> KernelFamily:
     from ...kernels.output_normalized_ttt.rule import OUTPUT_NORMALIZED_TTT, TTTInputs
 
     return KernelFamily(OUTPUT_NORMALIZED_TTT, TTTInputs, {})
 
 
-def recurrent_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ...kernels.recurrent.output_normalized_ttt import decode
 
     return decode
@@ -37,14 +37,15 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
-        "triton": kernels(chunk_kernels, widest=128),
+        "triton": kernels(load_kernels, widest=128),
     },
-    recurrent=recurrent(recurrent_kernel),
+    recurrent=recurrent(load_recurrent),
     cases={"": Case()},
     equation="z = S^T k; S = S - gamma k ((I - z z^T / |z|^2) (z / |z| - v) / |z|)^T; o = S^T q",
 )
 
 
+@op(SPEC)
 def output_normalized_ttt(
     q: Tensor,
     k: Tensor,

@@ -32,7 +32,7 @@ class Writes(torch.autograd.Function):
             torch.bmm(torch.cat(reading(square, along), -1), pair_t, out=u_t)
             z[t + 1 :].addcmul_(by_writer[t, t + 1 :], u_t)
         ctx.save_for_backward(overlap, pair, u)
-        return from_time_first(u[:, :, 0], ctx.lead)
+        return to_batch_first(u[:, :, 0], ctx.lead)
 
     @staticmethod
     @once_differentiable
@@ -52,8 +52,8 @@ class Writes(torch.autograd.Function):
             torch.mul(du[t], minus_p[t], out=dz[t]).baddbmm_(torch.bmm(inner[t], turned[t]), pair[t])
             du[:t].addcmul_(rows[t, :t], dz[t])
         dv = r * du - r_cubed * inner[..., :1] * pair[:, :, :1]
-        d_overlap = (from_time_first(dz[:, :, 0], ctx.lead) @ from_time_first(u[:, :, 0], ctx.lead).mT).tril(-1)
-        return from_time_first(dz[:, :, 0], ctx.lead), d_overlap, from_time_first(dv[:, :, 0], ctx.lead)
+        d_overlap = (to_batch_first(dz[:, :, 0], ctx.lead) @ to_batch_first(u[:, :, 0], ctx.lead).mT).tril(-1)
+        return to_batch_first(dz[:, :, 0], ctx.lead), d_overlap, to_batch_first(dv[:, :, 0], ctx.lead)
 
 
 def reading(square: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,5 +68,5 @@ def time_first(x: Tensor) -> Tensor:
     return x.flatten(0, -3).transpose(0, 1)
 
 
-def from_time_first(x: Tensor, lead: tuple[int, ...]) -> Tensor:
+def to_batch_first(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     return x.transpose(0, 1).unflatten(0, lead)

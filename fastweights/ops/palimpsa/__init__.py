@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, recurrent, sequential
+from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
@@ -19,13 +19,13 @@ from .reference import reference
 __all__ = ["palimpsa", "palimpsa_posterior"]
 
 
-def recurrent_kernel(with_variance: bool) -> Callable[..., Any]:
+def load_recurrent(with_variance: bool) -> Callable[..., Any]:
     from ...kernels.recurrent import palimpsa as kernel
 
     return kernel.decode_posterior if with_variance else kernel.decode
 
 
-def posterior_kernels(with_variance: bool) -> KernelFamily:
+def load_kernels(with_variance: bool) -> KernelFamily:
     from ...kernels.posterior.memory import POSTERIOR, PosteriorInputs
 
     return KernelFamily(POSTERIOR, PosteriorInputs, {"scale": 1.0, "variance": with_variance})
@@ -47,9 +47,9 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(partial(reference, variance=False)),
         "torch": chunkwise(partial(chunked, variance=False)),
-        "triton": kernels(partial(posterior_kernels, False)),
+        "triton": kernels(partial(load_kernels, False)),
     },
-    recurrent=recurrent(partial(recurrent_kernel, False), numbers=("prior",)),
+    recurrent=recurrent(partial(load_recurrent, False), numbers=("prior",)),
     cases={"": Case()},
     equation="M = a M + k v^T; J = a J + k^2 beta^T; o = (M / (J + prior))^T q",
 )  # fmt: skip
@@ -60,13 +60,14 @@ POSTERIOR_SPEC = replace(
     backends={
         "reference": sequential(partial(reference, variance=True)),
         "torch": chunkwise(partial(chunked, variance=True)),
-        "triton": kernels(partial(posterior_kernels, True)),
+        "triton": kernels(partial(load_kernels, True)),
     },
-    recurrent=recurrent(partial(recurrent_kernel, True), numbers=("prior",)),
+    recurrent=recurrent(partial(load_recurrent, True), numbers=("prior",)),
     equation="as palimpsa; variance = (1 / (J + prior))^T q^2",
 )
 
 
+@op(SPEC)
 def palimpsa(
     q: Tensor,
     k: Tensor,
@@ -120,6 +121,7 @@ def palimpsa(
     )  # fmt: skip
 
 
+@op(POSTERIOR_SPEC)
 def palimpsa_posterior(
     q: Tensor,
     k: Tensor,

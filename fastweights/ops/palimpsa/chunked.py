@@ -26,7 +26,7 @@ def chunked(
     chunks = Chunks(sequences, CHUNK, v.device)
     c = min(SUB_CHUNK, chunks.size)
     Q, K, V, B, G = (chunks.split(x).unflatten(2, (-1, c)) for x in (q, k, v, beta, g))
-    tokens, subs = decay_tables(G.exp())
+    tokens, subs = tabulate_decays(G.exp())
 
     keys = (K * (tokens[..., -1, 1:] * subs[..., -1, 1:, None])[..., None]).flatten(2, 3)
     written_M, written_J = keys.mT @ V.flatten(2, 3), (keys * K.flatten(2, 3)).mT @ B.flatten(2, 3)
@@ -44,16 +44,16 @@ def chunked(
     return ((o, w) if variance else o), (M, J)
 
 
-def decay_tables(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Decays a [M,H,s,c] of s sub-chunks of c tokens -> what is left of what, inside each sub-chunk token by token
-    [M,H,s,1+c,1+c], and over the chunk sub-chunk by sub-chunk [M,H,1+s,1+s]."""
-    tokens = table(a.flatten(1, 2)).unflatten(1, a.shape[1:3])
-    return tokens, table(tokens[..., -1, 0])
+def tabulate_decays(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables (see `tabulate`) of the decays a [M, H, s, c] of s sub-chunks of c tokens: one per sub-chunk, token by token
+    [M, H, s, 1+c, 1+c], and one per chunk, sub-chunk by sub-chunk [M, H, 1+s, 1+s]."""
+    tokens = tabulate(a.flatten(1, 2)).unflatten(1, a.shape[1:3])
+    return tokens, tabulate(tokens[..., -1, 0])
 
 
-def table(a: Tensor) -> Tensor:
-    """Decays a [M,H,n] of n steps -> [M,H,1+n,1+n]: [i, j] is what is left after i steps of the write at step j, 0 for
-    j > i; write 0 is the state before the first step."""
+def tabulate(a: Tensor) -> Tensor:
+    """A table [M, H, 1+n, 1+n] of n steps with the decays a [M, H, n]. Entry [i, j] is the fraction of write j that is left after
+    step i, and 0 where write j comes later. Write 0 is the state before the first step."""
     decay = HeadDecay(a[..., None])
     later = torch.cat([decay.kept_from_start, decay.between], -1)
     first = F.pad(torch.ones_like(later[:, :, :1, :1]), (0, a.shape[-1]))

@@ -19,6 +19,7 @@ from ..framework.call import (
     composed,
     expand_heads,
     kernels,
+    op,
     recurrent,
     run,
     sequential,
@@ -46,7 +47,7 @@ KEY_GRAM = OpSpec(
 )
 
 
-def key_gram(
+def sum_key_energy(
     k: Tensor, g: Tensor, beta: Tensor, A: Tensor | None, final: bool, cu_seqlens: Tensor | None, backend: str,
     before: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -56,11 +57,11 @@ def key_gram(
     return gram, A
 
 
-def keys_by_gram(
+def scale_keys(
     k: Tensor, g: Tensor, beta: Tensor, center: Tensor, A: Tensor | None, *, bound: float, eps: float, squash: str,
     ridge: float, output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
 ) -> Results:  # fmt: skip
-    gram, A = key_gram(k, g, beta, A, output_final_state, cu_seqlens, backend, before=squash == "none")
+    gram, A = sum_key_energy(k, g, beta, A, output_final_state, cu_seqlens, backend, before=squash == "none")
     key = expand_heads(k, gram.shape[2]).to(gram.dtype)
     if squash == "none":
         direction = key / (gram + ridge)
@@ -71,16 +72,16 @@ def keys_by_gram(
     return write_key.to(k.dtype), (A,)
 
 
-def queries_by_gram(
+def scale_queries(
     q: Tensor, k: Tensor, g: Tensor, beta: Tensor, ridge: Tensor, A: Tensor | None, *,
     output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
 ) -> Results:  # fmt: skip
-    gram, A = key_gram(k, g, beta, A, output_final_state, cu_seqlens, backend)
+    gram, A = sum_key_energy(k, g, beta, A, output_final_state, cu_seqlens, backend)
     q = q.masked_fill(~q.isfinite(), math.nan)
     return (expand_heads(q, gram.shape[2]).to(gram.dtype) / (gram + ridge)).to(q.dtype), (A,)
 
 
-def by_kernels() -> KernelFamily:
+def load_kernels() -> KernelFamily:
     from ...kernels.chunk.memory import PRECONDITIONER, PreconditionerInputs
 
     return KernelFamily(
@@ -88,13 +89,13 @@ def by_kernels() -> KernelFamily:
     )
 
 
-def recurrent_keys() -> Callable[..., Any]:
+def load_recurrent_keys() -> Callable[..., Any]:
     from ...kernels.recurrent.key_energy import decode_keys
 
     return decode_keys
 
 
-def recurrent_queries() -> Callable[..., Any]:
+def load_recurrent_queries() -> Callable[..., Any]:
     from ...kernels.recurrent.key_energy import decode_queries
 
     return decode_queries
@@ -111,11 +112,11 @@ KEYS_SPEC = OpSpec(
     outputs={"write_key": Output("GK")},
     options={**BOUNDED, "squash": Choice((*SQUASHES, "none")), "ridge": Number(above=0)},
     backends={
-        "reference": composed(keys_by_gram),
-        "torch": composed(keys_by_gram),
-        "triton": kernels(by_kernels),
+        "reference": composed(scale_keys),
+        "torch": composed(scale_keys),
+        "triton": kernels(load_kernels),
     },
-    recurrent=recurrent(recurrent_keys),
+    recurrent=recurrent(load_recurrent_keys),
     cases={
         "": Case(),
         "tanh": Case(options={"squash": "tanh", "bound": 1.8}),
@@ -130,17 +131,18 @@ QUERIES_SPEC = OpSpec(
     states=STATES,
     outputs={"q_tilde": Output("GK")},
     backends={
-        "reference": composed(queries_by_gram),
-        "torch": composed(queries_by_gram),
-        "triton": kernels(by_kernels),
+        "reference": composed(scale_queries),
+        "torch": composed(scale_queries),
+        "triton": kernels(load_kernels),
     },
-    recurrent=recurrent(recurrent_queries, numbers=("ridge",)),
+    recurrent=recurrent(load_recurrent_queries, numbers=("ridge",)),
     cases={"": Case()},
     equation="A = a A + beta k^2; q~ = q / (A + ridge)",
     macs=gram_macs,
 )
 
 
+@op(KEYS_SPEC)
 def precondition_keys(
     k: Tensor,
     g: Tensor,
@@ -198,6 +200,7 @@ def precondition_keys(
     return call(KEYS_SPEC, (k, g, beta, center), options, initial_state, output_final_state, cu_seqlens, backend)
 
 
+@op(QUERIES_SPEC)
 def precondition_queries(
     q: Tensor,
     k: Tensor,

@@ -24,7 +24,7 @@ def chunked(
         return (kept * states[0] + written,)
 
     (start,), (final,) = chunks.scan(step, (A[:, :, None],), decay.across(inside), inside[:, :, -1:])
-    gram = decay.from_start(start) + inside
+    gram = decay.carry_from_start(start) + inside
     if before:
         gram = torch.cat([start, gram[:, :, :-1]], 2)
     return chunks.merge(gram), (final[:, :, 0],)

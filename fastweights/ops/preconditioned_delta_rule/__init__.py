@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ..delta_rule import SPEC as DELTA_RULE
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Results, call, composed, expand_heads, kernels, recurrent
+from ..framework.call import Results, call, composed, expand_heads, kernels, op, recurrent
 from ..framework.spec import Case, OpSpec, Output, State
 from ..precondition import BOUNDED, precondition_keys
-from ..shared.memory_kernels import memory_kernels, recurrent_kernel
+from ..shared.memory_kernels import load_memory_kernels, load_recurrent
 
 __all__ = ["preconditioned_delta_rule"]
 
 
-def by_two_ops(
+def compose_two_ops(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, precond_g: Tensor, precond_beta: Tensor,
-    center: Tensor, S: Tensor | None, A: Tensor | None, *, bound: float, eps: float, scale: float,
-    output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
+    center: Tensor, S: Tensor | None, A: Tensor | None, *, bound: float, eps: float, scale: float, **passed_on: Any,
 ) -> Results:  # fmt: skip
+    precond_g = expand_heads(precond_g, v.shape[2])
     write_key, A = precondition_keys(
-        k, expand_heads(precond_g, v.shape[2]), precond_beta, center, bound=bound, eps=eps, initial_state=A,
-        output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
-    )  # fmt: skip
-    o, S = delta_rule(
-        q, k, v, beta, g, write_key=write_key, scale=scale, initial_state=S, output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens, backend=backend,
-    )  # fmt: skip
+        k, precond_g, precond_beta, center, bound=bound, eps=eps, initial_state=A, **passed_on
+    )
+    o, S = delta_rule(q, k, v, beta, g, write_key=write_key, scale=scale, initial_state=S, **passed_on)
     return o, (S, A)
 
 
@@ -40,14 +38,15 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True), "A": State("GK")},
     outputs={"o": Output("GV")},
     options={**BOUNDED, "scale": roles.SCALE},
-    backends={"reference": composed(by_two_ops), "torch": composed(by_two_ops), "triton": kernels(memory_kernels)},
-    recurrent=recurrent(recurrent_kernel),
+    backends={"reference": composed(compose_two_ops), "torch": composed(compose_two_ops), "triton": kernels(load_memory_kernels)},
+    recurrent=recurrent(load_recurrent),
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="w as precondition_keys; S' = a S; S = S' + beta w (v - S'^T k)^T; o = S^T q",
     macs=DELTA_RULE.macs,
 )  # fmt: skip
 
 
+@op(SPEC)
 def preconditioned_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Results, call, composed, recurrent
+from ..framework.call import Results, call, composed, op, recurrent
 from ..framework.checks import compute_dtype
 from ..framework.spec import Case, Number, OpSpec, Output, State
 from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
@@ -18,34 +18,25 @@ from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
 __all__ = ["recursive_least_squares"]
 
 
-def by_inverse_gram(
+def solve_by_inverse_gram(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, S: Tensor | None, P: Tensor | None, *,
     ridge: float, scale: float, output_final_state: bool, cu_seqlens: Tensor | None, backend: str,
 ) -> Results:  # fmt: skip
     """The delta rule without decay, written along beta P k."""
-    dtype, heads = compute_dtype(v), v.shape[2]
+    dtype = compute_dtype(v)
+    shared: dict[str, Any] = {"cu_seqlens": cu_seqlens, "backend": backend}
     write_key, P = apply_inverse_gram(
-        k,
-        gain=beta,
-        g=g,
-        ridge=ridge,
-        initial_state=P,
-        heads=heads,
-        dtype=dtype,
-        final=output_final_state,
-        cu_seqlens=cu_seqlens,
-        backend=backend,
-    )
+        k, gain=beta, g=g, ridge=ridge, initial_state=P, heads=v.shape[2], dtype=dtype, final=output_final_state, **shared
+    )  # fmt: skip
     operand = v.dtype if backend == "triton" else dtype  # kernels multiply in the precision of the inputs
     o, S = delta_rule(
         q.to(operand), k.to(operand), v.to(operand), torch.ones_like(v[..., 0], dtype=dtype), scale=scale,
-        write_key=write_key.to(operand), initial_state=S, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
-        backend=backend,
+        write_key=write_key.to(operand), initial_state=S, output_final_state=output_final_state, **shared,
     )  # fmt: skip
     return o.to(v.dtype), (S, P)
 
 
-def recurrent_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ...kernels.recurrent.inverse_gram import decode_least_squares
 
     return decode_least_squares
@@ -57,20 +48,21 @@ SPEC = OpSpec(
         "q": roles.QUERY, "k": roles.KEY, "v": roles.VALUE, "beta": roles.POSITIVE_GAIN,
         "g": roles.optional(roles.SLOW_LOG_DECAY),
     },
-    states={"S": State("GKV"), "P": State("GKK")},
+    states={"S": State("GKV"), "P": State("GKK", begins="I / ridge")},
     outputs={"o": Output("GV")},
     options={"ridge": Number(above=0), "scale": roles.SCALE},
     backends={
-        "reference": composed(by_inverse_gram), "torch": composed(by_inverse_gram),
-        "triton": composed(by_inverse_gram, widest=WIDEST),
+        "reference": composed(solve_by_inverse_gram), "torch": composed(solve_by_inverse_gram),
+        "triton": composed(solve_by_inverse_gram, widest=WIDEST),
     },
-    recurrent=recurrent(recurrent_kernel, widest=WIDEST, without=("g",), starts=False),
+    recurrent=recurrent(load_recurrent, widest=WIDEST, without=("g",), starts=False),
     cases={"none": Case(), "head": Case(given={"g": "G"})},
     macs=exact_macs,
     equation="P = (P^-1 a + beta k k^T)^-1; S = S + beta (P k) (v - S^T k)^T; o = S^T q",
 )  # fmt: skip
 
 
+@op(SPEC)
 def recursive_least_squares(
     q: Tensor,
     k: Tensor,

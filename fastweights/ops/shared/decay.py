@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def decay_of(g: Tensor | None, chunks: int) -> Decay:
+def make_decay(g: Tensor | None, chunks: int) -> Decay:
     """The decay of M chunks from their g: None, [M, H, C] (one number per head) or [M, H, C, K] (one per key channel)."""
     if g is None:
         return Decay(chunks)
@@ -24,11 +24,11 @@ class Decay:
     def __init__(self, chunks: int) -> None:
         self.chunks = chunks
 
-    def from_start(self, x: Tensor) -> Tensor:
+    def carry_from_start(self, x: Tensor) -> Tensor:
         """x_i times what is left at token i of a state at the chunk's start."""
         return x
 
-    def to_end(self, x: Tensor) -> Tensor:
+    def carry_to_end(self, x: Tensor) -> Tensor:
         """x_i times what is left at the chunk's end of a write at token i."""
         return x
 
@@ -46,12 +46,12 @@ class ChannelDecay(Decay):
 
     def __init__(self, a: Tensor) -> None:
         super().__init__(len(a))
-        self.rungs, self.kept_from_start, self.kept_to_end = climb(a)
+        self.rungs, self.kept_from_start, self.kept_to_end = multiply_in_blocks(a)
 
-    def from_start(self, x: Tensor) -> Tensor:
+    def carry_from_start(self, x: Tensor) -> Tensor:
         return x * self.kept_from_start
 
-    def to_end(self, x: Tensor) -> Tensor:
+    def carry_to_end(self, x: Tensor) -> Tensor:
         return x * self.kept_to_end
 
     def across(self, like: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class HeadDecay(ChannelDecay):
         return tuple((x @ y.mT) * self.between for x in xs)
 
 
-def climb(a: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
+def multiply_in_blocks(a: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
     """Products of a [M, H, C, K] inside blocks of 1, 2, 4 .. C tokens. For each step from blocks of w to blocks of 2w: what
     the left half's tokens keep until the border, a(j, border], and what the right half's tokens keep of the border,
     a(border, i], both [M, H, C/2w, w, K]. Last, what is kept from the chunk's start and to its end, [M, H, C, K]."""

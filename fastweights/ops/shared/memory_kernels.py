@@ -7,17 +7,16 @@ from typing import Any
 
 from ..framework.kernel_backend import KernelFamily
 
-__all__ = ["memory_kernels", "recurrent_kernel"]
+__all__ = ["load_memory_kernels", "load_recurrent"]
 
 
-def memory_kernels() -> KernelFamily:
-    from ...kernels.chunk.memory import MEMORY
-    from ...kernels.chunk.sizes import KernelInputs
+def load_memory_kernels() -> KernelFamily:
+    from ...kernels.chunk.memory import MEMORY, KernelInputs
 
     return KernelFamily(MEMORY, KernelInputs, {"scale": 1.0, "bound": 1.5, "eps": 1e-6})
 
 
-def recurrent_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ...kernels.recurrent.delta_rule import decode
 
     return decode

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ..framework.checks import LARGEST_HEAD, check_flag, check_number, check_tensor, shape_of
+from ..framework.node import KernelRule, Node, Tensors
 from ..framework.sequences import check_cu_seqlens
-from .node import NODE
 from .torch_form import torch_form
 
 __all__ = ["short_convolution"]
 
 WIDEST = 8  # filter that the kernels hold in registers
+
+
+class ShortConvolution(KernelRule):
+    """The kernels as a node: (x, weight, bias, window, cu_seqlens), (silu, head, eps, keep) -> y and the last window, which is
+    empty unless `keep`."""
+
+    def load(self) -> Any:
+        from ...kernels.pointwise import short_convolution
+
+        return short_convolution
+
+    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        x, weight, _, _, edges = tensors
+        assert x is not None and weight is not None
+        count = x.shape[0] if edges is None else edges.shape[0] - 1
+        *_, keep = options
+        return (x.new_empty(x.shape), x.new_empty((count, weight.shape[1] - 1, x.shape[2]) if keep else 0)), ()
+
+    def backward(
+        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
+    ) -> Tensors:
+        x, (dy, dfinal), (*plain, keep) = tensors[0], output_grads, options
+        assert x is not None
+        dy = x.new_zeros(x.shape) if dy is None else dy
+        return *self.load().backward(dy, dfinal if keep else None, *tensors, *plain), None
+
+
+NODE = Node(
+    "short_convolution",
+    {"x": False, "weight": False, "bias": True, "window": True, "cu_seqlens": True},
+    {"silu": "bool", "head": "int?", "eps": "float", "keep": "bool"},
+    outputs=2,
+    rule=ShortConvolution(),
+)
 
 
 def short_convolution(

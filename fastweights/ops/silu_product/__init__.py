@@ -11,30 +11,23 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ..framework.checks import check_same_shape, check_tensor
-from ..framework.node import Node, Tensors
+from ..framework.node import KernelRule, Node, Tensors
 
 __all__ = ["silu_product"]
 
 
-class SiluProduct:
+class SiluProduct(KernelRule):
     """The kernels as a node: (z, u) -> y."""
 
-    def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
-        from ...kernels.pointwise.silu_product import forward
+    def load(self) -> Any:
+        from ...kernels.pointwise import silu_product
 
-        return (forward(*tensors),), ()  # type: ignore[arg-type]
+        return silu_product
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
         _, u = tensors
         assert u is not None
         return (u.new_empty(u.shape),), ()
-
-    def backward(
-        self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
-    ) -> Tensors:
-        from ...kernels.pointwise.silu_product import backward
-
-        return backward(*output_grads, *tensors)  # type: ignore[arg-type]
 
 
 NODE = Node("silu_product", {"z": False, "u": False}, {}, outputs=1, rule=SiluProduct())

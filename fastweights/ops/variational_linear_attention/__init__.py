@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..framework.call import call
+from ..framework.call import call, op
 from .memory import SPEC
 
 __all__ = ["variational_linear_attention"]
 
 
+@op(SPEC)
 def variational_linear_attention(
     q: Tensor,
     k: Tensor,

@@ -22,7 +22,7 @@ from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
 __all__ = ["SPEC", "penalized_memory"]
 
 
-def by_delta_rule(
+def write_by_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor | None, z: Tensor | None, count: Tensor | None, *,
     u: Tensor | None = None, A: Tensor | None = None, ridge: float, refresh_every: int | None, refresh: float, eps: float,
     normalize_keys: bool = True, normalize_writes: bool = True, output_final_state: bool, cu_seqlens: Tensor | None,
@@ -40,7 +40,7 @@ def by_delta_rule(
     else:
         added = None
         if refresh_every is not None and refresh:
-            added = due(v.shape[1], count, refresh_every, cu_seqlens) * refresh
+            added = mark_every(v.shape[1], count, refresh_every, cu_seqlens) * refresh
         y, A = apply_inverse_gram(
             u, asked, refresh=added, ridge=ridge, initial_state=A, heads=v.shape[2], dtype=dtype, final=output_final_state,
             **shared,
@@ -52,8 +52,8 @@ def by_delta_rule(
         (o,), (S, z) = WRITTEN.backends[backend].run(arguments)
     else:
         q, k, values = q.to(dtype), k.to(dtype), v.to(dtype)
-        norms = length(k) if normalize_keys else torch.ones_like(k[..., 0])
-        scale = length(y) if normalize_writes else norms.repeat_interleave(y.shape[2] // k.shape[2], 2)
+        norms = nonzero_length(k) if normalize_keys else torch.ones_like(k[..., 0])
+        scale = nonzero_length(y) if normalize_writes else norms.repeat_interleave(y.shape[2] // k.shape[2], 2)
         ones = torch.ones_like(values[..., :1])
         before = None if z is None else z[..., None]
         shared |= {"output_final_state": output_final_state, "scale": 1.0}
@@ -67,7 +67,7 @@ def by_delta_rule(
     return o, tuple(states[name] for name in (SPEC if u is not None else WITHOUT_PENALTY).states)
 
 
-def written_kernels() -> KernelFamily:
+def load_kernels() -> KernelFamily:
     from ...kernels.inverse_gram.penalized_rule import PENALIZED, PenalizedInputs
 
     options = {"eps": 1e-4, "normalize_keys": True, "normalize_writes": True}
@@ -81,34 +81,34 @@ WRITTEN = OpSpec(
     states={"S": State("GKV"), "z": State("GK")},
     outputs={"o": Output("GV")},
     options={"eps": Number(above=0), "normalize_keys": Flag(), "normalize_writes": Flag()},
-    backends={"triton": kernels(written_kernels, widest=WIDEST)},
+    backends={"triton": kernels(load_kernels, widest=WIDEST)},
 )
 
 
-def recurrent_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ...kernels.recurrent.inverse_gram import decode_variational
 
     return decode_variational
 
 
-def for_few_tokens() -> recurrent:
-    return recurrent(recurrent_kernel, widest=WIDEST, starts=False)
+def make_recurrent() -> recurrent:
+    return recurrent(load_recurrent, widest=WIDEST, starts=False)
 
 
 SPEC = OpSpec(
     name="variational_linear_attention",
     inputs={"q": roles.POSITIVE_QUERY, "k": roles.POSITIVE_KEY, "v": roles.VALUE, "u": roles.PENALTY},
-    states={"S": State("GKV"), "A": State("GKK"), "z": State("GK"), "count": State("", counts=True)},
+    states={"S": State("GKV"), "A": State("GKK", begins="I / ridge"), "z": State("GK"), "count": State("", counts=True)},
     outputs={"o": Output("GV")},
     options={
         "ridge": Number(above=0), "refresh_every": Integer(least=1, optional=True), "refresh": Number(low=0),
         "eps": Number(above=0),
     },
     backends={
-        "reference": composed(by_delta_rule), "torch": composed(by_delta_rule),
-        "triton": composed(by_delta_rule, widest=WIDEST),
+        "reference": composed(write_by_delta_rule), "torch": composed(write_by_delta_rule),
+        "triton": composed(write_by_delta_rule, widest=WIDEST),
     },
-    recurrent=for_few_tokens(),
+    recurrent=make_recurrent(),
     cases={
         name: Case(given={"u": "HK"}, options={"refresh_every": every})
         for name, every in {"plain": None, "refresh": 20}.items()
@@ -117,7 +117,7 @@ SPEC = OpSpec(
     equation="A = (A^-1 + u u^T)^-1; w = A khat / |A khat|; S = S + w (v - S^T khat)^T; o = S^T q / max(z . q, eps)",
 )  # fmt: skip
 ABLATION = replace(
-    SPEC, recurrent=for_few_tokens(), options={**SPEC.options, "normalize_keys": Flag(), "normalize_writes": Flag()}
+    SPEC, recurrent=make_recurrent(), options={**SPEC.options, "normalize_keys": Flag(), "normalize_writes": Flag()}
 )
 WITHOUT_PENALTY = replace(
     ABLATION,
@@ -158,12 +158,12 @@ def penalized_memory(
     return o, None if state is None else dict(zip(spec.states, state))
 
 
-def length(x: Tensor) -> Tensor:
+def nonzero_length(x: Tensor) -> Tensor:
     """In the last dimension, 1 where it is zero."""
     found = torch.linalg.vector_norm(x, dim=-1)
     return found.masked_fill(found == 0, 1.0)
 
 
-def due(time: int, count: Tensor, period: int, cu_seqlens: Tensor | None) -> Tensor:
+def mark_every(time: int, count: Tensor, period: int, cu_seqlens: Tensor | None) -> Tensor:
     """[B, T, 1] 1 where a token is the period-th, 2 period-th, ... of its sequence, else 0."""
     return ((token_positions(time, count, cu_seqlens) + 1) % period == 0).double()[..., None]

@@ -21,8 +21,7 @@ from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, Ba
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from ...layers import LayerCache, Mixer
-from .pool import PooledMixer
-from .state_block import StateBlock
+from .pool import PooledMixer, StateBlock
 from .version import BACKEND, OP
 
 __all__ = ["FastWeightsBackend", "ServedMemory"]

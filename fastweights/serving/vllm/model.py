@@ -28,11 +28,11 @@ from vllm.sequence import IntermediateTensors
 from ...layers import SoftmaxAttention
 from ...layers.norms import RMSNorm
 from ...models import FastWeightsConfig
-from ...models.block import FastWeightsBlock
+from ...models.modeling import FastWeightsBlock
 from .attention import ServedAttention
 from .memory import ServedMemory
+from .pool import StateBlock
 from .split import part_of_config, part_of_weight
-from .state_block import StateBlock
 
 __all__ = ["FastWeightsForCausalLM"]
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...layers import LayerCache, Mixer
+from ...layers import LayerCache, Mixer, SoftmaxAttention, build_mixer
+from .split import part_of_config
 
-__all__ = ["Layout", "PooledMixer"]
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+__all__ = ["STATE_DTYPES", "Layout", "PooledMixer", "StateBlock"]
 
 ALIGNMENT = 16  # bytes, the widest load of a GPU
 ROW_ALIGNMENT = 64  # bytes: Triton's kernels load 16 bytes at once where rows are multiples of 16 float32 apart
@@ -93,24 +98,16 @@ class PooledMixer:
         if self.decodes_in_pool:
             owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=rows - 1)  # padding becomes -1
             return self.mixer(x_ND[:, None], owned)[:, 0]
-        places = Places(rows)
-        cache = LayerCache(self.own_dtype(places.taken(self.pools.memory)), places.taken(self.pools.context))
-        y_ND = self.mixer(x_ND[:, None], cache)[:, 0]
-        places.put(self.pools.memory, cache.memory)
-        places.put(self.pools.context, cache.context)
-        return y_ND
+        with self.taken(rows) as cache:
+            return self.mixer(x_ND[:, None], cache)[:, 0]
 
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D] of sequences that lie one after another. started [N]: which of them have states; edges: [N+1]."""
-        places = Places(rows)
-        cache = LayerCache(self.own_dtype(places.taken(self.pools.memory)), places.taken(self.pools.context))
-        for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
-            for name, state in held.items():
-                held[name] = torch.where(_like(started, state), state, first[name])
-        y_TD = self.mixer(x_TD[None], cache, edges)[0]
-        places.put(self.pools.memory, cache.memory)
-        places.put(self.pools.context, cache.context)
-        return y_TD
+        with self.taken(rows) as cache:
+            for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
+                for name, state in held.items():
+                    held[name] = torch.where(_expand_like(started, state), state, first[name])
+            return self.mixer(x_TD[None], cache, edges)[0]
 
     @torch.no_grad()
     def rehearse(self) -> None:
@@ -122,24 +119,67 @@ class PooledMixer:
         self.decode(x_TD[:2], rows)
         self.prefill(x_TD, rows, rows > 0, edges)
 
-    def own_dtype(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: x.to(self.first.memory[name].dtype) for name, x in memory.items()}
+    @contextmanager
+    def taken(self, rows: Tensor) -> Iterator[LayerCache]:
+        """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back. Row 0
+        receives its own numbers, which needs no wait for the device."""
+        places, real = rows.long(), rows > 0  # once for all tensors
+        cache = LayerCache(
+            {name: pool[places].to(self.first.memory[name].dtype) for name, pool in self.pools.memory.items()},
+            {name: pool[places] for name, pool in self.pools.context.items()},
+        )
+        yield cache
+        for pools, states in ((self.pools.memory, cache.memory), (self.pools.context, cache.context)):
+            for name, pool in pools.items():
+                pool[places] = torch.where(_expand_like(real, pool), states[name].to(pool.dtype), pool[:1])
 
 
-class Places:
-    """The rows [N] of a step's sequences. real: which of them are not padding."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows, self.real = rows.long(), rows > 0  # once for all tensors
-
-    def taken(self, pools: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: pool[self.rows] for name, pool in pools.items()}
-
-    def put(self, pools: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
-        """Write states into their rows. Row 0 receives its own numbers, which needs no wait for the device."""
-        for name, pool in pools.items():
-            pool[self.rows] = torch.where(_like(self.real, pool), states[name].to(pool.dtype), pool[:1])
-
-
-def _like(x_N: Tensor, states: Tensor) -> Tensor:
+def _expand_like(x_N: Tensor, states: Tensor) -> Tensor:
     return x_N.view(-1, *[1] * (states.ndim - 1))
+
+
+# By vLLM's option mamba_ssm_cache_dtype.
+STATE_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class StateBlock(NamedTuple):
+    """The states that one sequence has in a layer of a process. All layers reserve alike, as vLLM wants equal blocks.
+
+    Attributes:
+        context: bytes of the last inputs of the convolutions.
+        memory: bytes of the fast weights.
+        dtype: of the fast weights in the pool.
+    """
+
+    context: int
+    memory: int
+    dtype: torch.dtype
+
+    @classmethod
+    def largest(cls, vllm_config: VllmConfig) -> StateBlock:
+        """What every memory layer of the model fits into."""
+        config = part_of_config(vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size)
+        dtype = STATE_DTYPES[vllm_config.cache_config.mamba_ssm_cache_dtype]
+        context = memory = 0
+        for name, options in dict((repr(mixer), mixer) for mixer in config.mixers()).values():
+            with torch.device("meta"):
+                mixer = build_mixer(
+                    name, hidden_size=config.hidden_size, num_heads=config.num_heads, layer_idx=0, **options
+                )
+            if not isinstance(mixer, SoftmaxAttention):
+                layout = Layout(mixer.state_spec(vllm_config.model_config.dtype), dtype)
+                memory = max(memory, layout.memory_size)
+                context = max(context, layout.size - layout.memory_size)
+        return cls(context, memory, dtype)
+
+    @property
+    def size(self) -> int:
+        return self.context + self.memory
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.context,), (self.memory // self.dtype.itemsize,)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        return torch.uint8, self.dtype

@@ -32,7 +32,7 @@ def part_of_config(config: FastWeightsConfig, parts: int) -> FastWeightsConfig:
         return config
     part = copy.copy(config)
     sizes = {"num_heads": config.num_heads, "intermediate_size": config.intermediate_size or 0}
-    for name, size in divided(sizes, parts).items():
+    for name, size in divide_sizes(sizes, parts).items():
         setattr(part, name, size)
     mixers: list[str | dict[str, Any]] = []
     for layer, (name, options) in enumerate(config.mixers()):
@@ -40,12 +40,12 @@ def part_of_config(config: FastWeightsConfig, parts: int) -> FastWeightsConfig:
         given = {**MIXERS[name].options, **options}
         heads = {key: given[key] for key in HEADS if given.get(key) is not None}
         with error_prefix(f"mixer of layer {layer}"):
-            mixers.append({"name": name, **options, "head_dim": width, **divided(heads, parts)})
+            mixers.append({"name": name, **options, "head_dim": width, **divide_sizes(heads, parts)})
     part.mixer = mixers
     return part
 
 
-def divided(sizes: dict[str, int], parts: int) -> dict[str, int]:
+def divide_sizes(sizes: dict[str, int], parts: int) -> dict[str, int]:
     for name, size in sizes.items():
         if size % parts:
             raise ValueError(f"{name} must be a multiple of tensor_parallel_size, {parts}, got {size}")
@@ -68,19 +68,21 @@ def check_parts(config: FastWeightsConfig, parts: int) -> None:
         part_heads = {"num_heads": config.num_heads // parts, **part_options, **backend}
         heads = {"num_heads": config.num_heads, **options, "head_dim": part_options["head_dim"], **backend}
         try:
-            error = error_of_parts(name, heads, part_heads, parts)
+            error = measure_error(name, heads, part_heads, parts)
         except (TypeError, ValueError) as problem:
-            raise ValueError(f"{cannot(name, parts)}: {problem}") from problem
+            raise ValueError(f"{describe_refusal(name, parts)}: {problem}") from problem
         if not error < CLOSE:
-            raise ValueError(f"{cannot(name, parts)}: the outputs of the parts do not add up to those of the layer")
+            raise ValueError(
+                f"{describe_refusal(name, parts)}: the outputs of the parts do not add up to those of the layer"
+            )
 
 
-def cannot(name: str, parts: int) -> str:
+def describe_refusal(name: str, parts: int) -> str:
     return f"tensor_parallel_size must be 1 for a model with {name}, got {parts}; its heads cannot be divided among processes"
 
 
 @torch.no_grad()
-def error_of_parts(name: str, options: dict[str, Any], part_options: dict[str, Any], parts: int) -> float:
+def measure_error(name: str, options: dict[str, Any], part_options: dict[str, Any], parts: int) -> float:
     """How far the sum of the parts' outputs is from the output of the whole layer, relative to the largest number of that."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)

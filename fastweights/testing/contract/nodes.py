@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ...ops.framework.call import Arguments, InPyTorch
+from ...ops.framework.in_torch import Arguments, InPyTorch
 from ..cases import OpCase
 from .forms import last_form_only
 

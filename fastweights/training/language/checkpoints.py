@@ -11,11 +11,9 @@ from pickle import UnpicklingError
 
 from transformers import TrainerState
 
-from ...checksums import CHECKSUMS, damage
-from ...files import TENSOR_ERRORS, WriteError, writing
+from ...files import CHECKSUMS, TENSOR_ERRORS, Own, WriteError, any_file, damage, is_own, remove_own, standing, writing
 from ...models import FastWeightsConfig
 from ...models.loading import SAVED_MODEL
-from ...ownership import Own, any_file, is_own, remove_own, standing
 from ...untrusted import check_file, read_json_object
 from ..output_folder import as_stored
 

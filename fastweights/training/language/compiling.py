@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.runtime.private_api import import_compiler
 from ...models import FastWeightsForCausalLM
+from ...private_torch import allow_compilations, import_compiler, size_may_change
 from .run import LanguageRun
 
 __all__ = ["compile_model", "compiler_loading", "what_to_compile", "with_any_number_of_documents"]
@@ -62,7 +62,7 @@ def compile_model(model: FastWeightsForCausalLM, what: bool | str, cache: str) -
         _set_here.add(os.environ[KEPT])
     torch.compiler.reset()
     kinds = {repr(mixer) for mixer in model.config.mixers()}
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, len(kinds))
+    allow_compilations(len(kinds))
     for module in model.model.layers if what == "blocks" else [model]:
         module.compile(backend=BACKEND)
 
@@ -83,6 +83,6 @@ def with_any_number_of_documents(batch: dict[str, Any]) -> dict[str, Any]:
     if isinstance(cu_seqlens, Tensor):
         if len(cu_seqlens) == 2:
             cu_seqlens = torch.cat([cu_seqlens, cu_seqlens[-1:]])
-        torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
+        size_may_change(cu_seqlens, 0)
         batch = {**batch, "cu_seqlens": cu_seqlens}
     return batch

@@ -14,9 +14,9 @@ from accelerate.utils import broadcast_object_list
 from ..._version import __version__
 from ...analysis.language_plots import PLOT_FILES
 from ...data.text import PreparedText
+from ...files import FOLDER, Own, any_file, what_stands
 from ...models.loading import SAVED_MODEL
 from ...outputs import has_keys
-from ...ownership import FOLDER, Own, any_file, what_stands
 from ..output_folder import OwnedFolder, as_stored
 from .checkpoints import CHECKPOINT
 from .run import LanguageRun

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from ...environment import OutOfMemory, within_memory
 from ...layers import import_mixers
-from ...out_of_memory import OutOfMemory, within_memory
 from ...stopping import Stopped, StopSignals, join_or_kill
 from ..calling_script import prepared, starting_processes, work_begins
 from ..workers import WorkerError

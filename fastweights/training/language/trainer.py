@@ -13,13 +13,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ...checksums import write_checksums
 from ...data.text import PackedRows, PreparedText, TokenShards, pack_rows
 from ...data.text.packing import ShuffledRows
 from ...evaluation.reading import evaluating
-from ...files import partial_path, publish_folder, write_json
+from ...files import partial_path, publish_folder, write_checksums, write_json
 from ...models.card import write_card
 from ...models.loading import SAVED_MODEL
+from ...private_huggingface import TrainerHooks, use_one_gpu
 from ...untrusted import read_json_object
 from ..optimization import WeightDecayMixin, learning_rate_factor, weight_decay_groups
 from .callbacks import check_finite
@@ -37,7 +37,7 @@ COUNTED = "num_items_in_batch"  # predicted tokens of a step, by which transform
 OPEN_LOSS = "open_loss.json"  # in a checkpoint: the losses since the last point of the loss curve
 
 
-class LanguageTrainer(WeightDecayMixin, Trainer):
+class LanguageTrainer(WeightDecayMixin, TrainerHooks, Trainer):
     """Trains `model` as `run` says. `text` are the tokens, `folder` is where checkpoints go."""
 
     model: Any
@@ -93,7 +93,7 @@ class LanguageTrainer(WeightDecayMixin, Trainer):
         if self._graphed is None:
             loss = super().training_step(model, inputs, num_items_in_batch)
         else:
-            batch = self._prepare_inputs(inputs)
+            batch = self.prepare_inputs(inputs)
             if num_items_in_batch is not None:
                 batch[COUNTED] = torch.as_tensor(num_items_in_batch, device=self.args.device)
             loss = self._graphed(batch)
@@ -110,8 +110,8 @@ class LanguageTrainer(WeightDecayMixin, Trainer):
             return self.accelerator.autocast()
         return super().autocast_smart_context_manager(*args, **kwargs)
 
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        batch = super()._prepare_inputs(inputs)
+    def prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        batch = super().prepare_inputs(inputs)
         return with_any_number_of_documents(batch) if self._compiled else batch
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -187,7 +187,7 @@ class LanguageTrainer(WeightDecayMixin, Trainer):
         return total / tokens
 
     def _summed_loss(self, rows: range) -> torch.Tensor:
-        batch = self._prepare_inputs(pack_rows([self.held_out[row] for row in rows]))
+        batch = self.prepare_inputs(pack_rows([self.held_out[row] for row in rows]))
         tokens = (batch["labels"] >= 0).sum().double()
         with self.autocast_smart_context_manager():
             loss = self.model(**batch, use_cache=False, logits_to_keep=1).loss
@@ -204,14 +204,14 @@ class LanguageTrainer(WeightDecayMixin, Trainer):
                 write_card(partial, self.accelerator.unwrap_model(self.model), facts)
                 publish_folder(partial, path, SAVED_MODEL)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def save_checkpoint(self, model: Any, trial: Any) -> None:
         """As in transformers, into a folder of another name, which is renamed when all is in it; then old ones go."""
         step, folder = self.state.global_step, self.folder.checkpoints
         losses = self._summed_losses()
         self._staging = _agreed_partial(folder / f"checkpoint-{step}")
         with saving(f"the checkpoint of step {step}", self._staging, folder):
             self.accelerator.wait_for_everyone()
-            super()._save_checkpoint(model, trial)
+            super().save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 made = self._staging / f"checkpoint-{step}"
@@ -223,13 +223,13 @@ class LanguageTrainer(WeightDecayMixin, Trainer):
         self._staging = None
         self.accelerator.wait_for_everyone()
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with loading(resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+    def load_model(self, checkpoint: str, model: Any) -> None:
+        with loading(checkpoint):
+            super().load_model(checkpoint, model)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+    def load_optimizer(self, checkpoint: str | None) -> None:
         with loading(str(checkpoint)):
-            super()._load_optimizer_and_scheduler(checkpoint)
+            super().load_optimizer(checkpoint)
             self._load_losses(Path(str(checkpoint)))
 
     def _load_losses(self, checkpoint: Path) -> None:
@@ -240,12 +240,12 @@ class LanguageTrainer(WeightDecayMixin, Trainer):
             self._losses += saved["sum"]
             self._last_point = saved["since_step"]
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:
+    def load_random_states(self, checkpoint: str | None) -> None:
         with loading(str(checkpoint)):
-            super()._load_rng_state(checkpoint)
+            super().load_random_states(checkpoint)
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+    def checkpoints_folder(self, trial: Any) -> str:
+        return super().checkpoints_folder(trial) if self._staging is None else str(self._staging)
 
 
 def _agreed_partial(path: Path) -> Path:
@@ -295,6 +295,5 @@ def training_arguments(run: LanguageRun, folder: Path) -> TrainingArguments:
         ddp_find_unused_parameters=False,
         **extra,
     )
-    assert arguments.device is not None  # sets the number of GPUs of this process, which is then overruled:
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # transformers would split a packed row over all GPUs that it sees
+    use_one_gpu(arguments)
     return arguments

@@ -60,7 +60,7 @@ def ask(found: list[bool]) -> list[bool]:
     """Of the kernels of an op in a process that has compiled none whether they were in the cache."""
     from triton.runtime.jit import JITFunction
 
-    from fastweights.kernels.chunk import output, state
+    from fastweights.kernels.common.delta_rule import output, state
 
     for module in (output, state):
         for kernel in vars(module).values():

@@ -56,7 +56,9 @@ def test_starts_and_several_gpus() -> None:
     starts = rows_of("training-start", "training_start", "H100")
     first, second = (value_of(starts, "start_s", column={"warm": warm, "step": 1}) for warm in (False, True))
     vocabulary = MODEL["vocab_size"]
-    assert all(f"{vocabulary:,} tokens in the vocabulary" in text for text in (train, words("docs/kernels.md")))
+    assert all(
+        f"{vocabulary:,} tokens in the vocabulary" in text for text in (train, words("studies/notes/kernels.md"))
+    )
     assert f"ends {first:.0f} s after the command was given" in train and f"it ends after {second:.0f} s" in train
     rows = rows_of("scaling", "scaling", "H100")
     column = {"preset": "gdn-1b", "gpus": 2, "batch": 8, "length": 2048}

@@ -15,7 +15,7 @@ from torch.distributed import fsdp
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
-from fastweights.models import block, output_layer
+from fastweights.models import loss, modeling
 from fastweights.training.language import load_run, train, train_language
 
 initialize = AcceleratorState.__init__
@@ -31,7 +31,7 @@ def initialize_sharded(self, *args, fsdp_plugin=None, **options):
 def watched():
     """The dtypes of what a sharded model computes, as sets that grow; and in their order, as a list of letters that grows, its
     gathers (g), calls of a block (b) and losses (l)."""
-    chunked, forward, dtypes, order = output_layer.causal_lm_loss, block.FastWeightsBlock.forward, defaultdict(set), []
+    chunked, forward, dtypes, order = loss.causal_lm_loss, modeling.FastWeightsBlock.forward, defaultdict(set), []
     gather = DefaultAllGather.__call__
 
     def watched_loss(*args):
@@ -55,7 +55,7 @@ def watched():
         dtypes["sums of gradients"].add(mp_policy.reduce_dtype)
         return shard(*args, mp_policy=mp_policy, **kwargs)
 
-    output_layer.causal_lm_loss, block.FastWeightsBlock.forward = watched_loss, watched_forward
+    loss.causal_lm_loss, modeling.FastWeightsBlock.forward = watched_loss, watched_forward
     DefaultAllGather.__call__ = watched_gather
     shard, fsdp.fully_shard = fsdp.fully_shard, watched_shard
     return dtypes, order

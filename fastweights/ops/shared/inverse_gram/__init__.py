@@ -27,13 +27,13 @@ def exact_macs(K: int, V: int) -> float:
     return delta_macs(K, V) + 7 * K**2 + 8 * CHUNK * K + K**3 / CHUNK
 
 
-def gram_kernels() -> KernelFamily:
+def load_gram_kernels() -> KernelFamily:
     from ....kernels.inverse_gram.rule import INVERSE_GRAM, GramInputs
 
     return KernelFamily(INVERSE_GRAM, GramInputs, {"ridge": 1.0})
 
 
-def refreshed_kernels() -> KernelFamily:
+def load_refreshed_kernels() -> KernelFamily:
     from ....kernels.inverse_gram.refreshed_rule import REFRESHED, RefreshInputs
 
     return KernelFamily(REFRESHED, RefreshInputs, {})
@@ -54,7 +54,7 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
-        "triton": kernels(gram_kernels, widest=WIDEST),
+        "triton": kernels(load_gram_kernels, widest=WIDEST),
     },
 )
 
@@ -63,7 +63,7 @@ REFRESHED_SPEC = OpSpec(
     inputs={name: SPEC.inputs[name] for name in ("u", "b", "refresh")},
     states={"A": State("GKK")},
     outputs=SPEC.outputs,
-    backends={"triton": kernels(refreshed_kernels, widest=WIDEST)},
+    backends={"triton": kernels(load_refreshed_kernels, widest=WIDEST)},
 )
 
 

@@ -10,8 +10,8 @@ from ...framework.sequences import Chunks, Sequences
 from ..decay import Decay, HeadDecay
 from ..ridge.system import System
 from .prefixes import Steps, solve_prefixes
-from .refresh import RefreshChunks, refreshed
-from .regularization import diagonal, restored
+from .refresh import RefreshChunks, refresh_inverse
+from .regularization import diagonal, missing_prior
 
 __all__ = ["chunked"]
 
@@ -29,11 +29,11 @@ def chunked(
     gains = ones if gain is None else chunks.split(gain)[..., None]
     a = ones if g is None else chunks.split(g)[..., None].exp()
     decay = Decay(len(U)) if g is None else HeadDecay(a)
-    restore = restored(a, ridge)
-    kept, (weights,), (prior,) = decay.from_start(ones), decay.scores(gains, ones), decay.scores(restore, ones)
+    restore = missing_prior(a, ridge)
+    kept, (weights,), (prior,) = decay.carry_from_start(ones), decay.scores(gains, ones), decay.scores(restore, ones)
     prior = prior.sum(-1, keepdim=True)
 
-    inputs = {"written": decay.to_end(gains * U).mT @ U + diagonal(prior[:, :, -1, 0], G)}
+    inputs = {"written": decay.carry_to_end(gains * U).mT @ U + diagonal(prior[:, :, -1, 0], G)}
     if g is not None:
         inputs["kept"] = decay.across(U)
     if refresh is not None:
@@ -43,7 +43,7 @@ def chunked(
         part = dict(zip(inputs, parts))
         G = part["kept"] * states[0] if "kept" in part else states[0]
         G = G + part["written"]
-        return (refreshed(G, part["refresh"]) if "refresh" in part else G,)
+        return (refresh_inverse(G, part["refresh"]) if "refresh" in part else G,)
 
     (start,), (final,) = chunks.scan(step, (G,), *inputs.values())
     steps = Steps(start, U, gains[..., 0], a[..., 0], restore[..., 0])

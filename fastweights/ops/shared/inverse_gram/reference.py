@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...framework.call import stack_time
-from .regularization import allowance, diagonal, inverse, restored
+from .regularization import allowance, diagonal, inverse, missing_prior
 
 __all__ = ["reference"]
 
@@ -28,7 +28,7 @@ def reference(
     for t in range(u.shape[1]):
         if g is not None:
             a = g[:, t].exp()
-            G = a[..., None, None] * G + diagonal(restored(a, ridge), G)
+            G = a[..., None, None] * G + diagonal(missing_prior(a, ridge), G)
         row = u[:, t] if gain is None else gain[:, t, :, None] * u[:, t]
         G = G + row[..., :, None] * u[:, t, :, None, :]
         A = inverse(G, allowance(G, ridge))

@@ -8,10 +8,10 @@ from torch import Tensor
 from ...framework.sequences import Chunks, Sequences
 from .regularization import inverse_root
 
-__all__ = ["RefreshChunks", "refreshed"]
+__all__ = ["RefreshChunks", "refresh_inverse"]
 
 
-def refreshed(G: Tensor, refresh: Tensor) -> Tensor:
+def refresh_inverse(G: Tensor, refresh: Tensor) -> Tensor:
     """(G^-1 + refresh I)^-1 = (I + refresh G)^-1 G for G [..., K, K] and refresh [..., 1, 1], which is constant. The gradient
     comes from a first-order term that is zero in value."""
     fixed = G.detach()

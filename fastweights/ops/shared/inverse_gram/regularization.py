@@ -15,20 +15,20 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["STRONG", "allowance", "diagonal", "inverse", "inverse_root", "restored"]
+__all__ = ["STRONG", "allowance", "diagonal", "inverse", "inverse_root", "missing_prior"]
 
 STRONG = 0.01
 SETTLED = 1e-11
 
 
-def restored(a: Tensor, ridge: float) -> Tensor:
-    """What a decay a in [0, 1] adds to the diagonal of G."""
+def missing_prior(a: Tensor, ridge: float) -> Tensor:
+    """The part of the prior that is added to the diagonal of G where the decay a in [0, 1] is strong."""
     return ridge * torch.relu(STRONG - a)
 
 
 def allowance(G: Tensor, ridge: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    """s [...] for G [..., K, K]: the smallest weight that counts, and what rounding takes from G and from an inverse that is
-    kept in `dtype`."""
+    """s [...] for G [..., K, K]: the smallest weight that counts, and the rounding errors of G and of an inverse that is kept in
+    `dtype`."""
     eps = max(G.shape[-1] * torch.finfo(G.dtype).eps, torch.finfo(dtype).eps / 16)
     return (SETTLED * ridge + eps * G.diagonal(dim1=-2, dim2=-1).sum(-1)).detach()
 

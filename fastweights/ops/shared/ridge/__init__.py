@@ -22,9 +22,9 @@ __all__ = [
     "MOST_ITERATIONS",
     "STATES",
     "WIDEST",
-    "decode_kernel",
+    "load_recurrent",
     "iteration_macs",
-    "ridge_kernels",
+    "load_ridge_kernels",
 ]
 
 KERNEL_SOLVERS = ("chebyshev", "conjugate_gradient")
@@ -45,7 +45,7 @@ def iteration_macs(K: int, V: int, C: int = 64, iterations: int = 30) -> float:
     return states + iterations * (K * K + C * K)
 
 
-def ridge_kernels() -> KernelFamily:
+def load_ridge_kernels() -> KernelFamily:
     from ....kernels.ridge.rule import RIDGE, RidgeInputs
 
     # The values are those of mesa, whose ridge is a tensor.
@@ -53,7 +53,7 @@ def ridge_kernels() -> KernelFamily:
     return KernelFamily(RIDGE, RidgeInputs, options)
 
 
-def decode_kernel() -> Callable[..., Any]:
+def load_recurrent() -> Callable[..., Any]:
     from ....kernels.recurrent.ridge import decode
 
     return decode

@@ -14,10 +14,9 @@ import numpy as np
 
 from fastweights.analysis.plot_style import log_ticks, plain_axes
 from fastweights.checks import check_unicode
-from fastweights.files import staged_folder, write_bytes, write_json
+from fastweights.files import Own, is_own, staged_folder, write_bytes, write_json
 from fastweights.kinds import checked
 from fastweights.outputs import check_file, described_files, listed_files
-from fastweights.ownership import Own, is_own
 
 from .inspect import MEASURES, Inspection
 from .panels import Panel

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from fastweights.environment import OutOfMemory, within_memory
 from fastweights.files import write_json
 from fastweights.layers import import_mixers
-from fastweights.out_of_memory import OutOfMemory, within_memory
 from fastweights.training.calling_script import prepared, starting_processes
 from fastweights.training.workers import WorkerError, gpus_of_workers, signals_held_back
 

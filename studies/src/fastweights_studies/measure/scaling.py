@@ -37,8 +37,8 @@ from transformers import TrainerCallback
 
 from fastweights.data.text import PreparedText, TokenShards
 from fastweights.data.text.shards import ShardWriter, token_dtype, write_manifest
-from fastweights.kernels.runtime.private_api import import_compiler
 from fastweights.models import preset
+from fastweights.private_torch import import_compiler
 from fastweights.training.language import LanguageRun
 from fastweights.training.language.folder import LanguageFolder, is_main_process, world_size
 from fastweights.training.language.model import build_model, model_config

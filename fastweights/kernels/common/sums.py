@@ -1,0 +1,56 @@
+"""Gradients from the partial sums that several programs wrote."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sum_parts(parts, out, stride, count, PARTS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in tl.static_range(PARTS):
+        for head in range(HEADS):
+            total += tl.load(parts + at * HEADS + head, at < count, 0.0)
+        parts += stride
+    tl.store(out + at, total.to(out.dtype.element_ty), at < count)
+
+
+@triton.jit(do_not_specialize=["stride", "beta_count", "g_count", "M"])
+def reduce_gate_grads(
+    gate_grads, center_grads, dbeta, dg, dcenter, chunks, stride, beta_count, g_count, M, center_count,
+    PARTS: tl.constexpr, HEADS_BETA: tl.constexpr, HEADS_G: tl.constexpr, BETA: tl.constexpr, G: tl.constexpr,
+    CENTER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """gate_grads [PARTS, 2, BT, HV], `stride` from part to part: dbeta and dg, of beta_count and g_count numbers. center_grads
+    [M, center_count]: dcenter, one program per number, after the others. BETA, G, CENTER: which of these are wanted."""
+    if BETA:
+        sum_parts(gate_grads, dbeta, stride, beta_count, PARTS, HEADS_BETA, BLOCK)
+    if G:
+        sum_parts(gate_grads + stride // 2, dg, stride, g_count, PARTS, HEADS_G, BLOCK)
+    if CENTER:
+        place = tl.program_id(0) - (tl.num_programs(0) - center_count)
+        if place >= 0:
+            total = tl.zeros((BLOCK,), tl.float32)
+            for first in range(0, M, BLOCK):
+                m = first + tl.arange(0, BLOCK)
+                used = m < M
+                if chunks is not None:  # numbers that no chunk has were not written
+                    used = tl.load(chunks + 2 * m + 1, used, 0) > 0
+                total += tl.load(center_grads + m.to(tl.int64) * center_count + place, used, 0.0)
+            tl.store(dcenter + place, tl.sum(total, 0).to(dcenter.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["units", "tiles"])
+def sum_tiles(x, out, units, tiles, UNIT: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):
+    """out [count] from x [tiles, count]: what the tiles of a head left of a gradient. AT_ONCE tiles are loaded together.
+    count = units * UNIT: where it is known as a multiple of 8, 8 numbers are one load."""
+    count = units.to(tl.int64) * UNIT
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, tiles, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            total += tl.load(x + at, (at < count) & (first + i < tiles), 0.0).to(tl.float32)
+            x += count
+    tl.store(out + at, total.to(out.dtype.element_ty), at < count)

@@ -1,0 +1,138 @@
+"""Every private name of torch that fastweights uses, the versions they are tested with, and what happens without them.
+
+In another version a name may be gone. Then a slower way that needs no private name is taken, as each function says; where there
+is none, the message says which versions have the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "CONVENTIONS",
+    "TESTED",
+    "allow_compilations",
+    "autograd_inside_op",
+    "change_count",
+    "constant_when_traced",
+    "count_forward_hooks",
+    "current_device",
+    "current_stream",
+    "has_hooks",
+    "import_compiler",
+    "silence_uncaptured_steps",
+    "size_may_change",
+]
+
+TESTED = (2, 11), (2, 13)  # first and last minor version
+
+# What torch's own subclasses override as well, and will hardly lose.
+CONVENTIONS = {
+    "_apply": "nn.Module: called by to(), half() and the like, after which marks of parameters are set again"
+}
+
+MANY = 1_000_000  # hooks
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Asked for every launch of a kernel: torch's public functions do more than to ask. Without a GPU kernels are only
+# compiled, never run: tests need a device and a stream all the same.
+current_device: Callable[[], int] = (
+    getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device) if torch.cuda.is_available() else lambda: -1
+)
+current_stream: Callable[[int], int] = (
+    getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
+    if torch.cuda.is_available()
+    else lambda device: 0
+)
+
+
+def constant_when_traced(function: Function) -> Function:
+    """torch.compile calls the function while it traces and keeps the result as a constant. This is what
+    torch.compiler.assume_constant_result does, without its import of torch._dynamo, which takes seconds. A version that does not
+    know the mark traces the function."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def import_compiler() -> None:
+    """Import what torch would import with the first compile, which takes seconds. A version without that module imports its own
+    with the first compile."""
+    with suppress(ImportError):
+        import_module("torch._inductor.compile_fx")
+
+
+def allow_compilations(count: int) -> None:
+    """Let torch.compile compile one function at least `count` times. A version without this limit has another one, behind which
+    it warns and runs the function without compiling it."""
+    limits = torch._dynamo.config
+    with suppress(AttributeError):
+        limits.recompile_limit = max(limits.recompile_limit, count)
+
+
+def size_may_change(x: Tensor, dim: int) -> None:
+    """torch.compile must not take the size of a dimension to be the same in every call. A version without this compiles once
+    more when the size changes first."""
+    with suppress(AttributeError):
+        torch._dynamo.maybe_mark_dynamic(x, dim)
+
+
+@contextmanager
+def autograd_inside_op() -> Iterator[None]:
+    """Inside an op of torch.library autograd may be off at the dispatcher, which enable_grad does not reach. (Another thread has
+    it on, but cannot run a backward on CUDA while the op's own thread is the one that serves it.)
+
+    Raises:
+        RuntimeError: this version of torch has no such switch.
+    """
+    try:
+        guard, keys = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
+        functionality, views = keys.AutogradFunctionality, keys.ADInplaceOrView
+    except AttributeError as error:
+        raise RuntimeError(
+            f"the gradient of an op without kernels needs a torch that was tested, {_tested()}, got {torch.__version__}: {error}"
+        ) from error
+    with guard(functionality, False), guard(views, False):
+        yield
+
+
+def _tested() -> str:
+    (first, last) = (".".join(map(str, version)) for version in TESTED)
+    return f"{first} to {last}"
+
+
+def change_count(x: Tensor) -> int | None:
+    """How often a tensor has been changed in place. None where this version of torch does not tell: whoever keeps something of
+    the tensor then reads it again."""
+    return getattr(x, "_version", None)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks run with a module's forward or backward. True where this version of torch does not tell: the module is then
+    called, and none of its parameters is read past its call."""
+    try:
+        forward = module._forward_hooks or module._forward_pre_hooks
+        return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+    except AttributeError:
+        return True
+
+
+def count_forward_hooks(module: nn.Module) -> int:
+    """How many hooks run before a module's forward, or after it where these are more. As many as never are where this version of
+    torch does not tell."""
+    try:
+        return max(len(module._forward_pre_hooks), len(module._forward_hooks))
+    except AttributeError:
+        return MANY
+
+
+def silence_uncaptured_steps(optimizer: torch.optim.Optimizer) -> None:
+    """No warning of a capturable optimizer whose first steps are taken before a CUDA graph is captured. Another version of torch
+    may warn once."""
+    optimizer._warned_capturable_if_run_uncaptured = True
