@@ -14,7 +14,6 @@ from fastweights.training import RecallExperiment
 from fastweights_studies.experiments import Claim, ClaimRecord, claims_of, find_claim, load_records
 from fastweights_studies.leaderboard import PARTS, part_rows, table_of
 from fastweights_studies.leaderboard.tables import columns_of
-from fastweights_studies.measure.judge.cases import find_spec
 from fastweights_studies.measure.judge.records import sizes_in
 from fastweights_studies.measure.models import Step, read_steps
 from fastweights_studies.measure.recall import setting_column
@@ -93,7 +92,7 @@ def kernels(name: str) -> str:
     found = rules_of(name)
     if not found:
         return "torch's"
-    return "yes" if all("triton" in find_spec(getattr(ops, op)).backends for op in found) else "no"
+    return "yes" if all("triton" in getattr(ops, op).spec.backends for op in found) else "no"
 
 
 def decoding(name: str, results: Path = RESULTS) -> list[Row]:
