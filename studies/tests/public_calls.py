@@ -13,6 +13,7 @@ from fastweights_studies.inspection import Inspection, Panel
 from fastweights_studies.leaderboard.streams import STREAMS
 
 from fastweights.layers import MixerChoice
+from studies.tests.leaderboard.toy import make_row
 from tests.evaluation.small import model
 from tests.public_calls import fields
 
@@ -21,7 +22,7 @@ __all__ = ["CALLS", "INSIDE", "NAMED", "WITHOUT"]
 # Public packages are those with __all__ outside these.
 INSIDE = ("claims", "commands", "judge", "measure", "own", "pages")
 # Names without a call here, and why.
-WITHOUT: dict[str, str] = {}
+WITHOUT: dict[str, str] = {"leaderboard.Part": "has no objects but those of its subclasses"}
 # What messages call an argument.
 NAMED = {
     ("experiments.find_claim", "name"): "claim",
@@ -42,13 +43,13 @@ def request() -> Any:
 
 
 def board() -> Path:
-    made = leaderboard.Board(Path("board/mqar-small.json"), "mqar", "small", {"steps": 3})
-    made.add("4, gdn", {"column": "4", "mixer": "gdn", "values": [0.5]})
+    made = leaderboard.Board(Path("board/mqar-small.json"))
+    made.add([make_row()])
     return made.path
 
 
-def row() -> dict[str, Any]:
-    return {"mixer": "gdn", "column": "4", "values": [0.5], "measured": {"machine": "x", "torch": "2", "time": "2026"}}
+def entries() -> list[Any]:
+    return leaderboard.find_part("mqar").entries([make_row()])
 
 
 def panel() -> Panel:
@@ -79,24 +80,24 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
         "inspection": Inspection({"window": {0: [panel()]}}, {0: "gdn"}, 2), "folder": Path("page"), "title": "a title",
         "facts": {},
     },
-    "leaderboard.Board": lambda: {"path": Path("a.json"), "part": "mqar", "size": "small", "setting": {}, "rows": {}},
+    "leaderboard.Board": lambda: {"path": Path("a.json"), "rows": [make_row()]},
     "leaderboard.Gates": dict,
-    "leaderboard.Part": lambda: fields(leaderboard.find_part("mqar")),
     "leaderboard.Request": lambda: fields(request()),
     "leaderboard.RuleInputs": lambda: {
         "stream": next(iter(STREAMS.values())).make(0, 4), "gates": leaderboard.Gates(),
     },
-    "leaderboard.Standing": lambda: {"row": row(), "mean": 0.5, "spread": None, "place": 1, "tied": False},
+    "leaderboard.Standing": lambda: {"entry": entries()[0], "mean": 0.5, "spread": None, "place": 1, "tied": False},
     "leaderboard.board_path": lambda: {"folder": Path("board"), "part": "mqar", "size": "small"},
     "leaderboard.find_part": lambda: {"name": "mqar"},
+    "leaderboard.known_parts": dict,
     "leaderboard.load_board": lambda: {"path": board()},
     "leaderboard.part_rows": lambda: {
         "part": leaderboard.find_part("mqar"), "size": "small", "folder": board().parent, "measurements": Path("none"),
     },
-    "leaderboard.places": lambda: {"rows": [row()], "better": "higher"},
+    "leaderboard.places": lambda: {"entries": entries(), "better": "higher"},
     "leaderboard.register_rule": lambda: {"name": "of a test", "gates": ["decay"], "state": lambda d: d},
     "leaderboard.run_part": lambda: {"part": leaderboard.find_part("memory"), "request": request()},
     "leaderboard.table_of": lambda: {
-        "part": leaderboard.find_part("mqar"), "size": "small", "rows": [row()], "mixers": ["gdn"],
+        "part": leaderboard.find_part("mqar"), "size": "small", "rows": [make_row()], "mixers": ["gdn"],
     },
 }  # fmt: skip

@@ -22,6 +22,7 @@ from fastweights_studies.record import read_rows, select, write_rows
 from fastweights.layers import MIXERS
 from fastweights.layers.description import described_options
 from studies.tests.documentation.site import pages
+from studies.tests.leaderboard.toy import make_row
 
 
 def page(name: str) -> str:
@@ -113,8 +114,8 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     (tmp_path / "claims" / "own-2.json").write_text(json.dumps(record))
     for path in (tmp_path / "leaderboard").glob("*-full.json"):
         path.unlink()
-    board = json.loads((tmp_path / "leaderboard" / "tracking-small.json").read_text())
-    (tmp_path / "leaderboard" / "tracking-full.json").write_text(json.dumps({**board, "size": "full"}))
+    column = select(PARTS["tracking"].library("full", ()), column={"task": "parity"})
+    write_rows(tmp_path / "leaderboard" / "tracking-full.json", column)
     text = choosing.render(tmp_path)
     small, large = (evidence.records_of(tmp_path)[name].measurement for name in ("own-2", "own-2-cuda"))
     by_variance, by_probability = (
@@ -165,7 +166,7 @@ def values_of(part: str, column: str) -> list[tuple[str, list[float]]]:
     """The mixers in a column and the values of their seeds, of the result files."""
     rows = part_rows(PARTS[part], "full", evidence.RESULTS / "leaderboard", evidence.RESULTS)
     return [
-        (row["mixer"].partition(" ")[0], row["values"]) for row in rows if row["column"] == column and row["values"]
+        (entry.label, [*entry.values]) for entry in PARTS[part].entries(rows) if entry.column == column and entry.values
     ]
 
 
@@ -256,12 +257,11 @@ def test_leaders_are_the_first_place_or_the_best_number() -> None:
 def test_a_memory_that_guesses_is_not_the_best(tmp_path: Path) -> None:
     (tmp_path / "leaderboard").mkdir()
     column = choosing.COLUMNS["tracking"]
-    rows = {
-        name: {"column": column, "mixer": name, "values": [value], "chance": 0.25, "diverged": 0}
+    rows = [
+        make_row("tracking", column=1, size="full", mixer=name, value=value)
         for name, value in (("gdn", 0.25), ("kda", 0.24))
-    }
-    board = {"format": 1, "part": "tracking", "size": "full", "setting": {}, "rows": rows}
-    (tmp_path / "leaderboard" / "tracking-full.json").write_text(json.dumps(board))
+    ]
+    write_rows(tmp_path / "leaderboard" / "tracking-full.json", rows)
     assert [
         "state tracking",
         f"tracking: {column}",
@@ -288,12 +288,8 @@ def test_numbers_of_a_page_are_those_of_the_results() -> None:
 def test_a_page_has_the_memory_s_numbers_on_the_leaderboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the best number of the column, with the marks and the place; other results are other numbers."""
     column = "16 inputs, 64 examples, noise 0.5"
-    board = json.loads((evidence.RESULTS / "leaderboard" / "regression-full.json").read_text())
-    errors = {
-        row["mixer"]: sum(row["values"]) / len(row["values"])
-        for row in board["rows"].values()
-        if row["column"] == column
-    }
+    entries = PARTS["regression"].entries(PARTS["regression"].library("full", ()))
+    errors = {entry.label: entry.mean for entry in entries if entry.column == column}
     best = min(errors, key=lambda name: errors[name])
     for name in ("gdn", "softmax"):
         line = next(line for line in page(name).splitlines() if f"| regression, squared error | {column} |" in line)
@@ -304,19 +300,19 @@ def test_a_page_has_the_memory_s_numbers_on_the_leaderboard(tmp_path: Path, monk
     assert (found := re.search(rf"\| {cell} \| {cell}, `[\w-]+` \|$", line)) and found[2] == "1"
 
     (tmp_path / "leaderboard").mkdir()
-    rows = {
-        "c, gdn": {"column": "c", "mixer": "gdn", "values": [0.5, 0.6], "chance": 0.25, "undertrained": True},
-        "c, kda": {"column": "c", "mixer": "kda", "values": [0.9, 0.9], "chance": 0.25},
-        "d, pdn": {"column": "d", "mixer": "pdn", "values": [0.25], "chance": 0.25},
-    }
-    (tmp_path / "leaderboard" / "tracking-full.json").write_text(
-        json.dumps({"format": 1, "part": "tracking", "size": "full", "setting": {}, "rows": rows})
-    )
+    rows = [
+        make_row(
+            "tracking", size="full", column=column, mixer=mixer, seed=seed, value=value, undertrained=mixer == "gdn"
+        )
+        for column, mixer, values in ((0, "gdn", (0.5, 0.6)), (0, "kda", (0.9, 0.9)), (1, "pdn", (0.25,)))
+        for seed, value in enumerate(values)
+    ]
+    write_rows(tmp_path / "leaderboard" / "tracking-full.json", rows)
     monkeypatch.setattr(mixer_pages.evidence, "board", functools.partial(evidence.board, results=tmp_path))
     head = "| part | column | this memory | best number |\n| --- | --- | --- | --- |\n"
     for name, line in {
-        "gdn": "| tracking, accuracy | c | 0.550 ±0.050 (2)\\* | 0.900 ±0.000 (1), `kda` |\n",
-        "pdn": "| tracking, accuracy | d | 0.250° | 0.250°, `pdn` |\n",
+        "gdn": "| tracking, accuracy | parity, 32 tokens | 0.550 ±0.050 (2)\\* | 0.900 ±0.000 (1), `kda` |\n",
+        "pdn": "| tracking, accuracy | s3, 32 tokens | 0.250° | 0.250°, `pdn` |\n",
     }.items():
         assert mixer_pages.leaderboard(name).endswith(head + line)
     assert mixer_pages.leaderboard("mesa") == "Leaderboard at full size: not measured yet.\n"

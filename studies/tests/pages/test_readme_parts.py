@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastweights_studies.leaderboard import PARTS
 from fastweights_studies.pages import page_parts
 from fastweights_studies.places import ROOT
 from fastweights_studies.record import read_rows, select, write_rows
@@ -58,11 +58,13 @@ def test_other_results_are_other_words(tmp_path: Path) -> None:
     for accelerated, ms in ((True, 4.0), (False, 5.0)):
         column = {**phase, "accelerated": accelerated}
         change("transformers-models-nvidia-h200", ms, 5, measure="phase_ms", column=column)
-    path, column = tmp_path / "leaderboard" / "mqar-full.json", "shuffled, 32 pairs, heads of 16"
-    board = json.loads(path.read_text())
-    for mixer, values in (("gdn", [0.5, 0.6]), ("mesa", [1.0]), ("linear", [1.0])):
-        board["rows"][f"{column}, {mixer}"]["values"] = values
-    path.write_text(json.dumps(board))
+    column = "shuffled, 32 pairs, heads of 16"
+    path = tmp_path / "leaderboard" / "mqar-full.json"
+    rows = {(PARTS["mqar"].title(row), row.mixer): row for row in read_rows(path)}
+    for mixer, value in (("gdn", 0.5), ("mesa", 1.0), ("linear", 1.0)):
+        rows[column, mixer] = replace(rows[column, mixer], value=value)
+    more = replace(rows[column, "gdn"], seed=1, value=0.6)
+    write_rows(path, [*rows.values(), more])
     text = " ".join(page_parts.measured(tmp_path).split())
     for said in (
         "with at most 2 seeds: 1.000 with `", "the best of 33, 1.000 with `", "0.550 with `gdn`, 0.463 with `gka`",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastweights_studies.experiments import claims_of, committed_records
 from fastweights_studies.experiments.claim import paired
-from fastweights_studies.leaderboard import SIZES
+from fastweights_studies.leaderboard import PARTS, SIZES
 from fastweights_studies.measure.first_values import SLOW
 from fastweights_studies.measure.gpu_tests import read_tests
 from fastweights_studies.measure.scaling import share_of_one_gpu
@@ -115,26 +115,24 @@ NUMBERS = ("no", "one", "two", "three", "four", "five")
 def test_trainings_among_the_limits() -> None:
     text = words("docs/limits.md")
     parts = ("language", "regression", "mqar", "tracking")
-    boards = {part: result(f"leaderboard/{part}-full")["rows"].values() for part in parts}
+    boards = {part: PARTS[part].entries(PARTS[part].library("full", ())) for part in parts}
     assert (
         "trainings have three seeds in state tracking and, where mixers are close, in language. Those of recall have one"
         in text
     )
-    seeds = {
-        part: {len(row["values"]) for row in rows if row["diverged"] < row["runs"]} for part, rows in boards.items()
-    }
+    seeds = {part: {len(entry.values) for entry in entries if entry.values} for part, entries in boards.items()}
     assert seeds == {"language": {1, 3}, "regression": {1, 3}, "mqar": {1}, "tracking": {3}}
-    several = [row["column"].rpartition(" ")[2] for row in boards["regression"] if len(row["values"]) == 3]
-    assert (several.count("0.0"), several.count("0.5")) == (32, 1)
+    several = [entry.rows[0].column["noise"] for entry in boards["regression"] if len(entry.values) == 3]
+    assert (several.count(0.0), several.count(0.5)) == (32, 1)
     assert "In regression 32 of 33 mixers have three without noise, and one with it" in text
     for part in ("language", "regression", "mqar"):
-        rates = [row["learning rate"] for row in boards[part] if row["values"]]
+        rates = [entry.learning_rate for entry in boards[part] if entry.values]
         assert rates.count(max(rates)) > len(rates) / 2, part
     assert "In its recall, regression and language parts the better learning rate was the larger one of the two" in text
-    learnt = {row["column"]: row["values"][0] for row in boards["mqar"] if row["mixer"] == "softmax"}
+    learnt = {entry.column: entry.values[0] for entry in boards["mqar"] if entry.label == "softmax"}
     for column, accuracy in learnt.items():
         assert (accuracy > 0.99) is not column.startswith("shuffled, 32 pairs"), column
-    guessed = [row["values"][0] / row["chance"] for row in boards["regression"] if row["mixer"] == "softmax"]
+    guessed = [entry.values[0] / entry.run["chance"] for entry in boards["regression"] if entry.label == "softmax"]
     assert guessed == pytest.approx([1, 1], rel=0.01)
     assert (
         "Softmax attention learns 8 shuffled pairs and 32 ordered ones there, and guesses with 32 shuffled pairs"

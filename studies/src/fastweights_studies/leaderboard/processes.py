@@ -16,6 +16,7 @@ import torch
 from fastweights.environment import OutOfMemory, within_memory
 from fastweights.files import write_json
 from fastweights.layers import import_mixers
+from fastweights.results.language import load_result
 from fastweights.training.calling_script import prepared, starting_processes
 from fastweights.training.workers import WorkerError, gpus_of_workers, signals_held_back
 
@@ -23,7 +24,7 @@ from .request import Request
 
 __all__ = ["call_each", "has_ended", "train_models"]
 
-DIVERGED = "diverged.json"
+RESULT, DIVERGED = "result.json", "diverged.json"
 KILLED_SECONDS = 10.0  # until a killed process is gone
 
 
@@ -46,16 +47,21 @@ def train_models(runs: Sequence[Any], request: Request) -> None:
         request.reporter.note(f"{run.output}: {'trained' if why is None else 'diverged'}")
 
     waiting = [run for run in runs if not has_ended(run)]
-    if request.processes() == 1:
-        for run in waiting:
-            ended(run, train_here(run))
-    else:
-        train_together(waiting, request.processes(), request.device, request.imports, ended)
+    trained = [run for run in waiting if (Path(run.output) / RESULT).exists()]  # only measured again
+    here = waiting if request.processes() == 1 else trained
+    for run in here:
+        ended(run, train_here(run))
+    if len(here) < len(waiting):
+        there = [run for run in waiting if run not in here]
+        train_together(there, request.processes(), request.device, request.imports, ended)
 
 
 def has_ended(run: Any) -> bool:
-    """Whether a training has a result or has diverged."""
-    return any((Path(run.output) / name).exists() for name in ("result.json", DIVERGED))
+    """Whether a training has diverged, or has a result with all context lengths of the run."""
+    folder = Path(run.output)
+    if not (folder / RESULT).exists():
+        return (folder / DIVERGED).exists()
+    return load_result(folder / RESULT).run["context_lengths"] == list(run.context_lengths)
 
 
 @dataclass(frozen=True)

@@ -318,10 +318,12 @@ def place(folder: Path) -> int:
 
 def main() -> None:
     from fastweights.layers import MIXERS
+    from fastweights_studies.leaderboard.language import LanguagePart
     from fastweights_studies.leaderboard.parts import PARTS
+    from fastweights_studies.leaderboard.trainings import TaskPart
     from fastweights_studies.measure.judge.cases import CASES
 
-    trained = [name for name, part in PARTS.items() if part.kind in ("task", "language")]
+    trained = [name for name, part in PARTS.items() if isinstance(part, (TaskPart, LanguagePart))]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, help="folder for the kernels")
     parser.add_argument("--ops", default="", help="of kernels.py, comma-separated")
