@@ -52,7 +52,7 @@ def from_record(kind: type[Made], record: Any, path: Path) -> Made:
         made = kind(**record)
         hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-            if not _is(getattr(made, field.name), hints[field.name]):
+            if not _matches(getattr(made, field.name), hints[field.name]):
                 raise TypeError(f"{field.name} is {type(getattr(made, field.name)).__name__}")
         return made
 
@@ -63,19 +63,19 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _is(value: object, hint: Any) -> bool:
+def _matches(value: object, hint: Any) -> bool:
     """Whether a value from JSON is of a kind that an annotation names."""
     kind, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
     if kind in (Union, types.UnionType):
-        return any(_is(value, one) for one in inside)
+        return any(_matches(value, one) for one in inside)
     if kind is Literal:
         return value in inside
     if kind in (list, tuple):
-        return isinstance(value, list) and all(_is(entry, inside[0]) for entry in value)
+        return isinstance(value, list) and all(_matches(entry, inside[0]) for entry in value)
     if kind in (dict, Mapping):
-        return isinstance(value, dict) and all(_is(entry, inside[1]) for entry in value.values())
+        return isinstance(value, dict) and all(_matches(entry, inside[1]) for entry in value.values())
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))

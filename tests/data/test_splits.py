@@ -8,7 +8,7 @@ import pytest
 from fastweights.data import MQAR, TASKS, Copy, RecallTask, SelectiveCopy, ShuffledMQAR, StateTracking, make_task
 from fastweights.data._splits import is_test
 from fastweights.training import RecallRun
-from fastweights.training.batches import training_batches
+from fastweights.training.recall.batches import training_batches
 
 Example = frozenset[tuple[int, int]]
 

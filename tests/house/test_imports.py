@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from fastweights import ops
 from fastweights.ops import authoring
-from fastweights.training.toml_file import read_toml
+from fastweights.training.run_files import read_toml
 
 ROOT = Path(__file__).parents[2]
 

@@ -25,8 +25,8 @@ from fastweights.models import FastWeightsConfig, FastWeightsForCausalLM
 from fastweights.ops import palimpsa
 from fastweights.testing import check_mixer
 from fastweights.training import RecallExperiment
-from fastweights.training.folder import ExperimentFolder
-from fastweights.training.train import train_run
+from fastweights.training.recall.folder import ExperimentFolder
+from fastweights.training.recall.train import train_run
 
 MODULE = '''
 import torch

@@ -84,7 +84,7 @@ def test_records_are_replaced_by_those_of_the_same_claim_alone(place, capsys):
 @pytest.mark.slow
 def test_a_training_that_is_measured_anew_leaves_other_files(place):
     """reproduce and leaderboard delete the trainings that they made, with --overwrite."""
-    from fastweights.training.folder import remove_trainings
+    from fastweights_studies.trained_folders import remove_trainings
 
     recall = f"{RECALL} --workers 1 --output new/trained/C2/all"
     assert main(recall.split()) == 0

@@ -9,7 +9,7 @@ from fastweights_studies.experiments.own import o2c_hybrids_with_a_fitted_router
 
 from fastweights.data.task import IGNORE_INDEX
 from fastweights.training import RecallRun
-from fastweights.training.objectives import objective_of
+from fastweights.training.recall.objectives import objective_of
 
 
 @pytest.fixture

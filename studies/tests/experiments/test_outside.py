@@ -9,7 +9,7 @@ from fastweights_studies.experiments.own import o3b_training_outside_the_bound a
 
 from fastweights.layers import DeltaNet
 from fastweights.training import RecallRun
-from fastweights.training.objectives import objective_of
+from fastweights.training.recall.objectives import objective_of
 
 INSIDE = [inside for inside, _ in outside.FAMILIES.values()]
 OUTSIDE = [beyond for _, beyond in outside.FAMILIES.values()]

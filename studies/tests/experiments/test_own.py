@@ -16,7 +16,7 @@ from fastweights_studies.experiments.products import log_norms, penalties, penal
 from fastweights_studies.experiments.trained import accuracy
 
 from fastweights.training import RecallExperiment
-from fastweights.training.objectives import objective_of
+from fastweights.training.recall.objectives import objective_of
 
 RESULTS = places.RESULTS / "claims"
 

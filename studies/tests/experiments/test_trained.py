@@ -7,13 +7,14 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from fastweights_studies import rate_search
 from fastweights_studies.experiments import Conditions, claims_of, find_claim, trained
 from fastweights_studies.experiments.claim import Unmeasured
 from fastweights_studies.experiments.own import o1_least_squares_as_layers as squares
 from fastweights_studies.experiments.readings import SECOND
 
 from fastweights.results import RecallResult
-from fastweights.training import RecallExperiment, rate_search
+from fastweights.training import RecallExperiment, pool
 from fastweights.training.language import together
 from tests.training.language.small import small_run, write_texts
 
@@ -205,7 +206,7 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     monkeypatch.setattr(trained, "passes_over_text", lambda run: 1.0)
     measure = trained.language_models("C0", {"one": "gdn", "two": "linear"}, **settings)
     conditions = [Conditions(seeds=(0,), folder=tmp_path / name, workers=2) for name in ("stopped", "whole")]
-    waited = together.wait
+    waited = pool.wait
 
     def stop_in_the_middle(sentinels):
         assert len(sentinels) == 2  # both train
@@ -213,10 +214,10 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
             time.sleep(0.05)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(together, "wait", stop_in_the_middle)
+    monkeypatch.setattr(pool, "wait", stop_in_the_middle)
     with pytest.raises(KeyboardInterrupt):
         measure(conditions[0])
-    monkeypatch.setattr(together, "wait", waited)
+    monkeypatch.setattr(pool, "wait", waited)
     saved = [list((tmp_path / f"stopped/C0/{name}-seed0/checkpoints").glob("checkpoint-*")) for name in ("one", "two")]
     assert any(saved) and not all(
         (tmp_path / f"stopped/C0/{name}-seed0/result.json").exists() for name in ("one", "two")
@@ -224,7 +225,7 @@ def test_language_models_train_together_and_continue(tmp_path, monkeypatch):
     found = [measure(each) for each in conditions]
     assert found[0] == found[1] and 0 < found[0].mean("one") != found[0].mean("two")
     assert found[0].mean(trained.gradient_spike("one", 0.999)) > 1 and "two, context 16" in found[0].values
-    monkeypatch.setattr(together, "_train", None)  # nothing is trained again
+    monkeypatch.setattr("fastweights.training.engine.run_tasks", None)  # nothing is trained again
     assert measure(conditions[0]) == found[0]
 
 

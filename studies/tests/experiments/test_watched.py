@@ -12,8 +12,8 @@ from fastweights_studies.experiments.watched import in_processes, largest_spike,
 from fastweights_studies.places import ROOT
 
 from fastweights.training import RecallRun, train_run
-from fastweights.training.batches import training_batches
-from fastweights.training.train import Training
+from fastweights.training.recall.batches import training_batches
+from fastweights.training.recall.train import Training
 
 RUN = RecallRun(
     mixer="deltanet", pairs=4, learning_rate=1e-2, layers=1, width=16, steps=4, batch_size=2, test_examples=8

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fastweights_studies import rate_search
 from fastweights_studies.leaderboard import (
     PARTS,
     SIZES,
@@ -23,9 +24,10 @@ from fastweights import data
 from fastweights.data.text import TextCorpus
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
-from fastweights.training import WorkerError, rate_search, recall
+from fastweights.training import WorkerError
 from fastweights.training.progress import Silent
-from fastweights.training.recall import run_recall_parts
+from fastweights.training.recall import run as recall
+from fastweights.training.recall.run import run_recall_parts
 
 from .toy import NOWHERE, S3, TOY, read_entries, task, train_here
 
@@ -168,13 +170,13 @@ def test_an_interrupted_part_continues(tmp_path, here, monkeypatch):
 
 
 def test_an_interrupted_part_has_the_rows_that_have_ended(tmp_path, here, monkeypatch):
-    train = recall.train_runs
+    train = recall.train_jobs
 
-    def interrupted(jobs, **options):
-        train([job for job in jobs if job.run.choice.name == "linear"], **options)
+    def interrupted(jobs, *others):
+        train([job for job in jobs if job.run.choice.name == "linear"], *others)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recall, "train_runs", interrupted)
+    monkeypatch.setattr(recall, "train_jobs", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_part(PARTS["tracking"], request(tmp_path, seeds=(0,)))
     assert set(read_entries("tracking", tmp_path)) == {(S3, "linear")}
@@ -456,7 +458,7 @@ def test_needles_in_two_processes_are_those_of_one(tmp_path, monkeypatch):
     board.unlink()
     (best,) = folders(alone["400 tokens", "linear"])
     (tmp_path / "trained/language-small" / best / "model/config.json").write_text("{")
-    with pytest.raises(WorkerError, match="1 of 2 failed: linear: ValueError"):
+    with pytest.raises(WorkerError, match="mixer linear failed: ValueError"):
         run_part(PARTS["needle"], request(tmp_path, seeds=(0,), workers=2))
     (key,) = together = read_entries("needle", tmp_path)
     assert key == ("400 tokens", "softmax")

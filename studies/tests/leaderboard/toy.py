@@ -70,10 +70,11 @@ def train_here(monkeypatch):
     """Has `run_recall_parts` train in this process; the runs that it trains are added to the list returned."""
     trained = []
 
-    def train_runs(jobs, **options):
+    def train_jobs(jobs, *others):
         for job in jobs:
-            trained.append(job.run)
-            save_result(job.folder.result(job.run), train_run(job.run, job.folder.checkpoint(job.run)))
+            if not job.has_ended():
+                trained.append(job.run)
+                save_result(job.folder.result(job.run), train_run(job.run, job.folder.checkpoint(job.run)))
 
-    monkeypatch.setattr("fastweights.training.recall.train_runs", train_runs)
+    monkeypatch.setattr("fastweights.training.recall.run.train_jobs", train_jobs)
     return trained

@@ -6,14 +6,11 @@ from typing import Annotated
 import typer
 
 from fastweights.cli._options import (
-    FEWER,
     Device,
     DryRun,
     Imports,
     Overwrite,
     Quiet,
-    Workers,
-    check_trainings,
     import_mixers,
     one_line_errors,
     output_path,
@@ -22,6 +19,8 @@ from fastweights.cli._options import (
 from fastweights.cli._output import show_plan
 from fastweights.stopping import StopSignals
 from fastweights.terminal import Console, show
+
+from ._options import FEWER, Workers, check_trainings
 
 # Those of fastweights_studies.leaderboard (a test compares them), written out because help must not import torch.
 PARTS = "mqar, regression, tracking, language, needle, training-speed, decoding-speed, memory, rules"
@@ -75,7 +74,7 @@ def leaderboard(
         from fastweights.checks import check_choice
         from fastweights.layers import MIXERS, MixerChoice, parse_mixers
         from fastweights.layers.choice import check_backend
-        from fastweights.training.progress import reporter_for
+        from fastweights.training.progress import RunsProgress
 
         from ..leaderboard import SIZES, Request, find_part, known_parts, run_part, table_of
         from ..leaderboard.run import claim_boards, plan_part
@@ -103,7 +102,7 @@ def leaderboard(
             check_backend(choice.name, choice.options, device)
         request = Request(
             mixers=choices, size=size, device=device, output=output, seeds=given, workers=workers,
-            imports=tuple(imports or ()), reporter=reporter_for(Console(stderr=True, quiet=quiet)),
+            imports=tuple(imports or ()), reporter=RunsProgress(Console(stderr=True, quiet=quiet)),
         )  # fmt: skip
         with claim_boards("--output", chosen, request):
             if dry_run:

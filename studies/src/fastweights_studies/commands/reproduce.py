@@ -6,13 +6,10 @@ from typing import Annotated
 import typer
 
 from fastweights.cli._options import (
-    FEWER,
     Device,
     DryRun,
     Overwrite,
     Quiet,
-    Workers,
-    check_trainings,
     one_line_errors,
     output_path,
     training_errors,
@@ -20,6 +17,8 @@ from fastweights.cli._options import (
 from fastweights.cli._output import show_plan
 from fastweights.stopping import StopSignals
 from fastweights.terminal import Console, show
+
+from ._options import FEWER, Workers, check_trainings
 
 PAPERS = "pdn, gka, palimpsa, lattice, vla, own"  # those of fastweights_studies.experiments (a test compares them)
 CONTINUES = "the same command continues where trainings stopped"
@@ -59,8 +58,6 @@ def reproduce(
     hold is a result: the exit code is 0.
     """
     with one_line_errors(CONTINUES, FEWER), StopSignals():
-        from fastweights.training.folder import remove_trainings
-
         from ..experiments import (
             Conditions,
             claims_of,
@@ -72,6 +69,7 @@ def reproduce(
         )
         from ..experiments.record import claimed_records, record_path
         from ..experiments.tables import claim_page, claims_table
+        from ..trained_folders import remove_trainings
 
         named = [find_claim(name) for name in claims or ()]
         chosen = named or (list(claims_of(paper)) if paper or list_claims else [])

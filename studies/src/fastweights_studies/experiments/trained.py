@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,15 @@ import torch
 from fastweights.data.text import TextTokenizer, pytorch_source
 from fastweights.files import file_name
 from fastweights.models import FastWeightsForCausalLM
-from fastweights.results import LanguageResult, RecallResult
+from fastweights.results import LanguageResult, RecallResult, still_falling
 from fastweights.results.experiment import best_results
 from fastweights.results.language import load_result
-from fastweights.training import RecallExperiment, RecallRun, run_recall_parts
-from fastweights.training.folder import ExperimentFolder
-from fastweights.training.optimization import still_learning
-from fastweights.training.output_folder import as_stored
-from fastweights.training.rate_search import search_rates
-from fastweights.training.workers import usual_workers
+from fastweights.training import RecallExperiment, RecallRun, learning_rate_factor, run_recall_parts
+from fastweights.training.folder import as_stored
+from fastweights.training.pool import usual_workers
+from fastweights.training.recall.folder import ExperimentFolder
 
+from ..rate_search import search_rates
 from .claim import Claim, Conditions, Measurement, Unmeasured
 
 __all__ = [
@@ -263,3 +263,17 @@ def small_model(layers: int = 6, width: int = 512, heads: int = 4, length: int =
         "compile": False,  # several trainings share a GPU, and compiling them takes longer than it saves
         **more,
     }  # fmt: skip
+
+
+def still_learning(result: LanguageResult) -> bool:
+    """Whether the loss of a language model was still falling when its training ended, by the learning rates of its run."""
+    run = result.run
+    warmup = math.ceil(run["warmup_fraction"] * run["max_steps"])
+    factors = (
+        learning_rate_factor(
+            step, steps=run["max_steps"], warmup_steps=warmup, final=run["final_fraction"], start=run["warmup_start"]
+        )
+        for step in range(run["max_steps"])
+    )
+    learning = list(accumulate(factors))
+    return still_falling(result.loss_steps, result.losses, [learning[step - 1] for step in result.loss_steps])

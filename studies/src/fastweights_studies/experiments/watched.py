@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import torch
 
 from fastweights.training import RecallRun
-from fastweights.training.batches import training_batches
 from fastweights.training.calling_script import prepared, starting_processes
-from fastweights.training.objectives import Objective
-from fastweights.training.train import Training
-from fastweights.training.workers import usual_workers
+from fastweights.training.pool import usual_workers
+from fastweights.training.recall.batches import training_batches
+from fastweights.training.recall.objectives import Objective
+from fastweights.training.recall.train import Training
 
 from .claim import Conditions
 

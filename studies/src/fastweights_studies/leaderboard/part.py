@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 
 from fastweights.files import file_name
 from fastweights.layers import MixerChoice
-from fastweights.training.folder import remove_trainings
-from fastweights.training.output_folder import as_stored
+from fastweights.training.folder import as_stored
 
 from ..record import Plain, Row
+from ..trained_folders import remove_trainings
 from .board import Board, board_path, library_rows, load_board
 from .cells import LEARNING, MARKS, UNMARKED, format_number
 from .entries import Entry, label_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fastweights.kinds import checked
 from fastweights.layers import MixerChoice
+from fastweights.training.pool import usual_workers
 from fastweights.training.progress import Reporter, Silent
-from fastweights.training.workers import usual_workers
 
 from ..record import WORD
 from .entries import describe_label

@@ -12,9 +12,9 @@ from fastweights.files import file_name
 from fastweights.layers import MixerChoice
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment
-from fastweights.training.objectives import objective_of
-from fastweights.training.rate_search import RateSearch, search_rates
+from fastweights.training.recall.objectives import objective_of
 
+from ..rate_search import RateSearch, search_rates
 from ..record import Plain, Row
 from .board import Board, measured_here
 from .entries import EXACT, Entry

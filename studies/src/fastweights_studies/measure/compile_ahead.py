@@ -173,9 +173,10 @@ def compiled_trainings(owner: str) -> Iterator[None]:
 
     The code inside ends with the first call that begins trainings.
     """
-    from fastweights.training import rate_search
     from fastweights.training.language import together
     from fastweights_studies.experiments import trained
+
+    from .. import rate_search
 
     found: dict[str, Any] = {}
 
@@ -230,8 +231,8 @@ def compile_leaderboard(mixer: str, *parts: str) -> None:
 
 
 def compile_recall(run: Any) -> None:
-    from fastweights.training.batches import training_batches
-    from fastweights.training.train import Training
+    from fastweights.training.recall.batches import training_batches
+    from fastweights.training.recall.train import Training
 
     training = Training(run)
     ends = [0, *training.ends]

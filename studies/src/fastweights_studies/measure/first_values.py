@@ -20,7 +20,7 @@ from fastweights.layers import MIXERS, MixerChoice, PalimpsaM, register_mixer
 from fastweights.layers.options import one_of, option
 from fastweights.layers.palimpsa_m import PalimpsaMOptions
 from fastweights.training import RecallExperiment, RecallRun, run_recall_parts
-from fastweights.training.progress import reporter_for
+from fastweights.training.progress import RunsProgress
 from fastweights_studies.measure.environment import describe
 from fastweights_studies.measure.recall import setting_column
 from fastweights_studies.measure.rows import make_rows, replace_rows
@@ -128,7 +128,7 @@ def main() -> None:
     arguments = parser.parse_args()
     parts = experiments()
     folders = {name: arguments.runs / name for name in parts}
-    found = run_recall_parts(parts, folders, reporter=reporter_for(Console(stderr=True), 300), log_every=300)
+    found = run_recall_parts(parts, folders, reporter=RunsProgress(Console(stderr=True), 300), log_every=300)
     origin = describe()
     rows = [
         row

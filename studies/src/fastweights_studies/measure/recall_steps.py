@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from fastweights.training import RecallExperiment
-from fastweights.training.batches import training_batches
-from fastweights.training.train import Training
+from fastweights.training.recall.batches import training_batches
+from fastweights.training.recall.train import Training
 from fastweights_studies.experiments.trained import VLA_SETTINGS, ZOOLOGY_SETTINGS
 from fastweights_studies.measure.environment import describe, find_gpu
 from fastweights_studies.measure.rows import make_rows, name_file, replace_rows

@@ -15,8 +15,8 @@ from fastweights.data import RecallTask, make_task
 from fastweights.data.task import IGNORE_INDEX
 from fastweights.evaluation.reading import evaluating
 from fastweights.training import RecallRun
-from fastweights.training.objectives import Measured, Objective, objective_of
-from fastweights.training.train import Training
+from fastweights.training.recall.objectives import Measured, Objective, objective_of
+from fastweights.training.recall.train import Training
 
 from ..claim import OWN, Claim, Conditions, Measurement, Verdict, clear_sign, paired
 from ..confidence import auroc

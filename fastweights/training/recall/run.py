@@ -1,25 +1,89 @@
 """The recall experiment as a function: train the grid, gather the results."""
 
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
-from ..kinds import checked
-from ..layers.choice import check_backend
-from ..results import RecallResult, save_results
-from ..results.recall import load_result
-from .calling_script import work_begins
+from ...checks import check_flag, check_number, check_path, check_size, check_texts, describe_value, error_prefix
+from ...kinds import checked
+from ...layers.choice import check_backend
+from ...results import RecallResult, save_results
+from ...results.recall import load_result, save_result
+from ..calling_script import work_begins
+from ..engine import train_jobs
+from ..pool import Pool, Worker, WorkerError, usual_workers
+from ..progress import LOG_EVERY, Reporter, Silent
 from .experiment import RecallExperiment, RecallRun
 from .folder import ExperimentFolder
 from .objectives import objective_of
-from .progress import LOG_EVERY, Reporter, Silent
-from .workers import Job, WorkerError, train_runs, usual_workers
+from .train import train_run
+from .watching import find_watches
 
-__all__ = ["check_models", "plan_recall", "run_recall", "run_recall_parts"]
+__all__ = ["RecallJob", "check_models", "plan_recall", "run_recall", "run_recall_parts"]
+
+LESS_MEMORY = "a smaller batch_size, or fewer workers,"
+REPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class RecallJob:
+    """A run, and the folder of its experiment. part: the experiment's name where there are several."""
+
+    run: RecallRun
+    folder: ExperimentFolder
+    part: str
+    checkpoint_seconds: float
+    log_every: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}/{self.run.name}" if self.part else self.run.name
+
+    @property
+    def cost(self) -> int:
+        return self.run.tokens
+
+    def has_ended(self) -> bool:
+        return self.folder.result(self.run).exists()
+
+    def __call__(self, worker: Worker) -> RecallResult | None:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
+        checkpoint = self.folder.checkpoint(self.run)
+        result = train_run(
+            self.run,
+            checkpoint,
+            checkpoint_seconds=self.checkpoint_seconds,
+            on_step=self._reports(worker),
+            should_stop=worker.should_stop,
+            model_folder=self.folder.model(self.run),
+        )
+        if result is not None:
+            save_result(self.folder.result(self.run), result)
+            checkpoint.unlink(missing_ok=True)
+        return result
+
+    def _reports(self, worker: Worker) -> Callable[[int, float | None], None]:
+        """A function that reports steps, a few times per second."""
+        last_time, last_step = time.monotonic(), None
+
+        def report(step: int, loss: float | None) -> None:
+            nonlocal last_time, last_step
+            now = time.monotonic()
+            if last_step is None:
+                last_time, last_step = now, step
+            elif now - last_time >= REPORT_SECONDS or step % self.log_every == 0:
+                worker.report((step, loss, (step - last_step) / max(now - last_time, 1e-9)))
+                last_time, last_step = now, step
+
+        return report
 
 
 @checked
@@ -99,35 +163,30 @@ def run_recall_parts(
     check_size("workers", workers, high=1024)
     check_size("log_every", log_every)
     check_number("checkpoint_seconds", checkpoint_seconds, low=0)
-    jobs = [Job(run, folders[name], name) for name, experiment in parts.items() for run in experiment.runs()]
+    jobs = [
+        RecallJob(run, folders[name], name, checkpoint_seconds, log_every)
+        for name, experiment in parts.items()
+        for run in experiment.runs()
+    ]
     for name, experiment in parts.items():
         with error_prefix(f"part {name}") if name else nullcontext():
             check_models(experiment.runs())
     reporter = reporter or Silent()
+    devices = {experiment.device for experiment in parts.values()}
+    pool = Pool(workers=workers, devices=devices, imports=imports, what="run", less_memory=LESS_MEMORY)
     with ExitStack() as opened:
         for name, experiment in parts.items():
             opened.enter_context(folders[name].opened(experiment, overwrite=overwrite, report=reporter.note))
-        pending = [job for job in jobs if not job.folder.result(job.run).exists()]
         failure: WorkerError | KeyboardInterrupt | None = None
-        if pending:
-            with reporter:
-                reporter.begin([job.run for job in pending], total=len(jobs))
-                try:
-                    train_runs(
-                        sorted(pending, key=lambda job: -job.run.tokens),  # the longest first, to end together
-                        workers=workers,
-                        checkpoint_seconds=checkpoint_seconds,
-                        reporter=reporter,
-                        log_every=log_every,
-                        imports=imports,
-                    )
-                except KeyboardInterrupt as interruption:
-                    failure = interruption
-                except WorkerError as error:
-                    if error.ends_all:
-                        raise
-                    failure = error
-        results = {name: _gathered(experiment, folders[name]) for name, experiment in parts.items()}
+        try:
+            train_jobs(jobs, pool, reporter)
+        except KeyboardInterrupt as interruption:
+            failure = interruption
+        except WorkerError as error:
+            if error.ends_all:
+                raise
+            failure = error
+        results = {name: _gather_results(experiment, folders[name]) for name, experiment in parts.items()}
         if failure:
             raise failure
     return results
@@ -151,14 +210,14 @@ def plan_recall(
         groups: dict[tuple[str, int], list[RecallRun]] = {}
         for run in experiment.runs():
             groups.setdefault((run.choice.label, run.pairs), []).append(run)
-        models = [_planned(runs, folder, overwrite) for runs in groups.values()]
+        models = [_plan_models(runs, folder, overwrite) for runs in groups.values()]
         plan.append({"part": name, "output": str(folder.path), "settings": experiment.record(), "models": models})
     return plan
 
 
-def _planned(runs: Sequence[RecallRun], folder: ExperimentFolder, overwrite: bool) -> dict[str, Any]:
+def _plan_models(runs: Sequence[RecallRun], folder: ExperimentFolder, overwrite: bool) -> dict[str, Any]:
     """One mixer at one number of pairs."""
-    model = _without_weights(runs[0])
+    model = _build_without_weights(runs[0])
     ended = 0 if overwrite else sum(folder.result(run).exists() for run in runs)
     return {
         "mixer": runs[0].choice.label, "pairs": runs[0].pairs, "parameters": model.num_parameters(),
@@ -166,7 +225,7 @@ def _planned(runs: Sequence[RecallRun], folder: ExperimentFolder, overwrite: boo
     }  # fmt: skip
 
 
-def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[RecallResult]:
+def _gather_results(experiment: RecallExperiment, folder: ExperimentFolder) -> list[RecallResult]:
     """The results of the runs that have ended, also in results.json."""
     ended = [run for run in experiment.runs() if folder.result(run).exists()]
     results = [load_result(folder.result(run), run=run.record()) for run in ended]
@@ -176,13 +235,16 @@ def _gathered(experiment: RecallExperiment, folder: ExperimentFolder) -> list[Re
 
 
 def check_models(runs: Sequence[RecallRun]) -> None:
-    """Raises the ValueError of a mixer that cannot be built in this size, or run on this device, before any is trained."""
+    """Raises, before any is trained, the ValueError of a mixer that cannot be built in this size or run on this device, or of
+    `watch_every` where nothing is installed that looks."""
+    if any(run.watch_every for run in runs):
+        find_watches()
     for run in {run.choice.label: run for run in runs}.values():
-        _without_weights(run)
+        _build_without_weights(run)
         check_backend(run.choice.name, run.choice.options, run.device)
 
 
-def _without_weights(run: RecallRun) -> Any:
+def _build_without_weights(run: RecallRun) -> Any:
     """The model that a run trains, without memory for its weights."""
     with torch.device("meta"), error_prefix(f"mixer {run.choice.label}"):
         return objective_of(run.make_task()).build(run.model_config())

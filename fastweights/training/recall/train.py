@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from ..checks import check_number, check_path, describe_value
-from ..data import RecallTask
-from ..environment import machine, versions
-from ..kinds import checked
-from ..results import RecallResult, undertrained
+from ...checks import check_number, check_path, describe_value
+from ...data import RecallTask
+from ...environment import machine, versions
+from ...kinds import checked
+from ...results import RecallResult, undertrained
+from ..checkpoints import load_checkpoint, save_checkpoint
+from ..optimization import learning_rate_factor
 from .batches import training_batches
-from .checkpoint import load_checkpoint, save_checkpoint
 from .experiment import RecallRun
 from .objectives import Measured, objective_of
-from .optimization import learning_rate_factor
 from .step import TrainingStep
-from .watching import watch_model
+from .watching import find_watches, watch_model
 
 __all__ = ["Training", "train_run"]
 
@@ -55,6 +55,7 @@ def train_run(
 
     Raises:
         CheckpointError: the checkpoint is damaged or belongs to another run.
+        ValueError: the run is to be watched, and nothing is installed that looks.
     """
     if not isinstance(run, RecallRun):
         raise TypeError(f"run must be a RecallRun, got {describe_value(run)}")
@@ -111,6 +112,8 @@ class Training:
     """
 
     def __init__(self, run: RecallRun, uses_graphs: bool = True, change: Callable[[Any], None] | None = None) -> None:
+        if run.watch_every:
+            find_watches()
         self.run = run
         self.task = run.make_task()
         torch.manual_seed(run.seed)

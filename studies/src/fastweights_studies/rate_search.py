@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..results import RecallResult, load_results
-from ..results.experiment import best_results
-from .experiment import RecallExperiment
-from .output_folder import as_stored
-from .recall import run_recall_parts
-from .workers import WorkerError
+from fastweights.results import RecallResult, load_results
+from fastweights.results.experiment import best_results
+from fastweights.training import RecallExperiment, WorkerError
+from fastweights.training.folder import as_stored
+from fastweights.training.recall.run import run_recall_parts
 
 __all__ = ["RateSearch", "search_rates"]
 
@@ -49,7 +48,7 @@ def search_rates(
         WorkerError: no file can be written.
     """
     first = {(name, one.seeds[0]): one for name, one in experiments.items()}
-    grids, failure = _trained(first, outputs, options)
+    grids, failure = _train(first, outputs, options)
     searches = {name: RateSearch(grid, best_results(grid)) for (name, _), grid in grids.items()}
     if isinstance(failure, KeyboardInterrupt):
         return searches, failure
@@ -58,19 +57,19 @@ def search_rates(
         for name, (_, chosen) in searches.items()
         for seed in experiments[name].seeds[1:]
     }
-    trained, later_failure = _trained(later, outputs, options)
+    trained, later_failure = _train(later, outputs, options)
     for (name, _), results in trained.items():
         searches[name].chosen.extend(results)
     return searches, later_failure if isinstance(later_failure, KeyboardInterrupt) else failure or later_failure
 
 
-def _ended(experiment: RecallExperiment, folder: Path) -> list[RecallResult]:
+def _find_ended(experiment: RecallExperiment, folder: Path) -> list[RecallResult]:
     """The results in the folder that are those of the experiment's runs."""
     file, runs = folder / "results.json", [as_stored(run.record()) for run in experiment.runs()]
     return [result for result in load_results(file) if result.run in runs] if file.exists() else []
 
 
-def _trained(
+def _train(
     wanted: Mapping[tuple[str, int], RecallExperiment],
     outputs: Mapping[str, Path],
     options: Mapping[str, Any],
@@ -89,6 +88,6 @@ def _trained(
             raise
         failure = error
     if failure is not None:
-        done = {part: _ended(one, folders[part]) for part, one in parts.items()}
+        done = {part: _find_ended(one, folders[part]) for part, one in parts.items()}
     ended = {key: done[part] for key, part in zip(wanted, parts) if len(done.get(part, ())) == len(parts[part].runs())}
     return ended, failure

@@ -1,32 +1,59 @@
-"""Checkpoints on disk. Each appears whole or not at all, with checksums, and older ones stay until a newer one is complete."""
+"""The checkpoints of trainings. Each appears whole or not at all and has checksums. A damaged one, or one of another run, is
+never continued.
+
+A recall run has one file, which the next checkpoint replaces. A language model has folders, and the older ones stay until a
+newer one is complete.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
-from transformers import TrainerState
+import torch
 
-from ...files import CHECKSUMS, TENSOR_ERRORS, Own, WriteError, any_file, damage, is_own, remove_own, standing, writing
-from ...models import FastWeightsConfig
-from ...models.loading import SAVED_MODEL
-from ...untrusted import check_file, read_json_object
-from ..output_folder import as_stored
+from ..files import (
+    CHECKSUMS,
+    TENSOR_ERRORS,
+    Own,
+    WriteError,
+    any_file,
+    damage,
+    is_own,
+    remove_own,
+    standing,
+    write_bytes,
+    writing,
+)
+from ..models import FastWeightsConfig
+from ..models.loading import SAVED_MODEL
+from ..untrusted import check_file, read_json_object
+from .folder import as_stored
 
 __all__ = [
     "CHECKPOINT",
+    "CheckpointError",
+    "DamagedCheckpoint",
     "SaveError",
     "checkpoint_step",
     "checkpoints_in",
     "drop_old",
     "latest_whole",
+    "load_checkpoint",
     "loading",
+    "save_checkpoint",
     "saving",
 ]
+
+_HEADER = b"fastweights checkpoint 1\n"
+_DIGEST_SIZE = hashlib.sha256().digest_size
 
 # The files that a training needs to continue, and FSDP's names for them. transformers would continue without some.
 PARTS = (("model*.safetensors", "pytorch_model_fsdp*"), ("optimizer*",), ("scheduler.pt",), ("rng_state*.pth",))
@@ -48,8 +75,54 @@ CHECKPOINT: Own = {
 }
 
 
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used: truncated, altered, not a checkpoint, or of another run."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint is not as it was written."""
+
+
 class SaveError(WriteError):
     """A checkpoint or model could not be written; the earlier ones are whole."""
+
+
+def save_checkpoint(path: Path, *, run: dict[str, Any], state: dict[str, Any]) -> None:
+    """Write `state` (tensors and plain Python values) of the run described by `run`.
+
+    The checksum is ours because torch's reader does not verify the one of the archive.
+    """
+    buffer = io.BytesIO()
+    torch.save({"run": run, "state": state}, buffer)
+    payload = buffer.getvalue()
+    write_bytes(path, _HEADER + hashlib.sha256(payload).digest() + payload)
+
+
+def load_checkpoint(path: Path, *, run: dict[str, Any]) -> dict[str, Any]:
+    """The `state` that `save_checkpoint` wrote, with every tensor on the CPU.
+
+    Raises:
+        DamagedCheckpoint: the file is damaged, or is no checkpoint.
+        CheckpointError: it belongs to a run other than `run`.
+    """
+    try:
+        check_file(path, None)
+    except ValueError as error:
+        raise DamagedCheckpoint(f"checkpoint {error}; delete it to repeat this run from its start") from None
+    content = path.read_bytes()
+    digest, payload = content[len(_HEADER) :][:_DIGEST_SIZE], content[len(_HEADER) + _DIGEST_SIZE :]
+    if not content.startswith(_HEADER) or hashlib.sha256(payload).digest() != digest:
+        raise DamagedCheckpoint(
+            f"checkpoint {path} is damaged (truncated or altered); delete that file to repeat this run from its start"
+        )
+    saved = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    if saved["run"] != run:
+        fields = ", ".join(sorted(key for key in {*saved["run"], *run} if saved["run"].get(key) != run.get(key)))
+        raise CheckpointError(
+            f"checkpoint {path} belongs to another run (it differs in {fields}); "
+            "delete that file to repeat this run from its start"
+        )
+    return saved["state"]
 
 
 def checkpoint_step(checkpoint: Path) -> int:
@@ -80,7 +153,7 @@ def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str]
     Damaged ones that are later get another name, and `report` is called with a line for each.
 
     Raises:
-        ValueError: all checkpoints are damaged, or one is not of a model of this configuration. Nothing has changed.
+        CheckpointError: all checkpoints are damaged, or one is not of a model of this configuration. Nothing has changed.
     """
     damaged: dict[Path, str] = {}
     for checkpoint in reversed(checkpoints_in(folder)):
@@ -94,7 +167,7 @@ def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str]
             return None
         latest, why = next(iter(damaged.items()))
         others = f", and so are all before it in {folder}" if len(damaged) > 1 else ", and there is no other"
-        raise ValueError(
+        raise DamagedCheckpoint(
             f"checkpoint {latest} is damaged ({why}){others}; put a copy in its place, or pass overwrite to train from the start"
         )
     for path, why in damaged.items():
@@ -118,6 +191,8 @@ def _damage(checkpoint: Path) -> str | None:
             if not path.is_dir():
                 check_file(path, None)
         read_json_object(checkpoint / "config.json")
+        from transformers import TrainerState  # here: recall needs none of transformers' training
+
         TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     except Exception as error:  # transformers raises what the values of the file cause
         return str(error)
@@ -133,7 +208,7 @@ def _check_architecture(checkpoint: Path, config: FastWeightsConfig) -> None:
         if there.get(name) != here.get(name)
     ]
     if differences:
-        raise ValueError(
+        raise CheckpointError(
             f"checkpoint {checkpoint} is of another architecture: {', '.join(differences)}; choose another output folder, or "
             "pass overwrite to delete the trainings in this one"
         )
@@ -147,7 +222,7 @@ def loading(checkpoint: str | Path) -> Iterator[None]:
     except Exception as error:
         # for a damaged file, torch's message advises to trust it
         why = type(error).__name__ if isinstance(error, UnpicklingError) else error
-        raise ValueError(
+        raise DamagedCheckpoint(
             f"checkpoint {checkpoint} is damaged ({why}); delete it to continue from an earlier one"
         ) from error
 

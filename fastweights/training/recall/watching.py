@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from ..data import RecallTask
+from ...data import RecallTask
 
 __all__ = ["GROUP", "find_watches", "watch_model"]
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..cuda_graphs import Waits, captured, refusing_waits
-from ..private_torch import silence_uncaptured_steps
+from ...cuda_graphs import Waits, captured, refusing_waits
+from ...private_torch import silence_uncaptured_steps
+from ..optimization import weight_decay_groups
 from .objectives import Objective
-from .optimization import weight_decay_groups
 
 __all__ = ["TrainingStep"]
 

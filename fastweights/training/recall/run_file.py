@@ -8,13 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_path, check_size, check_text, closest, describe_value, error_prefix
-from ..kinds import checked
-from ..layers import MixerChoice
+from ...checks import check_path, check_size, check_text, closest, describe_value, error_prefix
+from ...kinds import checked
+from ...layers import MixerChoice
+from ..run_files import Override, check_run_file, from_mapping, override_settings, parse_overrides, read_toml
 from .experiment import RecallExperiment
-from .overrides import Override, overridden, parse_overrides
 from .settings import Stage
-from .toml_file import check_run_file, from_mapping, read_toml
 
 __all__ = ["RecallFile", "load_recall_file"]
 
@@ -70,21 +69,23 @@ def load_recall_file(path: str | Path | None, *, overrides: Sequence[str] = (), 
     """
     replaced = parse_overrides(overrides)
     if path is None:
-        return _made({}, changes, replaced)
+        return _make_file({}, changes, replaced)
     file = check_run_file(path, ".toml")
     values = read_toml(file)
     try:
-        return _made(values, changes, replaced)
+        return _make_file(values, changes, replaced)
     except (ValueError, TypeError) as error:
         raise ValueError(f"run file {file}: {error}") from None
 
 
-def _made(values: dict[str, Any], changes: dict[str, Any], overrides: Sequence[Override]) -> RecallFile:
+def _make_file(values: dict[str, Any], changes: dict[str, Any], overrides: Sequence[Override]) -> RecallFile:
     of_file = [override for override in overrides if override[0][0] in OF_THE_FILE]
     of_parts = [override for override in overrides if override[0][0] == "parts"]
     of_experiments = [override for override in overrides if override not in (*of_file, *of_parts)]
     whole = {name: values.pop(name) for name in OF_THE_FILE if name in values}
-    whole = overridden({**whole, **{name: changes.pop(name) for name in OF_THE_FILE if name in changes}}, of_file)
+    whole = override_settings(
+        {**whole, **{name: changes.pop(name) for name in OF_THE_FILE if name in changes}}, of_file
+    )
     known = values["parts"] if isinstance(values.get("parts"), dict) else {}
     for (_, *key), _ in of_parts:
         if len(key) < 2 or key[0] not in known:
@@ -93,7 +94,7 @@ def _made(values: dict[str, Any], changes: dict[str, Any], overrides: Sequence[O
                 f"--set parts.{'.'.join(key)} must name a part of the file and a key of it{near}; the parts are "
                 f"{', '.join(known) or 'none'}"
             )
-    parts = overridden(values, of_parts).get("parts", {"": {}})
+    parts = override_settings(values, of_parts).get("parts", {"": {}})
     values.pop("parts", None)
     if not isinstance(parts, dict) or not parts or not all(isinstance(own, dict) for own in parts.values()):
         raise TypeError(f"parts must be tables [parts.NAME], got {describe_value(parts)}")
@@ -104,14 +105,14 @@ def _made(values: dict[str, Any], changes: dict[str, Any], overrides: Sequence[O
         with error_prefix(f"part {name}") if name else nullcontext():
             made[name] = from_mapping(
                 RecallExperiment,
-                _read(overridden({**values, **own, **changes}, of_experiments)),
+                _read_tables(override_settings({**values, **own, **changes}, of_experiments)),
                 "the file",
                 (*OF_THE_FILE, "parts"),
             )
     return RecallFile(parts=made, **whole)
 
 
-def _read(values: dict[str, Any]) -> dict[str, Any]:
+def _read_tables(values: dict[str, Any]) -> dict[str, Any]:
     """The values with tables as what they describe."""
     read = dict(values)
     for name, kind in (("mixers", MixerChoice), ("curriculum", Stage)):

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data import IGNORE_INDEX, Batch, LinearRegression, RecallTask, Task
-from ..evaluation.recall import right_and_asked
-from ..evaluation.regression import regression_errors
-from ..models import FastWeightsConfig, FastWeightsForCausalLM, VectorModel
+from ...data import IGNORE_INDEX, Batch, LinearRegression, RecallTask, Task
+from ...evaluation.recall import right_and_asked
+from ...evaluation.regression import regression_errors
+from ...models import FastWeightsConfig, FastWeightsForCausalLM, VectorModel
 
 __all__ = ["Measured", "Objective", "objective_of"]
 

@@ -5,11 +5,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from ..checks import check_list, check_positive, check_size, check_whole_number
-from ..data import Task, make_task
-from ..files import file_name
-from ..layers import MixerChoice
-from ..models import FastWeightsConfig
+from ...checks import check_list, check_positive, check_size, check_whole_number
+from ...data import Task, make_task
+from ...files import file_name
+from ...layers import MixerChoice
+from ...models import FastWeightsConfig
 from .settings import Settings, Stage
 
 __all__ = ["RecallExperiment", "RecallRun"]

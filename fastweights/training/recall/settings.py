@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..checks import (
+from ...checks import (
     LARGEST_COUNT,
     LARGEST_DEPTH,
     LARGEST_HEADS,
@@ -19,8 +19,8 @@ from ..checks import (
     check_whole_number,
     describe_value,
 )
-from ..data import TASKS
-from .optimization import SCHEDULES, check_optimization
+from ...data import TASKS
+from ..optimization import SCHEDULES, check_optimization
 
 __all__ = ["Settings", "Stage"]
 
@@ -102,7 +102,8 @@ class Settings:
         initializer_range: standard deviation of the model's first weights.
         test_examples: held-out sequences that the model is measured on.
         evaluations: how often it is measured in a run, the last time at its end.
-        watch_every: steps between two looks at the memories of the model that is trained (`RecallResult.watched`); None for none.
+        watch_every: steps between two looks at the model that is trained (`RecallResult.watched`), by functions of installed
+            packages, the entry point group `fastweights.watches`; None for none.
         save_models: whether every trained model is kept, in runs/NAME.model of the output folder.
         device: torch device, "cpu", "cuda", "cuda:1".
     """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data import stream
+from ...data import stream
 from .experiment import RecallRun
 
 __all__ = ["training_batches"]

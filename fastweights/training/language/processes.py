@@ -1,16 +1,48 @@
-"""How many processes train, and whether the launcher started as many as it should."""
+"""The processes of one training, as torchrun and accelerate launch start them: how many there are, whether that is as many as it
+should be, and what they tell each other."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from .folder import world_size
+from accelerate.utils import broadcast_object_list
+
 from .run import LanguageRun
 
-__all__ = ["check_launch", "step_size"]
+__all__ = ["check_launch", "from_main_process", "is_main_process", "on_main_process", "step_size", "world_size"]
 
 START = "start several with torchrun --nproc-per-node N -m fastweights train ..."
+
+
+def world_size() -> int:
+    """How many there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one that writes files."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def from_main_process(value: Any) -> Any:
+    """The main process's `value`, in every process."""
+    return broadcast_object_list([value])[0]
+
+
+def on_main_process(work: Callable[[], Any]) -> Any:
+    """What `work` returns in the main process, which alone does it, in every process. So is a ValueError that it raises."""
+    value = refusal = None
+    if is_main_process():
+        try:
+            value = work()
+        except ValueError as error:
+            refusal = str(error)
+    value, refusal = from_main_process((value, refusal))
+    if refusal is not None:
+        raise ValueError(refusal)
+    return value
 
 
 def check_launch(environment: Mapping[str, str] = os.environ) -> None:
