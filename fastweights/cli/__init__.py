@@ -24,6 +24,7 @@ from .mixers import mixers
 from .plugins import add_commands
 from .recall import recall
 from .serve import serve
+from .tasks import tasks
 from .train import train
 
 __all__ = ["app", "load_app", "main"]
@@ -57,7 +58,7 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Train and compare fast-weight memory layers.",
 )
-for command in (recall, train, convert, evaluate, generate, mixers):
+for command in (recall, train, convert, evaluate, generate, mixers, tasks):
     app.command(cls=Command)(command)
 app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 

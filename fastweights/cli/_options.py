@@ -37,7 +37,7 @@ Imports = Annotated[
     typer.Option(
         "--import",
         metavar="MODULE",
-        help="Module or .py file that registers mixers of your own; may be repeated.",
+        help="Module or .py file that registers mixers or tasks of your own; may be repeated.",
         show_default=False,
     ),
 ]

@@ -27,6 +27,7 @@ ORDER = (
     ("private_huggingface", "private_torch"),
     ("checks", "cuda_graphs", "environment", "safe_path", "stopping", "terminal", "untrusted"),
     ("files", "kinds"),
+    ("plugins",),
     ("outputs",),
     ("kernels", "data", "results"),
     ("ops",),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fastweights import plugins
 from fastweights.cli import main
 from fastweights.layers import (
     MIXERS,
@@ -17,7 +18,6 @@ from fastweights.layers import (
     Mixer,
     build_mixer,
     import_mixers,
-    plugins,
     register_mixer,
     registry,
 )

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...data import IGNORE_INDEX, Batch, LinearRegression, RecallTask, Task
+from ...data import IGNORE_INDEX, Batch, RecallTask, Task, VectorTask
 from ...evaluation.recall import right_and_asked
-from ...evaluation.regression import regression_errors
+from ...evaluation.regression import vector_errors
 from ...models import FastWeightsConfig, FastWeightsForCausalLM, VectorModel
 
 __all__ = ["Measured", "Objective", "objective_of"]
@@ -52,11 +52,11 @@ class Objective(Protocol):
 
 def objective_of(task: Task) -> Objective:
     """The objective of a task."""
-    if isinstance(task, LinearRegression):
-        return _Regression(task)
+    if isinstance(task, VectorTask):
+        return _Predictions(task)
     if isinstance(task, RecallTask):
         return _Answers(task)
-    raise TypeError(f"task must be a RecallTask or a LinearRegression, got {type(task).__name__}")
+    raise TypeError(f"task must be a RecallTask or a VectorTask, got {type(task).__name__}")
 
 
 @dataclass(frozen=True)
@@ -91,26 +91,27 @@ class _Answers:
 
 
 @dataclass(frozen=True)
-class _Regression:
-    """Vectors in and out: squared error of the predictions at the x tokens."""
+class _Predictions:
+    """Vectors in and out: squared error of the predictions at the tokens that the task asks."""
 
-    task: LinearRegression
+    task: VectorTask
 
     def build(self, config: FastWeightsConfig) -> VectorModel:
-        return VectorModel(config, inputs=self.task.inputs + self.task.outputs, outputs=self.task.outputs)
+        return VectorModel(config, inputs=self.task.channels, outputs=self.task.outputs)
 
     def inputs(self, batch: Any) -> tuple[Tensor, ...]:
         return batch.inputs, batch.targets
 
     def loss(self, model: Any, *inputs: Tensor) -> Tensor:
         examples, targets = inputs
-        return F.mse_loss(model(examples)[:, 0::2], targets)
+        return F.mse_loss(model(examples)[:, self.task.asked], targets)
 
     def measure(self, model: Any, *, seed: int, examples: int, device: str) -> Measured:
-        errors = regression_errors(model, self.task, seed=seed, examples=examples, device=device)
-        columns = {"example": [float(place) for place in range(1, self.task.pairs + 1)], "error": errors.model}
-        columns["ridge"] = errors.ridge
-        if self.task.drift:
-            columns["kalman"] = errors.kalman
-        mean = {name: sum(values) / len(values) for name, values in vars(errors).items()}
-        return Measured(value=mean["model"], best=mean["kalman"], by_token=columns)
+        errors = vector_errors(model, self.task, seed=seed, examples=examples, device=device)
+        model_error, *others = (sum(values) / len(values) for values in errors.values())
+        best = others[-1] if others else None
+        if not self.task.by_token:
+            return Measured(value=model_error, best=best)
+        columns = {"example": [float(place) for place in range(1, len(errors["model"]) + 1)], "error": errors["model"]}
+        columns |= {name: errors[name] for name in self.task.plotted_predictors}
+        return Measured(value=model_error, best=best, by_token=columns)

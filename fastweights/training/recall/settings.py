@@ -19,7 +19,8 @@ from ...checks import (
     check_whole_number,
     describe_value,
 )
-from ...data import TASKS
+from ...data import RecallTask
+from ...data.registry import task_class
 from ..optimization import SCHEDULES, check_optimization
 
 __all__ = ["Settings", "Stage"]
@@ -139,7 +140,7 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        check_choice("task", self.task, TASKS)
+        kind = task_class(self.task, "task")
         object.__setattr__(self, "task_options", _checked_options(self.task_options))
         for name, largest in LARGEST.items():
             if name not in _OPTIONAL or getattr(self, name) is not None:
@@ -157,7 +158,7 @@ class Settings:
         for name in ("tie_word_embeddings", "scale_residuals", "save_models"):
             check_flag(name, getattr(self, name))
         for name in ("watch_every", "save_models"):
-            if getattr(self, name) and TASKS[self.task].measure == "error":
+            if getattr(self, name) and not issubclass(kind, RecallTask):
                 raise ValueError(
                     f"{name} must be left out for task {self.task!r}, whose models read vectors and not tokens"
                 )

@@ -16,6 +16,10 @@ PAGE = (ROOT / "docs" / "own_rule.md").read_text()
 EXAMPLE = ROOT / "examples" / "own_rule"
 
 
+def test_the_page_shows_the_file() -> None:
+    assert f"```python\n{(ROOT / 'studies/examples/two_speed_untrained.py').read_text()}```" in PAGE
+
+
 def run(command: str, *options: str) -> str:
     """What a command of the page prints."""
     assert f"    {command}\n" in PAGE
@@ -29,7 +33,7 @@ def run(command: str, *options: str) -> str:
 @pytest.mark.slow
 def test_the_rule_joins_the_comparison_without_training(tmp_path: Path) -> None:
     command = "fastweights leaderboard rules --mixers two-speed,gla --import examples/own_rule/two_speed.py"
-    run(command, "--output", str(tmp_path))
+    run(f"{command} --import studies/examples/two_speed_untrained.py", "--output", str(tmp_path))
     rows = load_board(tmp_path / "rules-cpu.json").rows
     entries = {(entry.column, entry.label): entry for entry in PARTS["rules"].entries(rows)}
     assert len(entries) == 2 * 4 * 4

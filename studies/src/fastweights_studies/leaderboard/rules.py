@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fastweights.checks import check_choice, check_number, check_text, check_texts, describe_value
 from fastweights.kinds import checked
-from fastweights.layers.plugins import note_registration
 from fastweights.ops import (
     delta_rule,
     elementwise_longhorn,
@@ -28,6 +27,7 @@ from fastweights.ops import (
     recursive_least_squares,
     variational_linear_attention,
 )
+from fastweights.plugins import note_registration
 
 from .streams import Stream
 
