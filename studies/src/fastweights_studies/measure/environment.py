@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import platform
-import subprocess
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,11 +16,11 @@ import torch
 import fastweights
 from fastweights.environment import cpu_model, installed_version
 from fastweights.layers import import_mixers
+from fastweights_studies.origin import find_commit
 from fastweights_studies.places import ROOT
 from fastweights_studies.record import Origin
 
 __all__ = [
-    "commit",
     "describe",
     "describe_checkout",
     "digest",
@@ -30,25 +29,8 @@ __all__ = [
     "parse_with_mixers",
 ]
 
-MEASURED = ("fastweights", "studies/src")
 OPS = ("fastweights/kernels", "fastweights/ops", "studies/src/fastweights_studies/measure/judge")
 PACKAGES = {"triton": ("triton",), "fla": ("fla-core",)}  # beside torch, where they are installed
-
-
-def commit(root: Path = ROOT) -> tuple[str, bool]:
-    """The commit of a checkout, and whether its Python files differ from it; "unknown" outside a checkout."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-
-    if not (root / ".git").exists():
-        return "unknown", False
-
-    try:
-        changed = git("status", "--porcelain", "--", *(f"{folder}/*.py" for folder in MEASURED))
-        return git("rev-parse", "HEAD"), bool(changed)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown", False
 
 
 def hash_files(root: Path = ROOT) -> str:
@@ -75,7 +57,7 @@ def describe(device: str | None = None, **versions: str) -> Origin:
 def describe_checkout(root: Path, device: str | None = None, versions: Mapping[str, str] = {}) -> Origin:
     """As `describe`, of another checkout of the repository that this machine measures."""
     found = {name: installed_version(*packages) for name, packages in PACKAGES.items()}
-    head, changed = commit(root)
+    head, changed = find_commit(root)
     return Origin(
         device=device or cpu_model(),
         versions={
