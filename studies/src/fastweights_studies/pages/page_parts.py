@@ -71,7 +71,9 @@ FAMILIES = {
     ),
     "delta rule": ("deltanet gdn kda", "corrects what the memory answers to a key: decays as above"),
     "Preconditioned DeltaNet": ("pdn pgdn pkda", "writes quiet key channels more strongly"),
-    "delta rule, other steps": ("longhorn longhorn-elementwise efla nlms comba", "is stable for keys of any length, or feeds back less"),
+    "delta rule, other steps": (
+        "longhorn longhorn-elementwise efla nlms comba", "is stable for keys of any length, or feeds back less",
+    ),
     "Palimpsa": ("palimpsa-d palimpsa-m", "rewrites slowly what many keys have written to"),
     "ridge regression": ("gka mesa", "solves the decayed past again for every query (Gated KalmaNet, MesaNet)"),
     "Lattice": ("lattice ttt", "keeps slots of unit length; its baseline, test-time training"),
