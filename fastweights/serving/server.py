@@ -11,7 +11,7 @@ from typing import Any
 from ..checks import LARGEST_COUNT, check_choice, check_number, check_path, check_size, check_text, check_texts
 from ..models.loading import DTYPES, check_has_tokenizer, check_vocabulary, load_config, load_tokenizer, model_folder
 from ..safe_path import safe_children
-from .vllm.version import check_version
+from .vllm import check_version
 
 __all__ = ["SERVER", "serve", "server_command"]
 

@@ -17,15 +17,15 @@ from ...files import (
     WriteError,
     any_file,
     check_own,
-    damage,
     disk_is_full,
     drop_partials,
+    find_damage,
     staged_folder,
     write_checksums,
     writing,
 )
 from ...kinds import checked
-from ...outputs import check_place, locked
+from ...outputs import check_place, hold_lock
 from .corpus import TextCorpus
 from .shards import SHARDS, ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
 from .tokenizer import TextTokenizer, fingerprint, vocabulary_size
@@ -129,7 +129,7 @@ def _trained(
     path = folder / f"tokenizer-{_key(corpus.fingerprint, repr(settings))}"
     with _alone(path, TOKENIZER):
         # One of an earlier version has no checksums. Trained again it might be another one, and so end its trainings.
-        why = damage(path) if (path / CHECKSUMS).exists() else None
+        why = find_damage(path) if (path / CHECKSUMS).exists() else None
         if why is not None:
             report(f"the tokenizer in {path} cannot be used, as {why}; it is trained again")
         if why is not None or not path.exists():
@@ -158,7 +158,7 @@ def _train_texts(corpus: TextCorpus, settings: TextTokenizer, progress: Progress
 @contextmanager
 def _alone(path: Path, own: Own) -> Iterator[None]:
     """Lets one process at a time make `path`, and deletes what a killed one left."""
-    with locked("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
+    with hold_lock("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
         drop_partials(path.parent, {path.name: own})
         yield
 

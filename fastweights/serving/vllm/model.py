@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .version import check_version
+from . import check_version
 
 check_version()
 

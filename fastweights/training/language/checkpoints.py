@@ -11,7 +11,18 @@ from pickle import UnpicklingError
 
 from transformers import TrainerState
 
-from ...files import CHECKSUMS, TENSOR_ERRORS, Own, WriteError, any_file, damage, is_own, remove_own, standing, writing
+from ...files import (
+    CHECKSUMS,
+    TENSOR_ERRORS,
+    Own,
+    WriteError,
+    any_file,
+    find_damage,
+    is_own,
+    list_own,
+    remove_own,
+    writing,
+)
 from ...models import FastWeightsConfig
 from ...models.loading import SAVED_MODEL
 from ...untrusted import check_file, read_json_object
@@ -64,7 +75,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def _is_left_over(path: Path) -> bool:
-    return any(path.iterdir()) and not any(is_own(file, part) for file, part in standing(path, CHECKPOINT))
+    return any(path.iterdir()) and not any(is_own(file, part) for file, part in list_own(path, CHECKPOINT))
 
 
 def drop_old(folder: Path, keep: int) -> None:
@@ -110,7 +121,7 @@ def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str]
 def _damage(checkpoint: Path) -> str | None:
     """Why a training cannot continue from a checkpoint, in words; None if it can. Those of earlier versions have no
     checksums."""
-    why = damage(checkpoint) if (checkpoint / CHECKSUMS).exists() else None
+    why = find_damage(checkpoint) if (checkpoint / CHECKSUMS).exists() else None
     if why is not None:
         return why
     try:

@@ -11,7 +11,7 @@ from fastweights.checks import check_choice
 from fastweights.files import file_name
 from fastweights.kinds import checked
 from fastweights.layers import MIXERS
-from fastweights.outputs import claimed
+from fastweights.outputs import claim_files
 from fastweights.results import ResultsError
 from fastweights.training.calling_script import work_begins
 from fastweights.training.folder import remove_trainings
@@ -66,7 +66,7 @@ def claimed_boards(name: str, parts: Sequence[Part], request: Request) -> Abstra
         written.append("language")  # whose models it trains where they are missing
     sizes = {part.name: _size_of(part, request.size) for part in parts}
     files = [board_path(request.output, part, sizes.get(part, request.size)) for part in written]
-    return claimed(name, dict.fromkeys(files, is_board), "result", overwrite=False)
+    return claim_files(name, dict.fromkeys(files, is_board), "result", overwrite=False)
 
 
 def forget(part: Part, request: Request) -> None:
