@@ -34,7 +34,7 @@ __all__ = [
     "WriteError",
     "any_file",
     "check_own",
-    "find_damage",
+    "damage",
     "disk_is_full",
     "drop_partials",
     "file_hash",
@@ -284,7 +284,7 @@ def write_checksums(folder: Path) -> None:
     write_json(folder / CHECKSUMS, entries)
 
 
-def find_damage(folder: Path, *, content: bool = True) -> str | None:
+def damage(folder: Path, *, content: bool = True) -> str | None:
     """What differs from the time when the checksums were written, in words; None if nothing does.
 
     Args:

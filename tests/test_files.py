@@ -8,15 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fastweights.files import (
-    TENSOR_ERRORS,
-    WriteError,
-    find_damage,
-    staged_folder,
-    write_checksums,
-    write_json,
-    writing,
-)
+from fastweights.files import TENSOR_ERRORS, WriteError, damage, staged_folder, write_checksums, write_json, writing
 
 from .full_disk import largest_file
 
@@ -86,16 +78,16 @@ def folder(tmp_path):
 
 
 def test_checksums_notice_every_damage(folder):
-    assert find_damage(folder) is None
+    assert damage(folder) is None
     with (folder / "a.bin").open("r+b") as file:
         file.seek(5000)
         file.write(b"1")
-    assert find_damage(folder) == "a.bin has changed since it was written"
-    assert find_damage(folder, content=False) is None
+    assert damage(folder) == "a.bin has changed since it was written"
+    assert damage(folder, content=False) is None
     (folder / "inner" / "b.bin").write_bytes(b"bb")
-    assert find_damage(folder) == "inner/b.bin has 2 bytes, where 1 were written"
+    assert damage(folder) == "inner/b.bin has 2 bytes, where 1 were written"
     (folder / "inner" / "b.bin").unlink()
-    assert find_damage(folder) == "inner/b.bin is missing"
+    assert damage(folder) == "inner/b.bin is missing"
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"a.bin": 1}'])
@@ -103,12 +95,10 @@ def test_damaged_checksums(folder, content):
     (folder / "checksums.json").unlink()
     if content is not None:
         (folder / "checksums.json").write_text(content)
-    assert find_damage(folder).startswith(
-        "it has no checksums.json" if content is None else "checksums.json cannot be read"
-    )
+    assert damage(folder).startswith("it has no checksums.json" if content is None else "checksums.json cannot be read")
 
 
 def test_large_files_are_read_in_blocks(folder, monkeypatch):
-    whole = find_damage(folder)
+    whole = damage(folder)
     monkeypatch.setattr("fastweights.files.BLOCK", 64)
-    assert find_damage(folder) is whole is None
+    assert damage(folder) is whole is None

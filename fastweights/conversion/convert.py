@@ -1,5 +1,5 @@
-"""Continue a trained model with another memory: same weights, first values for new parameters. And measure whether it computes what
-its source does, by running both on the same tokens."""
+"""Continue a trained model with another memory: same weights, first values for new parameters. And compare the logits of both on
+the same tokens."""
 
 from __future__ import annotations
 

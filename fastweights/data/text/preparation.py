@@ -17,9 +17,9 @@ from ...files import (
     WriteError,
     any_file,
     check_own,
+    damage,
     disk_is_full,
     drop_partials,
-    find_damage,
     staged_folder,
     write_checksums,
     writing,
@@ -129,7 +129,7 @@ def _trained(
     path = folder / f"tokenizer-{_key(corpus.fingerprint, repr(settings))}"
     with _alone(path, TOKENIZER):
         # One of an earlier version has no checksums. Trained again it might be another one, and so end its trainings.
-        why = find_damage(path) if (path / CHECKSUMS).exists() else None
+        why = damage(path) if (path / CHECKSUMS).exists() else None
         if why is not None:
             report(f"the tokenizer in {path} cannot be used, as {why}; it is trained again")
         if why is not None or not path.exists():

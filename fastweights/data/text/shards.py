@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_choice, check_path
-from ...files import CHECKSUMS, Own, any_file, find_damage, write_checksums, write_json, writing
+from ...files import CHECKSUMS, Own, any_file, damage, write_checksums, write_json, writing
 from ...untrusted import read_json_object
 
 __all__ = ["SHARDS", "ShardWriter", "TokenShards", "shards_damage", "text_hash", "token_dtype", "write_manifest"]
@@ -71,7 +71,7 @@ def text_hash(folder: Path) -> str:
 
 def shards_damage(folder: Path, *, content: bool = True) -> str | None:
     """Why the shards of a folder cannot be used, in words; None if they can. content: as for `damage`."""
-    why = find_damage(folder, content=content)
+    why = damage(folder, content=content)
     if why is None and read_json_object(folder / MANIFEST)["format"] != FORMAT:
         why = "another version of fastweights wrote it"
     return why

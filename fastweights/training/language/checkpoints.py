@@ -11,18 +11,7 @@ from pickle import UnpicklingError
 
 from transformers import TrainerState
 
-from ...files import (
-    CHECKSUMS,
-    TENSOR_ERRORS,
-    Own,
-    WriteError,
-    any_file,
-    find_damage,
-    is_own,
-    list_own,
-    remove_own,
-    writing,
-)
+from ...files import CHECKSUMS, TENSOR_ERRORS, Own, WriteError, any_file, damage, is_own, list_own, remove_own, writing
 from ...models import FastWeightsConfig
 from ...models.loading import SAVED_MODEL
 from ...untrusted import check_file, read_json_object
@@ -121,7 +110,7 @@ def latest_whole(folder: Path, config: FastWeightsConfig, report: Callable[[str]
 def _damage(checkpoint: Path) -> str | None:
     """Why a training cannot continue from a checkpoint, in words; None if it can. Those of earlier versions have no
     checksums."""
-    why = find_damage(checkpoint) if (checkpoint / CHECKSUMS).exists() else None
+    why = damage(checkpoint) if (checkpoint / CHECKSUMS).exists() else None
     if why is not None:
         return why
     try:
