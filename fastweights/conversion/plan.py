@@ -232,14 +232,10 @@ def _explain_none(names: list[str], to: str) -> str:
         )
     targets = [target for _, target in CONVERSIONS]
     hint = "" if to in targets else closest(to, targets)
-    pairs = ", ".join(_describe_pair(conversion) for conversion in CONVERSIONS.values())
+    needed = {pair: condition(conversion) for pair, conversion in CONVERSIONS.items()}
+    pairs = ", ".join(f"{old}{f' with {text}' * bool(text)} -> {new}" for (old, new), text in needed.items())
     have = ", ".join(dict.fromkeys(names))
     return (
         f"to must be a mixer that {have} continues as, and there is no conversion from {have} to {describe_value(to)}{hint}; "
         f"there are {pairs}"
     )
-
-
-def _describe_pair(conversion: Conversion) -> str:
-    needed = condition(conversion)
-    return f"{conversion.source}{f' with {needed}' * bool(needed)} -> {conversion.target}"

@@ -17,7 +17,7 @@ from ..ops import delta_rule
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.l2_normalize import l2_normalize
 
-__all__ = ["call_delta_rule", "packed_lengths", "runs_here", "why_no_delta_rule"]
+__all__ = ["call_delta_rule", "packed_lengths", "runs_here", "explain_refusal"]
 
 
 def runs_here(*tensors: Tensor | None) -> bool:
@@ -29,7 +29,7 @@ def runs_here(*tensors: Tensor | None) -> bool:
     return first.device.type == "cpu" or takes_kernels("auto", first)
 
 
-def why_no_delta_rule(
+def explain_refusal(
     q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, cu_seqlens: Tensor | None = None
 ) -> str | None:
     """Why `delta_rule` cannot take a call, None where it can. others: gains, decays, states."""

@@ -73,7 +73,7 @@ class DecodeSteps:
             if layers[index].fixed:
                 layers[index] = mixer.free_cache(layers[index])
 
-    def copies(self, layers: list[LayerCache]) -> list[LayerCache]:
+    def copy_caches(self, layers: list[LayerCache]) -> list[LayerCache]:
         """The caches as ordinary ones, in whose tensors no step writes."""
         copied = []
         for mixer, layer in zip(self._mixers(), layers, strict=True):

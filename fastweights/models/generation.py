@@ -9,7 +9,7 @@ from transformers import GenerationConfig, GenerationMixin
 
 from ..checks import check_dense, check_size
 from ..private_huggingface import GenerationHooks, keep_after_generation
-from .cache import CACHE_NAME, FastWeightsCache, check_kind, given_cache
+from .cache import CACHE_NAME, FastWeightsCache, check_cache, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
 from .prompts import move_padding_to_front, prefill_block
@@ -132,7 +132,7 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
                 check_size(name, size)
         cache = kwargs.get(CACHE_NAME)
         if cache is not None:
-            check_kind(cache, self.config.num_hidden_layers)
+            check_cache(cache, self.config.num_hidden_layers)
 
     def prepare_cache(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], batch_size: int) -> None:
         """Refuse what does not fit the cache of this model, and make one where the caller gives none."""

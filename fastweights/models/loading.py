@@ -18,7 +18,7 @@ from ..kinds import checked
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
 from .card import TOKENIZER_FILES, USES, has_tokenizer, is_card
 from .configuration import FastWeightsConfig
-from .weight_files import check_memory, check_names, check_shapes, check_weights
+from .weight_files import check_fit, check_memory, check_weights
 
 __all__ = [
     "DTYPES",
@@ -139,9 +139,7 @@ def load_config(folder: Path) -> Any:
     shapes = check_weights(folder, config)
     with loading(f"the model in {folder}"), torch.device("meta"):  # built without memory for its weights
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    check_shapes(folder, shapes, model)
-    if is_own:
-        check_names(folder, shapes, model)
+    check_fit(folder, shapes, model, exactly=is_own)
     return config
 
 
