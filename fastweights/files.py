@@ -217,7 +217,7 @@ def _part(name: str, own: Own) -> Part | None:
 
 
 def list_own(folder: Path, own: Own) -> Iterator[tuple[Path, Part]]:
-    """What is at the names of `own`; folders before what is in them."""
+    """What is in the folder at the names of `own`: a folder first, then what is in it."""
     for path in sorted(folder.iterdir()) if what_stands(folder) == FOLDER else ():
         part = _part(path.name, own)
         if part is not None:

@@ -1,4 +1,4 @@
-"""What commands write: only where nothing or their own earlier output stands, never through links, one process at a time."""
+"""Where commands write: only where nothing or their own earlier output is, never through links, one process at a time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _system_places() -> set[Path]:
 
 
 def default_output(model: Path, name: str) -> Path:
-    """Where a command writes that is given a model's folder and no output. A link that a person gives to be read ends there."""
+    """The path `name` in a model's folder, where a command writes without --output. A link to the folder is followed."""
     place = model.resolve()
     return (model if place == model.absolute() else place) / name
 
@@ -108,9 +108,10 @@ def has_keys(path: Path, *keys: str, **values: Any) -> bool:
 def claim_files(
     name: str, files: Mapping[Path, Callable[[Path], bool]], work: str, *, overwrite: bool
 ) -> Iterator[None]:
-    """Holds files for this process, with what tells whether an earlier command wrote what is there.
+    """Lock the paths of files for this process, once they are free or hold what an earlier command wrote.
 
     Args:
+        files: by path, whether an earlier command wrote the file there.
         name, work: as for `check_file`.
         overwrite: delete what earlier commands wrote there.
 
@@ -134,8 +135,8 @@ def claim_files(
 
 
 def lock_path(name: str, path: Path) -> AbstractContextManager[None]:
-    """Locks a path for this process, by a file in a folder of this user for temporary files: the path's own folder stays as it
-    is. Processes of other machines do not see the lock."""
+    """Lock a path for this process. The lock is a file in this user's folder for temporary files, so that the path's own folder
+    stays as it is. Processes of other machines do not see it."""
     folder = Path(tempfile.gettempdir(), f"fastweights-locks-{os.getuid() if hasattr(os, 'getuid') else 0}")
     folder.mkdir(mode=0o700, exist_ok=True)
     state = os.lstat(folder)
@@ -172,8 +173,8 @@ def listed_files(folder: Path) -> dict[str, str]:
 
 
 def described_files(description: Path, *keys: str, earlier: Iterable[str] = ()) -> dict[str, Callable[[Path], bool]]:
-    """What a command wrote in a folder that the file `description` describes, which has these keys and lists files by their
-    hashes. earlier: names of the files where an earlier version made no list. Empty where there is no such description."""
+    """What a command wrote in a folder, by the JSON file `description` in it, which has these keys and lists files by their
+    hashes. Empty where there is no such description. earlier: the files of a version that made no list, by name."""
     if not has_keys(description, *keys):
         return {}
     files = read_json_object(description).get("files")
@@ -221,7 +222,7 @@ def check_folder(name: str, folder: Path, find_own: Callable[[], Own], work: str
 
 @contextmanager
 def claim_folder(name: str, folder: Path, find_own: Callable[[], Own], work: str) -> Iterator[Own]:
-    """Holds a folder for this process, which `publish_folder` then replaces. Arguments and result as for `check_folder`.
+    """Lock a folder for this process, which `publish_folder` then replaces. Arguments and result as for `check_folder`.
 
     Raises:
         ValueError: as `check_folder`, or another process holds it. Nothing has changed.

@@ -1,5 +1,5 @@
-"""Which mixer continues as which: what carries over, what is new, and where the two compute the same. And a plan per layer: its
-conversion, and the options of its new mixer."""
+"""Which mixer continues as which: the parameters that carry over, those that are new, and the setting at which both compute the
+same. And the plan of one model: per layer its conversion, and the options of its new mixer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Calls of another library: which our ops can take, where packed sequences begin in them, and the delta rule as they call it.
+"""Calls of ops by another library: which of them our ops take, where packed sequences begin, and the delta rule under its
+arguments.
 
-What ours cannot take runs as before, so that a model of any dtype on any device works with or without us. An exported program
-must run where this library is not installed, so that while a model is exported the originals run too.
+The original op serves a call that ours do not take, so that a model of any dtype on any device works with or without this
+library. It also runs while a model is exported: the exported program must run where this library is not installed.
 """
 
 from __future__ import annotations

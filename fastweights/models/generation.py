@@ -77,12 +77,17 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Padding is read in front of the tokens; what generate() returns keeps the
-        columns of the prompt as they were given. Read in one pass are prompts whose hidden states are asked for or that are given
-        as embeddings, which blocks would lose, and those with a cache of their beginning: before transformers 5.15 blocks would
-        begin with the tokens that the cache has read. So are those with virtual tokens in front (prompt tuning), whatever
-        prefill_chunk_size is: PEFT would cut each block after the first to its last token. The tokens after it may be read by
-        steps."""
+        """The model reads padding in front of the tokens. What generate() returns keeps the columns of the prompt as they were
+        given.
+
+        The model reads a prompt in blocks, but in one pass where
+        - hidden states are asked for, or embeddings are given: blocks would lose them;
+        - a cache holds its beginning: before transformers 5.15 blocks would begin with the tokens that the cache has read;
+        - virtual tokens stand in front of it (prompt tuning), whatever prefill_chunk_size is: PEFT would cut each block after the
+          first to its last token.
+
+        `DecodeSteps` may read the tokens after it.
+        """
         cache, settings = model_kwargs.get(CACHE_NAME), generation_config
         can_split = isinstance(cache, FastWeightsCache) and not cache.columns and not settings.output_hidden_states
         prepare = self.prepare_inputs_for_generation  # PEFT puts its own here for prompt tuning and its kin

@@ -37,8 +37,8 @@ def run_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **rest: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """All four of transformers, by chunks or by tokens, with one decay per head or per channel: `delta_rule` takes its recurrent
-    kernel by itself where a call has few tokens."""
+    """The delta rule by chunks or by tokens, with one decay per head or per channel, for which transformers has four functions:
+    `delta_rule` takes its recurrent kernel by itself where a call has few tokens."""
     cu_seqlens = packed_lengths(rest)
     states: dict[str, Any] = {"initial_state": initial_state, "output_final_state": output_final_state}
     if explain_refusal(query, key, value, g, beta, initial_state, cu_seqlens=cu_seqlens) is not None:
@@ -60,7 +60,7 @@ def convolve(
     activation: str | None = None,
     **rest: Any,
 ) -> Tensor:
-    """Over whole sequences. The layers transpose [B, T, D], which is turned back without a copy."""
+    """The convolution over whole sequences. The layers transpose [B, T, D], which is turned back without a copy."""
     cu_seqlens = packed_lengths(rest)
     if not _takes(x, weight, bias, activation) or (cu_seqlens is not None and len(x) > 1):
         return original(x, weight, bias, activation=activation, **rest)
@@ -77,7 +77,7 @@ def convolve_step(
     activation: str | None = None,
     **rest: Any,
 ) -> Tensor:
-    """Over one more token, with the last inputs [B, D, W'] updated in place: on a GPU by one kernel."""
+    """The convolution over one more token, with the last inputs [B, D, W'] updated in place: on a GPU by one kernel."""
     served = _takes(x, weight, bias, activation) and runs_here(x, conv_state)
     if not (served and takes_step(x, conv_state, weight, bias)):
         return original(x, conv_state, weight, bias, activation=activation, **rest)
@@ -118,7 +118,7 @@ def normalise_gated(original: Callable, layer: Any, hidden_states: Tensor, gate:
 
 
 def add_boundaries(original: Callable, layer: Any, *arguments: Any, **options: Any) -> Any:
-    """The forward of a decoder layer, which gets seq_idx from cumulative lengths. That waits for a GPU.
+    """Call the forward of a decoder layer with seq_idx, made from cumulative lengths. The host waits for a GPU.
 
     Raises:
         ValueError: the layer passes no boundaries at all to its convolution, so that documents would see each other.
