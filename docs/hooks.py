@@ -39,7 +39,7 @@ REFERENCE = {
     "conversion": "models continued with another memory",
     "results": "result files of experiments",
     "testing": "the contract that ops and mixers keep",
-    "studies.experiments": "the papers' claims as experiments",
+    "studies.claims": "the papers' claims as experiments",
     "studies.leaderboard": "every memory on the same tasks",
     "studies.inspection": "what the memories of a trained model do",
 }

@@ -8,16 +8,19 @@ import math
 import re
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fastweights_studies.experiments import claims_of
+from fastweights_studies.claims import claims_of, load_record, save_record
 from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.pages import choosing, evidence, mixer_pages, own_results
 from fastweights_studies.pages.performance_text import anchor
+from fastweights_studies.record import select, write_rows
 
 from fastweights.layers import MIXERS
 from fastweights.layers.description import described_options
+from studies.tests.leaderboard.toy import make_row
 
 from .site import pages
 
@@ -106,18 +109,16 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
     for claim in (tmp_path / "claims").glob("C5.json"):
         claim.unlink()
-    record = json.loads((tmp_path / "claims" / "own-2.json").read_text())
-    record["numbers"]["rls: AUROC of new keys by variance"] = [0.123] * 3
-    (tmp_path / "claims" / "own-2.json").write_text(json.dumps(record))
+    change_auroc(tmp_path / "claims", "own-2", 0.123, "rls", score="variance")
     for path in (tmp_path / "leaderboard").glob("*-full.json"):
         path.unlink()
-    board = json.loads((tmp_path / "leaderboard" / "tracking-small.json").read_text())
-    (tmp_path / "leaderboard" / "tracking-full.json").write_text(json.dumps({**board, "size": "full"}))
+    column = select(PARTS["tracking"].library("full", ()), column={"task": "parity"})
+    write_rows(tmp_path / "leaderboard" / "tracking-full.json", column)
     text = choosing.render(tmp_path)
     small, large = (evidence.records_of(tmp_path)[name].measurement for name in ("own-2", "own-2-cuda"))
     by_variance, by_probability = (
         ", at the larger size ".join(
-            f"{size.mean(f'palimpsa-d: AUROC of new keys by {by}'):.3f}" for size in (small, large)
+            f"{size.mean('new_keys_auroc', 'palimpsa-d', score=by):.3f}" for size in (small, large)
         )
         for by in ("variance", "probability")
     )
@@ -126,10 +127,7 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     assert f"{cell}{better} | `rls` 0.123, at" in text
     (tmp_path / "other").mkdir()
     shutil.move(tmp_path / "claims", tmp_path / "other" / "claims")
-    path = tmp_path / "other" / "claims" / "own-2-cuda.json"
-    record = json.loads(path.read_text())
-    record["numbers"]["palimpsa-d: AUROC of new keys by probability"] = [0.5] * 3
-    path.write_text(json.dumps(record))
+    change_auroc(tmp_path / "other" / "claims", "own-2-cuda", 0.5, "palimpsa-d", score="probability")
     assert choosing.unknown_keys(tmp_path / "other")[2].endswith(", at the larger size 0.500")
     assert "mqar, regression, tracking (66 of 99 numbers), language, needle." in text
     assert "| fast decoding of many sequences | decoding-speed: 64 sequences | `gdn` 98,765 | `linear` 47,452" in text
@@ -142,6 +140,15 @@ def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     assert (
         evidence.speed("gdn", 64, results=tmp_path) == 98765.0 and evidence.speed("kda", 64, results=tmp_path) is None
     )
+
+
+def change_auroc(folder: Path, name: str, value: float, mixer: str, **column: str) -> None:
+    """Another AUROC of keys that were never written, in a result of own-2."""
+    record = load_record(folder / f"{name}.json")
+    other = select(record.rows, measure="new_keys_auroc", mixer=mixer, column=column)
+    assert other
+    rows = [replace(row, value=value) if row in other else row for row in record.rows]
+    save_record(folder, replace(record, rows=rows))
 
 
 def rows_of(text: str, heading: str) -> list[list[str]]:
@@ -163,7 +170,7 @@ def values_of(part: str, column: str) -> list[tuple[str, list[float]]]:
     """The mixers in a column and the values of their seeds, of the result files."""
     rows = part_rows(PARTS[part], "full", evidence.RESULTS / "leaderboard", evidence.RESULTS)
     return [
-        (row["mixer"].partition(" ")[0], row["values"]) for row in rows if row["column"] == column and row["values"]
+        (entry.label, [*entry.values]) for entry in PARTS[part].entries(rows) if entry.column == column and entry.values
     ]
 
 
@@ -254,12 +261,11 @@ def test_leaders_are_the_first_place_or_the_best_number() -> None:
 def test_a_memory_that_guesses_is_not_the_best(tmp_path: Path) -> None:
     (tmp_path / "leaderboard").mkdir()
     column = choosing.COLUMNS["tracking"]
-    rows = {
-        name: {"column": column, "mixer": name, "values": [value], "chance": 0.25, "diverged": 0}
+    rows = [
+        make_row("tracking", column=1, size="full", mixer=name, value=value)
         for name, value in (("gdn", 0.25), ("kda", 0.24))
-    }
-    board = {"format": 1, "part": "tracking", "size": "full", "setting": {}, "rows": rows}
-    (tmp_path / "leaderboard" / "tracking-full.json").write_text(json.dumps(board))
+    ]
+    write_rows(tmp_path / "leaderboard" / "tracking-full.json", rows)
     assert [
         "state tracking",
         f"tracking: {column}",
@@ -287,12 +293,8 @@ def test_numbers_of_a_page_are_those_of_the_results() -> None:
 def test_a_page_has_the_memory_s_numbers_on_the_leaderboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the best number of the column, with the marks and the place; other results are other numbers."""
     column = "16 inputs, 64 examples, noise 0.5"
-    board = json.loads((evidence.RESULTS / "leaderboard" / "regression-full.json").read_text())
-    errors = {
-        row["mixer"]: sum(row["values"]) / len(row["values"])
-        for row in board["rows"].values()
-        if row["column"] == column
-    }
+    entries = PARTS["regression"].entries(PARTS["regression"].library("full", ()))
+    errors = {entry.label: entry.mean for entry in entries if entry.column == column}
     best = min(errors, key=lambda name: errors[name])
     for name in ("gdn", "softmax"):
         line = next(line for line in page(name).splitlines() if f"| regression, squared error | {column} |" in line)
@@ -303,19 +305,19 @@ def test_a_page_has_the_memory_s_numbers_on_the_leaderboard(tmp_path: Path, monk
     assert (found := re.search(rf"\| {cell} \| {cell}, `[\w-]+` \|$", line)) and found[2] == "1"
 
     (tmp_path / "leaderboard").mkdir()
-    rows = {
-        "c, gdn": {"column": "c", "mixer": "gdn", "values": [0.5, 0.6], "chance": 0.25, "undertrained": True},
-        "c, kda": {"column": "c", "mixer": "kda", "values": [0.9, 0.9], "chance": 0.25},
-        "d, pdn": {"column": "d", "mixer": "pdn", "values": [0.25], "chance": 0.25},
-    }
-    (tmp_path / "leaderboard" / "tracking-full.json").write_text(
-        json.dumps({"format": 1, "part": "tracking", "size": "full", "setting": {}, "rows": rows})
-    )
+    rows = [
+        make_row(
+            "tracking", size="full", column=column, mixer=mixer, seed=seed, value=value, undertrained=mixer == "gdn"
+        )
+        for column, mixer, values in ((0, "gdn", (0.5, 0.6)), (0, "kda", (0.9, 0.9)), (1, "pdn", (0.25,)))
+        for seed, value in enumerate(values)
+    ]
+    write_rows(tmp_path / "leaderboard" / "tracking-full.json", rows)
     monkeypatch.setattr(mixer_pages.evidence, "board", functools.partial(evidence.board, results=tmp_path))
     head = "| part | column | this memory | best number |\n| --- | --- | --- | --- |\n"
     for name, line in {
-        "gdn": "| tracking, accuracy | c | 0.550 ±0.050 (2)\\* | 0.900 ±0.000 (1), `kda` |\n",
-        "pdn": "| tracking, accuracy | d | 0.250° | 0.250°, `pdn` |\n",
+        "gdn": "| tracking, accuracy | parity, 32 tokens | 0.550 ±0.050 (2)\\* | 0.900 ±0.000 (1), `kda` |\n",
+        "pdn": "| tracking, accuracy | s3, 32 tokens | 0.250° | 0.250°, `pdn` |\n",
     }.items():
         assert mixer_pages.leaderboard(name).endswith(head + line)
     assert mixer_pages.leaderboard("mesa") == "Leaderboard at full size: not measured yet.\n"
@@ -362,9 +364,7 @@ def test_a_page_has_the_results_of_our_own_that_train_its_memory() -> None:
     """With the status of each size. The memories of a result are those that its numbers name."""
     records = evidence.records_of(evidence.RESULTS)
     for part, shown_by in ((part, one) for shown in own_results.PAGES.values() for part, one in shown.parts.items()):
-        firsts = {name.removeprefix("trained ").split()[0].strip(",:") for name in records[part].numbers}
-        if part != "own-3b":  # names families
-            assert firsts & set(MIXERS) == set(shown_by.mixers), part
+        assert {row.mixer for row in records[part].rows} - {None} == set(shown_by.mixers), part
         for name in MIXERS:
             assert (f"| [{part}](../own-" in page(name)) is (name in shown_by.mixers)
     small, large = (records[name].status for name in ("own-1b", "own-1b-cuda"))

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastweights_studies.experiments import claims_of, committed_records
-from fastweights_studies.experiments.claim import paired
-from fastweights_studies.leaderboard import SIZES
+from fastweights_studies.claims import Measurement, claims_of, committed_records, load_record
+from fastweights_studies.claims.measurement import UNDERTRAINED
+from fastweights_studies.claims.verdict import pair_seeds
+from fastweights_studies.leaderboard import PARTS, SIZES
 from fastweights_studies.measure.training_start import MODEL
+from fastweights_studies.own.o1_least_squares_as_layers import CONTRASTS
+from fastweights_studies.own.o1b_the_ridge_of_the_exact_recursion import RIDGES
 from fastweights_studies.pages import page_parts
 from fastweights_studies.places import RESULTS
 
@@ -22,6 +25,10 @@ from .site import ROOT
 
 def result(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_bytes())
+
+
+def found_of(claim: str) -> Measurement:
+    return load_record(RESULTS / "claims" / f"{claim}.json").measurement
 
 
 def words(page: str) -> str:
@@ -104,33 +111,31 @@ NUMBERS = ("no", "one", "two", "three", "four", "five")
 def test_trainings_among_the_limits() -> None:
     text = words("docs/limits.md")
     parts = ("language", "regression", "mqar", "tracking")
-    boards = {part: result(f"leaderboard/{part}-full")["rows"].values() for part in parts}
+    boards = {part: PARTS[part].entries(PARTS[part].library("full", ())) for part in parts}
     assert (
         "trainings have three seeds in state tracking and, where mixers are close, in language. Those of recall have one"
         in text
     )
-    seeds = {
-        part: {len(row["values"]) for row in rows if row["diverged"] < row["runs"]} for part, rows in boards.items()
-    }
+    seeds = {part: {len(entry.values) for entry in entries if entry.values} for part, entries in boards.items()}
     assert seeds == {"language": {1, 3}, "regression": {1, 3}, "mqar": {1}, "tracking": {3}}
-    several = [row["column"].rpartition(" ")[2] for row in boards["regression"] if len(row["values"]) == 3]
-    assert (several.count("0.0"), several.count("0.5")) == (32, 1)
+    several = [entry.rows[0].column["noise"] for entry in boards["regression"] if len(entry.values) == 3]
+    assert (several.count(0.0), several.count(0.5)) == (32, 1)
     assert "In regression 32 of 33 mixers have three without noise, and one with it" in text
     for part in ("language", "regression", "mqar"):
-        rates = [row["learning rate"] for row in boards[part] if row["values"]]
+        rates = [entry.learning_rate for entry in boards[part] if entry.values]
         assert rates.count(max(rates)) > len(rates) / 2, part
     assert "In its recall, regression and language parts the better learning rate was the larger one of the two" in text
-    learnt = {row["column"]: row["values"][0] for row in boards["mqar"] if row["mixer"] == "softmax"}
+    learnt = {entry.column: entry.values[0] for entry in boards["mqar"] if entry.label == "softmax"}
     for column, accuracy in learnt.items():
         assert (accuracy > 0.99) is not column.startswith("shuffled, 32 pairs"), column
-    guessed = [row["values"][0] / row["chance"] for row in boards["regression"] if row["mixer"] == "softmax"]
+    guessed = [entry.values[0] / entry.run["chance"] for entry in boards["regression"] if entry.label == "softmax"]
     assert guessed == pytest.approx([1, 1], rel=0.01)
     assert (
         "Softmax attention learns 8 shuffled pairs and 32 ordered ones there, and guesses with 32 shuffled pairs"
         in text
     )
     assert "pairs and in regression" in text
-    losses = result("claims/C34")["numbers"]["encode"]
+    losses = found_of("C34").values("loss", "lattice", options={"objective": "encode"})
     jumped = sum(loss > min(losses) + 1 for loss in losses)
     assert (
         f"{NUMBERS[jumped].capitalize()} of {NUMBERS[len(losses)]} trainings of claim C34 with the encode objective"
@@ -142,11 +147,13 @@ def test_trainings_among_the_limits() -> None:
 
 
 def test_norms_of_memories_among_the_rules() -> None:
-    text, numbers = words("docs/rules.md"), result("claims/C19")["numbers"]
-    norms = {name: sum(row) / len(row) for name, row in numbers.items()}
+    text, found = words("docs/rules.md"), found_of("C19")
     unit, scaled, delta = (
-        f"{norms['linear attention'] / norms[name]:.0f} times"
-        for name in ("VLA, |u| = 1", "VLA, |u| = d^-1/2", "delta rule")
+        f"{found.mean('norm', 'linear') / norm:.0f} times"
+        for norm in (
+            *(found.mean("norm", "vla", scale=scale) for scale in ("unit", "inverse_root")),
+            found.mean("norm", "deltanet"),
+        )
     )
     assert f"its norm is {unit} below that of linear attention with `|u| = 1` and {scaled} with `|u| = d^-1/2`" in text
     assert f"That of the delta rule is {delta} below" in text
@@ -156,13 +163,11 @@ def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
     text = words("docs/own-least-squares.md")
 
     def shares(name: str) -> list[dict[str, list[float]]]:
-        numbers = result(f"claims/{name}")["numbers"]
+        found = found_of(name)
+        mixers = ("pdn", "gka", "rls", "palimpsa-d", "vla-conv")
         return [
-            {
-                mixer: numbers[f"share of the gap closed by {mixer}, {setting} variances"]
-                for mixer in ("pdn", "gka", "rls", "palimpsa-d", "vla-conv")
-            }
-            for setting in ("equal", "unequal")
+            {mixer: found.values("share_closed", mixer, variances=variances) for mixer in mixers}
+            for variances in CONTRASTS
         ]
 
     def mean(shares: list[float]) -> str:
@@ -185,8 +190,8 @@ def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
     for mixer in ("pdn", "rls"):
         assert sum(share > 0 for share in large[1][mixer]) == 1 and sum(large[1][mixer]) < 0
     assert "both are better than the delta rule with one of three seeds, and worse on average" in text
-    numbers = result("claims/own-1-cuda")["numbers"]
-    base, best = (sum(numbers[f"{name}, unequal variances"]) / 3 for name in ("deltanet", "exact regression"))
+    found = found_of("own-1-cuda")
+    base, best = found.mean("error", "deltanet", variances="unequal"), found.mean("best_error", variances="unequal")
     assert f"a squared error of {base:.3f} for the delta rule and {best:.3f} for the best predictor" in text
     for one in (equal, unequal, *large):
         assert all(sum(one[mixer]) < 0 for mixer in ("palimpsa-d", "vla-conv"))
@@ -194,44 +199,38 @@ def test_shares_of_the_gap_on_the_page_of_least_squares() -> None:
 
 
 def test_ridges_on_the_page_of_least_squares() -> None:
-    text, numbers = words("docs/own-least-squares.md"), result("claims/own-1b")["numbers"]
+    text, found, in_recall = words("docs/own-least-squares.md"), found_of("own-1b"), found_of("own-1c")
 
-    def share(mixer: str, setting: str) -> str:
-        found = numbers[f"share of the gap closed by {mixer}, {setting} variances"]
-        return f"{sum(found) / len(found):.0%}"
+    def share(mixer: str, variances: str, **options: Any) -> str:
+        return f"{found.mean('share_closed', mixer, options=options, variances=variances):.0%}"
 
-    of_ridge = {
-        ridge: [share(f"rls with ridge {ridge}", setting) for setting in ("equal", "unequal")]
-        for ridge in ("1", "0.1", "0.01")
-    }
-    small, least = of_ridge["0.01"]
+    of_ridge = {one: [share("rls", variances, ridge=one) for variances in CONTRASTS] for one in RIDGES}
+    small, least = of_ridge[0.01]
     assert f"closes {small} of the gap with equal variances and {least} with unequal ones (own-1b)" in text
-    assert f"(own-1b), with 0.1 {' and '.join(of_ridge['0.1'])}. The default ridge of 1" in text
-    assert f"whole token, closes {' and '.join(of_ridge['1'])}." in text
-    *learned, lost = (f"{x:.0%}" for x in numbers["share of the gap closed by gka, equal variances"])
+    assert f"(own-1b), with 0.1 {' and '.join(of_ridge[0.1])}. The default ridge of 1" in text
+    assert f"whole token, closes {' and '.join(of_ridge[1.0])}." in text
+    *learned, lost = (f"{x:.0%}" for x in found.values("share_closed", "gka", variances="equal"))
     assert (
         f"closes {share('gka', 'unequal')} with unequal variances, and {' and '.join(learned)} with equal ones" in text
     )
     assert lost.startswith("-")
-    rates = {**result("claims/own-1")["numbers"], **numbers}
-    for mixer in ("deltanet", "pdn", "rls with ridge 0.1", "rls with ridge 0.01"):
-        for setting in ("equal", "unequal"):
-            assert rates[f"learning rate of {mixer}, {setting} variances"] == [3e-2]
-    assert "rls with ridge 1, equal variances" in result("claims/own-1b")["undertrained"]
-    found = result("claims/own-1c")["numbers"]
-    after = {
-        (ridge, steps): sum(row) / len(row)
-        for ridge in of_ridge
+    at_rates = [
+        *(one for mixer in ("deltanet", "pdn") for one in found_of("own-1").select("error", mixer)),
+        *(one for ridge in (0.1, 0.01) for one in found.select("error", "rls", options={"ridge": ridge})),
+    ]
+    assert len(at_rates) == 24 and all(one.run["learning_rate"] == 3e-2 for one in at_rates)
+    assert found.select(UNDERTRAINED, "rls", options={"ridge": 1.0}, variances="equal")
+    of_seeds = {
+        (one, steps): in_recall.values("accuracy", options={"ridge": one}, steps=steps)
+        for one in RIDGES
         for steps in (300, 1500)
-        if (row := found[f"rls with ridge {ridge}, 4 pairs, {steps} steps"])
     }
-    one, *others = (f"{x:.3f}" for x in found["rls with ridge 0.01, 4 pairs, 300 steps"])
-    assert f"with 0.01 has an accuracy of {after['0.01', 300]:.3f} after 300 steps: {one} with one seed" in text
+    after = {key: sum(values) / len(values) for key, values in of_seeds.items()}
+    one, *others = (f"{x:.3f}" for x in of_seeds[0.01, 300])
+    assert f"with 0.01 has an accuracy of {after[0.01, 300]:.3f} after 300 steps: {one} with one seed" in text
     assert f"with one seed, {' and '.join(others)} with the others." in text
-    assert (
-        f"With 1 and 0.1 it has {after['1', 300]:.3f} and {after['0.1', 300]:.3f}. After 1,500 steps all three" in text
-    )
-    less, error = paired(*(found[f"rls with ridge {ridge}, 4 pairs, 300 steps"] for ridge in ("1", "0.01")))
+    assert f"With 1 and 0.1 it has {after[1.0, 300]:.3f} and {after[0.1, 300]:.3f}. After 1,500 steps all three" in text
+    less, error = pair_seeds(of_seeds[1.0, 300], of_seeds[0.01, 300])
     assert f"after 300 steps is {less / error:.2f} of its standard errors" in text and less > 2 * error
     assert all(f"{accuracy:.3f}" == "1.000" for (_, steps), accuracy in after.items() if steps == 1500)
 
@@ -239,27 +238,28 @@ def test_ridges_on_the_page_of_least_squares() -> None:
 def test_ridges_at_the_larger_size() -> None:
     text, record = words("docs/own-least-squares.md"), committed_records()["own-1b-cuda"]
     assert record.status == "does not hold" and "**At the larger size own-1b does not hold.**" in text
+    found = record.measurement
     shares = {
-        (ridge, setting): record.numbers[f"share of the gap closed by rls with ridge {ridge}, {setting} variances"]
-        for ridge in ("1", "0.1", "0.01")
-        for setting in ("equal", "unequal")
+        (one, variances): found.values("share_closed", "rls", options={"ridge": one}, variances=variances)
+        for one in RIDGES
+        for variances in CONTRASTS
     }
-    mean = {key: f"{sum(found) / len(found):.0%}" for key, found in shares.items()}
-    ours = record.numbers["share of the gap closed by gka, equal variances"]
+    mean = {key: f"{sum(values) / len(values):.0%}" for key, values in shares.items()}
+    ours = found.values("share_closed", "gka", variances="equal")
     assert (
-        f"With equal variances a ridge of 0.1 closes {mean['0.1', 'equal']} and one of 0.01 {mean['0.01', 'equal']}, where 1 "
-        f"closes {mean['1', 'equal']}."
+        f"With equal variances a ridge of 0.1 closes {mean[0.1, 'equal']} and one of 0.01 {mean[0.01, 'equal']}, where 1 "
+        f"closes {mean[1.0, 'equal']}."
     ) in text
-    gain, error = paired(shares["0.1", "equal"], shares["1", "equal"])
-    ahead, its_error = paired(ours, shares["0.1", "equal"])
+    gain, error = pair_seeds(shares[0.1, "equal"], shares[1.0, "equal"])
+    ahead, its_error = pair_seeds(ours, shares[0.1, "equal"])
     assert gain > 2 * error and abs(ahead) < 2 * its_error
     assert f"The difference of {100 * gain:.0f} points between 0.1 and 1 is clear" in text
     assert f"that from `gka`, with {sum(ours) / 3:.0%}, is not" in text
-    assert all(float(mean[ridge, "unequal"][:-1]) < 0 for ridge in ("1", "0.1", "0.01"))
-    unequal = shares["0.1", "unequal"]
-    assert f"0.1 closes {mean['0.1', 'unequal']}, from {min(unequal):.0%} to {max(unequal):.0%} by seed" in text
-    assert f"by seed, and 1 {mean['1', 'unequal']}. That difference is inside the spread." in text
-    gain, error = paired(unequal, shares["1", "unequal"])
+    assert all(float(mean[ridge, "unequal"][:-1]) < 0 for ridge in RIDGES)
+    unequal = shares[0.1, "unequal"]
+    assert f"0.1 closes {mean[0.1, 'unequal']}, from {min(unequal):.0%} to {max(unequal):.0%} by seed" in text
+    assert f"by seed, and 1 {mean[1.0, 'unequal']}. That difference is inside the spread." in text
+    gain, error = pair_seeds(unequal, shares[1.0, "unequal"])
     assert gain < 2 * error
 
 
@@ -268,17 +268,18 @@ def test_variances_at_the_larger_size() -> None:
     found = record.measurement
 
     def new_keys(by: str) -> list[str]:
-        return [f"{found.mean(f'{mixer}: AUROC of new keys by {by}'):.3f}" for mixer in ("rls", "palimpsa-d")]
+        return [f"{found.mean('new_keys_auroc', mixer, score=by):.3f}" for mixer in ("rls", "palimpsa-d")]
 
     probability, variance, both = (new_keys(by) for by in ("probability", "variance", "both"))
     assert f"it has an AUROC of {probability[0]} for `rls` and {probability[1]} for `palimpsa-d`" in text
     assert f"the variance {' and '.join(variance)}, both together {' and '.join(both)}" in text
-    right = [f"{found.mean(f'{mixer}: accuracy with 0% routed by variance'):.3f}" for mixer in ("rls", "palimpsa-d")]
+    unrouted = {"share": 0.0, "order": "variance"}
+    right = [f"{found.mean('routed_accuracy', mixer, **unrouted):.3f}" for mixer in ("rls", "palimpsa-d")]
     assert f"the models answer {' and '.join(right)} of the held-out queries correctly" in text
     assert record.status == "not resolved"
-    assert record.numbers["rls: accuracy with 0% routed by variance"].count(1) == 1
+    assert found.values("routed_accuracy", "rls", **unrouted).count(1) == 1
     assert "One of the three `rls` models answers every one of them" in text
-    assert found.mean("palimpsa-d: AUROC of new keys by variance") < 0.7 and "`palimpsa-d` misses the rule" in text
+    assert found.mean("new_keys_auroc", "palimpsa-d", score="variance") < 0.7 and "`palimpsa-d` misses the rule" in text
 
 
 def test_gpu_tests_among_the_limits() -> None:
@@ -313,7 +314,7 @@ def test_claims_that_the_readme_counts() -> None:
     """Those that were measured and not resolved; none was not measured."""
     records = committed_records()
     open_ones = [claim for claim in claims_of() if records[claim.name].status == "not resolved"]
-    assert all(claim.device == "cuda" and records[claim.name].numbers for claim in open_ones)
+    assert all(claim.device == "cuda" and records[claim.name].rows for claim in open_ones)
     counted = (
         f"{NUMBERS[len(open_ones)].capitalize()} claims about trained models are not resolved by their measurements"
     )

@@ -163,9 +163,10 @@ def compiled_trainings(owner: str) -> Iterator[None]:
 
     The code inside ends with the first call that begins trainings.
     """
-    from fastweights.training import rate_search
     from fastweights.training.language import together
-    from fastweights_studies.experiments import trained
+    from fastweights_studies.claims import trained
+
+    from .. import rate_search
 
     found: dict[str, Any] = {}
 
@@ -193,9 +194,9 @@ def compiled_trainings(owner: str) -> Iterator[None]:
 
 
 def compile_claim(name: str) -> None:
-    from fastweights_studies.experiments import trained
-    from fastweights_studies.experiments.claim import Conditions
-    from fastweights_studies.experiments.ledger import claims_of
+    from fastweights_studies.claims import trained
+    from fastweights_studies.claims.claim import Conditions
+    from fastweights_studies.claims.ledger import claims_of
 
     claim = next((one for one in claims_of() if one.name == name), None)
     if claim is None:
@@ -219,8 +220,8 @@ def compile_leaderboard(mixer: str, *parts: str) -> None:
 
 
 def compile_recall(run: Any) -> None:
-    from fastweights.training.batches import training_batches
-    from fastweights.training.train import Training
+    from fastweights.training.recall.batches import training_batches
+    from fastweights.training.recall.train import Training
 
     training = Training(run)
     ends = [0, *training.ends]
@@ -307,11 +308,13 @@ def place(folder: Path) -> int:
 
 def main() -> None:
     from fastweights.layers import MIXERS
+    from fastweights_studies.leaderboard.language import LanguagePart
     from fastweights_studies.leaderboard.parts import PARTS
+    from fastweights_studies.leaderboard.trainings import TaskPart
     from fastweights_studies.measure.judge.cases import CASES
     from fastweights_studies.measure.training_steps import COMPARISONS, LAYERS
 
-    trained = [name for name, part in PARTS.items() if part.kind in ("task", "language")]
+    trained = [name for name, part in PARTS.items() if isinstance(part, (TaskPart, LanguagePart))]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, help="folder for the kernels")
     parser.add_argument("--ops", default="", help="of kernels.py, comma-separated")

@@ -20,7 +20,7 @@ from fastweights.layers.options import one_of, option
 from fastweights.layers.palimpsa_m import PalimpsaMOptions
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment, run_recall_parts
-from fastweights.training.progress import reporter_for
+from fastweights.training.progress import RunsProgress
 from fastweights_studies.measure.environment import write_json
 from fastweights_studies.places import RESULTS
 
@@ -110,7 +110,7 @@ def main() -> None:
     arguments = parser.parse_args()
     parts = experiments()
     folders = {name: arguments.runs / str(number) for number, name in enumerate(parts)}
-    found = run_recall_parts(parts, folders, reporter=reporter_for(Console(stderr=True), 300), log_every=300)
+    found = run_recall_parts(parts, folders, reporter=RunsProgress(Console(stderr=True), 300), log_every=300)
     first = found["defaults of every mixer"][0]
     made = {(tuple(x.versions.items()), x.machine["cpu"]): x for results in found.values() for x in results}
     content = {

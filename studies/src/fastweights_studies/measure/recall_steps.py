@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from fastweights.training import RecallExperiment
-from fastweights.training.batches import training_batches
-from fastweights.training.train import Training
-from fastweights_studies.experiments.trained import VLA_SETTINGS, ZOOLOGY_SETTINGS
+from fastweights.training.recall.batches import training_batches
+from fastweights.training.recall.train import Training
+from fastweights_studies.claims.trained import VLA_SETTINGS, ZOOLOGY_SETTINGS
 from fastweights_studies.measure.environment import describe, file_suffix, write_json
 from fastweights_studies.places import RESULTS
 

@@ -40,8 +40,9 @@ from fastweights.data.text.shards import ShardWriter, token_dtype, write_manifes
 from fastweights.models import preset
 from fastweights.private_torch import import_compiler
 from fastweights.training.language import LanguageRun
-from fastweights.training.language.folder import LanguageFolder, is_main_process, world_size
+from fastweights.training.language.folder import LanguageFolder
 from fastweights.training.language.model import build_model, model_config
+from fastweights.training.language.processes import is_main_process, world_size
 from fastweights.training.language.trainer import LanguageTrainer
 from fastweights_studies.measure.environment import describe, kept_rows, write_json
 from fastweights_studies.places import RESULTS

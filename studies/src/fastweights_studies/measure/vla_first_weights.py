@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from fastweights.training import RecallExperiment, run_recall_parts
-from fastweights_studies.experiments.trained import VLA_SETTINGS
+from fastweights_studies.claims.trained import VLA_SETTINGS
 from fastweights_studies.measure.environment import describe, write_json
 from fastweights_studies.places import RESULTS
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fastweights.layers import MIXERS
-from fastweights_studies.experiments import PAPERS, STATUSES, ClaimRecord, find_claim
+from fastweights_studies.claims import PAPERS, STATUSES, ClaimRecord, find_claim
 from fastweights_studies.leaderboard import PARTS, SIZES, Part, part_rows
-from fastweights_studies.leaderboard.tables import columns_of
+from fastweights_studies.leaderboard.entries import EXACT
+from fastweights_studies.leaderboard.measured import ReadPart
 from fastweights_studies.pages import claims, evidence
 from fastweights_studies.pages.evidence import RESULTS
 from fastweights_studies.pages.performance_text import least_to_most, table
@@ -139,10 +140,10 @@ def in_tasks(name: str, results: Path, but: str = "") -> str:
 
 def seeds(part: str, column: str, results: Path) -> str:
     """How many seeds the rows of a column have, or that a measurement was run once."""
-    if PARTS[part].kind == "read":
+    if isinstance(PARTS[part], ReadPart):
         return "one run"
-    rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
-    counts = sorted({len(row["values"]) for row in rows if row["column"] == column and row["values"]})
+    entries = PARTS[part].entries(part_rows(PARTS[part], "full", results / "leaderboard", results))
+    counts = sorted({len(entry.values) for entry in entries if entry.column == column and entry.values})
     return "one seed" if counts == [1] else f"{least_to_most(counts)} seeds"
 
 
@@ -232,7 +233,7 @@ def unknown_keys(results: Path) -> list[str]:
     sizes = [records[size].measurement for size in ("own-2", "own-2-cuda") if size in records]
 
     def means(name: str, by: str) -> list[float]:
-        return [size.mean(f"{name}: AUROC of new keys by {by}") for size in sizes]
+        return [size.mean("new_keys_auroc", name, score=by) for size in sizes]
 
     def ranked(name: str, by: str) -> str:
         return ", at the larger size ".join(f"{mean:.3f}" for mean in means(name, by))
@@ -286,8 +287,8 @@ def boards(results: Path) -> str:
     """One column of each trained part of the leaderboard at full size."""
     columns = [evidence.board(part, results).get(column, {}) for part, column in COLUMNS.items()]
     lines = [[f"`{name}`", *(found.get(name, "–") for found in columns)] for name in MIXERS]
-    regression = part_rows(PARTS["regression"], "full", results / "leaderboard", results)
-    exact = next((f"{row['exact']:.3f}" for row in regression if row["column"] == COLUMNS["regression"]), "–")
+    regression = PARTS["regression"].entries(part_rows(PARTS["regression"], "full", results / "leaderboard", results))
+    exact = next((f"{entry.of(EXACT)[0]:.3f}" for entry in regression if entry.column == COLUMNS["regression"]), "–")
     text = f"""Equal state and equal parameters, the same data and grid of learning rates; numbers without ± are of one seed, so
 small differences mean nothing. Recall and state tracking: accuracy. Regression: squared error; exact ridge regression has
 {exact}. Language: perplexity, with the place in parentheses, = for a tie. Marks: \\* still learning (not marked for language
@@ -338,12 +339,11 @@ def gaps(results: Path) -> str:
 
 def missing_of(part: Part, results: Path) -> str:
     """A trained part of the leaderboard and how much of its full size is missing; empty where nothing is."""
-    rows = part_rows(part, "full", results / "leaderboard", results)
-    if not rows:
+    found = len(part.entries(part_rows(part, "full", results / "leaderboard", results)))
+    if not found:
         return part.name
-    columns = SIZES["full"].tasks[part.name].columns if part.kind == "task" else columns_of(rows)
-    wanted = len(columns) * len(MIXERS)
-    return f"{part.name} ({wanted - len(rows)} of {wanted} numbers)" if len(rows) < wanted else ""
+    wanted = len(part.setting("full")) * len(MIXERS)
+    return f"{part.name} ({wanted - found} of {wanted} numbers)" if found < wanted else ""
 
 
 def which(missing: list[str]) -> str:

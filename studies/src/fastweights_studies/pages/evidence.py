@@ -14,14 +14,14 @@ from fastweights import ops
 from fastweights.layers import MIXERS, Mixer, build_mixer
 from fastweights.models import PRESETS, preset
 from fastweights.ops.framework.spec import spec_of
-from fastweights_studies.experiments import Claim, ClaimRecord, claims_of, find_claim, load_records
+from fastweights_studies.claims import Claim, ClaimRecord, claims_of, find_claim, load_records
 from fastweights_studies.leaderboard import PARTS, part_rows, table_of
-from fastweights_studies.leaderboard.tables import columns_of
+from fastweights_studies.leaderboard.entries import columns_of
 from fastweights_studies.pages import claims, own_results
 from fastweights_studies.pages.performance_text import anchor
 from fastweights_studies.places import RESULTS
 
-TRAINED = [name for name, part in PARTS.items() if part.kind in ("task", "language", "needle")]  # of the leaderboard
+TRAINED = [name for name, part in PARTS.items() if part.trained]  # of the leaderboard
 WIDTH, HEADS = 1024, 8  # of the layers that pages describe, as in the decoding table
 
 # The ops of a layer, for its section in docs/rules.md; those of its preconditioner beside them.
@@ -152,8 +152,8 @@ def board(part: str, results: Path = RESULTS) -> dict[str, dict[str, str]]:
     a mixer that is measured at several contexts it is the best number."""
     rows = part_rows(PARTS[part], "full", results / "leaderboard", results)
     found: dict[str, dict[str, str]] = {}
-    for column in columns_of(rows):
-        _, lines = table_of(PARTS[part], "full", [row for row in rows if row["column"] == column], ())
+    for column in columns_of(PARTS[part].entries(rows)):
+        _, lines = table_of(PARTS[part], "full", [row for row in rows if PARTS[part].title(row) == column], ())
         found[column] = {}
         for name, *_, cell in lines:
             if not name.startswith("*"):  # the exact regression, which is no mixer

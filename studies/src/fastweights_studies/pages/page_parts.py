@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from fastweights.layers import MIXERS, build_mixer, probe
+from fastweights_studies.leaderboard import PARTS as BOARDS
+from fastweights_studies.leaderboard import part_rows
 from fastweights_studies.pages.performance_text import table
 from fastweights_studies.places import RESULTS, ROOT
 
@@ -152,18 +154,19 @@ def trainings(results: Path) -> str:
 def recall_at_equal_state(results: Path) -> str:
     """The best mixer of one column of the leaderboard, and some others."""
     column = "shuffled, 32 pairs, heads of 16"
-    board = result("leaderboard/mqar-full", results)
-    rows = {row["mixer"]: row for row in board["rows"].values() if row["column"] == column}
-    steps, seeds = board["setting"]["shared"]["steps"], max(len(row["values"]) for row in rows.values())
-    means = {name: statistics.mean(row["values"]) for name, row in rows.items()}
+    part = BOARDS["mqar"]
+    rows = part_rows(part, "full", results / "leaderboard", results)
+    entries = {entry.label: entry for entry in part.entries(rows) if entry.column == column}
+    means = {name: entry.mean for name, entry in entries.items()}
     first = max(means, key=means.__getitem__)
     others = sorted((name for name in RECALLED if name != first), key=means.__getitem__, reverse=True)
     shown = ", ".join(f"{means[name]:.3f} with `{name}`" for name in others)
-    guessing, gpu = rows["softmax"]["chance"], rows[first]["measured"]["machine"].split()[1]
+    steps, seeds = entries[first].count("steps"), max(len(entry.values) for entry in entries.values())
+    guessing, gpu = entries["softmax"].run["chance"], entries[first].origins[0].device.split()[1]
     return item(
         f"Recall of 32 shuffled pairs, with states of the size that linear attention has with two heads of 16 channels, after "
         f"{steps:,} steps on an {gpu} and with {'one seed' if seeds == 1 else f'at most {seeds} seeds'}: {means[first]:.3f} with "
-        f"`{first}`, the best of {len(rows)}, {shown}. Guessing "
+        f"`{first}`, the best of {len(entries)}, {shown}. Guessing "
         f"has {guessing:.3f}. The [leaderboard](docs/leaderboard.md) has other tasks and sizes, and marks those that were still "
         "learning."
     )
