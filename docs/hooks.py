@@ -188,7 +188,7 @@ def mathml(content: str) -> str:
 
 def on_config(config: Any) -> Any:
     from fastweights_studies.pages import mixer_pages
-    from fastweights_studies.pages.performance_text import anchor
+    from fastweights_studies.pages.rendering import anchor
 
     config.mdx_configs.setdefault("toc", {})["slugify"] = lambda heading, separator: anchor(heading)
     for section in config.nav:

@@ -59,6 +59,7 @@ def from_record(kind: type[Made], record: Any, path: Path) -> Made:
 
 @cache  # a file may hold thousands of records of one kind
 def _read_hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, which take longer to find than all else of a record."""
     return get_type_hints(kind)
 
 

@@ -56,7 +56,8 @@ class Row:
         mixer: the memory or op that was measured; None where the task has none. options: those given to it.
         run: what the number depends on beside the column and is not compared: learning rate, repeat.
         seed: of a training or of random inputs; None where there is none.
-        value: None where the number was not finite.
+        value: None where the number was not finite. Of repeated calls the median.
+        spread: of repeated calls the first and the third quartile.
         origin: where and when.
 
     Raises:
@@ -72,6 +73,7 @@ class Row:
     run: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
     seed: int | None = None
     value: float | None = None
+    spread: list[float] | None = None
     origin: Origin
 
     def __post_init__(self) -> None:

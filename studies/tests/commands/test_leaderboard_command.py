@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from fastweights_studies import places
 from fastweights_studies.leaderboard import PARTS, SIZES
+from fastweights_studies.measure.judge.timing import Milliseconds
 from fastweights_studies.record import read_rows, select, write_rows
 
 from fastweights.cli import main
@@ -120,14 +121,17 @@ def test_speed_and_memory_are_read_from_what_was_measured(capsys, tmp_path, part
     code, printed, error = run(capsys, part, "--measurements", MEASURED, "--output", tmp_path / "new")
     assert code == 0 and error == "" and not (tmp_path / "new").exists()
     cells = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.split()}
-    steps = json.loads((MEASURED / "training-steps-nvidia-h100-80gb-hbm3.json").read_bytes())["comparisons"]
-    table = json.loads((MEASURED / "decode-table-nvidia-h200.json").read_bytes())["rows"]
-    compiled = "24 layers of palimpsa-d, compiled by blocks, replayed"
-    step = steps[compiled]["models"][compiled]
+    steps = read_rows(MEASURED / "training-steps-nvidia-h100-80gb-hbm3.json")
+    table = select(read_rows(MEASURED / "decode-table-nvidia-h200.json"), mixer="kda")
+    (step,) = select(
+        steps, mixer="palimpsa-d", measure="tokens_per_second", column={"compiled": "blocks", "replayed": True}
+    )
+    (speed,) = select(table, measure="tokens_per_second", column={"batch": 64})
+    (state,) = select(table, measure="state_bytes", column={"batch": 1})
     expected = {
-        "decoding-speed": f"{table['kda, batch 64']['tokens/s']:,.0f}",
-        "training-speed": f"{step['tokens/s']:,.0f}",
-        "memory": f"{table['kda, batch 1']['state, bytes per sequence'] / 1e6:.2f}",
+        "decoding-speed": f"{speed.value:,.0f}",
+        "training-speed": f"{step.value:,.0f}",
+        "memory": f"{state.value / 1e6:.2f}",
     }[part]
     assert expected in cells["palimpsa-d" if part == "training-speed" else "kda"]
     assert ("not run" in printed) == (part != "training-speed")
@@ -153,21 +157,18 @@ def test_what_was_not_measured_is_named_with_its_commands(capsys, tmp_path, monk
         "decode_table",
     ]
 
-    def kept_rows(folder, name, rows):
-        return folder / f"{name}-test.json", "a GPU", {}
-
-    model = {"step, ms": [100.0] * 3, "tokens/s": 1.0, "activations, GiB": 1.0, "first step, s": 1.0}
-    step = {"tokens/s": 7777.0, "state, bytes per sequence": 5e6, "step, ms": [1.0] * 3}
+    model = {"step_ms": Milliseconds(100.0, 99.0, 101.0), "tokens_per_second": 1.0, "activations_bytes": 2**30}
+    step = {"tokens_per_second": 7777.0, "state_bytes": 5e6, "step_ms": 1.0}
     for module in (decode_table, training_steps):
-        monkeypatch.setattr(module, "kept_rows", kept_rows)
+        monkeypatch.setattr(module, "find_gpu", lambda: "a GPU")
     monkeypatch.setattr(decode_table, "built", lambda mixer: mixer)
     monkeypatch.setattr(decode_table, "measure", lambda model, batch, context: step)
     monkeypatch.setattr(training_steps.tuning, "keep_choices", lambda: None)
     monkeypatch.setattr(
-        training_steps, "compare", lambda one, length, rounds, kept: {
-            "batch": one.batch, "length": length, "models": {name: model for name in one[:2]}, "step of the base": 1.0,
-        },
-    )  # fmt: skip
+        training_steps,
+        "compare",
+        lambda one, length, rounds, kept: [(side, {**model, "first_step_s": 1.0}) for side in (one.base, one.model)],
+    )
     for module, (_, _, script, *arguments) in zip((training_steps, decode_table), commands):
         del registry._REGISTRY.specs["board-mine"]  # as in a process that has not imported it
         for name in [name for name in sys.modules if name.startswith("fastweights_import_mine")]:

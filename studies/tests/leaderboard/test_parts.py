@@ -115,7 +115,7 @@ def measure_on(monkeypatch, module):
     """The machine that a module of the leaderboard measures on, under "machine"."""
     machine = {"machine": "the first"}
     monkeypatch.setattr(
-        f"fastweights_studies.leaderboard.{module}.measured_here",
+        f"fastweights_studies.leaderboard.{module}.find_origin",
         lambda device: replace(NOWHERE, device=machine["machine"]),
     )
     return machine

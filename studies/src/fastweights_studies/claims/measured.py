@@ -1,27 +1,22 @@
-"""Reads what the benchmarks have measured, for claims about speed: no number is measured twice. Only this module knows the form
-of their result files."""
+"""Reads what the measuring scripts have found, for claims about speed: no number is measured twice. Only this module knows the
+columns of their rows."""
 
 from __future__ import annotations
 
-import json
-import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastweights.results.records import read_object
-
-from ..record import Origin, Plain
+from ..measure.models import LAYERS, WIDTH
+from ..record import Origin, Plain, Row, read_rows, select
 from .conditions import Unmeasured
 from .measurement import Column, Number
 
 __all__ = ["Benchmark", "Reading", "divide"]
 
-SIZE = "BTHKV"  # sequences, tokens, heads, key and value channels
-
 
 class Reading(NamedTuple):
-    """A time that a benchmark has measured, in milliseconds, and the file and the run that it is from."""
+    """A time that a script has measured, in milliseconds, and the file and the run that it is from."""
 
     ms: float
     file: str
@@ -35,7 +30,7 @@ def divide(measure: str, above: Reading, below: Reading, column: Column, **field
 
 
 class Benchmark:
-    """A result file of a benchmark.
+    """A result file of a measuring script.
 
     Args:
         folder: with the result files. name: of the file. command: which measures it.
@@ -50,14 +45,24 @@ class Benchmark:
             raise Unmeasured(
                 f"needs {path}, which `{command}` measures on that GPU; --measurements names another folder"
             )
-        self.content = read_object(path)
+        self.rows = read_rows(path)
+
+    def _read(self, task: str, measure: str, *, column: Mapping[str, Plain] = {}, **fields: Any) -> Reading | None:
+        """The first row with these fields; None where not measured."""
+        for row in select(self.rows, task=task, measure=measure, column=column, **fields):
+            if row.value is not None:
+                return self._reading(row)
+        return None
+
+    def _reading(self, row: Row) -> Reading:
+        assert row.value is not None
+        return Reading(row.value, self.name, row.origin)
 
     def kernel_sizes(self, op: str) -> Iterator[dict[str, int]]:
         """The sizes (B, T, H, K, V) at which kernels-*.json has an op's forward and backward."""
-        for key in self.content["rows"]:
-            name, _, size = key.rpartition(" ")
-            if name == op:
-                yield dict(zip(SIZE, map(int, size.split(","))))
+        column: dict[str, Plain] = {"op": op, "peer": None, "replayed": True}
+        for row in select(self.rows, task="kernels", measure="forward_backward_ms", column=column):
+            yield {name: int(row.column[name]) for name in "BTHKV"}  # type: ignore[arg-type]
 
     def kernel_ms(self, op: str, size: Mapping[str, int], stage: str, peer: str | None = None) -> Reading | None:
         """Device time of an op in kernels-*.json; None where not measured.
@@ -66,67 +71,48 @@ class Benchmark:
             stage: "forward" or "forward_backward".
             peer: whose: None for ours, or "tied" for a delta rule without a write key of its own.
         """
-        row = self.content["rows"].get(f"{op} {','.join(map(str, size.values()))}", {})
-        return self._reading(row[stage]["graph"][peer or "ours"][0], row) if stage in row else None
+        column = {"op": op, **size, "peer": peer, "replayed": True}
+        return self._read("kernels", f"{stage}_ms", column=column)
 
     def preset_step_ms(self, preset: str, sketch: int | None = None) -> Reading | None:
         """A training step of a preset in training-steps-*.json, with this sketch of its memory; None where not measured."""
-        return self._step_ms(preset if sketch is None else f"{preset} with sketch {sketch}")
+        options = {} if sketch is None else {"sketch": sketch}
+        column: dict[str, Plain] = {"preset": preset, "compiled": None, "replayed": False}
+        return self._read("training_step", "step_ms", column=column, options=options)
 
     def layers_step_ms(self, mixer: str, beside: str | None = None) -> Reading | None:
         """A training step of 24 layers, compiled by blocks and replayed, in training-steps-*.json; None where not measured.
 
         beside: the base of the layers of this mixer, measured in turn with them; the layers themselves if not given.
         """
-        model, other = (f"24 layers of {name}, compiled by blocks, replayed" for name in (mixer, beside or mixer))
-        return self._step_ms(model, other)
-
-    def _step_ms(self, model: str, comparison: str | None = None) -> Reading | None:
-        for name, part in self.content["comparisons"].items():
-            if model in part["models"] and comparison in (None, name):
-                return self._reading(statistics.median(part["models"][model]["step, ms"]), part)
-        return None
+        column: dict[str, Plain] = {
+            "layers": LAYERS, "width": WIDTH, "compiled": "blocks", "replayed": True, "library": "fastweights",
+        }  # fmt: skip
+        steps = select(self.rows, task="training_step", measure="step_ms", column=column, options={})
+        compared = {row.run["comparison"] for row in select(steps, mixer=beside or mixer) if row.run["side"] == "model"}
+        own = [row for row in select(steps, mixer=mixer) if row.run["comparison"] in compared]
+        return self._reading(own[0]) if own else None
 
     def layer_widths(self) -> list[int]:
         """The widths at which decode-layers-*.json has layers with states of their own."""
-        widths = [key.partition(" ") for part in self._layers() for key in part]
-        return list(dict.fromkeys(int(width) for name, _, width in widths if name == "width"))
+        rows = select(self.rows, task="decode_layer", measure="step_ms", column={"pool": False})
+        return list(dict.fromkeys(int(row.column["width"]) for row in rows))  # type: ignore[arg-type]
 
     def layer_ms(self, mixer: str, width: int, **options: Plain) -> Reading | None:
         """A decoding step of a layer in decode-layers-*.json; None where not measured."""
-        label = ",".join(f"{name}={json.dumps(value)}" for name, value in options.items())
-        for part in self._layers():
-            times = part.get(f"width {width}", {}).get("layers", {}).get(f"{mixer}:{label}" if label else mixer)
-            if times is not None:
-                return self._reading(statistics.median(times["ms"]), part)
-        return None
-
-    def _layers(self) -> list[Mapping[str, Any]]:
-        return [part for name, part in self.content["pairs"].items() if "in a pool" not in name]
+        column: dict[str, Plain] = {"width": width, "pool": False}
+        return self._read("decode_layer", "step_ms", mixer=mixer, options=options, column=column)
 
     def attention_lengths(self) -> list[int]:
         """The lengths at which vla-*.json has a forward."""
-        return list(map(int, self.content["rows"]))
+        rows = select(self.rows, task="vla", measure="forward_ms", column={"beside_loop": False})
+        return list(dict.fromkeys(int(row.column["length"]) for row in rows))  # type: ignore[arg-type]
 
     def attention_ms(self, by: str, length: int) -> Reading | None:
         """A forward of variational linear attention ("vla", "vla_refreshed") or of a kernel of softmax attention in vla-*.json;
         None where not measured."""
-        return self._forward_ms(self.content["rows"][str(length)], by)
+        return self._read("vla", "forward_ms", column={"length": length, "by": by, "beside_loop": False})
 
     def loop_ms(self, by: str) -> Reading | None:
         """A forward over 4,096 tokens by a loop over tokens ("loop") or by ours ("vla_refreshed") in vla-*.json."""
-        return self._forward_ms(self.content["loop"], by)
-
-    def _forward_ms(self, times: Mapping[str, Any], by: str) -> Reading | None:
-        name = "vla refreshed" if by == "vla_refreshed" else by
-        return self._reading(times[name]["median"]) if name in times else None
-
-    def _reading(self, ms: float, part: Mapping[str, Any] = {}) -> Reading:
-        """With the origin of a part of the file, which may be from another run than the rest."""
-        when = {**self.content, **part.get("measured", {})}
-        commit, _, changes = when["commit"].partition(" ")
-        versions = {name: when[name] for name in ("torch", "triton", "fla", "fastweights") if when.get(name)}
-        origin = Origin(
-            device=self.content["device"], versions=versions, commit=commit, date=when["time"], changed=bool(changes)
-        )
-        return Reading(float(ms), self.name, origin)
+        return self._read("vla", "forward_ms", column={"by": by, "beside_loop": True})

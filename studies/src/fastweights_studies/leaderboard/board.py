@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
-from fastweights.environment import machine, versions
 from fastweights.kinds import checked
 from fastweights.outputs import check_file, has_keys
 from fastweights.results.records import ResultsError, read_object
 
 from ..places import RESULTS
-from ..record import Origin, Plain, Row, read_rows, write_rows
+from ..record import Plain, Row, read_rows, write_rows
 from .entries import label_of
 
-__all__ = ["Board", "board_path", "is_board", "library_rows", "load_board", "measured_here"]
+__all__ = ["Board", "board_path", "is_board", "library_rows", "load_board"]
 
 COMMITTED = RESULTS / "leaderboard"
 Key = tuple[object, ...]
@@ -95,17 +93,6 @@ def load_board(path: Path) -> Board:
             "trainings that are beside it"
         )
     return Board(path, read_rows(path))
-
-
-def measured_here(device: str) -> Origin:
-    """When and where a row is measured."""
-    place, found = machine(device), versions()
-    return Origin(
-        device=place.get("gpu") or place["cpu"],
-        versions={name: found[name] for name in ("torch", "fastweights")},
-        commit="unknown",
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    )
 
 
 def library_rows(part: str, size: str) -> list[Row]:

@@ -16,8 +16,8 @@ from fastweights.models import FastWeightsForCausalLM
 from fastweights.results import LanguageResult
 from fastweights.results.language import load_result
 
+from ..origin import find_origin
 from ..record import Plain, Row
-from .board import measured_here
 from .entries import Entry
 from .matching import Matched, Matching
 from .part import BoardPart, Column
@@ -114,7 +114,7 @@ class LanguagePart(BoardPart):
     def _rows(self, mixer: _Trainings, request: Request) -> list[Row]:
         """The rows of the trainings of a mixer that have ended: of each seed the loss at the chosen rate, without a value where
         it diverged."""
-        origin, rate = measured_here(request.device), mixer.rate()
+        origin, rate = find_origin(request.device), mixer.rate()
         rows = []
         for seed in dict.fromkeys(seed for _, seed in mixer.runs):
             trained = {key: run for key, run in mixer.runs.items() if key[1] == seed and has_ended(run)}

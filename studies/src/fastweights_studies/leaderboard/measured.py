@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fastweights.layers import MIXERS
-from fastweights.results.records import read_object, reading_fields
+from fastweights.results.records import reading_fields
 
-from ..record import Origin, Plain, Row, read_rows, select
+from ..record import Plain, Row, read_rows, select
 from .cells import READ, format_number
 from .part import Column, Part
 from .request import Request
@@ -25,8 +24,6 @@ STEP, DECODE = "training_step", "decode_table"  # the tasks of the rows
 STEP_MS, ACTIVATIONS = "step_ms", "activations_bytes"  # and their measures
 SPEED, STATE = "tokens_per_second", "state_bytes"
 FILES = {STEP: "training-steps", DECODE: "decode-table"}
-# In the files of earlier versions.
-OLD_SPEED, OLD_STEP = "tokens/s", re.compile(r"24 layers of (\S+), compiled by blocks, replayed")
 TRAINED_AS: dict[str, Plain] = {
     "layers": 24,
     "compiled": "blocks",
@@ -191,50 +188,5 @@ def _read(folder: Path, task: str) -> list[Row]:
     return [
         replace(row, run={**row.run, "file": path.name})
         for path in sorted(folder.glob(f"{FILES[task]}-*.json"))
-        for row in _read_file(path)
+        for row in read_rows(path)
     ]
-
-
-def _read_file(path: Path) -> list[Row]:
-    """The rows of a file. Those of earlier versions have sentences as keys."""
-    content = read_object(path)
-    if "origins" in content:
-        return read_rows(path)
-    if "rows" in content:
-        return [row for old in content["rows"].values() for row in _decoding_rows(content, old)]
-    return [
-        row
-        for old in content["comparisons"].values()
-        for name, model in old["models"].items()
-        for row in _training_rows({**content, **old.get("measured", {})}, old, name, model)
-    ]
-
-
-def _decoding_rows(content: dict[str, Any], old: dict[str, Any]) -> Iterator[Row]:
-    if OLD_SPEED not in old:  # refused
-        return
-    column = {"batch": old["batch"], "context": old["context"], "layers": content["layers"]}
-    origin = _origin({**content, **old.get("measured", {})})
-    for measure, unit, name in ((SPEED, "tokens/s", OLD_SPEED), (STATE, "bytes", "state, bytes per sequence")):
-        yield Row(
-            task=DECODE, measure=measure, unit=unit, column=column, mixer=old["mixer"], value=old[name], origin=origin
-        )
-
-
-def _training_rows(
-    where: dict[str, Any], comparison: dict[str, Any], name: str, model: dict[str, Any]
-) -> Iterator[Row]:
-    if not (named := OLD_STEP.fullmatch(name)):
-        return
-    column = {**TRAINED_AS, "batch": comparison["batch"], "length": comparison["length"]}
-    values = {STEP_MS: ("ms", model["step, ms"][0]), ACTIVATIONS: ("bytes", model["activations, GiB"] * 2**30)}
-    for measure, (unit, value) in values.items():
-        yield Row(
-            task=STEP, measure=measure, unit=unit, column=column, mixer=named[1], value=value, origin=_origin(where)
-        )
-
-
-def _origin(where: dict[str, Any]) -> Origin:
-    commit, *changed = where["commit"].split()
-    versions = {name: where[name] for name in ("torch", "fastweights")}
-    return Origin(device=where["device"], versions=versions, commit=commit, date=where["time"], changed=bool(changed))

@@ -11,8 +11,8 @@ from typing import Any
 
 from fastweights.layers import MixerChoice
 
+from ..origin import find_origin
 from ..record import Plain, Row
-from .board import measured_here
 from .entries import Entry
 from .language import LanguagePart, check_device, load_model_result, match_models, plan_run
 from .part import BoardPart, Column
@@ -108,7 +108,7 @@ class NeedlePart(BoardPart):
     def _rows(
         self, model: Entry, seeds: Sequence[int], answers: Mapping[int, list[tuple[float, float]]], request: Request
     ) -> list[Row]:
-        origin = measured_here(request.device)
+        origin = find_origin(request.device)
         trained = {row.seed: row for row in model.rows}
         make = partial(Row, task=self.name, mixer=model.mixer, options=model.rows[0].options, origin=origin)
         return [

@@ -14,9 +14,10 @@ from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment
 from fastweights.training.recall.objectives import objective_of
 
+from ..origin import find_origin
 from ..rate_search import RateSearch, search_rates
 from ..record import Plain, Row
-from .board import Board, measured_here
+from .board import Board
 from .entries import EXACT, Entry
 from .matching import Matched, Matching
 from .part import BoardPart, Column
@@ -105,7 +106,7 @@ class TaskPart(BoardPart):
     def _rows(
         self, column: Column, mixer: Matched, seeds: Sequence[int], search: RateSearch, request: Request
     ) -> list[Row]:
-        origin = measured_here(request.device)
+        origin = find_origin(request.device)
         rows = []
         for seed, chosen in zip(seeds, search.chosen, strict=True):
             trained = search.grid if seed == seeds[0] else [chosen]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fastweights.layers import MIXERS, MixerChoice
 
+from ..origin import find_origin
 from ..record import Plain, Row
-from .board import measured_here
 from .entries import EXACT, Entry
 from .part import BoardPart, Column
 from .request import Request
@@ -191,7 +191,7 @@ class RulesPart(BoardPart):
         channels = int(column.parameters["channels"])  # type: ignore[arg-type]
         found = measure_rule(STREAMS[str(column.parameters["stream"])], rule, channels)
         gates = {name: getattr(found.gates, name) for name in rule.gates}
-        make = partial(Row, task=self.name, unit="1", column=column.parameters, origin=measured_here("cpu"))
+        make = partial(Row, task=self.name, unit="1", column=column.parameters, origin=find_origin("cpu"))
         own = partial(
             make,
             mixer=rule.mixer,

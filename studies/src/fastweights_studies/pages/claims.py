@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastweights_studies.claims import PAPERS, SOURCES, STATUSES, Claim, ClaimRecord, claims_of, load_records
 from fastweights_studies.claims.tables import name_undertrained, number_lines
-from fastweights_studies.pages.performance_text import table
+from fastweights_studies.pages.rendering import table
 from fastweights_studies.places import RESULTS, ROOT
 
 RESULTS = RESULTS / "claims"

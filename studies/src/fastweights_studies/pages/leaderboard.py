@@ -27,7 +27,7 @@ from fastweights_studies.leaderboard.untrained import ERROR, EXPECTATIONS, INFIN
 from fastweights_studies.leaderboard.untrained import SIZES as CHANNELS
 from fastweights_studies.measure.environment import digest
 from fastweights_studies.pages.leaderboard_figures import draw_parts, draw_rules
-from fastweights_studies.pages.performance_text import least_to_most, table
+from fastweights_studies.pages.rendering import least_to_most, table
 from fastweights_studies.places import RESULTS, ROOT
 from fastweights_studies.record import Row, select
 

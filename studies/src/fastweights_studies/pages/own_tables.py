@@ -14,7 +14,7 @@ from fastweights_studies.own import o2_confidence_of_memories as confidence
 from fastweights_studies.own import o2b_hybrids_trained_as_one as hybrids
 from fastweights_studies.own import o3_products_of_transitions as products
 from fastweights_studies.own import o3b_training_outside_the_bound as outside
-from fastweights_studies.pages.performance_text import number, table
+from fastweights_studies.pages.rendering import number, table
 
 __all__ = [
     "Columns",

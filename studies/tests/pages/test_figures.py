@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from fastweights_studies.measure.environment import digest
-from fastweights_studies.pages import performance, performance_models, recall_figure
+from fastweights_studies.pages import decode_figure, performance, performance_models, recall_figure
+from fastweights_studies.pages.results import read_measured
+from fastweights_studies.places import DOCS, RESULTS
 from PIL import Image
 
-from .site import ROOT
-
-IMAGES = ROOT / "docs" / "images"
+IMAGES = DOCS / "images"
 
 
 def source(picture: Path) -> str:
@@ -24,11 +23,12 @@ def test_recall_is_drawn_from_its_results() -> None:
     assert source(recall_figure.PICTURE) == digest(content), "run python -m fastweights_studies.pages.recall_figure"
 
 
-@pytest.mark.parametrize("path", sorted(performance.RESULTS.glob("decode-table-*.json")), ids=lambda path: path.name)
-def test_decoding_is_drawn_from_its_results(path: Path) -> None:
-    content = json.loads(path.read_text())
-    picture = IMAGES / performance_models.decode_image(content)
-    assert source(picture) == digest(content), "run python -m fastweights_studies.pages.performance"
+def test_decoding_is_drawn_from_its_results() -> None:
+    devices = performance.by_device(read_measured("decode-table", "decode_table", RESULTS))
+    assert devices
+    for device, rows in devices.items():
+        picture = IMAGES / performance_models.decode_image(device)
+        assert source(picture) == decode_figure.source(rows), "run python -m fastweights_studies.pages.performance"
 
 
 def test_every_figure_says_what_it_was_drawn_from() -> None:

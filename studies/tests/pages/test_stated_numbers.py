@@ -1,9 +1,9 @@
-"""Measured figures in the sentences of pages that are written by hand are those of the result files."""
+"""Measured numbers in the sentences of pages that are written by hand are those of the result files."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import statistics
 from typing import Any
 
 import pytest
@@ -11,19 +11,24 @@ from fastweights_studies.claims import Measurement, claims_of, committed_records
 from fastweights_studies.claims.measurement import UNDERTRAINED
 from fastweights_studies.claims.verdict import pair_seeds
 from fastweights_studies.leaderboard import PARTS, SIZES
+from fastweights_studies.measure.first_values import SLOW
+from fastweights_studies.measure.gpu_tests import read_tests
+from fastweights_studies.measure.scaling import share_of_one_gpu
 from fastweights_studies.measure.training_start import MODEL
 from fastweights_studies.own.o1_least_squares_as_layers import CONTRASTS
 from fastweights_studies.own.o1b_the_ridge_of_the_exact_recursion import RIDGES
-from fastweights_studies.pages import page_parts
-from fastweights_studies.places import RESULTS
+from fastweights_studies.pages.evidence import first_recall, recall_defaults
+from fastweights_studies.pages.rendering import share
+from fastweights_studies.pages.results import read_measured, value_of
+from fastweights_studies.places import RESULTS, ROOT
+from fastweights_studies.record import Row, select
 
 from fastweights.layers import MIXERS
 from fastweights.models import preset
 
-from .site import ROOT
-
 
 def result(name: str) -> Any:
+    """A file in the format of the command that wrote it."""
     return json.loads((RESULTS / f"{name}.json").read_bytes())
 
 
@@ -31,77 +36,83 @@ def found_of(claim: str) -> Measurement:
     return load_record(RESULTS / "claims" / f"{claim}.json").measurement
 
 
+def rows_of(file: str, task: str, device: str = "") -> list[Row]:
+    """The rows of a task, of devices whose name holds this."""
+    return [row for row in read_measured(file, task, RESULTS) if device in row.origin.device]
+
+
 def words(page: str) -> str:
     """The text of a page without its line breaks."""
     return " ".join((ROOT / page).read_text().split())
 
 
-@pytest.mark.parametrize("page", [page_parts.CPU, page_parts.RULES], ids=lambda page: page.name)
-def test_tables_are_generated(page: Path) -> None:
-    assert page.read_text() == page_parts.render(page), f"run {page_parts.COMMAND}"
-
-
 def test_recall_and_language_models_on_cpus() -> None:
-    text, runs, models = words("docs/cpu.md"), result("recall_default")["runs"], result("lm_default")
+    text, runs, models = words("docs/cpu.md"), result("commands/recall_default")["runs"], result("commands/lm_default")
     taken = sum(run["cpu_seconds"] for run in runs)
     assert f"Its {len(runs)} trainings took {taken:.0f} seconds of processor time" in text
     assert f"They took {sum(model['seconds'] for model in models):.0f} seconds together" in text
     (steps,), (tokens,) = ({model[what] for model in models} for what in ("steps", "tokens"))
     assert f"for {steps} steps on {tokens:,} tokens" in text
-    softmax = {row["pairs"]: row for row in result("recall_readme")["summary"] if row["mixer"] == "softmax"}
+    softmax = {row["pairs"]: row for row in result("commands/recall_readme")["summary"] if row["mixer"] == "softmax"}
     assert f"softmax has {softmax[4]['accuracy']:.3f} on 4 pairs and is at chance on 8 and 16" in text
     assert all(softmax[pairs]["accuracy"] == pytest.approx(1 / pairs, abs=0.01) for pairs in (8, 16))
 
 
 def test_starts_and_several_gpus() -> None:
     train, limits = words("docs/train.md"), words("docs/limits.md")
-    (starts,) = result("training-start-nvidia-h100-80gb-hbm3")["starts"].values()
-    first, second = (starts[start]["first step, s"] for start in ("first start", "second start"))
+    starts = rows_of("training-start", "training_start", "H100")
+    first, second = (value_of(starts, "start_s", column={"warm": warm, "step": 1}) for warm in (False, True))
     vocabulary = MODEL["vocab_size"]
     assert all(
         f"{vocabulary:,} tokens in the vocabulary" in text for text in (train, words("studies/notes/kernels.md"))
     )
     assert f"ends {first:.0f} s after the command was given" in train and f"it ends after {second:.0f} s" in train
-    rows = result("scaling-nvidia-h100-80gb-hbm3")["trainings"]["gdn-1b"]
-    ddp, fsdp, kept = (rows[f"2 GPUs, {way}"] for way in ("DDP", "FSDP2", "FSDP2-kept"))
-    shares = [page_parts.share(row["share of one GPU"]) for row in (ddp, fsdp, kept)]
+    rows = rows_of("scaling", "scaling", "H100")
+    column = {"preset": "gdn-1b", "gpus": 2, "batch": 8, "length": 2048}
+
+    def memory(way: str) -> str:
+        return f"{value_of(rows, 'memory_bytes', column={**column, 'way': way}) / 2**30:.0f}"
+
+    def step_ms(way: str) -> float:
+        return value_of(rows, "step_ms", column={**column, "way": way})
+
+    ways = ("DDP", "FSDP2", "FSDP2-kept")
+    shares = [share(share_of_one_gpu(rows, {**column, "way": way})) for way in ways]
     assert f"With DDP each GPU processes {shares[0]} of the tokens per second of one GPU alone" in train
-    assert (
-        f"with FSDP2 {shares[1]}. FSDP2 takes {fsdp['memory, GiB']:.0f} GiB per GPU, DDP {ddp['memory, GiB']:.0f}"
-        in train
-    )
-    assert f"brings FSDP2 to {shares[2]} with {kept['memory, GiB']:.0f} GiB" in train
-    for way, same in (("FSDP2-prefetch", fsdp), ("FSDP2-kept-prefetch", kept)):
-        assert rows[f"2 GPUs, {way}"]["step, ms"] == pytest.approx(same["step, ms"], rel=0.01)
+    assert f"with FSDP2 {shares[1]}. FSDP2 takes {memory('FSDP2')} GiB per GPU, DDP {memory('DDP')}" in train
+    assert f"brings FSDP2 to {shares[2]} with {memory('FSDP2-kept')} GiB" in train
+    for way, same in (("FSDP2-prefetch", "FSDP2"), ("FSDP2-kept-prefetch", "FSDP2-kept")):
+        assert step_ms(way) == pytest.approx(step_ms(same), rel=0.01)
     assert f"With FSDP2 each of two GPUs processes {shares[1]} of the tokens per second of one GPU alone" in limits
     assert f"(the 1B preset of `gdn`), with DDP {shares[0]}" in limits
 
 
-def device_time(rows: Any, op: str, size: str, stage: str, who: str = "ours") -> float:
-    return float(rows[f"{op} {size}"][stage]["graph"][who][0])
-
-
 def test_times_of_ops_among_the_limits() -> None:
-    text, rows = words("docs/limits.md"), result("kernels-nvidia-h200")["rows"]
+    text, rows = words("docs/limits.md"), rows_of("kernels", "kernels", "H200")
+
+    def time(op: str, stage: str, size: dict[str, Any], peer: str | None = None) -> float | None:
+        return value_of(rows, f"{stage}_ms", column={**size, "op": op, "peer": peer, "replayed": True})
+
+    def sizes(op: str) -> list[dict[str, Any]]:
+        timed = select(rows, measure="forward_backward_ms", column={"op": op, "peer": None, "replayed": True})
+        return [{name: row.column[name] for name in "BTHKV"} for row in timed]
 
     def span(*ops: str) -> str:
         ratios = [
-            device_time(rows, op, size, "forward_backward") / device_time(rows, "gdn", size, "forward_backward")
+            time(op, "forward_backward", size) / gdn
             for op in ops
-            for name, size in (row.split(" ", 1) for row in rows)
-            if name == op and "forward_backward" in rows.get(f"gdn {size}", {})
+            for size in sizes(op)
+            if (gdn := time("gdn", "forward_backward", size)) is not None
         ]
         return f"{min(ratios):.1f} to {max(ratios):.1f} times"
 
     assert f"variational linear attention {span('vla')}, recursive least squares {span('rls')}" in text
     assert f"Lattice's encode and similarity objectives {span('lattice-encode', 'lattice-similarity')}," in text
     assert f"elementwise Longhorn {span('longhorn-elementwise')}, because" in text
-    size = "4,2048,8,128,128"
-    plain, decayed = (
-        device_time(rows, op, size, "forward") / device_time(rows, op, size, "forward", "fla")
-        for op in ("linear", "simple_gla")
-    )
-    assert f"takes {plain:.2f} times flash-linear-attention's device time at (B, T, H, K, V) = ({size})" in text
+    size = dict(zip("BTHKV", (4, 2048, 8, 128, 128)))
+    plain, decayed = (time(op, "forward", size) / time(op, "forward", size, "fla") for op in ("linear", "simple_gla"))
+    named = ",".join(map(str, size.values()))
+    assert f"takes {plain:.2f} times flash-linear-attention's device time at (B, T, H, K, V) = ({named})" in text
     assert f"with one decay per head {decayed:.2f} times" in text
 
 
@@ -141,8 +152,10 @@ def test_trainings_among_the_limits() -> None:
         f"{NUMBERS[jumped].capitalize()} of {NUMBERS[len(losses)]} trainings of claim C34 with the encode objective"
         in text
     )
-    small, large = result("vla-first-weights")["by size of first weights"].values()
-    assert large["accuracy"] > 0.99 and abs(small["accuracy"] - small["guessing"]) < 0.02
+    weights = rows_of("vla-first-weights", "first_weights")
+    small, guessing, large, _ = (row.value for row in weights)
+    assert [row.column["initializer_range"] for row in weights] == [0.02, 0.02, 0.05, 0.05]
+    assert large > 0.99 and abs(small - guessing) < 0.02
     assert "At a standard deviation of 0.05 `vla` learned 8 pairs in a setting in which it guesses at 0.02" in text
 
 
@@ -283,24 +296,22 @@ def test_variances_at_the_larger_size() -> None:
 
 
 def test_gpu_tests_among_the_limits() -> None:
-    ran, text = result("gpu_tests"), words("docs/limits.md")
-    backend, large, *others = ran["runs"]
-    passed = [sum(counts["passed"] for counts in run["files"].values()) for run in ran["runs"]]
+    ran, text = read_tests(RESULTS / "gpu_tests.json"), words("docs/limits.md")
+    backend, large, *others = ran.runs
+    passed = [run.counts.passed for run in ran.runs]
     assert (
-        f"The GPU tests last ran on 2026-11-26: {sum(passed[2:]):,} on an H100; {len(ran['not run'])} tests of kernels did not "
+        f"The GPU tests last ran on 2026-11-26: {sum(passed[2:]):,} on an H100; {len(ran.not_run)} tests of kernels did not "
         f"run again in that run. The {passed[1]} of large tensors (H200) and the {passed[0]} of the backend of "
         "flash-linear-attention (H100) are from runs before the last changes of layers. "
-        f"None of {ran['passed']:,} failed"
+        f"None of {ran.counts.passed:,} failed"
     ) in text
-    assert list(backend["files"]) == ["tests.gpu.test_flash_linear_attention"]
-    assert list(large["files"]) == ["tests.gpu.test_large_tensors"]
-    assert [run["device"].split()[1] for run in ran["runs"]] == ["H100", "H200", "H100", "H100"]
-    assert {run["time"].partition("T")[0] for run in ran["runs"]} == {"2026-11-26"}
-    assert len({run["source"] for run in others}) == 1 and others[0]["source"] not in (
-        backend["source"],
-        large["source"],
-    )
-    assert ran["interrupted"] == ["tests.gpu.test_kernels"] and sum(passed) == ran["passed"] and not ran["failed"]
+    assert list(backend.files) == ["tests.gpu.test_flash_linear_attention"]
+    assert list(large.files) == ["tests.gpu.test_large_tensors"]
+    assert [run.origin.device.split()[1] for run in ran.runs] == ["H100", "H200", "H100", "H100"]
+    assert {run.origin.date[:10] for run in ran.runs} == {"2026-11-26"}
+    files = [run.origin.versions["files"] for run in ran.runs]
+    assert len(set(files[2:])) == 1 and files[2] not in files[:2]
+    assert {test.partition("::")[0] for test in ran.not_run} == {"tests/gpu/test_kernels.py"} and not ran.counts.failed
 
 
 def test_the_text_of_language_models_among_the_limits() -> None:
@@ -321,102 +332,108 @@ def test_claims_that_the_readme_counts() -> None:
     assert counted in words("README.md")
 
 
+def phase_ms(model: str, phase: str, *, fla: bool) -> tuple[float, float]:
+    """With ours, and without: the medians over all turns."""
+    column = {"model": model, "phase": phase, "fla": fla}
+    turns = select(rows_of("transformers-models", "transformers"), measure="phase_ms", column=column)
+    ours, theirs = (
+        statistics.median(row.value for row in select(turns, column={"accelerated": accelerated}))
+        for accelerated in (True, False)
+    )
+    return ours, theirs
+
+
 def test_models_of_transformers() -> None:
-    text, content = words("docs/transformers.md"), result("transformers-models-nvidia-h200")
-    model = content["models"]["qwen3_next"]
-    step, prompt, tokens = (model["times"][what]["ms"] for what in ("training step", "prompt", "16 tokens"))
-    batch, length = model["training step [B, T]"]
+    text, phases = words("docs/transformers.md"), ("training_step", "prompt", "decoding")
+    step, prompt, decoding = (phase_ms("qwen3_next", phase, fla=False) for phase in phases)
+    rows = rows_of("transformers-models", "transformers", "H200")
+    (trained,), (read,), (new,) = (
+        {
+            (row.column["batch"], row.column["length"], row.column["new"])
+            for row in select(rows, column={"phase": phase})
+        }
+        for phase in phases
+    )
     assert (
-        f"take {step['fastweights']:.0f} ms for a training step of {batch} x {length} tokens instead of "
-        f"{step['transformers']:.0f}, and {prompt['fastweights']:.0f} ms for a prompt of {model['prompt [B, T]'][1]:,} tokens "
-        f"instead of {prompt['transformers']:.0f}"
+        f"take {step[0]:.0f} ms for a training step of {trained[0]} x {trained[1]} tokens instead of {step[1]:.0f}, and "
+        f"{prompt[0]:.0f} ms for a prompt of {read[1]:,} tokens instead of {prompt[1]:.0f}"
     ) in text
-    assert f"transformers {content['transformers'].rpartition('.')[0]} without flash-linear-attention" in text
-    ours, theirs = (tokens[who] / 16 for who in ("fastweights", "transformers"))
+    version = rows[0].origin.versions["transformers"].rpartition(".")[0]
+    assert f"transformers {version} without flash-linear-attention" in text
+    ours, theirs = (ms / new[2] for ms in decoding)
     assert f"take {ours:.1f} ms with ours and {theirs:.1f} without" in text
 
 
 def test_models_of_transformers_beside_flash_linear_attention() -> None:
-    text, models = words("docs/transformers.md"), result("transformers-models-and-fla-nvidia-h100-80gb-hbm3")["models"]
-
-    def instead(name: str, phase: str, of_each: int = 1) -> tuple[float, float]:
-        times = models[name]["times"][phase]["ms"]
-        return times["fastweights"] / of_each, times["transformers"] / of_each
-
+    text = words("docs/transformers.md")
     qwen, kimi = (
-        [instead(name, phase) for phase in ("training step", "prompt")] for name in ("qwen3_next", "kimi_linear")
+        [ms for phase in ("training_step", "prompt") for ms in phase_ms(name, phase, fla=True)]
+        for name in ("qwen3_next", "kimi_linear")
     )
-    assert (
-        "take {:.0f} ms for the step instead of {:.0f} and {:.0f} ms for the prompt instead of {:.0f}".format(
-            *qwen[0], *qwen[1]
-        )
-        in text
+    instead = "take {:.0f} ms for the step instead of {:.0f} and {:.0f} ms for the prompt instead of {:.0f}"
+    assert instead.format(*qwen) in text
+    assert "Those of Kimi-Linear take {:.0f} ms instead of {:.0f} and {:.0f} ms instead of {:.0f}".format(*kimi) in text
+    both, (ours, theirs) = (
+        [ms / 16 for ms in phase_ms(name, "decoding", fla=True)] for name in ("qwen3_next", "kimi_linear")
     )
-    assert (
-        "Those of Kimi-Linear take {:.0f} ms instead of {:.0f} and {:.0f} ms instead of {:.0f}".format(
-            *kimi[0], *kimi[1]
-        )
-        in text
-    )
-    both, (ours, theirs) = (instead(name, "16 tokens", 16) for name in ("qwen3_next", "kimi_linear"))
-    assert both == pytest.approx((6.6, 6.6), abs=0.05) and "They took 6.6 ms with both for Qwen3-Next" in text
+    assert both == pytest.approx([6.6, 6.6], abs=0.05) and "They took 6.6 ms with both for Qwen3-Next" in text
     assert f"for Kimi-Linear {ours:.1f} with ours and {theirs:.1f} with flash-linear-attention" in text
 
 
 def test_serving() -> None:
-    text, soak = words("docs/serving.md"), result("serving-soak")
-    assert f"sends {soak['requests']:,} requests of random lengths to a server and cancels a third" in text
-    assert soak["given up"] == pytest.approx(soak["requests"] / 3, rel=0.01)
-    assert f"{soak['answered']:,} answers of {soak['tokens written']:,} tokens arrived" in text
-    assert f"preempted sequences {soak['preemptions']} times. {soak['checked']} answers were compared" in text
-    assert soak["wrong"] == 0 and not any(soak["left over"].values())
-    pairs = result("decode-layers-nvidia-h200")["pairs"]
-    steps = [
-        f"{1e3 * pairs[f'gdn in a pool beside gdn, {batch} sequences']['width 1024']['layers'][one]['ms'][0]:.0f}"
+    text = words("docs/serving.md")
+    soak = {row.measure: row.value for row in rows_of("serving-soak", "serving_soak")}
+    assert f"sends {soak['requests']:,.0f} requests of random lengths to a server and cancels a third" in text
+    assert soak["given_up"] == pytest.approx(soak["requests"] / 3, rel=0.01)
+    assert f"{soak['answered']:,.0f} answers of {soak['tokens_written']:,.0f} tokens arrived" in text
+    assert f"preempted sequences {soak['preemptions']:.0f} times. {soak['checked']:.0f} answers were compared" in text
+    assert soak["wrong"] == soak["answers_of_wrong_length"] == 0
+    assert not any(value for name, value in soak.items() if name.startswith("left_"))
+    layers = rows_of("decode-layers", "decode_layer", "H200")
+    pool, alone, *more = (
+        f"{1e3 * value_of(layers, 'step_ms', mixer='gdn', column={'batch': batch, 'pool': in_pool, 'width': 1024}):.0f}"
         for batch in (64, 256)
-        for one in ("gdn in a pool", "gdn")
-    ]
-    pool, alone, *more = steps
+        for in_pool in (True, False)
+    )
     assert (
         f"takes {pool} us per step in the pool and {alone} alone with 64 sequences, {' and '.join(more)} with 256"
         in text
     )
-    rows = result("serving-decode-nvidia-h200")["rows"]
-    few, many = (rows[f"gdn-340m, states in float32, {batch} sequences"] for batch in (64, 256))
-    speeds = [f"{round(row['tokens/s']['pool'], -2):,.0f}" for row in (few, many)]
-    parts = [f"{row['part of the kernel-bound rate']:.2f}" for row in (few, many)]
+    decoding = rows_of("serving-decode", "serving_decode", "H200")
+
+    def measured(batch: int, measure: str, in_pool: bool = True) -> float:
+        column = {"preset": "gdn-340m", "state_dtype": "float32", "batch": batch, "pool": in_pool}
+        return value_of(decoding, measure, column=column)
+
+    rates = {batch: measured(batch, "tokens_per_second") for batch in (64, 256)}
+    speeds = [f"{round(rate, -2):,.0f}" for rate in rates.values()]
+    parts = [f"{rate / measured(batch, 'tokens_per_second', False):.2f}" for batch, rate in rates.items()]
     assert f"reaches {speeds[0]} tokens per second with 64 sequences, {parts[0]} of the captured step" in text
     assert f"and {speeds[1]} with 256, {parts[1]} of it" in text
-    assert f"writes {few['same tokens']:.0%} and {many['same tokens']:.0%} of the greedy tokens" in text
-    layers = preset("gdn-340m").num_hidden_layers
-    assert f"A state of gdn takes {few['state, bytes per sequence'] // layers:,} bytes per sequence and layer" in text
+    same = [f"{measured(batch, 'same_tokens'):.0%}" for batch in rates]
+    assert f"writes {same[0]} and {same[1]} of the greedy tokens" in text
+    state = measured(64, "state_bytes") / preset("gdn-340m").num_hidden_layers
+    assert f"A state of gdn takes {state:,.0f} bytes per sequence and layer" in text
 
 
 def test_recall_at_its_defaults() -> None:
-    text, content = words("docs/rules.md"), result("first_values")
-    first, second = (
-        {name: max(row["accuracy"] for row in rows if row["mixer"] == name and row["seed"] == seed) for name in names}
-        for seed, rows, names in (
-            (0, content["defaults of every mixer"], MIXERS),
-            (1, content["defaults of the slow ones"], ("vla", "palimpsa-m", "vla-softmax", "mamba2")),
-        )
-    )
-
-    def two(x: float) -> str:
-        return page_parts.share(x)
-
+    text, rows = words("docs/rules.md"), rows_of("first_values", "first_values")
+    first = {name: first_recall(name, RESULTS) for name in MIXERS}
+    again = select(rows, options={}, seed=1, column=recall_defaults())
+    second = {name: max(row.value for row in select(again, mixer=name)) for name in SLOW}
     slow = ("vla", "palimpsa-d", "palimpsa-m", "vla-softmax", "mamba2")
     lowest = sorted(
         (name for name in MIXERS if name not in ("vla-linear", "vla-deltanet")), key=lambda name: first[name]
     )
-    assert set(lowest[:5]) == set(slow) and two(first[lowest[5]]) >= ".98"
-    shown = [f"`{name}` ({two(first[name])})" for name in slow]
+    assert set(lowest[:5]) == set(slow) and share(first[lowest[5]]) >= ".98"
+    shown = [f"`{name}` ({share(first[name])})" for name in slow]
     assert f"The lowest are {', '.join(shown[:-1])} and {shown[-1]}. All others reach .98 to 1.0." in text
-    others = [two(x) for x in second.values()]
+    others = [share(second[name]) for name in ("vla", "palimpsa-m", "vla-softmax", "mamba2")]
     assert f"With seed 1 the slow ones reach {others[0]} (`vla`), {others[1]}, {others[2]} and {others[3]}." in text
-    mamba2, palimpsa = ([two(seed[name]) for seed in (first, second)] for name in ("mamba2", "palimpsa-m"))
+    mamba2, palimpsa = ([share(seed[name]) for seed in (first, second)] for name in ("mamba2", "palimpsa-m"))
     assert f"reaches {mamba2[0]} and {mamba2[1]} with `mamba2` at seeds 0 and 1" in text
     assert f"{palimpsa[0]} and {palimpsa[1]} with `palimpsa-m`" in text
-    assert f"it reaches {two(first['vla-softmax'])} on 4 pairs" in text
-    at_16 = next(row for row in result("recall_readme")["summary"] if (row["mixer"], row["pairs"]) == ("softmax", 16))
-    assert f"at chance ({two(at_16['accuracy'])}) after 600 steps" in text
+    assert f"it reaches {share(first['vla-softmax'])} on 4 pairs" in text
+    summary = result("commands/recall_readme")["summary"]
+    at_16 = next(row for row in summary if (row["mixer"], row["pairs"]) == ("softmax", 16))
+    assert f"at chance ({share(at_16['accuracy'])}) after 600 steps" in text

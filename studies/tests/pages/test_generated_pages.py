@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import json
 import math
 import re
 import shutil
@@ -15,24 +15,21 @@ import pytest
 from fastweights_studies.claims import claims_of, load_record, save_record
 from fastweights_studies.leaderboard import PARTS, part_rows
 from fastweights_studies.pages import choosing, evidence, mixer_pages, own_results
-from fastweights_studies.pages.performance_text import anchor
-from fastweights_studies.record import select, write_rows
+from fastweights_studies.pages.rendering import anchor
+from fastweights_studies.pages.results import read_measured, value_of
+from fastweights_studies.record import read_rows, select, write_rows
 
 from fastweights.layers import MIXERS
 from fastweights.layers.description import described_options
+from studies.tests.documentation.site import pages
 from studies.tests.leaderboard.toy import make_row
-
-from .site import pages
 
 
 def page(name: str) -> str:
     return pages()[f"docs/mixers/{name}.md"]
 
 
-def test_choosing_is_generated() -> None:
-    command = "python -m fastweights_studies.pages.choosing"
-    assert choosing.PAGE.read_text() == choosing.render(), f"run {command}"
-    assert command in choosing.PAGE.read_text()
+CHOOSING = choosing.PAGE.path
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -102,11 +99,14 @@ def test_departures_have_one_form() -> None:
 def test_numbers_are_those_of_the_results(tmp_path: Path) -> None:
     shutil.copytree(evidence.RESULTS, tmp_path, dirs_exist_ok=True)
     for path in tmp_path.glob("decode-table-*.json"):
-        content = json.loads(path.read_text())
-        row = content["rows"]["gdn, batch 64"]
-        row["tokens/s"] = 98765.0
-        del content["rows"]["kda, batch 64"]
-        path.write_text(json.dumps(content))
+        rows = read_rows(path)
+        changed = select(rows, mixer="gdn", measure="tokens_per_second", column={"batch": 64})
+        dropped = select(rows, mixer="kda", column={"batch": 64})
+        assert len(changed) == 1 and len(dropped) == 3
+        rows = [
+            dataclasses.replace(row, value=98765.0) if row in changed else row for row in rows if row not in dropped
+        ]
+        write_rows(path, rows)
     for claim in (tmp_path / "claims").glob("C5.json"):
         claim.unlink()
     change_auroc(tmp_path / "claims", "own-2", 0.123, "rls", score="variance")
@@ -190,7 +190,7 @@ def clearly_worse(one: list[float], other: list[float]) -> bool:
 @pytest.mark.parametrize("need", choosing.NEEDS)
 def test_the_best_for_a_need_is_that_of_the_results(need: str) -> None:
     part, column = choosing.NEEDS[need]
-    (row,) = (row for row in rows_of(choosing.PAGE.read_text(), "By what you need") if row[0] == need)
+    (row,) = (row for row in rows_of(CHOOSING.read_text(), "By what you need") if row[0] == need)
     means = {name: mean for name, mean in measured(part, column).items() if name not in choosing.BASELINES}
     ordered = sorted(means, key=lambda name: means[name], reverse=PARTS[part].better == "higher")
     best, after = shown(row[2]), shown(row[3])
@@ -218,7 +218,7 @@ def test_the_best_for_a_need_is_that_of_the_results(need: str) -> None:
 
 
 def test_baselines_that_are_left_out_are_named_where_they_lead() -> None:
-    text = " ".join(choosing.PAGE.read_text().split())
+    text = " ".join(CHOOSING.read_text().split())
     for need, (part, column) in choosing.NEEDS.items():
         name, cell = next(iter(evidence.board(part)[column].items()))
         assert (f"{need} (`{name}` {cell})" in text) == (name in choosing.BASELINES)
@@ -229,14 +229,14 @@ def test_baselines_that_are_left_out_are_named_where_they_lead() -> None:
 
 
 def test_no_memory_leads_everywhere() -> None:
-    rows = rows_of(choosing.PAGE.read_text(), "By what you need")
+    rows = rows_of(CHOOSING.read_text(), "By what you need")
     assert not set.intersection(*({name for name, _ in shown(row[2])} for row in rows))
     for part in ("mqar", "tracking"):
         assert len({next(iter(found)) for found in evidence.board(part).values()}) > 1
 
 
 def test_a_mechanism_has_the_numbers_of_its_memory_where_they_are_poor_too() -> None:
-    rows = {row[1].strip("`"): row for row in rows_of(choosing.PAGE.read_text(), "By mechanism")}
+    rows = {row[1].strip("`"): row for row in rows_of(CHOOSING.read_text(), "By mechanism")}
     assert list(rows) == list(choosing.MECHANISMS.values())
     for name, row in rows.items():
         assert row[2:6] == [evidence.board(part)[column][name] for part, column in choosing.COLUMNS.items()]
@@ -277,16 +277,15 @@ def test_a_memory_that_guesses_is_not_the_best(tmp_path: Path) -> None:
 
 
 def test_numbers_of_a_page_are_those_of_the_results() -> None:
-    (content,) = evidence.contents("decode-table-")
+    decoding = read_measured("decode-table", "decode_table", evidence.RESULTS)
     for batch in (1, 8, 64):
-        measured = content["rows"][f"gdn, batch {batch}"]["tokens/s"]
-        assert f"| {content['device']} | {batch} | any | {measured:,.0f} |" in page("gdn")
-    (steps,) = evidence.contents("training-steps-nvidia-h200")
-    models = steps["comparisons"]["pgdn-340m"]["models"]
-    one, base = (models[name]["step, ms"][0] for name in ("pgdn-340m", "gdn-340m"))
+        (row,) = select(decoding, mixer="gdn", measure="tokens_per_second", column={"batch": batch})
+        assert f"| {row.origin.device} | {batch} | any | {row.value:,.0f} |" in page("gdn")
+    steps = read_measured("training-steps", "training_step", evidence.RESULTS)
+    one, base = (value_of(steps, "step_ms", column={"preset": name}) for name in ("pgdn-340m", "gdn-340m"))
     assert f"| {one:.0f} | {one / base:.2f} of `gdn-340m` |" in page("pgdn")
-    (first,) = evidence.contents("first_values.json")
-    best = max(row["accuracy"] for row in first["defaults of every mixer"] if row["mixer"] == "vla-linear")
+    first = read_measured("first_values", "first_values", evidence.RESULTS)
+    best = max(row.value for row in select(first, mixer="vla-linear"))
     assert f"has 0.25): {best:.3f}" in page("vla-linear")
 
 
@@ -324,7 +323,7 @@ def test_a_page_has_the_memory_s_numbers_on_the_leaderboard(tmp_path: Path, monk
 
 
 def test_what_is_not_measured_is_said() -> None:
-    gaps = choosing.PAGE.read_text().partition("## Not measured yet")[2]
+    gaps = CHOOSING.read_text().partition("## Not measured yet")[2]
     for name in MIXERS:
         measured = bool(evidence.decoding(name))
         assert ("Decoding speed: not measured yet" in page(name)) is not measured
@@ -333,21 +332,20 @@ def test_what_is_not_measured_is_said() -> None:
 
 
 def test_steps_are_those_of_models_with_the_mixer() -> None:
-    assert evidence.mixers_of_model("pgdn-340m") == {"pgdn"} == evidence.mixers_of_model("24 layers of pgdn")
-    assert "softmax" in evidence.mixers_of_model("gka-hybrid-2.8b") and evidence.mixers_of_model("other") == set()
     assert "| `pgdn-340m` | 16 x 2,048 |" in page("pgdn") and "of `gdn-340m`" in page("pgdn")
     assert "| `24 layers of pgdn, replayed` | 8 x 2,048 |" in page("pgdn")
-    ratio, base = choosing.step_ratio("pgdn", evidence.RESULTS) or ("", "")
-    newest, older = (
-        evidence.contents(f"training-steps-nvidia-{gpu}")[0]["comparisons"] for gpu in ("h100-80gb-hbm3", "h200")
-    )
-    compiled = "24 layers of pgdn, compiled by blocks, replayed"
-    assert newest[compiled]["measured"]["time"] > older[compiled]["measured"]["time"]
-    assert ratio == f"{newest[compiled]['step of the base']:.2f}" and base == "gdn"
-    text = choosing.PAGE.read_text()
-    assert f"| {ratio} of `{base}` |" in text
-    alone = newest["24 layers of softmax, compiled by blocks, replayed"]["step of the base"]
-    assert choosing.step_ratio("softmax", evidence.RESULTS) == (f"{alone:.2f}", "gdn")  # not that of hybrids
+    assert "`gka-hybrid-2.8b`" in page("softmax") and "`24 layers of lattice-encode`" in page("lattice")
+    newest, base = choosing.step_ratio("pgdn", evidence.RESULTS)
+    found = [
+        (step.origin.date, evidence.ratio_of(step, base))
+        for step, base in evidence.training_steps("pgdn")
+        if base is not None and step.model.preset is None and step.model.way == ("blocks", True)
+    ]
+    assert len(found) == 2 and max(found)[1] == newest and base.mixer == "gdn"
+    text = CHOOSING.read_text()
+    assert f"| {newest:.2f} of `gdn` |" in text
+    alone, base = choosing.step_ratio("softmax", evidence.RESULTS)
+    assert base.mixer == "gdn" and choosing.step_cell("softmax", evidence.RESULTS) == f"{alone:.2f} of `gdn`"
     assert choosing.step_ratio("gdn", evidence.RESULTS) is None  # flash-linear-attention's is beside it
 
 
@@ -377,7 +375,7 @@ def test_a_page_has_the_results_of_our_own_that_train_its_memory() -> None:
 
 def test_a_claim_with_a_note_is_marked_wherever_its_outcome_stands() -> None:
     """On docs/choosing.md and on the pages of memories, where the note stands below the table."""
-    papers = choosing.PAGE.read_text().partition("## What the papers claim\n")[2].partition("\n## ")[0]
+    papers = CHOOSING.read_text().partition("## What the papers claim\n")[2].partition("\n## ")[0]
     noted = {claim.name for claim in claims_of() if claim.note}
     assert {"C12", "C28", "C31"} <= noted and set(re.findall(r"\[(\w+)\]\(claims\.md#\w+\)†", papers)) == noted
     for name in MIXERS:
