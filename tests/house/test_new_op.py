@@ -1,4 +1,4 @@
-"""What a new rule takes: its folder and its name in ops/__init__.py. It then passes the whole contract."""
+"""What a new rule takes: its folder, and its name among those of ops/__init__.py. It then passes the whole contract."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def copy_with_toy(folder: Path) -> None:
     (folder / "fastweights" / "ops" / "toy").mkdir()
     (folder / "fastweights" / "ops" / "toy" / "__init__.py").write_text(TOY.lstrip())
     names = folder / "fastweights" / "ops" / "__init__.py"
-    names.write_text(names.read_text() + 'from .toy import toy\n\n__all__ += ["toy"]\n')
+    text = names.read_text()
+    assert text.count("__all__ = [\n") == 1
+    names.write_text(text.replace("__all__ = [\n", 'from .toy import toy\n\n__all__ = [\n    "toy",\n'))
 
 
 @pytest.mark.slow
