@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.authoring import LARGEST_LOG_RATE, exp_rate, linear_rows, step_decay, takes_step_decay
-from .few_rows import joins
-from .gates_together import ProjectedGate, first_part
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
+from .shared_input import ProjectedGate, first_part, joins
 
 __all__ = ["RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 

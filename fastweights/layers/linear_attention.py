@@ -15,12 +15,12 @@ from ..ops import linear_attention, precondition_queries
 from ..ops.authoring import State, expand_heads
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import PreconditionerGates, SigmoidGain
-from .gates_together import gates_together
 from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
 from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
+from .shared_input import gates_together
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
 

@@ -12,23 +12,24 @@ from ..checks import check_flag, check_positive, check_size
 from ..ops.authoring import ring_attention as fused_ring_attention
 from ..ops.authoring import takes_ring, token_positions
 from .attention import (
+    Rectangle,
     causal_attention,
     document_attention,
     packed_attention,
     ring_attention,
     rotate,
     rotation,
+    split_by_length,
     takes_packed,
 )
 from .cache import LayerCache, check_memory
-from .few_rows import linear_together
 from .heads import head_width
 from .initialization import ResidualProjection
 from .mixer import ConfiguredMixer, check_input
 from .norms import RMSNorm
 from .options import MixerOptions, option
-from .packing import Rectangle, split_by_length
 from .registry import register_mixer
+from .shared_input import linear_together
 
 __all__ = ["SoftmaxAttention", "SoftmaxAttentionOptions"]
 

@@ -19,9 +19,9 @@ from transformers.utils import can_return_tuple
 from ..checks import LARGEST_WIDTH, check_flag, check_size, check_whole_number, describe_value, shape_of
 from ..kinds import checked
 from ..layers import LayerCache, build_mixer
-from ..layers.few_rows import joins, linear_together
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from ..layers.norms import RMSNorm, norm_of_sum
+from ..layers.shared_input import joins, linear_together
 from ..layers.weight_decay import undecayed_parameters
 from ..ops.framework.sequences import check_cu_seqlens
 from ..ops.linear_rows import linear_rows

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastweights.layers import few_rows
+from fastweights.layers import shared_input
 from fastweights.layers.shared_input import products_of_one_input
 from fastweights.models.modeling import SwiGLU
 
@@ -52,9 +52,9 @@ def test_autocast():
 def test_modules_train_through_it(monkeypatch):
     """linear_together takes it for plain modules and leaves modules with hooks to themselves."""
     taken = []
-    monkeypatch.setattr(few_rows, "sums_gradients", lambda x: True)
+    monkeypatch.setattr(shared_input, "sums_gradients", lambda x: True)
     monkeypatch.setattr(
-        few_rows, "products_of_one_input", lambda *given: taken.append(1) or products_of_one_input(*given)
+        shared_input, "products_of_one_input", lambda *given: taken.append(1) or products_of_one_input(*given)
     )
     torch.manual_seed(0)
     mlp, x = SwiGLU(6, 8).double(), torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)

@@ -17,7 +17,7 @@ from fastweights_studies.pages import choosing, evidence, mixer_pages, own_resul
 from fastweights_studies.pages.performance_text import anchor
 
 from fastweights.layers import MIXERS
-from fastweights.layers.description import described_options
+from fastweights.layers.choice import described_options
 
 from .site import pages
 

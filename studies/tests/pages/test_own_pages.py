@@ -16,7 +16,7 @@ from fastweights_studies.pages import own_results
 from PIL import Image
 
 from fastweights.layers import MIXERS
-from fastweights.layers.description import described_options
+from fastweights.layers.choice import described_options
 
 RECORDS = load_records(own_results.RESULTS)
 FIGURES = [

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fastweights.layers import MIXERS, MixerChoice, PalimpsaM, register_mixer
 from fastweights.layers.options import one_of, option
-from fastweights.layers.palimpsa_m import PalimpsaMOptions
+from fastweights.layers.posterior import PalimpsaMOptions
 from fastweights.results import RecallResult
 from fastweights.training import RecallExperiment, run_recall_parts
 from fastweights.training.progress import reporter_for
