@@ -34,8 +34,7 @@ from .framework.spec import (
     format_numbers,
     spec_of,
 )
-from .gated_norm import gated_rms_norm
-from .gated_norm.torch_form import GATES
+from .gated_norm import GATES, gated_rms_norm
 from .gated_writes import gated_writes
 from .l2_normalize import l2_normalize
 from .linear_attention.chunked import chunked as linear_attention_by_chunks

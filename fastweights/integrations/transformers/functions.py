@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from ...ops import short_convolution
-from ...ops.gated_norm import gated_rms_norm
-from ...ops.gated_norm.torch_form import GATES
+from ...ops.gated_norm import GATES, gated_rms_norm
 from ...ops.short_convolution.step import short_convolution_step, takes_step
 from ..foreign_calls import call_delta_rule, packed_lengths, runs_here, why_no_delta_rule
 

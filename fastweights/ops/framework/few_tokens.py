@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from ...kernels.availability import takes_kernels
 from ...kernels.recurrent import RecurrentCall
 from .checks import Sizes, as_tuple, first_state, full_parameter
+from .node import load_module
 from .spec import OpSpec
 
-__all__ = ["needs_gradient", "overwriting_states", "overwrites_states", "recurrent"]
+__all__ = ["defer_decode", "needs_gradient", "overwriting_states", "overwrites_states", "recurrent"]
 
 _overwrites = ContextVar("overwrites", default=False)
 
@@ -35,6 +36,16 @@ def overwriting_states() -> Iterator[None]:
 def overwrites_states() -> bool:
     """Whether the caller has allowed it."""
     return _overwrites.get()
+
+
+def defer_decode(module: str, function: str = "decode") -> Callable[[], Callable[[RecurrentCall], Any]]:
+    """What loads the function of this name in a module of fastweights.kernels.recurrent."""
+    return partial(_load_decode, module, function)
+
+
+def _load_decode(module: str, function: str) -> Callable[[RecurrentCall], Any]:
+    found: Callable[[RecurrentCall], Any] = getattr(load_module(f"recurrent.{module}"), function)
+    return found
 
 
 class recurrent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +10,8 @@ from torch import Tensor
 
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Arguments, Results, call, composed, kernels, recurrent
+from ..framework.call import Arguments, Results, call, composed, defer_decode, defer_family, kernels, recurrent
 from ..framework.checks import compute_dtype
-from ..framework.kernel_backend import KernelFamily
 from ..framework.sequences import token_positions
 from ..framework.spec import Case, Flag, Integer, Number, OpSpec, Output, State
 from ..linear_attention import linear_attention
@@ -67,32 +65,22 @@ def write_by_delta_rule(
     return o, tuple(states[name] for name in (SPEC if u is not None else WITHOUT_PENALTY).states)
 
 
-def load_kernels() -> KernelFamily:
-    from ...kernels.inverse_gram.penalized_rule import PENALIZED, PenalizedInputs
-
-    options = {"eps": 1e-4, "normalize_keys": True, "normalize_writes": True}
-    return KernelFamily(PENALIZED, PenalizedInputs, options)
-
-
 # The kernels of what follows the inverse: y [B, T, h, K] is A k.
+PENALIZED = defer_family(
+    "inverse_gram.penalized_rule", "PENALIZED", "PenalizedInputs", eps=1e-4, normalize_keys=True, normalize_writes=True
+)
 WRITTEN = OpSpec(
     name="penalized_delta_rule",
     inputs={"q": roles.POSITIVE_QUERY, "k": roles.POSITIVE_KEY, "v": roles.VALUE, "y": roles.KEY},
     states={"S": State("GKV"), "z": State("GK")},
     outputs={"o": Output("GV")},
     options={"eps": Number(above=0), "normalize_keys": Flag(), "normalize_writes": Flag()},
-    backends={"triton": kernels(load_kernels, widest=WIDEST)},
+    backends={"triton": kernels(PENALIZED, widest=WIDEST)},
 )
 
 
-def load_recurrent() -> Callable[..., Any]:
-    from ...kernels.recurrent.inverse_gram import decode_variational
-
-    return decode_variational
-
-
 def make_recurrent() -> recurrent:
-    return recurrent(load_recurrent, widest=WIDEST, starts=False)
+    return recurrent(defer_decode("inverse_gram", "decode_variational"), widest=WIDEST, starts=False)
 
 
 SPEC = OpSpec(
