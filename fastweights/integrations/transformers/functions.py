@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 
 from ...ops import short_convolution
 from ...ops.gated_norm import GATES, gated_rms_norm
-from ...ops.short_convolution.step import short_convolution_step, takes_step
+from ...ops.short_convolution.token import short_convolution_step, takes_step
 from ..foreign_calls import call_delta_rule, packed_lengths, runs_here, why_no_delta_rule
 
 __all__ = ["build_delta_rule", "convolution", "convolution_step", "add_boundaries", "gated_norm", "plain_convolution"]
