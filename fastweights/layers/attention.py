@@ -81,15 +81,17 @@ def causal_attention(
             return _attend(q_NTHK, k_NSHK, v_NSHK, causal=True)
         if time == 1 and padding_N is None:
             return _attend(q_NTHK, k_NSHK, v_NSHK)
-        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_visible(q_NTHK, slots, None, padding_N))
+        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_find_visible(q_NTHK, slots, None, padding_N))
     if time <= window:
-        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_visible(q_NTHK, slots, window, padding_N))
+        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_find_visible(q_NTHK, slots, window, padding_N))
     # The tokens after the first `window` ones see window slots each, none of them empty, wherever they stand.
     first = slots - time + window
     return torch.cat(
         [
             causal_attention(q_NTHK[:, :window], k_NSHK[:, :first], v_NSHK[:, :first], window, padding_N),
-            _full_windows(q_NTHK[:, window:], k_NSHK[:, first - window + 1 :], v_NSHK[:, first - window + 1 :], window),
+            _attend_full_windows(
+                q_NTHK[:, window:], k_NSHK[:, first - window + 1 :], v_NSHK[:, first - window + 1 :], window
+            ),
         ],
         1,
     )
@@ -142,11 +144,11 @@ def document_attention(
     a traced graph has none."""
     token_T = torch.arange(q_BTHK.shape[1], device=q_BTHK.device)
     document_T = torch.bucketize(token_T, cu_seqlens, right=True)
-    visible_TS = (document_T[:, None] == document_T) & _visible(q_BTHK, len(token_T), window, None)
+    visible_TS = (document_T[:, None] == document_T) & _find_visible(q_BTHK, len(token_T), window, None)
     return _attend(q_BTHK, k_BTHK, v_BTHK, visible=visible_TS)
 
 
-def _full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int) -> Tensor:
+def _attend_full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int) -> Tensor:
     """Each query sees exactly `window` slots, S = T + window - 1: blocks of `window` queries against 2 window - 1 slots."""
     time = q_NTHK.shape[1]
     blocks = -(-time // window)
@@ -154,11 +156,11 @@ def _full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int) -
     q_NTHK, k_NSHK, v_NSHK = (F.pad(x, (0, 0, 0, 0, 0, missing)) for x in (q_NTHK, k_NSHK, v_NSHK))
     q = q_NTHK.unflatten(1, (blocks, window)).flatten(0, 1)
     k, v = (x.unfold(1, 2 * window - 1, window).movedim(-1, 2).flatten(0, 1) for x in (k_NSHK, v_NSHK))
-    o = _attend(q, k, v, visible=_visible(q, 2 * window - 1, window, None))
+    o = _attend(q, k, v, visible=_find_visible(q, 2 * window - 1, window, None))
     return o.unflatten(0, (-1, blocks)).flatten(1, 2)[:, :time]
 
 
-def _visible(q_NTHK: Tensor, slots: int, window: int | None, padding_N: Tensor | None) -> Tensor:
+def _find_visible(q_NTHK: Tensor, slots: int, window: int | None, padding_N: Tensor | None) -> Tensor:
     """Which slots each query sees: bool [T, S] or [N, 1, T, S]."""
     time = q_NTHK.shape[1]
     slot_S = torch.arange(slots, device=q_NTHK.device)

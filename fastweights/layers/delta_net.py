@@ -21,7 +21,7 @@ from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
 from .registry import DELTA, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
-from .shared_input import gates_together
+from .shared_input import compute_gates
 
 __all__ = ["DeltaNet", "ElementwiseLonghorn"]
 
@@ -179,7 +179,7 @@ class DeltaNet(MemoryLayer):
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         own_gates = () if self.preconditioner is None else self.preconditioner.gates.own
-        beta_BTG, g, *own = gates_together(x_BTD, self.gain, self.decay, *own_gates)
+        beta_BTG, g, *own = compute_gates(x_BTD, self.gain, self.decay, *own_gates)
         if beta_BTG is None:
             beta_BTG = torch.ones_like(v_BTGV[..., 0])
         keys, read_g = None, g
@@ -192,7 +192,7 @@ class DeltaNet(MemoryLayer):
             self.probe(beta=beta_BTG, read_key=read_BTGK)
             return run(delta_rule, q_BTGK, read_BTGK, v_BTGV, beta_BTG, read_g, write_key=k_BTGK)
         if self.preconditioner is None:
-            beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, k_BTHK, g)
+            beta_BTG = self._compute_write_gain(beta_BTG, k_BTHK, k_BTHK, g)
             self.probe(beta=beta_BTG)
             return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g)
 
@@ -206,12 +206,12 @@ class DeltaNet(MemoryLayer):
                 precond_beta=precond_beta,
             )  # fmt: skip
         w_BTGK, energy = made.write_keys(k_BTHK, precond_g, precond_beta, run)  # the gain may need them first
-        beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, w_BTGK, g)
+        beta_BTG = self._compute_write_gain(beta_BTG, k_BTHK, w_BTGK, g)
         self.probe(beta=beta_BTG, write_key=w_BTGK)
         o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK)
         return o_BTGV, {**memory, **energy}
 
-    def _gain_of_writes(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:
+    def _compute_write_gain(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:
         """The factor of each write. w: write keys [B, T, H or G, K]."""
         if self.options.gain == "beta":
             return beta_BTG
@@ -339,11 +339,11 @@ class ElementwiseLonghorn(MemoryLayer):
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         beta_BTGV = torch.sigmoid(at_least_float32(self.beta_proj(x_BTD))).view_as(v_BTGV)
-        self.probe(beta=lambda: gain_of_writes(k_BTHK, beta_BTGV))
+        self.probe(beta=lambda: compute_write_gain(k_BTHK, beta_BTGV))
         return run(self.op, q_BTHK, k_BTHK, v_BTGV, beta_BTGV)
 
 
-def gain_of_writes(k_BTHK: Tensor, beta_BTGV: Tensor) -> Tensor:
+def compute_write_gain(k_BTHK: Tensor, beta_BTGV: Tensor) -> Tensor:
     """e = beta / (1 + beta |k|^2), [B, T, G, V]."""
     length = at_least_float32(k_BTHK).square().sum(-1, keepdim=True)
     return beta_BTGV / (1 + beta_BTGV * expand_heads(length, beta_BTGV.shape[2]))

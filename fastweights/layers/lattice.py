@@ -20,7 +20,7 @@ from .norms import l2_normalize
 from .options import DecayOptions, MemoryOptions, at_least_zero, one_of, option
 from .projections import GATES
 from .registry import register_mixer
-from .shared_input import gates_together
+from .shared_input import compute_gates
 
 __all__ = ["Lattice", "TestTimeTraining"]
 
@@ -182,7 +182,7 @@ class Lattice(MemoryLayer):
         options = self.options
         if options.normalize_v:
             v_BTGV = l2_normalize(v_BTGV)
-        gamma_BTG, g_BTG = gates_together(x_BTD, self.step, self.decay)
+        gamma_BTG, g_BTG = compute_gates(x_BTD, self.step, self.decay)
         self.probe(v=v_BTGV, step_size=gamma_BTG, g=g_BTG)
         if not run.memory and self.heads.key > self.heads.value:
             run.memory = {"S": self._first_slots(run.count(x_BTD), v_BTGV)}

@@ -17,10 +17,10 @@ from .initialization import OwnInitialValues, inverse_softplus
 from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import DecayOptions, MemoryOptions, one_of, option, up_to
-from .probe import states_over_time
+from .probe import read_states
 from .projections import GATES
 from .registry import EXACT, PDN, SOLVE, register_mixer
-from .shared_input import gates_together
+from .shared_input import compute_gates
 
 __all__ = ["GatedKalmaNet", "MesaNet", "RecursiveLeastSquares"]
 
@@ -103,7 +103,7 @@ class MesaNet(MemoryLayer):
         self.ridge = LearnedRidge(heads.value_heads, heads.key, options.ridge, options.smallest_ridge)
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        g_BTG, beta_BTG = gates_together(x_BTD, self.decay, self.gain)
+        g_BTG, beta_BTG = compute_gates(x_BTD, self.decay, self.gain)
         ridge_GK = self.ridge()
         self.probe(g=g_BTG, beta=beta_BTG, ridge=ridge_GK)
         g_BTG = torch.zeros_like(v_BTGV[..., 0]) if g_BTG is None else g_BTG
@@ -216,7 +216,7 @@ class GatedKalmaNet(MemoryLayer):
         self.decodes_in_pool = self.sketch is None  # a sketch reads U in two forms
 
     def rule(self, x_BTD: Tensor, q: Tensor, k: Tensor, v: Tensor, run: RuleCall) -> Answer:
-        beta_BTG, g_BTG, mix_BTG = gates_together(x_BTD, self.gain, self.decay, self.mix)
+        beta_BTG, g_BTG, mix_BTG = compute_gates(x_BTD, self.gain, self.decay, self.mix)
         if beta_BTG is not None:  # one gain per value head: q/k heads that serve several are repeated
             q, k = (expand_heads(y, v.shape[2]) for y in (q, k))
             k, v = ((y * beta_BTG[..., None]).to(y.dtype) for y in (k, v))  # in float32, as the gains are
@@ -306,7 +306,7 @@ class RecursiveLeastSquares(MemoryLayer):
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         dtype = v_BTGV.dtype
-        beta_BTG, g_BTG = gates_together(x_BTD, self.gain, self.decay)
+        beta_BTG, g_BTG = compute_gates(x_BTD, self.gain, self.decay)
         self.probe(g=g_BTG, beta=beta_BTG, write_key=lambda: self._write_keys(x_BTD, k_BTHK, run))
         if g_BTG is not None:  # P winds up: between two calls float32 would lose its small entries
             q_BTHK, k_BTHK, v_BTGV = q_BTHK.double(), k_BTHK.double(), v_BTGV.double()
@@ -319,6 +319,6 @@ class RecursiveLeastSquares(MemoryLayer):
 
     def _write_keys(self, x_BTD: Tensor, k_BTHK: Tensor, run: RuleCall) -> Tensor:
         """P_t k_t [B, T, G, K]. For probes: the op forms them inside."""
-        P_BTGKK = states_over_time(self, x_BTD, run.cache_before(), run.keywords["cu_seqlens"], 1)[1]["P"]
+        P_BTGKK = read_states(self, x_BTD, run.cache_before(), run.keywords["cu_seqlens"], 1)[1]["P"]
         k_BTGK = k_BTHK.repeat_interleave(self.heads.value_heads // self.heads.key_heads, 2).to(P_BTGKK.dtype)
         return (P_BTGKK @ k_BTGK[..., None]).squeeze(-1)

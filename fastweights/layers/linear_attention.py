@@ -20,7 +20,7 @@ from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
 from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
-from .shared_input import gates_together
+from .shared_input import compute_gates
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
 
@@ -124,7 +124,7 @@ class LinearAttention(MemoryLayer):
         by_key = self.key_preconditioner
         gates: Any = self.preconditioner if by_key is None else by_key.gates
         own_gates = () if gates is None else gates.own
-        g, beta_BTG, *own = gates_together(x_BTD, self.decay, self.gain, *own_gates)
+        g, beta_BTG, *own = compute_gates(x_BTD, self.decay, self.gain, *own_gates)
         energy: dict[str, Tensor | None] = {}
         if beta_BTG is not None:
             v_BTGV = v_BTGV * beta_BTG[..., None].to(v_BTGV.dtype)

@@ -21,9 +21,9 @@ from .memory_layer import Answer, MemoryLayer, OpLayer, RuleCall
 from .mixer import check_input
 from .norms import GroupedRMSNorm
 from .options import LONGEST_CONVOLUTION, DecayOptions, MemoryOptions, at_least_zero, one_of, option, up_to
-from .projections import FIRST_FILTERS, GATES, ShortConvolution, ValueSkip, backend_beside, convolve_together
+from .projections import FIRST_FILTERS, GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
 from .registry import ADDITIVE, register_mixer
-from .shared_input import gates_together
+from .shared_input import compute_gates
 from .wrapped import is_bare
 
 __all__ = ["PosteriorOptions", "PalimpsaD", "PalimpsaM", "PalimpsaMOptions"]
@@ -86,7 +86,7 @@ class PosteriorLayer(OpLayer):
     def gate_writes(self, x_BTD: Tensor, v_BTGV: Tensor, s_BTG: Tensor, backend: str) -> tuple[Tensor, Tensor | None]:
         """What is written, s v, and its gain in importance [B, T, G, V] (None without importance), both in v's dtype."""
         z_BTGV, c_BTG = (None, None) if self.importance is None else self.importance(x_BTD, s_BTG)
-        return gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=backend_beside(backend))
+        return gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=choose_layer_backend(backend))
 
     def read_posterior(
         self, run: RuleCall, q: Tensor, k: Tensor, write: Tensor, beta: Tensor | None, g: Tensor, scale: float
@@ -145,7 +145,7 @@ class PalimpsaD(PosteriorLayer, MemoryLayer):
         self.build_importance()
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
-        s_BTG, g_BTG = gates_together(x_BTD, self.gain, self.decay)
+        s_BTG, g_BTG = compute_gates(x_BTD, self.gain, self.decay)
         gate_BTG = torch.ones_like(v_BTGV[..., 0], dtype=torch.float32) if s_BTG is None else s_BTG
         write_BTGV, beta_BTGV = self.gate_writes(x_BTD, v_BTGV, gate_BTG, self.options.backend)
         self.probe(step_size=s_BTG, importance=beta_BTGV, g=g_BTG)
@@ -270,7 +270,7 @@ class PalimpsaM(PosteriorLayer):
         z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)
         (vkq,), (conv_state,) = convolve_together(
             [self.conv], [vkq], [run.context.get("vkq")], cu_seqlens, norms=[None], activation="silu", keep=cache is not None,
-            backend=backend_beside(backend), rows=run.rows,
+            backend=choose_layer_backend(backend), rows=run.rows,
         )  # fmt: skip
         v_BTGV, k_BTHK, q_BTHK = self._split(vkq)
         dt_BTG, g_BTG = self.decay(step_BTG)
@@ -281,7 +281,7 @@ class PalimpsaM(PosteriorLayer):
         if cache is not None and conv_state is not None:
             cache.update(memory, {"vkq": conv_state})
         o = (o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV)).flatten(2)
-        return self.out_proj(self.norm(o, None if gate is None else z, gate or "silu", backend_beside(backend)))
+        return self.out_proj(self.norm(o, None if gate is None else z, gate or "silu", choose_layer_backend(backend)))
 
     def _split(self, vkq: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """v [B, T, G, V], k and q [B, T, H, K] of the channels that the convolution goes over."""

@@ -24,7 +24,7 @@ from .cache import LayerCache
 from .heads import HeadSizes
 from .initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from .norms import GatedRMSNorm, l2_normalize
-from .shared_input import linear_together
+from .shared_input import project_together
 from .wrapped import is_bare
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "SharedQKProjection",
     "ShortConvolution",
     "ValueSkip",
-    "backend_beside",
+    "choose_layer_backend",
     "convolve_together",
 ]
 
@@ -148,7 +148,7 @@ def convolve_together(
     return [y for y, _ in results], [state for _, state in results]
 
 
-def backend_beside(backend: str) -> str:
+def choose_layer_backend(backend: str) -> str:
     """The backend of convolutions and norms in a layer whose memory has this one."""
     return "torch" if backend == "reference" else backend
 
@@ -177,7 +177,7 @@ class QKVProjection(nn.Module):
         super().__init__()
         self.activation = activation
         self.normalize_qk = normalize_qk
-        self.backend = backend_beside(backend)
+        self.backend = choose_layer_backend(backend)
         self.widths = {"q": heads.key, "k": heads.key, "v": heads.value}
         self.build(hidden_size, heads, conv_size, first_filters)
 
@@ -196,7 +196,7 @@ class QKVProjection(nn.Module):
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
         inputs [N, W-1, channels]."""
         projections = [self.get_submodule(f"{name}_proj") for name in self.widths]
-        flat = linear_together(x_BTD, *projections, backend=self.backend)
+        flat = project_together(x_BTD, *projections, backend=self.backend)
         norms = [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
         states: list[Tensor | None] = []
         if self.has_convolution:
@@ -230,7 +230,7 @@ class SharedQKProjection(QKVProjection):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new state of both convolutions: their last inputs
         [N, W-1, channels]."""
-        y, v = linear_together(x_BTD, self.qk_proj, self.v_proj, backend=self.backend)
+        y, v = project_together(x_BTD, self.qk_proj, self.v_proj, backend=self.backend)
         before = None if cache is None else cache.context.get("qk")
         norm = self.widths["q"] if self.normalize_qk else None
         (q, k), (conv_state, _) = convolve_together(
@@ -284,7 +284,7 @@ class OutputProjection(nn.Module):
         channels = heads.value_heads * heads.value
         self.gate = gate
         self.width = heads.value
-        self.backend = backend_beside(backend)
+        self.backend = choose_layer_backend(backend)
         if gate is not None:
             self.g_proj: nn.Module = (
                 nn.Sequential(

@@ -21,12 +21,12 @@ from .wrapped import is_bare, is_unhooked
 
 __all__ = [
     "ProjectedGate",
-    "first_part",
-    "gates_together",
+    "find_first_part",
+    "compute_gates",
     "is_plain",
     "joins",
-    "linear_together",
-    "products_of_one_input",
+    "project_together",
+    "multiply_one_input",
     "sums_gradients",
     "trains_on_gpu",
 ]
@@ -40,11 +40,11 @@ def trains_on_gpu(x: Tensor) -> bool:
 
 
 def sums_gradients(x: Tensor) -> bool:
-    """Whether `products_of_one_input` pays: eagerly on a GPU, for gradients. A compiler joins the sums with what follows."""
+    """Whether `multiply_one_input` pays: eagerly on a GPU, for gradients. A compiler joins the sums with what follows."""
     return trains_on_gpu(x) and not torch.compiler.is_compiling()
 
 
-def products_of_one_input(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+def multiply_one_input(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     """x [..., D] times each of the weights [E, D], transposed, in autocast's dtype where it is on. No second derivatives."""
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -88,18 +88,18 @@ def joins(x: Tensor, *modules: Any, backend: str = "auto") -> bool:
     return takes_linear_rows(x, *parameters, backend=backend)
 
 
-def linear_together(x: Tensor, *modules: Any, backend: str = "auto") -> list[Tensor]:
+def project_together(x: Tensor, *modules: Any, backend: str = "auto") -> list[Tensor]:
     """What each of up to three modules gives for x: by one kernel for few rows, with one gradient of x in training."""
     if all(map(is_plain, modules)) and all(module.bias is None for module in modules):
         weights = [module.weight for module in modules]
         if takes_linear_rows(x, *weights, backend=backend):
             return linear_rows(x, *weights)
         if sums_gradients(x):
-            return list(products_of_one_input(x, *weights))
+            return list(multiply_one_input(x, *weights))
     return [module(x) for module in modules]
 
 
-def first_part(projection: Any) -> nn.Module | None:
+def find_first_part(projection: Any) -> nn.Module | None:
     """The first part of a projection in two; None where its parts must not be called one by one, past hooks or an adapter."""
     return projection[0] if is_bare(projection, nn.Sequential) else None
 
@@ -117,7 +117,7 @@ class ProjectedGate(nn.Module):
         raise NotImplementedError
 
 
-def gates_together(x: Tensor, *gates: nn.Module | None) -> list[Any]:
+def compute_gates(x: Tensor, *gates: nn.Module | None) -> list[Any]:
     """What each gate gives for x [B, T, D]; None for a gate that is None."""
     joined: list[ProjectedGate] = []
     if trains_on_gpu(x):

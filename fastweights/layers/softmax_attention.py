@@ -29,7 +29,7 @@ from .mixer import ConfiguredMixer, check_input
 from .norms import RMSNorm
 from .options import MixerOptions, option
 from .registry import register_mixer
-from .shared_input import linear_together
+from .shared_input import project_together
 
 __all__ = ["SoftmaxAttention", "SoftmaxAttentionOptions"]
 
@@ -96,7 +96,7 @@ class SoftmaxAttention(ConfiguredMixer):
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
-        flat = linear_together(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        flat = project_together(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         q_BTHK, k_BTHK, v_BTHK = (y.unflatten(2, (-1, self.head_dim)) for y in flat)
         q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTHK)

@@ -19,7 +19,7 @@ from .linear_attention import LinearAttention
 from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import LayerNorm, at_least_float32, l2_normalize
 from .options import LONGEST_CONVOLUTION, MemoryOptions, ProjectionOptions, at_least_zero, one_of, option, up_to
-from .probe import states_over_time
+from .probe import read_states
 from .projections import ACTIVATIONS
 from .registry import ADDITIVE, DELTA, EXACT, register_mixer
 from .softmax_attention import SoftmaxAttention
@@ -139,7 +139,7 @@ class VariationalLinearAttention(MemoryLayer):
         if self.penalty is None:
             alpha = k_BTGK / options.ridge
         else:
-            A_BTGKK = states_over_time(self, x_BTD, run.cache_before(), run.keywords["cu_seqlens"], 1)[1]["A"]
+            A_BTGKK = read_states(self, x_BTD, run.cache_before(), run.keywords["cu_seqlens"], 1)[1]["A"]
             alpha = (A_BTGKK @ k_BTGK.to(A_BTGKK.dtype)[..., None]).squeeze(-1)
         return F.normalize(alpha, dim=-1) if options.normalize_writes else alpha
 

@@ -173,7 +173,7 @@ def call(
         if recurs:
             named[name] = spec.recurrent.parameter(name, named[name], checked.sizes, inputs[0])
         else:
-            named[name] = checks.full_parameter(named[name], role, checked.sizes, inputs[0])
+            named[name] = checks.expand_parameter(named[name], role, checked.sizes, inputs[0])
     arguments = Arguments(named, states, checked.options, cu_seqlens, output_final_state, backend)
     if recurs:
         outputs, final = spec.recurrent.run(arguments, checked.sizes)

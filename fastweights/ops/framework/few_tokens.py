@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ...kernels.recurrent import RecurrentCall
-from .checks import Sizes, as_tuple, first_state, full_parameter
+from .checks import Sizes, as_tuple, expand_parameter, first_state
 from .node import load_module
 from .spec import OpSpec
 
@@ -94,7 +94,7 @@ class recurrent:
         """A parameter as the kernel takes it."""
         if name in self.numbers and not isinstance(x, Tensor):
             return x
-        return full_parameter(x, self.spec.parameters[name], sizes, like)
+        return expand_parameter(x, self.spec.parameters[name], sizes, like)
 
     def serves(
         self, backend: str, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int, started: bool

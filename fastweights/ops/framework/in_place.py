@@ -69,7 +69,7 @@ def update_state(
         for x, new in zip(held, finals):
             x.copy_(new) if rows is None else write_rows(x, new, rows)
         if rows is not None:
-            outputs = tuple(o.masked_fill(lacks_state(rows, sequences, o), 0) for o in outputs)
+            outputs = tuple(o.masked_fill(find_stateless_tokens(rows, sequences, o), 0) for o in outputs)
     return outputs
 
 
@@ -170,7 +170,7 @@ def broadcast_rows(x: Tensor, like: Tensor) -> Tensor:
     return x.view(-1, *[1] * (like.ndim - 1))
 
 
-def lacks_state(indices: Tensor, sequences: Sequences, o: Tensor) -> Tensor:
+def find_stateless_tokens(indices: Tensor, sequences: Sequences, o: Tensor) -> Tensor:
     """Which tokens of o [B, T, ...] belong to a sequence with a negative index."""
     if sequences.lengths is None:
         return broadcast_rows(indices < 0, o)

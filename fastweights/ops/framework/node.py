@@ -109,7 +109,7 @@ class Node:
     def _fake(self, *arguments: Any) -> list[Tensor]:
         tensors, options = self._split(arguments)
         outputs, saved = self.rule.fake(tensors, options)
-        return _filled([*outputs, *saved], tensors)
+        return _fill_missing([*outputs, *saved], tensors)
 
     def _save(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         tensors, ctx.options = self._split(inputs)
@@ -184,7 +184,7 @@ def _define(name: str, signature: str, function: Any, fake: Any) -> Any:
 
 
 # An op returns tensors only: an empty vector stands for None.
-def _filled(found: Tensors, inputs: Tensors) -> list[Tensor]:
+def _fill_missing(found: Tensors, inputs: Tensors) -> list[Tensor]:
     like = next(x for x in inputs if x is not None)
     return [like.new_empty(0) if x is None else x for x in found]
 
@@ -197,7 +197,7 @@ def copy_aliases(found: Tensors, inputs: Tensors) -> list[Tensor]:
     """The results as an op may return them: contiguous, none sharing memory with an input or with another."""
     taken = {x.untyped_storage().data_ptr() for x in inputs if x is not None}
     owned = []
-    for x in _filled(found, inputs):
+    for x in _fill_missing(found, inputs):
         x = x.contiguous()
         x = x.clone() if x.untyped_storage().data_ptr() in taken else x
         taken.add(x.untyped_storage().data_ptr())

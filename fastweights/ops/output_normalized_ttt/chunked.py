@@ -57,7 +57,7 @@ class Writes(torch.autograd.Function):
         by_writer = overlap.permute(2, 0, 1)[..., None, None]
         for t, (pair_t, z_t, u_t) in enumerate(zip(pair, z, u)):
             square, along = torch.bmm(z_t, pair_t.mT).split(1, -1)
-            torch.bmm(torch.cat(reading(square, along), -1), pair_t, out=u_t)
+            torch.bmm(torch.cat(compute_reading(square, along), -1), pair_t, out=u_t)
             z[t + 1 :].addcmul_(by_writer[t, t + 1 :], u_t)
         ctx.save_for_backward(overlap, pair, u)
         return to_batch_first(u[:, :, 0], ctx.lead)
@@ -68,7 +68,7 @@ class Writes(torch.autograd.Function):
         overlap, pair, u = ctx.saved_tensors
         du = time_first(du)[:, :, None].contiguous()
         square, along = (pair[:, :, :1] @ pair.mT).split(1, -1)
-        minus_p, r = reading(square, along)
+        minus_p, r = compute_reading(square, along)
         long = square >= SHORTEST**2
         r_cubed, p_square = r**3 * long, -minus_p * r**2 * long
         # dz = -p du + (z.du, v.du) turned (z, v)
@@ -84,7 +84,7 @@ class Writes(torch.autograd.Function):
         return to_batch_first(dz[:, :, 0], ctx.lead), d_overlap, to_batch_first(dv[:, :, 0], ctx.lead)
 
 
-def reading(square: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+def compute_reading(square: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
     """-p and r, from z.z and z.v."""
     short = square < SHORTEST**2
     r = square.masked_fill(short, 1.0).rsqrt_()
