@@ -20,7 +20,7 @@ from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
-from .registry import DELTA, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
+from .registry import DELTA, KEY_ENERGY, PDN, register_mixer, register_variants
 from .shared_input import compute_gates
 
 __all__ = ["DeltaNet", "ElementwiseLonghorn"]
@@ -283,16 +283,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         f"Hu et al. 2025 (Comba), by {PDN}, table 2",
     ),
 }
-for name, (options, summary, equation, source) in VARIANTS.items():
-    register_mixer(
-        name,
-        layer=DeltaNet,
-        options=options,
-        summary=summary,
-        equation=equation,
-        source=source,
-        cost=f"H ({DELTA} + {KEY_SCALES})" if "preconditioner" in options else f"H ({DELTA})",
-    )
+register_variants(DeltaNet, DELTA, VARIANTS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
-from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
+from .registry import ADDITIVE, KEY_ENERGY, PDN, register_mixer, register_variants
 from .shared_input import compute_gates
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
@@ -208,13 +208,4 @@ VARIANTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         f"Sun et al. 2023 (RetNet), by {PDN}, table 2",
     ),
 }
-for name, (options, summary, equation, source) in VARIANTS.items():
-    register_mixer(
-        name,
-        layer=LinearAttention,
-        options=options,
-        summary=summary,
-        equation=equation,
-        source=source,
-        cost=f"H ({ADDITIVE} + {KEY_SCALES})" if "preconditioner" in options else f"H ({ADDITIVE})",
-    )
+register_variants(LinearAttention, ADDITIVE, VARIANTS)

@@ -45,7 +45,7 @@ from .shared.decay import make_decay
 from .short_convolution import short_convolution
 from .short_convolution.token import TokenConvolution, convolve_token, takes_token
 from .step_decay import LARGEST_LOG_RATE, exp_rate, step_decay, takes_step_decay
-from .variational_linear_attention.memory import penalized_memory
+from .variational_linear_attention import penalized_memory
 
 __all__ = [
     "BACKENDS",

@@ -121,14 +121,6 @@ class recurrent:
         outputs = self.decode(RecurrentCall(x.inputs, before, x.options, after, move_lengths(cu_seqlens, like)))
         return as_tuple(outputs), tuple(after.values())
 
-    def update(
-        self, inputs: Mapping[str, Any], states: Mapping[str, Tensor], options: Mapping[str, Any],
-        cu_seqlens: Tensor | None, state_indices: Tensor | None,
-    ) -> Any:  # fmt: skip
-        """The outputs; the states are overwritten."""
-        like = next(iter(inputs.values()))
-        return self.decode(RecurrentCall(inputs, states, options, None, move_lengths(cu_seqlens, like), state_indices))
-
 
 def move_lengths(cu_seqlens: Tensor | None, like: Tensor) -> Tensor | None:
     return None if cu_seqlens is None else cu_seqlens.to(like.device, non_blocking=True)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ...checks import check_tensor, shape_of, values_are_checked
 from ...kernels.availability import takes_kernels
+from ...kernels.recurrent import RecurrentCall
 from .checks import FEW_TOKENS, Sizes, as_tuple, check_inputs, check_options, compute_dtype
+from .few_tokens import move_lengths
 from .sequences import Sequences, check_cu_seqlens
 from .spec import BACKENDS, OpSpec
 
@@ -57,7 +59,8 @@ def update_state(
     ):
         for name in spec.parameters:
             named[name] = kernel.parameter(name, named[name], sizes, like)
-        return as_tuple(kernel.update(named, dict(zip(spec.states, held)), values, cu_seqlens, rows))
+        lengths = move_lengths(cu_seqlens, like)
+        return as_tuple(kernel.decode(RecurrentCall(named, dict(zip(spec.states, held)), values, None, lengths, rows)))
     with torch.no_grad():
         sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, read=True)
         before = held if rows is None else tuple(read_rows(x, rows) for x in held)
