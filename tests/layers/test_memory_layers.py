@@ -130,6 +130,7 @@ def test_backend_is_passed_on(backend, monkeypatch):
         seen.append(options["backend"])
         return original(*args, **options)
 
+    spy.spec = original.spec
     monkeypatch.setattr(module, "delta_rule", spy)
     layer = module.DeltaNet(hidden_size=8, num_heads=1, backend=backend)
     layer(torch.randn(1, 3, 8))
