@@ -1,5 +1,6 @@
 """Sequence mixers: modules around one memory rule each, and the registry that names them."""
 
+from ..plugins import import_mixers
 from .cache import LayerCache
 from .choice import MixerChoice, parse_mixers
 from .delta_net import DeltaNet, ElementwiseLonghorn
@@ -9,7 +10,6 @@ from .linear_attention import LinearAttention
 from .memory_layer import MemoryLayer, RuleCall
 from .mixer import Mixer
 from .options import DecayOptions, MemoryOptions, MixerOptions, ProjectionOptions, option
-from .plugins import import_mixers
 from .posterior import PalimpsaD, PalimpsaM
 from .probe import Seen, probe
 from .registry import MIXERS, MixerSpec, build_mixer, register_mixer
