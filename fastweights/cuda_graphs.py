@@ -18,9 +18,9 @@ _alone = RLock()  # held by the thread that tries or captures: both change setti
 
 
 def captured(work: Callable[[], Result], device: torch.device) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """The graph of some work on a GPU, which does not run by this, and what it returned: every replay overwrites these tensors.
-    Other threads may call the GPU in the meantime, but not draw random numbers there. A capture that fails leaves the current
-    stream and the random numbers as they were; torch alone does not."""
+    """The graph of `work` on a GPU, and what `work` returned: tensors that every replay overwrites. The capture does not run
+    the work. Other threads may call the GPU in the meantime, but not draw random numbers there. A capture that fails leaves the
+    current stream and the random numbers as they were, which torch alone does not."""
     graph = torch.cuda.CUDAGraph()
     with _alone, torch.cuda.device(device):
         index = torch.cuda.current_device()

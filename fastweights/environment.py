@@ -1,4 +1,4 @@
-"""The machine and the libraries that a process runs on: their versions, its cores and its memory, and what is said when that runs
+"""The machine and the libraries that a process runs on: their versions, its cores and its memory, and the error when that runs
 out. torch is imported where it is needed only: the help of a command starts without it."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def installed_version(*packages: str) -> str | None:
 
 
 def is_version(found: str | None, wanted: str) -> bool:
-    """Whether 0.32.1, say, is a 0.32."""
+    """Whether a version is `wanted` or a patch of it, as 0.32.1 is of 0.32."""
     return re.match(rf"{re.escape(wanted)}(\.|$)", found or "") is not None
 
 

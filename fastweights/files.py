@@ -46,7 +46,7 @@ __all__ = [
     "publish_folder",
     "remove_own",
     "staged_folder",
-    "standing",
+    "list_own",
     "what_stands",
     "write_bytes",
     "write_checksums",
@@ -216,19 +216,19 @@ def _part(name: str, own: Own) -> Part | None:
     return next((part for pattern, part in own.items() if fnmatchcase(name, pattern)), None)
 
 
-def standing(folder: Path, own: Own) -> Iterator[tuple[Path, Part]]:
-    """What is at the names of `own`; folders before what is in them."""
+def list_own(folder: Path, own: Own) -> Iterator[tuple[Path, Part]]:
+    """What is in the folder at the names of `own`: a folder first, then what is in it."""
     for path in sorted(folder.iterdir()) if what_stands(folder) == FOLDER else ():
         part = _part(path.name, own)
         if part is not None:
             yield path, part
             if isinstance(part, Mapping):
-                yield from standing(path, part)
+                yield from list_own(path, part)
 
 
 def check_own(name: str, folder: Path, own: Own) -> None:
     """ValueError where links, or folders for files, are at the names that a command writes in `folder`, the argument `name`."""
-    for path, part in standing(folder, own):
+    for path, part in list_own(folder, own):
         there, wanted = what_stands(path), FOLDER if isinstance(part, Mapping) else FILE
         if there not in (wanted, None):
             raise ValueError(
@@ -239,7 +239,7 @@ def check_own(name: str, folder: Path, own: Own) -> None:
 
 def remove_own(folder: Path, own: Own) -> None:
     """Delete the files of `folder` that a command wrote, and folders in it that are then empty. Links are not followed."""
-    for path, part in reversed(list(standing(folder, own))):
+    for path, part in reversed(list(list_own(folder, own))):
         there = what_stands(path)
         if isinstance(part, Mapping):
             if there == FOLDER and not any(path.iterdir()):

@@ -1,4 +1,4 @@
-"""What commands write: only where nothing or their own earlier output stands, never through links, one process at a time."""
+"""Where commands write: only where nothing or their own earlier output is, never through links, one process at a time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any
 
 import filelock
 
-from .files import FILE, FOLDER, Own, any_file, check_own, drop_partials, file_hash, is_own, standing, what_stands
+from .files import FILE, FOLDER, Own, any_file, check_own, drop_partials, file_hash, is_own, list_own, what_stands
 from .untrusted import read_json_object
 
 __all__ = [
     "check_file",
     "check_folder",
     "check_place",
-    "claimed",
-    "claimed_folder",
+    "claim_files",
+    "claim_folder",
     "described_files",
     "has_keys",
-    "held",
+    "lock_path",
     "listed_files",
-    "locked",
-    "path_beside",
+    "hold_lock",
+    "default_output",
     "refuse_links",
 ]
 
@@ -71,8 +71,8 @@ def _system_places() -> set[Path]:
     return {*places, *(parent for place in places for parent in place.parents)}
 
 
-def path_beside(model: Path, name: str) -> Path:
-    """Where a command writes that is given a model's folder and no output. A link that a person gives to be read ends there."""
+def default_output(model: Path, name: str) -> Path:
+    """The path `name` in a model's folder, where a command writes without --output. A link to the folder is followed."""
     place = model.resolve()
     return (model if place == model.absolute() else place) / name
 
@@ -105,10 +105,13 @@ def has_keys(path: Path, *keys: str, **values: Any) -> bool:
 
 
 @contextmanager
-def claimed(name: str, files: Mapping[Path, Callable[[Path], bool]], work: str, *, overwrite: bool) -> Iterator[None]:
-    """Holds files for this process, with what tells whether an earlier command wrote what is there.
+def claim_files(
+    name: str, files: Mapping[Path, Callable[[Path], bool]], work: str, *, overwrite: bool
+) -> Iterator[None]:
+    """Lock the paths of files for this process, once they are free or hold what an earlier command wrote.
 
     Args:
+        files: by path, whether an earlier command wrote the file there.
         name, work: as for `check_file`.
         overwrite: delete what earlier commands wrote there.
 
@@ -124,27 +127,27 @@ def claimed(name: str, files: Mapping[Path, Callable[[Path], bool]], work: str, 
     check()  # before the lock, whose folder may be the only thing that cannot be written
     with ExitStack() as stack:
         for path in files:
-            stack.enter_context(held(name, path))
+            stack.enter_context(lock_path(name, path))
         check()
         for path in files if overwrite else ():
             path.unlink(missing_ok=True)
         yield
 
 
-def held(name: str, path: Path) -> AbstractContextManager[None]:
-    """Locks a path for this process, by a file in a folder of this user for temporary files: the path's own folder stays as it
-    is. Processes of other machines do not see the lock."""
+def lock_path(name: str, path: Path) -> AbstractContextManager[None]:
+    """Lock a path for this process. The lock is a file in this user's folder for temporary files, so that the path's own folder
+    stays as it is. Processes of other machines do not see it."""
     folder = Path(tempfile.gettempdir(), f"fastweights-locks-{os.getuid() if hasattr(os, 'getuid') else 0}")
     folder.mkdir(mode=0o700, exist_ok=True)
     state = os.lstat(folder)
     if not stat.S_ISDIR(state.st_mode) or hasattr(os, "getuid") and state.st_uid != os.getuid():
         raise ValueError(f"{name} {path} cannot be locked, as {folder} is not a folder of this user; set TMPDIR")
     real = os.path.join(os.path.realpath(path.parent), path.name)
-    return locked(name, path, folder / sha256(os.fsencode(real)).hexdigest()[:32])
+    return hold_lock(name, path, folder / sha256(os.fsencode(real)).hexdigest()[:32])
 
 
 @contextmanager
-def locked(name: str, path: Path, lock: Path, *, wait: bool = False) -> Iterator[None]:
+def hold_lock(name: str, path: Path, lock: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock file `lock` of `path`, the argument `name`.
 
     Args:
@@ -170,8 +173,8 @@ def listed_files(folder: Path) -> dict[str, str]:
 
 
 def described_files(description: Path, *keys: str, earlier: Iterable[str] = ()) -> dict[str, Callable[[Path], bool]]:
-    """What a command wrote in a folder that the file `description` describes, which has these keys and lists files by their
-    hashes. earlier: names of the files where an earlier version made no list. Empty where there is no such description."""
+    """What a command wrote in a folder, by the JSON file `description` in it, which has these keys and lists files by their
+    hashes. Empty where there is no such description. earlier: the files of a version that made no list, by name."""
     if not has_keys(description, *keys):
         return {}
     files = read_json_object(description).get("files")
@@ -209,7 +212,7 @@ def check_folder(name: str, folder: Path, find_own: Callable[[], Own], work: str
         raise ValueError(
             f"{name} {wanted} or that of an earlier {work}, but {folder} holds {inside[0].name!r}; choose another folder"
         )
-    changed = [path.name for path, part in standing(folder, own) if not is_own(path, part)]
+    changed = [path.name for path, part in list_own(folder, own) if not is_own(path, part)]
     if changed:
         raise ValueError(
             f"{name} {folder} holds {changed[0]!r}, which is not as the {work} wrote it; move it, or choose another folder"
@@ -218,13 +221,13 @@ def check_folder(name: str, folder: Path, find_own: Callable[[], Own], work: str
 
 
 @contextmanager
-def claimed_folder(name: str, folder: Path, find_own: Callable[[], Own], work: str) -> Iterator[Own]:
-    """Holds a folder for this process, which `publish_folder` then replaces. Arguments and result as for `check_folder`.
+def claim_folder(name: str, folder: Path, find_own: Callable[[], Own], work: str) -> Iterator[Own]:
+    """Lock a folder for this process, which `publish_folder` then replaces. Arguments and result as for `check_folder`.
 
     Raises:
         ValueError: as `check_folder`, or another process holds it. Nothing has changed.
     """
     check_folder(name, folder, find_own, work)
-    with held(name, folder):
+    with lock_path(name, folder):
         drop_partials(folder.parent, {escape(folder.name): find_own()})
         yield check_folder(name, folder, find_own, work)

@@ -124,8 +124,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def count_forward_hooks(module: nn.Module) -> int:
-    """How many hooks run before a module's forward, or after it where these are more. As many as never are where this version of
-    torch does not tell."""
+    """How many hooks run before a module's forward, or after it where these are more. Where this version of torch does not
+    tell, a number that no module has."""
     try:
         return max(len(module._forward_pre_hooks), len(module._forward_hooks))
     except AttributeError:

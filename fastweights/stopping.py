@@ -65,7 +65,7 @@ class StopSignals:
         self._before = {}
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """The body looks at `received` itself and ends soon after it is set. `Stopped` is raised behind the body."""
         self._holding = True
         try:

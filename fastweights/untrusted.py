@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ __all__ = [
     "AsksForCode",
     "check_file",
     "check_folder",
-    "check_nesting",
-    "check_sizes",
     "one_line",
     "read_json_object",
 ]
@@ -69,7 +67,7 @@ def check_folder(folder: Path, *, trust_remote_code: bool = False) -> None:
     for name in SETTINGS:
         if (folder / name).is_file():
             settings = read_json_object(folder / name, LARGEST_SETTINGS)
-            check_sizes(folder / name, settings)
+            _check_sizes(folder / name, settings)
             if not trust_remote_code:
                 _refuse_code(folder / name, settings)
             for key in DETOURS:
@@ -86,7 +84,7 @@ def read_json_object(path: Path, largest: int = LARGEST_TEXT) -> dict[str, Any]:
     check_file(path, largest)
     try:
         found = json.loads(path.read_bytes())
-        check_nesting(found)
+        _check_nesting(found)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {one_line(error)}") from None
     if not isinstance(found, dict):
@@ -94,39 +92,35 @@ def read_json_object(path: Path, largest: int = LARGEST_TEXT) -> dict[str, Any]:
     return found
 
 
-def check_nesting(value: object) -> None:
+def _check_nesting(value: object) -> None:
     """ValueError if objects and lists are inside each other too deeply."""
-    level, depth = [value], 0
-    while level := [inner for outer in level for inner in _inner_values(outer) if isinstance(inner, (dict, list))]:
-        depth += 1
-        if depth >= DEEPEST:
-            raise ValueError(f"objects and lists must be at most {DEEPEST} deep")
+    if any(depth >= DEEPEST for depth, _ in _list_containers(value)):
+        raise ValueError(f"objects and lists must be at most {DEEPEST} deep")
 
 
-def _inner_values(value: object) -> Iterable[object]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+def _list_containers(value: object) -> Iterator[tuple[int, Any]]:
+    """Every object and list of a JSON value, with the number of those around it."""
+    left = [(0, value)]
+    while left:
+        depth, outer = left.pop()
+        if isinstance(outer, (dict, list)):
+            yield depth, outer
+            inside = outer.values() if isinstance(outer, dict) else outer
+            left += [(depth + 1, inner) for inner in inside if isinstance(inner, (dict, list))]
 
 
-def check_sizes(path: Path, settings: Mapping[str, Any]) -> None:
+def _check_sizes(path: Path, settings: Mapping[str, Any]) -> None:
     """ValueError if a number in settings would make a library list millions of layers, labels or tokens."""
     of_tokenizer = path.name == "tokenizer_config.json"
-    for key, value in _list_numbers(settings):
+    objects = (inner for _, inner in _list_containers(settings) if isinstance(inner, dict))
+    numbers = ((key, value) for inner in objects for key, value in inner.items() if isinstance(value, int))
+    for key, value in numbers:
         ends = (largest for end, largest in LARGEST_SIZES.items() if key.endswith(end))
         largest = next(ends, LARGEST_TOKENS if of_tokenizer and "max" not in key else None)
         if largest is not None and value > largest:
             raise ValueError(
                 f"{path}: {one_line(key)} must be a positive whole number of at most {largest:,}, got {one_line(value)}"
             )
-
-
-def _list_numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Whole numbers by their keys, those of inner objects too."""
-    left: list[object] = [settings]
-    while left:
-        value = left.pop()
-        left += _inner_values(value)
-        if isinstance(value, dict):
-            yield from ((key, number) for key, number in value.items() if isinstance(number, int))
 
 
 def one_line(error: object, longest: int = LONGEST_MESSAGE) -> str:

@@ -17,7 +17,7 @@ from fastweights.files import (
     remove_own,
     write_bytes,
 )
-from fastweights.outputs import check_file, check_place, claimed, described_files, held, locked
+from fastweights.outputs import check_file, check_place, claim_files, described_files, hold_lock, lock_path
 
 OWN = {"result.json": any_file, "runs": {"*.json": any_file}, "card.md": lambda path: path.read_text() == "ours"}
 
@@ -153,15 +153,15 @@ def test_a_lock_is_no_file_of_a_persons(tmp_path):
     for name in ("mine", "link"):
         with (
             pytest.raises(ValueError, match="cannot be locked, as .* and no lock"),
-            locked("output", tmp_path, tmp_path / name),
+            hold_lock("output", tmp_path, tmp_path / name),
         ):
             pass
     assert (tmp_path / "mine").read_text() == "precious"
     path = tmp_path / "a" / "b"
     with (
-        held("output", path),
+        lock_path("output", path),
         pytest.raises(ValueError, match="in use by another process"),
-        held("output", tmp_path / "a" / ".." / "a" / "b"),
+        lock_path("output", tmp_path / "a" / ".." / "a" / "b"),
     ):
         pass
     assert names(tmp_path) == ["link", "mine"]  # no lock lies beside
@@ -175,26 +175,26 @@ def test_a_claim_is_whole_or_none(tmp_path):
     what = {ours: any_file, mine: lambda path: False}
     with (
         pytest.raises(ValueError, match="mine.json is a file that no result wrote"),
-        claimed("output", what, "result", overwrite=True),
+        claim_files("output", what, "result", overwrite=True),
     ):
         pass
     assert names(tmp_path) == ["mine.json", "ours.json"]
-    with claimed("output", {ours: any_file}, "result", overwrite=True):
+    with claim_files("output", {ours: any_file}, "result", overwrite=True):
         assert not ours.exists()
 
 
 def test_an_output_is_checked_as_it_is_when_the_lock_is_held(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
-    lock = outputs.held
+    lock = outputs.lock_path
 
     def held_later(name, place):
         place.write_text("years of work")
         return lock(name, place)
 
-    monkeypatch.setattr(outputs, "held", held_later)
+    monkeypatch.setattr(outputs, "lock_path", held_later)
     with (
         pytest.raises(ValueError, match="no result wrote"),
-        claimed("output", {path: lambda there: False}, "result", overwrite=True),
+        claim_files("output", {path: lambda there: False}, "result", overwrite=True),
     ):
         pass
     assert path.read_text() == "years of work"

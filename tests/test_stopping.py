@@ -28,7 +28,7 @@ def test_a_signal_is_raised_with_its_exit_code(number, code):
 
 def test_a_held_signal_is_raised_behind_the_body():
     ended = []
-    with pytest.raises(Stopped), StopSignals() as signals, signals.held():
+    with pytest.raises(Stopped), StopSignals() as signals, signals.hold():
         assert signals.received is None
         send(signal.SIGTERM)
         send(signal.SIGTERM)  # as `timeout` sends it, twice in a moment
@@ -38,7 +38,7 @@ def test_a_held_signal_is_raised_behind_the_body():
 
 
 def test_an_error_of_the_body_comes_first():
-    with pytest.raises(OSError, match="disk"), StopSignals() as signals, signals.held():
+    with pytest.raises(OSError, match="disk"), StopSignals() as signals, signals.hold():
         send(signal.SIGTERM)
         raise OSError("disk")
 
@@ -82,7 +82,7 @@ def test_another_thread_has_no_handlers():
 SCRIPT = """
 import time
 from fastweights.stopping import StopSignals
-with StopSignals() as signals, signals.held():
+with StopSignals() as signals, signals.hold():
     print("ready", flush=True)
     while True:
         time.sleep(0.01)

@@ -107,7 +107,7 @@ def evaluate(
         from ..evaluation.report import EvaluationReport, is_evaluation, plan_evaluation
         from ..evaluation.text import HeldOutText
         from ..models.loading import load_language_model, model_folder
-        from ..outputs import claimed, path_beside
+        from ..outputs import claim_files, default_output
 
         settings = EvaluationSettings(
             measures=() if lm_eval and not on else values("--on", on or ["perplexity"], str),
@@ -133,7 +133,7 @@ def evaluate(
             ruler_lengths=None if ruler_lengths is None else values("--ruler-lengths", ruler_lengths, int),
         )
         model_folder(model)  # says what is wrong with it, before anything is said of a place in it
-        output = path_beside(model, "evaluation.json") if output is None else output
+        output = default_output(model, "evaluation.json") if output is None else output
         if os.path.realpath(output) in set(map(os.path.realpath, text or ())):
             raise ValueError(
                 f"output must be another file than the text that is read, got {output}; choose another name"
@@ -144,11 +144,11 @@ def evaluate(
             plot = output.parent / f"{output.stem}-perplexity.png"
             files[plot] = partial(is_plot, earlier=is_evaluation(output))
         if dry_run:
-            with claimed("output", files, "evaluation", overwrite=False):
+            with claim_files("output", files, "evaluation", overwrite=False):
                 plan = plan_evaluation(model, settings, tasks, text=held_out.name, output=output)
             (give_document if as_json else show_plan)(plan)
             return
-        with claimed("output", files, "evaluation", overwrite=overwrite):
+        with claim_files("output", files, "evaluation", overwrite=overwrite):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             reads_text = "perplexity" in settings.measures
             if reads_text and held_out.notice:

@@ -1,7 +1,6 @@
 """Continue a trained model with a metaplastic or preconditioned memory."""
 
-from .check import LogitsCheck, check_logits
-from .convert import convert
+from .convert import LogitsCheck, check_logits, convert
 from .folder import ConversionReport, convert_folder
 from .plan import CONVERSIONS, Conversion, condition
 

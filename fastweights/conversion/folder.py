@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Mamba2Config, PreTrainedModel
 
+from .. import untrusted
 from ..checks import (
     LARGEST_COUNT,
     check_flag,
@@ -25,20 +28,20 @@ from ..checks import (
 from ..data.text.tokenizer import load_tokenizer
 from ..files import TENSOR_ERRORS, Own, staged_folder, write_bytes, write_json, writing
 from ..kinds import checked
-from ..models import FastWeightsForCausalLM
-from ..models.card import write_card
-from ..models.loading import load_config
-from ..outputs import check_folder, claimed_folder, described_files, held, listed_files
-from ..untrusted import one_line
-from .check import LogitsCheck, check_logits
-from .convert import convert, fitting_config, own_config
+from ..models import FastWeightsConfig, FastWeightsForCausalLM
+from ..models.card import has_tokenizer, write_card
+from ..models.loading import TOKENIZER_PARTS, find_saved_model, load_config, load_weights, loading, name_models_inside
+from ..outputs import check_folder, claim_folder, described_files, listed_files, lock_path
+from .convert import LogitsCheck, check_logits, convert, fitting_config, own_config
 from .plan import Conversion, conversions_between
-from .source import copy_tokenizer, load_model, model_folder
 from .training import recorded_training, run_file
 
 __all__ = ["ConversionReport", "convert_folder", "plan_conversion"]
 
 DESCRIPTION = "conversion.json"
+ARCHITECTURES = (FastWeightsConfig.model_type, Mamba2Config.model_type)
+SETTINGS = ("config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER_PARTS)
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 
 
 @checked
@@ -105,7 +108,7 @@ def convert_folder(
     source, output = _check_arguments(
         source, output, overwrite=overwrite, prompt=prompt, tokens=tokens, seed=seed, peak=peak, steps=steps
     )
-    with claimed_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion") as own:
+    with claim_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion") as own:
         folder_of_source = model_folder(source)
         if own and folder_of_source.resolve().is_relative_to(output.resolve()):
             raise ValueError(
@@ -164,7 +167,7 @@ def plan_conversion(
         ValueError: as `convert_folder`, but for damaged weights.
     """
     source, output = _check_arguments(source, output, overwrite=overwrite, **others)
-    with held("output", output):
+    with lock_path("output", output):
         check_folder("output", output, lambda: _find_earlier(output, overwrite), "conversion")
     folder = model_folder(source)
     recorded_training(folder, output)
@@ -195,19 +198,6 @@ def _check_arguments(
     """The source, and the output with a name that the run file can hold: refused before the work, which may take long."""
     source = str(check_path("source", source, "a folder or a name on the Hugging Face hub"))
     output = check_path("output", output, "the path of a folder")
-    _check_name(output)
-    check_flag("overwrite", overwrite)
-    check_size("steps", steps, high=LARGEST_COUNT)
-    check_size("tokens", tokens, high=2**20)
-    check_whole_number("seed", seed)
-    if peak is not None:
-        check_positive("peak", peak)
-    if prompt is not None:
-        check_text("prompt", check_unicode("prompt", prompt), what="text to compare the logits on", empty=False)
-    return source, output
-
-
-def _check_name(output: Path) -> None:
     real = os.path.realpath(output)
     if real == os.getcwd():
         raise ValueError(
@@ -219,6 +209,15 @@ def _check_name(output: Path) -> None:
         raise ValueError(
             f"output must have a name in UTF-8 for the run file, got {str(output)!r}; name another"
         ) from None
+    check_flag("overwrite", overwrite)
+    check_size("steps", steps, high=LARGEST_COUNT)
+    check_size("tokens", tokens, high=2**20)
+    check_whole_number("seed", seed)
+    if peak is not None:
+        check_positive("peak", peak)
+    if prompt is not None:
+        check_text("prompt", check_unicode("prompt", prompt), what="text to compare the logits on", empty=False)
+    return source, output
 
 
 def _find_earlier(output: Path, overwrite: bool) -> Own:
@@ -239,7 +238,62 @@ def _choose_tokens(source: Path, model: PreTrainedModel, prompt: str | None, cou
     try:
         ids = load_tokenizer(source)(prompt, return_tensors="pt").input_ids
     except Exception as error:  # transformers and the tokenizers library raise errors of many kinds here
-        raise ValueError(f"prompt needs the tokenizer of {source}, which cannot be loaded: {one_line(error)}") from None
+        raise ValueError(
+            f"prompt needs the tokenizer of {source}, which cannot be loaded: {untrusted.one_line(error)}"
+        ) from None
     if ids.numel() == 0 or ids.max() >= model.config.vocab_size:
         raise ValueError(f"prompt must give token ids below {model.config.vocab_size}, got {ids.tolist()}")
     return ids.long()
+
+
+def model_folder(source: str) -> Path:
+    """The folder with the model `source`, of an architecture that conversions start from: that folder, its folder model/ where
+    it is that of a training run, or what is downloaded where it is a name on the hub.
+
+    Raises:
+        ValueError: no such folder or name, another architecture, or files that cannot be read safely.
+    """
+    on_hub = not Path(source).is_dir()
+    if on_hub and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
+        raise ValueError(
+            f"SOURCE must be a folder or a name on the Hugging Face hub (owner/name), and there is no folder {source}"
+        )
+    folder = _download(source, *SETTINGS) if on_hub else find_saved_model(Path(source))
+    untrusted.check_folder(folder)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"{source} must hold a model in transformers' format, and there is no config.json in it nor in its folder model/"
+            f"{name_models_inside(folder)}"
+        )
+    found = untrusted.read_json_object(folder / "config.json").get("model_type")
+    if found not in ARCHITECTURES:
+        raise ValueError(
+            f"{source} is of architecture {found!r}; conversions start from {' or '.join(map(repr, ARCHITECTURES))} "
+            "in transformers' format"
+        )
+    return _download(source, *SETTINGS, *WEIGHTS) if on_hub else folder
+
+
+def load_model(folder: Path) -> tuple[PreTrainedModel, torch.dtype]:
+    """The model in a `model_folder` in float32 (float64 if it is stored so), and the dtype it is stored in.
+
+    Raises:
+        ValueError: files that are damaged or incomplete.
+    """
+    model = load_weights(folder)
+    stored = model.dtype
+    return model.to(torch.promote_types(stored, torch.float32)), stored
+
+
+def copy_tokenizer(source: Path, folder: Path) -> list[str]:
+    """Copy the tokenizer files of `source` into the folder; returns their names, none where they make no tokenizer."""
+    copied = [name for name in TOKENIZER_PARTS if (source / name).is_file()]
+    for name in copied:
+        shutil.copyfile(source / name, folder / name)
+    return copied if has_tokenizer(folder) else []
+
+
+def _download(name: str, *files: str) -> Path:
+    """The folder of this machine with those of the files that a model on the hub has."""
+    with loading(name):
+        return Path(snapshot_download(name, allow_patterns=list(files)))

@@ -1,5 +1,5 @@
-"""Which mixer continues as which: what carries over, what is new, and where the two compute the same. And a plan per layer: its
-conversion, and the options of its new mixer."""
+"""Which mixer continues as which: the parameters that carry over, those that are new, and the setting at which both compute the
+same. And the plan of one model: per layer its conversion, and the options of its new mixer."""
 
 from __future__ import annotations
 
@@ -232,14 +232,10 @@ def _explain_none(names: list[str], to: str) -> str:
         )
     targets = [target for _, target in CONVERSIONS]
     hint = "" if to in targets else closest(to, targets)
-    pairs = ", ".join(_describe_pair(conversion) for conversion in CONVERSIONS.values())
+    needed = {pair: condition(conversion) for pair, conversion in CONVERSIONS.items()}
+    pairs = ", ".join(f"{old}{f' with {text}' * bool(text)} -> {new}" for (old, new), text in needed.items())
     have = ", ".join(dict.fromkeys(names))
     return (
         f"to must be a mixer that {have} continues as, and there is no conversion from {have} to {describe_value(to)}{hint}; "
         f"there are {pairs}"
     )
-
-
-def _describe_pair(conversion: Conversion) -> str:
-    needed = condition(conversion)
-    return f"{conversion.source}{f' with {needed}' * bool(needed)} -> {conversion.target}"

@@ -80,7 +80,8 @@ def _read_record(file: Path, record: Mapping[str, Any], models: tuple[Path, ...]
     if "corpus" in record:
         given = TextCorpus(**record["corpus"])
         paths_given = tuple(paths.absolute(path) for path in given.paths)
-        outputs = [str(path) for path in models if _is_inside(path, paths_given)]
+        read = [Path(path).resolve() for path in paths_given]
+        outputs = [str(path) for path in models if any(path.is_relative_to(place) for place in read)]
         there = dataclasses.replace(
             given,
             paths=paths_given,
@@ -148,10 +149,6 @@ def _count_batches(record: Mapping[str, Any], result: Mapping[str, Any]) -> dict
     if not isinstance(batch, int) or batch < 1 or rows % batch:
         batch = rows
     return {"batch_size": batch, "accumulation": rows // batch}
-
-
-def _is_inside(path: Path, folders: tuple[str, ...]) -> bool:
-    return any(path.is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Calls of another library: which our ops can take, where packed sequences begin in them, and the delta rule as they call it.
+"""Calls of ops by another library: which of them our ops take, where packed sequences begin, and the delta rule under its
+arguments.
 
-What ours cannot take runs as before, so that a model of any dtype on any device works with or without us. An exported program
-must run where this library is not installed, so that while a model is exported the originals run too.
+The original op serves a call that ours do not take, so that a model of any dtype on any device works with or without this
+library. It also runs while a model is exported: the exported program must run where this library is not installed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..ops import delta_rule
 from ..ops.gated_norm import gated_rms_norm
 from ..ops.l2_normalize import l2_normalize
 
-__all__ = ["call_delta_rule", "packed_lengths", "runs_here", "why_no_delta_rule"]
+__all__ = ["call_delta_rule", "packed_lengths", "runs_here", "explain_refusal"]
 
 
 def runs_here(*tensors: Tensor | None) -> bool:
@@ -29,7 +30,7 @@ def runs_here(*tensors: Tensor | None) -> bool:
     return first.device.type == "cpu" or takes_kernels("auto", first)
 
 
-def why_no_delta_rule(
+def explain_refusal(
     q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, cu_seqlens: Tensor | None = None
 ) -> str | None:
     """Why `delta_rule` cannot take a call, None where it can. others: gains, decays, states."""

@@ -23,7 +23,7 @@ from ..kinds import checked
 from ..layers import LayerCache
 from .decoding import DecodeSteps
 
-__all__ = ["CACHE_NAME", "CACHE_NAMES", "FastWeightsCache", "check_kind", "given_cache", "named_cache"]
+__all__ = ["CACHE_NAME", "CACHE_NAMES", "FastWeightsCache", "check_cache", "given_cache", "named_cache"]
 
 CACHE_NAMES = ("past_key_values", "cache")  # of a model's argument; transformers 5.24 made the second of the first
 # What the installed transformers calls it, in its outputs and within generate().
@@ -82,7 +82,7 @@ class FastWeightsCache(Cache):
     def copy(self) -> FastWeightsCache:
         """An independent cache at the same point. It costs nothing: layers never write into a tensor that a cache holds, except
         in the steps of a running `generate()`, where its tensors are copied."""
-        layers = self.layers if self.steps is None else self.steps.copies(self.layers)
+        layers = self.layers if self.steps is None else self.steps.copy_caches(self.layers)
         copied = FastWeightsCache([LayerCache({**layer.memory}, {**layer.context}) for layer in layers])
         copied.columns, copied.position = self.columns, self.position
         return copied
@@ -207,9 +207,13 @@ class FastWeightsCache(Cache):
             self.position = change(self.position)
 
 
-def check_kind(cache: object, layers: int) -> None:
-    """TypeError unless it is a `FastWeightsCache`. PEFT's prefix tuning brings a cache of keys and values."""
+def check_cache(cache: object, layers: int) -> None:
+    """TypeError unless it is a `FastWeightsCache`, ValueError unless it has so many layers. PEFT's prefix tuning brings a
+    cache of keys and values."""
+    wanted = f"past_key_values must be a FastWeightsCache of {layers} layers, as this model returns it, got"
     if isinstance(cache, FastWeightsCache):
+        if len(cache.layers) != layers:
+            raise ValueError(f"{wanted} one of {len(cache.layers)} layers")
         return
     hint = ""
     if isinstance(cache, Cache):
@@ -217,10 +221,7 @@ def check_kind(cache: object, layers: int) -> None:
             "; the layers' memories hold no keys and values of tokens: prefix tuning and cartridges do not fit, take prompt "
             "tuning, p-tuning or LoRA"
         )
-    raise TypeError(
-        f"past_key_values must be a FastWeightsCache of {layers} layers, as this model returns it, got {type(cache).__name__}"
-        f"{hint}"
-    )
+    raise TypeError(f"{wanted} {type(cache).__name__}{hint}")
 
 
 def given_cache(past_key_values: Any, cache: Any) -> Any:

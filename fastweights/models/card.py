@@ -14,7 +14,7 @@ from ..files import FILE, what_stands, write_bytes
 from ..layers.registry import MIXERS
 from ..untrusted import one_line
 
-__all__ = ["TOKENIZER_FILES", "USES", "auto_class", "has_tokenizer", "is_card", "model_card", "write_card"]
+__all__ = ["TOKENIZER_FILES", "USES", "find_use", "has_tokenizer", "is_card", "model_card", "write_card"]
 
 SIGNATURE = re.compile(r"\n<!-- written by fastweights: ([0-9a-f]{16}) -->\n$")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -24,7 +24,7 @@ STATE_AT = (1_000, 10_000)  # tokens
 class Use(NamedTuple):
     """What a class of models is for."""
 
-    auto_class: str
+    auto_class: str  # of transformers, which loads the model
     task: str  # in the Hugging Face hub's words
     title: str
     sentence: str
@@ -59,13 +59,8 @@ USES = {
 }
 
 
-def auto_class(model: Any) -> str:
-    """The Auto class of transformers that loads a model."""
-    return _find_use(model).auto_class
-
-
-def _find_use(model: Any) -> Use:
-    """Wrappers are subclasses, as FSDP2 makes them."""
+def find_use(model: Any) -> Use:
+    """What a model is for. Wrappers are subclasses, as FSDP2 makes them."""
     kinds = (USES[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in USES)
     return next(kinds, USES["FastWeightsModel"])
 
@@ -86,7 +81,7 @@ def model_card(model: Any, facts: Mapping[str, str] | None = None, *, tokenizer:
     config = model.config
     layers = [name for name, _ in config.mixers()]
     own = sorted({name for name in layers if not MIXERS[name].layer.__module__.startswith("fastweights.")})
-    use = _find_use(model)
+    use = find_use(model)
     usage = _write_usage(use, reads_text=tokenizer)
     needed = (
         f"\nFirst import the module that registers {', '.join(own)}, which the library does not have.\n" if own else ""

@@ -7,10 +7,11 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from ..checks import check_number
 from .cache import CACHE_NAME, FastWeightsCache, given_cache, named_cache
 from .configuration import FastWeightsConfig
 from .generation import CachedGenerationMixin
-from .inputs import check_divisor, check_labels, is_batch, kept_positions
+from .inputs import check_labels, is_batch, kept_positions
 from .loss import OutputLayer
 from .modeling import FastWeightsModel, FastWeightsPreTrainedModel
 from .rows import cumulative_lengths, predicted_labels
@@ -79,42 +80,37 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
         """
         past_key_values = given_cache(past_key_values, cache)
         if isinstance(past_key_values, FastWeightsCache) and past_key_values.steps is not None:  # within generate()
-            documents = cu_seqlens, position_ids, cu_seq_lens_q, cu_seq_lens_k, seq_idx
-            others = inputs_embeds, labels, output_hidden_states, *documents
+            packed = cu_seqlens, position_ids, cu_seq_lens_q, cu_seq_lens_k, seq_idx
+            others = inputs_embeds, labels, output_hidden_states, *packed
             next_logits = past_key_values.step(input_ids if all(x is None for x in others) else None)
             if next_logits is not None:
                 return CausalLMOutputWithPast(logits=next_logits, **named_cache(past_key_values))
         cu_seqlens = cumulative_lengths(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
+        documents = dict(
+            attention_mask=attention_mask, position_ids=position_ids, cu_seqlens=cu_seqlens, seq_idx=seq_idx
+        )
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if is_batch(tokens):
             kept = kept_positions(logits_to_keep, tokens.shape[1])
             if labels is not None:
                 check_labels(labels, tokens, self.config.vocab_size)
-                check_divisor(num_items_in_batch)
+                if num_items_in_batch is not None and not isinstance(num_items_in_batch, Tensor):
+                    check_number("num_items_in_batch", num_items_in_batch, above=0)
         outputs = self.model(
             input_ids=input_ids,
-            attention_mask=attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            cu_seqlens=cu_seqlens,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
-            position_ids=position_ids,
-            seq_idx=seq_idx,
             cache_position=cache_position,
             return_dict=True,
+            **documents,
         )
         hidden_BTD = outputs.last_hidden_state
         loss = logits = None
         if labels is not None:
-            labels = predicted_labels(
-                labels,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                cu_seqlens=cu_seqlens,
-                seq_idx=seq_idx,
-            )
+            labels = predicted_labels(labels, **documents)
             if self._can_chunk_loss():
                 no_logits = self.training and logits_to_keep is None
                 loss, logits = self.lm_head(hidden_BTD, labels, num_items_in_batch, None if no_logits else kept)
@@ -138,7 +134,7 @@ class FastWeightsForCausalLM(FastWeightsPreTrainedModel, CachedGenerationMixin):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """As in transformers, whose `resize_token_embeddings` brings a plain `nn.Linear`."""
-        self.lm_head = OutputLayer.sharing(new_embeddings)
+        self.lm_head = OutputLayer.from_linear(new_embeddings)
 
     def _can_chunk_loss(self) -> bool:
         """Whether the output layer and the loss are those that the chunked loss computes."""

@@ -152,14 +152,12 @@ class FastWeightsConfig(PreTrainedConfig):
     def layer_types(self) -> list[str]:
         """What each layer is in transformers' words: "linear_attention" for a memory of constant size, "full_attention", or
         "sliding_attention" for softmax attention with a window."""
-        return [self._layer_type(name, options) for name, options in self.mixers()]
-
-    @staticmethod
-    def _layer_type(name: str, options: dict[str, Any]) -> str:
-        spec = MIXERS[name]
-        if not issubclass(spec.layer, SoftmaxAttention):
-            return "linear_attention"
-        return "full_attention" if {**spec.options, **options}.get("window") is None else "sliding_attention"
+        types = []
+        for name, options in self.mixers():
+            spec = MIXERS[name]
+            attention = "full" if {**spec.options, **options}.get("window") is None else "sliding"
+            types.append(f"{attention if issubclass(spec.layer, SoftmaxAttention) else 'linear'}_attention")
+        return types
 
     def mixers(self) -> list[tuple[str, dict[str, Any]]]:
         """Name and options of the mixer of every layer, checked to exist."""
@@ -171,7 +169,16 @@ class FastWeightsConfig(PreTrainedConfig):
 
     def mixer_of(self, layer: int) -> tuple[str, dict[str, Any]]:
         """Name and options of the mixer of one layer, checked to exist."""
-        return self._mixer(layer, self.mixer[layer] if isinstance(self.mixer, (list, tuple)) else self.mixer)
+        entry = self.mixer[layer] if isinstance(self.mixer, (list, tuple)) else self.mixer
+        options = dict(entry) if isinstance(entry, dict) else {"name": entry}
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise TypeError(
+                f"mixer of layer {layer} must be a name or {{'name': ..., option: ...}}, got {describe_value(entry)}"
+            )
+        with error_prefix(f"mixer of layer {layer}"):
+            mixer_spec(name, options)
+        return name, options
 
     def _check_mixers(self) -> None:
         """That every option has a value that fits it, the sizes and the other options. The layers of a user who keeps no
@@ -184,18 +191,6 @@ class FastWeightsConfig(PreTrainedConfig):
                 with error_prefix(f"mixer of layer {layer}"):
                     spec.layer.Options.from_keywords(name, {**sizes, **spec.options, **options})
                 checked.append((name, options))
-
-    @staticmethod
-    def _mixer(layer: int, entry: object) -> tuple[str, dict[str, Any]]:
-        options = dict(entry) if isinstance(entry, dict) else {"name": entry}
-        name = options.pop("name", None)
-        if not isinstance(name, str):
-            raise TypeError(
-                f"mixer of layer {layer} must be a name or {{'name': ..., option: ...}}, got {describe_value(entry)}"
-            )
-        with error_prefix(f"mixer of layer {layer}"):
-            mixer_spec(name, options)
-        return name, options
 
     @classmethod
     def unknown_keys(cls, keys: Iterable[str]) -> list[str]:

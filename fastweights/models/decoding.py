@@ -50,7 +50,7 @@ class DecodeSteps:
         self.logits: Tensor | None = None
 
     def serve(self, ids: Tensor | None, layers: list[LayerCache], columns: int) -> bool:
-        """Whether a call with these token ids is one of the steps. Before the first of them `layers` are made fixed."""
+        """Whether a call with these token ids is one of the steps. The first of them makes the caches in `layers` fixed."""
         tokens = self.length - columns
         if ids is None or ids.shape[1] != 1 or tokens < (FEWEST if self.logits is None else 1):
             return False
@@ -73,7 +73,7 @@ class DecodeSteps:
             if layers[index].fixed:
                 layers[index] = mixer.free_cache(layers[index])
 
-    def copies(self, layers: list[LayerCache]) -> list[LayerCache]:
+    def copy_caches(self, layers: list[LayerCache]) -> list[LayerCache]:
         """The caches as ordinary ones, in whose tensors no step writes."""
         copied = []
         for mixer, layer in zip(self._mixers(), layers, strict=True):

@@ -9,7 +9,7 @@ from transformers import GenerationConfig, GenerationMixin
 
 from ..checks import check_dense, check_size
 from ..private_huggingface import GenerationHooks, keep_after_generation
-from .cache import CACHE_NAME, FastWeightsCache, check_kind, given_cache
+from .cache import CACHE_NAME, FastWeightsCache, check_cache, given_cache
 from .decoding import DecodeSteps, can_replay
 from .inputs import check_ids, check_token, is_batch
 from .prompts import move_padding_to_front, prefill_block
@@ -77,12 +77,17 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Padding is read in front of the tokens; what generate() returns keeps the
-        columns of the prompt as they were given. Read in one pass are prompts whose hidden states are asked for or that are given
-        as embeddings, which blocks would lose, and those with a cache of their beginning: before transformers 5.15 blocks would
-        begin with the tokens that the cache has read. So are those with virtual tokens in front (prompt tuning), whatever
-        prefill_chunk_size is: PEFT would cut each block after the first to its last token. The tokens after it may be read by
-        steps."""
+        """The model reads padding in front of the tokens. What generate() returns keeps the columns of the prompt as they were
+        given.
+
+        The model reads a prompt in blocks, but in one pass where
+        - hidden states are asked for, or embeddings are given: blocks would lose them;
+        - a cache holds its beginning: before transformers 5.15 blocks would begin with the tokens that the cache has read;
+        - virtual tokens stand in front of it (prompt tuning), whatever prefill_chunk_size is: PEFT would cut each block after the
+          first to its last token.
+
+        `DecodeSteps` may read the tokens after it.
+        """
         cache, settings = model_kwargs.get(CACHE_NAME), generation_config
         can_split = isinstance(cache, FastWeightsCache) and not cache.columns and not settings.output_hidden_states
         prepare = self.prepare_inputs_for_generation  # PEFT puts its own here for prompt tuning and its kin
@@ -132,7 +137,7 @@ class CachedGenerationMixin(GenerationHooks, GenerationMixin):
                 check_size(name, size)
         cache = kwargs.get(CACHE_NAME)
         if cache is not None:
-            check_kind(cache, self.config.num_hidden_layers)
+            check_cache(cache, self.config.num_hidden_layers)
 
     def prepare_cache(self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], batch_size: int) -> None:
         """Refuse what does not fit the cache of this model, and make one where the caller gives none."""

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_dense, check_number, check_whole_number, describe_value, shape_of, values_are_checked
+from ..checks import check_dense, check_whole_number, describe_value, shape_of, values_are_checked
 from ..layers.mixer import check_like_parameters
 from .loss import IGNORED
 
@@ -16,7 +16,6 @@ __all__ = [
     "LARGEST_VOCABULARY",
     "check_cache_position",
     "check_classes",
-    "check_divisor",
     "check_embeddings",
     "check_ids",
     "check_label_tensor",
@@ -127,12 +126,6 @@ def check_cache_position(cache_position: object, columns: int, time: int) -> Non
         first, last = int(cache_position[0]), int(cache_position[-1])
         if first != columns or (cache_position.diff() != 1).any():
             raise ValueError(f"{wanted}, got {first} to {last}; leave it out, or pass a cache that ends there")
-
-
-def check_divisor(num_items_in_batch: object) -> None:
-    """What a summed loss is divided by."""
-    if num_items_in_batch is not None and not isinstance(num_items_in_batch, Tensor):
-        check_number("num_items_in_batch", num_items_in_batch, above=0)
 
 
 def kept_positions(logits_to_keep: object, time: int) -> slice | Tensor:

@@ -18,11 +18,12 @@ from ..kinds import checked
 from ..untrusted import AsksForCode, check_folder, one_line, read_json_object
 from .card import TOKENIZER_FILES, USES, has_tokenizer, is_card
 from .configuration import FastWeightsConfig
-from .weight_files import check_memory, check_names, check_shapes, check_weights
+from .weight_files import check_fit, check_memory, check_weights
 
 __all__ = [
     "DTYPES",
     "SAVED_MODEL",
+    "TOKENIZER_PARTS",
     "check_has_tokenizer",
     "check_special_tokens",
     "check_vocabulary",
@@ -40,11 +41,15 @@ __all__ = [
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 DTYPES = ("float32", "bfloat16", "float16")
 
+# Every file that a tokenizer may be saved in.
+TOKENIZER_PARTS = (
+    *(*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json"),
+    *("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
 # What a folder of a saved model and its tokenizer consists of: what a command that saves another model there may delete.
 SAVED_NAMES = (
     *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
-    *(*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
-    *("spiece.model", "chat_template.jinja", "training_args.bin"),
+    *(*TOKENIZER_PARTS, "training_args.bin"),
 )
 SAVED_MODEL: Own = {**dict.fromkeys(SAVED_NAMES, any_file), "README.md": is_card}
 
@@ -134,9 +139,7 @@ def load_config(folder: Path) -> Any:
     shapes = check_weights(folder, config)
     with loading(f"the model in {folder}"), torch.device("meta"):  # built without memory for its weights
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    check_shapes(folder, shapes, model)
-    if is_own:
-        check_names(folder, shapes, model)
+    check_fit(folder, shapes, model, exactly=is_own)
     return config
 
 

@@ -103,7 +103,7 @@ class OutputLayer(nn.Linear):
         return loss, None if kept is None else super().forward(hidden_BTD[:, kept])
 
     @classmethod
-    def sharing(cls, linear: Any) -> nn.Module:
+    def from_linear(cls, linear: Any) -> nn.Module:
         """An output layer with the parameters of a plain `nn.Linear`; another module as it is."""
         if not is_bare(linear, nn.Linear):
             return linear

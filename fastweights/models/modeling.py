@@ -27,8 +27,8 @@ from ..ops.framework.sequences import check_cu_seqlens
 from ..ops.linear_rows import linear_rows
 from ..ops.silu_product import silu_product
 from ..private_huggingface import adapt_trainer
-from .cache import CACHE_NAMES, FastWeightsCache, check_kind, given_cache, named_cache
-from .card import auto_class, write_card
+from .cache import CACHE_NAMES, FastWeightsCache, check_cache, given_cache, named_cache
+from .card import find_use, write_card
 from .configuration import FastWeightsConfig, how_to_load
 from .inputs import check_cache_position, check_embeddings, check_ids
 from .rows import Rows, check_mask, cumulative_lengths, leave_out_unpredicted
@@ -123,7 +123,7 @@ class FastWeightsPreTrainedModel(PreTrainedModel):
         config.use_cache is saved as the model was made with it: transformers' Trainer sets it to False, which would leave the
         model without a cache when it is loaded.
         """
-        self.config.how_to_load = how_to_load(auto_class(self))
+        self.config.how_to_load = how_to_load(find_use(self).auto_class)
         in_training, self.config.use_cache = self.config.use_cache, self._made_with_cache
         try:
             super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
@@ -287,12 +287,7 @@ class FastWeightsModel(FastWeightsPreTrainedModel):
         return check_embeddings(inputs_embeds, self.config.hidden_size, self).shape[:2]
 
     def _layer_caches(self, past_key_values: FastWeightsCache, sequences: int) -> list[LayerCache]:
-        check_kind(past_key_values, len(self.layers))
-        if len(past_key_values.layers) != len(self.layers):
-            raise ValueError(
-                f"past_key_values must be a FastWeightsCache of {len(self.layers)} layers, as this model returns it, got one of "
-                f"{len(past_key_values.layers)} layers"
-            )
+        check_cache(past_key_values, len(self.layers))
         if past_key_values.batch_size not in (-1, sequences):
             raise ValueError(
                 f"past_key_values must hold as many sequences as the input, {sequences}, got {past_key_values.batch_size}; "

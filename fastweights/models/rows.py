@@ -43,9 +43,9 @@ def own_columns(x_BS: Tensor, time: int) -> Tensor:
 
 
 def document_numbers(attention_mask: Tensor, batch: int, time: int) -> Tensor | None:
-    """Of a mask [B, S] of the input's T columns and those that a cache has read before them.
+    """The documents of a mask [B, S], whose last T columns are those of the input. A cache has read the columns before them.
 
-    A GPU is waited for once, whatever the mask holds.
+    The host waits for a GPU once, whatever the mask holds.
 
     Returns:
         None where the input has no padding and every row is one document; bool [B, T], where it has tokens, without numbers of

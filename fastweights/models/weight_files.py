@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..environment import usable_memory
 from ..untrusted import one_line, read_json_object
 
-__all__ = ["check_memory", "check_names", "check_shapes", "check_weights"]
+__all__ = ["check_fit", "check_memory", "check_weights"]
 
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of a number
 LARGEST_HEADER = 16 * 2**20  # bytes; a model of ten thousand layers has about a tenth
@@ -31,7 +30,7 @@ def check_weights(folder: Path, config: Any) -> dict[str, list[int]]:
     """The shape of every tensor, by name, of weights that can be loaded safely and that have the configuration's layers.
 
     Only the headers of the files are read. The layers are counted here, because a model of a billion layers could not be built
-    to compare the rest (see `check_shapes`).
+    to compare the rest (see `check_fit`).
 
     Raises:
         ValueError: no safetensors files, others than safetensors, files outside the folder, damaged headers, weights that are
@@ -76,23 +75,25 @@ def check_memory(folder: Path) -> None:
         )
 
 
-def check_shapes(folder: Path, shapes: Mapping[str, list[int]], model: nn.Module) -> None:
-    """ValueError if a weight is of another shape than in `model`, which may be on the device "meta"."""
-    for name, parameter in model.state_dict().items():
+def check_fit(folder: Path, shapes: Mapping[str, list[int]], model: PreTrainedModel, *, exactly: bool) -> None:
+    """ValueError if a weight is of another shape than in `model`, which may be on the device "meta".
+
+    exactly: refuse weights that are not all those of `model`, or more.
+    """
+    weights = model.state_dict()
+    for name, parameter in weights.items():
         shape, wanted = shapes.get(name), list(parameter.shape)
         if shape is not None and shape != wanted:
             raise ValueError(
                 f"the weights in {folder} are not those of its config.json: {name} is {shape} and must be {wanted}"
             )
-
-
-def check_names(folder: Path, shapes: Mapping[str, list[int]], model: PreTrainedModel) -> None:
-    """ValueError unless the weights are all those of `model`, and no others."""
-    wanted = set(model.state_dict())
+    if not exactly:
+        return
+    known = set(weights)
     # the body of the model saves its weights without the prefix
-    found = {name if name in wanted else f"{model.base_model_prefix}.{name}" for name in shapes}
+    found = {name if name in known else f"{model.base_model_prefix}.{name}" for name in shapes}
     tied = set(model.all_tied_weights_keys)
-    for verb, names in (("lack", wanted - found - tied), ("have too much:", found - wanted)):
+    for verb, names in (("lack", known - found - tied), ("have too much:", found - known)):
         if names:
             raise ValueError(
                 f"the weights in {folder} are not those of its config.json: they {verb} {_name_some(names)}"

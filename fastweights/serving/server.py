@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..checks import LARGEST_COUNT, check_choice, check_number, check_path, check_size, check_text, check_texts
 from ..models.loading import DTYPES, check_has_tokenizer, check_vocabulary, load_config, load_tokenizer, model_folder
 from ..safe_path import safe_children
-from .vllm.version import check_version
+from .vllm import check_version
 
 __all__ = ["SERVER", "serve", "server_command"]
 
@@ -67,7 +69,7 @@ def server_command(
     config = load_config(folder)
     check_has_tokenizer(folder)
     check_vocabulary(folder, load_tokenizer(folder), config)
-    if memory is None and not _has_gpu():
+    if memory is None and not torch.cuda.is_available():
         memory = 2.0
     options = ["--host", host, "--port", str(port), "--max-model-len", str(max_model_len)]
     options += ["--served-model-name", str(model) if name is None else name, "--dtype", dtype or _saved_dtype(config)]
@@ -107,9 +109,3 @@ def serve(command: Sequence[str]) -> None:
 def _saved_dtype(config: Any) -> str:
     """The dtype of the saved weights: vLLM by itself rounds float32 to bfloat16."""
     return str(config.dtype).removeprefix("torch.") if config.dtype is not None else "float32"
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

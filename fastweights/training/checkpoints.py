@@ -27,8 +27,8 @@ from ..files import (
     any_file,
     damage,
     is_own,
+    list_own,
     remove_own,
-    standing,
     write_bytes,
     writing,
 )
@@ -137,7 +137,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def _is_left_over(path: Path) -> bool:
-    return any(path.iterdir()) and not any(is_own(file, part) for file, part in standing(path, CHECKPOINT))
+    return any(path.iterdir()) and not any(is_own(file, part) for file, part in list_own(path, CHECKPOINT))
 
 
 def drop_old(folder: Path, keep: int) -> None:

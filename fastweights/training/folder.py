@@ -21,7 +21,7 @@ from ..files import (
     what_stands,
     write_json,
 )
-from ..outputs import check_place, has_keys, locked
+from ..outputs import check_place, has_keys, hold_lock
 from ..untrusted import one_line, read_json_object
 
 __all__ = ["OwnedFolder", "as_stored"]
@@ -65,7 +65,7 @@ class OwnedFolder:
         """ValueError where the folder would be refused for `work`, as far as that is known before it begins. Writes nothing."""
         self._refuse_other_files()
         if what_stands(self._lock) is not None:
-            with locked("output", self.path, self._lock):
+            with hold_lock("output", self.path, self._lock):
                 pass
         if self.marker.exists() and not overwrite:
             wanted = self.describe(work)
@@ -100,7 +100,7 @@ class OwnedFolder:
         with ExitStack() as stack:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked("output", self.path, self._lock))
+                stack.enter_context(hold_lock("output", self.path, self._lock))
             except OSError as error:
                 if disk_is_full(error):
                     raise WriteError(f"the output could not be written to {self.path}: {error.strerror}") from None

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from fastweights import environment
 from fastweights.integrations import foreign_calls
-from fastweights.integrations.flash_linear_attention import register, unregister
+from fastweights.integrations.flash_linear_attention import NO_DISPATCH, register, unregister
 from fastweights.integrations.flash_linear_attention.call import Call
-from fastweights.integrations.flash_linear_attention.registration import NO_DISPATCH
 from tests.integrations.fla_calls import (
     ALL,
     CASES,
@@ -186,7 +185,7 @@ def test_ours_is_asked_first_until_it_leaves(name: str, calls: list[int], monkey
 
 
 def test_nothing_is_imported_before_register(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = register.__module__.rpartition(".")[0]
+    package = register.__module__
     monkeypatch.setitem(sys.modules, "fla", None)  # an import of it fails
     for name in [name for name in sys.modules if name.startswith(package)]:
         monkeypatch.delitem(sys.modules, name)

@@ -267,7 +267,7 @@ def test_the_convolution_reads_what_the_layer_transposed(monkeypatch: pytest.Mon
     monkeypatch.setattr(kernels, "launch", lambda kernel, grid, x, *rest, **constants: read.append(x.data_ptr()))
     monkeypatch.setattr(functions, "short_convolution", partial(functions.short_convolution, backend="triton"))
     x = torch.randn(2, 10, 8, device=DEVICE)
-    y = functions.convolution(functions.plain_convolution)(x.mT, x.new_ones(8, 4), activation="silu")
+    y = functions.convolve(functions.plain_convolution, x.mT, x.new_ones(8, 4), activation="silu")
     assert read == [x.data_ptr()] and y.shape == (2, 8, 10) and y.mT.is_contiguous()
 
 
@@ -297,16 +297,16 @@ def test_what_the_convolution_and_the_norm_do_not_take() -> None:
     x, weight = torch.randn(2, 6, 9), torch.randn(6, 4)
     numbers = {"seq_idx": torch.zeros(2, 9, dtype=torch.int32)}
     given = x, weight, None
-    assert functions.convolution(original)(*given, activation="silu", **numbers) == (
+    assert functions.convolve(original, *given, activation="silu", **numbers) == (
         given,
         {"activation": "silu", **numbers},
     )
-    assert functions.convolution(original)(*given, activation="gelu") == (given, {"activation": "gelu"})
+    assert functions.convolve(original, *given, activation="gelu") == (given, {"activation": "gelu"})
     norm = nn.RMSNorm(9)
     norm.variance_epsilon = 1e-6
     for activation, gate in (("tanh", x), ("silu", x[:1]), ("silu", None)):
         norm.activation = activation
-        assert functions.gated_norm(original)(norm, x, gate) == ((norm, x, gate), {})
+        assert functions.normalise_gated(original, norm, x, gate) == ((norm, x, gate), {})
 
 
 def test_a_first_state_of_another_dtype() -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from fastweights.cli import main
-from fastweights.serving import server
+from fastweights.serving import server, vllm
 from fastweights.serving.server import SERVER, server_command
-from fastweights.serving.vllm import version
 
 from ..evaluation.small import save
 
@@ -23,7 +22,7 @@ PACKAGE = Path(server.__file__).parents[1]
 
 @pytest.fixture
 def with_vllm(monkeypatch):
-    monkeypatch.setattr(version, "installed", lambda: "0.32.0")
+    monkeypatch.setattr(vllm, "find_installed", lambda: "0.32.0")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def with_vllm(monkeypatch):
 def test_without_a_vllm_that_fits_it_says_what_to_install(found, says, tmp_path, monkeypatch, capsys):
     save(tmp_path)
     capsys.readouterr()
-    monkeypatch.setattr(version, "installed", lambda: found)
+    monkeypatch.setattr(vllm, "find_installed", lambda: found)
     assert main(["serve", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line and "with Python 3.11 or later: pip install 'fastweights[vllm]'" in line

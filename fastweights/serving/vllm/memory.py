@@ -21,8 +21,8 @@ from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, Ba
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from ...layers import LayerCache, Mixer
+from . import BACKEND, OP
 from .pool import PooledMixer, StateBlock
-from .version import BACKEND, OP
 
 __all__ = ["FastWeightsBackend", "ServedMemory"]
 

@@ -98,12 +98,12 @@ class PooledMixer:
         if self.decodes_in_pool:
             owned = LayerCache(dict(self.owned.memory), dict(self.owned.context), rows=rows - 1)  # padding becomes -1
             return self.mixer(x_ND[:, None], owned)[:, 0]
-        with self.taken(rows) as cache:
+        with self.take(rows) as cache:
             return self.mixer(x_ND[:, None], cache)[:, 0]
 
     def prefill(self, x_TD: Tensor, rows: Tensor, started: Tensor, edges: Tensor) -> Tensor:
         """Tokens [T, D] of sequences that lie one after another. started [N]: which of them have states; edges: [N+1]."""
-        with self.taken(rows) as cache:
+        with self.take(rows) as cache:
             for held, first in ((cache.memory, self.first.memory), (cache.context, self.first.context)):
                 for name, state in held.items():
                     held[name] = torch.where(_expand_like(started, state), state, first[name])
@@ -120,7 +120,7 @@ class PooledMixer:
         self.prefill(x_TD, rows, rows > 0, edges)
 
     @contextmanager
-    def taken(self, rows: Tensor) -> Iterator[LayerCache]:
+    def take(self, rows: Tensor) -> Iterator[LayerCache]:
         """The states in these rows [N] of the pool, in the layer's own dtypes; what the body makes of them is written back. Row 0
         receives its own numbers, which needs no wait for the device."""
         places, real = rows.long(), rows > 0  # once for all tensors

@@ -67,18 +67,16 @@ def check_parts(config: FastWeightsConfig, parts: int) -> None:
         backend = {"backend": "auto"} if "backend" in options else {}  # the trial is on the CPU
         part_heads = {"num_heads": config.num_heads // parts, **part_options, **backend}
         heads = {"num_heads": config.num_heads, **options, "head_dim": part_options["head_dim"], **backend}
+        refusal = (
+            f"tensor_parallel_size must be 1 for a model with {name}, got {parts}; its heads cannot be divided among "
+            "processes"
+        )
         try:
             error = measure_error(name, heads, part_heads, parts)
         except (TypeError, ValueError) as problem:
-            raise ValueError(f"{describe_refusal(name, parts)}: {problem}") from problem
+            raise ValueError(f"{refusal}: {problem}") from problem
         if not error < CLOSE:
-            raise ValueError(
-                f"{describe_refusal(name, parts)}: the outputs of the parts do not add up to those of the layer"
-            )
-
-
-def describe_refusal(name: str, parts: int) -> str:
-    return f"tensor_parallel_size must be 1 for a model with {name}, got {parts}; its heads cannot be divided among processes"
+            raise ValueError(f"{refusal}: the outputs of the parts do not add up to those of the layer")
 
 
 @torch.no_grad()

@@ -274,7 +274,7 @@ def _train_one(
         parameters = model.num_parameters(only_trainable=True)
         trainer = LanguageTrainer(run, model, text, folder, callbacks)
         with progress:
-            with signals.held():
+            with signals.hold():
                 trainer.train(resume_from_checkpoint=None if latest is None else str(latest))
             if trainer.state.global_step < run.max_steps:
                 return None

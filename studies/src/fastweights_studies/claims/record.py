@@ -11,7 +11,7 @@ from typing import Any
 
 from fastweights.checks import describe_value
 from fastweights.kinds import checked
-from fastweights.outputs import check_file, claimed
+from fastweights.outputs import check_file, claim_files
 from fastweights.results.records import ResultsError, from_record, read_object
 from fastweights.untrusted import read_json_object
 
@@ -91,7 +91,7 @@ def claimed_records(
 ) -> AbstractContextManager[None]:
     """Holds the files that `save_record` writes for these claims to the folder that the argument `name` names; see `claimed`."""
     files = {record_path(folder, claim, device): partial(_is_record, claim) for claim in claims}
-    return claimed(name, files, "result", overwrite=overwrite)
+    return claim_files(name, files, "result", overwrite=overwrite)
 
 
 def record_path(folder: Path, claim: str, device: str) -> Path:

@@ -64,7 +64,7 @@ def inspect(
         from fastweights.checks import check_size
         from fastweights.evaluation.text import HeldOutText
         from fastweights.models.loading import load_language_model, model_folder
-        from fastweights.outputs import claimed_folder, path_beside
+        from fastweights.outputs import claim_folder, default_output
 
         from ..inspection import inspect_model, save_inspection
         from ..inspection.page import written_inspection
@@ -73,12 +73,12 @@ def inspect(
         check_size("--tokens", tokens, high=2**30)
         names = values("--measures", measures, str) if measures else None
         model_folder(model)  # says what is wrong with it, before anything is said of a place in it
-        folder = path_beside(model, "inspection") if output is None else output
+        folder = default_output(model, "inspection") if output is None else output
         held_out = HeldOutText(text or (), model)
         if dry_run:
             show_plan(plan_inspection(model, folder, tokens=tokens, every=every, measures=names, text=held_out.name))
             return
-        with claimed_folder("--output", folder, lambda: written_inspection(folder), "inspection"):
+        with claim_folder("--output", folder, lambda: written_inspection(folder), "inspection"):
             language_model, tokenizer = load_language_model(model, device=device, dtype=dtype)
             if held_out.notice:
                 held_out.find()

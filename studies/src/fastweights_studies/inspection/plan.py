@@ -8,7 +8,7 @@ from typing import Any
 
 from fastweights.checks import check_choice, check_size
 from fastweights.models.loading import load_config, model_folder
-from fastweights.outputs import check_folder, held
+from fastweights.outputs import check_folder, lock_path
 
 from .inspect import MEASURES
 from .page import written_inspection
@@ -32,7 +32,7 @@ def plan_inspection(
     for name in measures or ():
         check_choice("measures", name, tuple(MEASURES))
     check_size("every", every)
-    with held("--output", output):
+    with lock_path("--output", output):
         check_folder("--output", output, lambda: written_inspection(output), "inspection")
     config = load_config(model_folder(model))
     return {

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastweights.checks import check_choice
 from fastweights.kinds import checked
-from fastweights.outputs import claimed
+from fastweights.outputs import claim_files
 from fastweights.training.calling_script import work_begins
 
 from ..record import Row
@@ -32,7 +32,7 @@ def run_part(part: Part, request: Request) -> Path | None:
 def claim_boards(name: str, parts: Sequence[Part], request: Request) -> AbstractContextManager[None]:
     """Hold the boards of these parts in the output folder, the argument `name`, as `claimed` does."""
     files = [file for part in parts for file in part.files(request)]
-    return claimed(name, dict.fromkeys(files, is_board), "result", overwrite=False)
+    return claim_files(name, dict.fromkeys(files, is_board), "result", overwrite=False)
 
 
 @checked
