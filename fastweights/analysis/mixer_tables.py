@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..layers import MIXERS
-from ..layers.description import described_options
+from ..layers.choice import described_options
 from ..layers.registry import mixer_spec
 from .table_style import add_row, plain_table
 

@@ -3,24 +3,18 @@
 from ..plugins import import_mixers
 from .cache import LayerCache
 from .choice import MixerChoice, parse_mixers
-from .delta_net import DeltaNet
-from .gated_kalmanet import GatedKalmaNet
-from .lattice import Lattice
+from .delta_net import DeltaNet, ElementwiseLonghorn
+from .lattice import Lattice, TestTimeTraining
+from .least_squares import GatedKalmaNet, MesaNet, RecursiveLeastSquares
 from .linear_attention import LinearAttention
-from .longhorn import ElementwiseLonghorn
 from .memory_layer import MemoryLayer, RuleCall
-from .mesa import MesaNet
 from .mixer import Mixer
 from .options import DecayOptions, MemoryOptions, MixerOptions, ProjectionOptions, option
-from .palimpsa_d import PalimpsaD
-from .palimpsa_m import PalimpsaM
+from .posterior import PalimpsaD, PalimpsaM
 from .probe import Seen, probe
 from .registry import MIXERS, MixerSpec, build_mixer, register_mixer
-from .rls import RecursiveLeastSquares
 from .softmax_attention import SoftmaxAttention
-from .ttt import TestTimeTraining
-from .vla import VariationalLinearAttention
-from .vla_baselines import PrintedDeltaNet
+from .vla import PrintedDeltaNet, VariationalLinearAttention
 
 __all__ = [
     "MIXERS",

@@ -1,5 +1,5 @@
-"""Causal attention over a row of key slots, all of them or the last few, through torch's scaled_dot_product_attention; and
-rotary positions.
+"""Causal attention over a row of key slots, all of them or the last few, through torch's scaled_dot_product_attention; rotary
+positions; and packed sequences laid out as the rows of a rectangle.
 
 There are S slots of keys. The last T belong to the T queries; slots in front come from a cache, and the first `padding` [N]
 of a row may be empty.
@@ -8,25 +8,66 @@ of a row may be empty.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ops.authoring import group_by_length, locate_tokens
 from ..private_torch import constant_when_traced
 
 __all__ = [
+    "Rectangle",
     "causal_attention",
     "document_attention",
     "packed_attention",
     "ring_attention",
     "rotate",
     "rotation",
+    "split_by_length",
     "takes_packed",
 ]
 
 WIDEST_PACKED = 256  # channels per head of torch's attention over packed sequences
+
+
+def split_by_length(cu_seqlens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Packed sequences in groups of about the same length (up to twice the shortest), so that the rectangle of a group is mostly
+    full. Yields the positions of a group's tokens in the row [tokens] and the group's own cu_seqlens."""
+    lengths = cu_seqlens.diff()
+    for group in group_by_length(lengths):
+        yield locate_tokens(group, lengths), F.pad(lengths[group].cumsum(0), (1, 0))
+
+
+class Rectangle:
+    """N packed sequences of a row of T tokens as N rows of the longest one's length L, each filled up with zeros at its end. A
+    traced graph knows no length as a Python number: there L is T.
+
+    Attributes:
+        lengths: [N], number of tokens of each row.
+        width: L.
+    """
+
+    def __init__(self, cu_seqlens: Tensor, time: int) -> None:
+        self.lengths, self._time = cu_seqlens.diff(), time
+        self.width = time if torch.compiler.is_compiling() else int(self.lengths.max())
+        place_L = torch.arange(self.width, device=cu_seqlens.device)
+        token_NL = (cu_seqlens[:-1, None] + place_L).where(
+            place_L < self.lengths[:, None], time
+        )  # T where there is none
+        self._token = token_NL.flatten().long()
+
+    def lay_out(self, x_1T: Tensor) -> Tensor:
+        """[1, T, ...] -> [N, L, ...]"""
+        filled = torch.cat([x_1T[0], x_1T.new_zeros(1, *x_1T.shape[2:])])
+        return filled.index_select(0, self._token).unflatten(0, (len(self.lengths), self.width))
+
+    def pack(self, x_NL: Tensor) -> Tensor:
+        """[N, L, ...] -> [1, T, ...]"""
+        row = x_NL.new_zeros(self._time + 1, *x_NL.shape[2:]).index_copy(0, self._token, x_NL.flatten(0, 1))
+        return row[None, : self._time]
 
 
 def causal_attention(
@@ -40,15 +81,17 @@ def causal_attention(
             return _attend(q_NTHK, k_NSHK, v_NSHK, causal=True)
         if time == 1 and padding_N is None:
             return _attend(q_NTHK, k_NSHK, v_NSHK)
-        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_visible(q_NTHK, slots, None, padding_N))
+        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_find_visible(q_NTHK, slots, None, padding_N))
     if time <= window:
-        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_visible(q_NTHK, slots, window, padding_N))
+        return _attend(q_NTHK, k_NSHK, v_NSHK, visible=_find_visible(q_NTHK, slots, window, padding_N))
     # The tokens after the first `window` ones see window slots each, none of them empty, wherever they stand.
     first = slots - time + window
     return torch.cat(
         [
             causal_attention(q_NTHK[:, :window], k_NSHK[:, :first], v_NSHK[:, :first], window, padding_N),
-            _full_windows(q_NTHK[:, window:], k_NSHK[:, first - window + 1 :], v_NSHK[:, first - window + 1 :], window),
+            _attend_full_windows(
+                q_NTHK[:, window:], k_NSHK[:, first - window + 1 :], v_NSHK[:, first - window + 1 :], window
+            ),
         ],
         1,
     )
@@ -101,11 +144,11 @@ def document_attention(
     a traced graph has none."""
     token_T = torch.arange(q_BTHK.shape[1], device=q_BTHK.device)
     document_T = torch.bucketize(token_T, cu_seqlens, right=True)
-    visible_TS = (document_T[:, None] == document_T) & _visible(q_BTHK, len(token_T), window, None)
+    visible_TS = (document_T[:, None] == document_T) & _find_visible(q_BTHK, len(token_T), window, None)
     return _attend(q_BTHK, k_BTHK, v_BTHK, visible=visible_TS)
 
 
-def _full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int) -> Tensor:
+def _attend_full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int) -> Tensor:
     """Each query sees exactly `window` slots, S = T + window - 1: blocks of `window` queries against 2 window - 1 slots."""
     time = q_NTHK.shape[1]
     blocks = -(-time // window)
@@ -113,11 +156,11 @@ def _full_windows(q_NTHK: Tensor, k_NSHK: Tensor, v_NSHK: Tensor, window: int) -
     q_NTHK, k_NSHK, v_NSHK = (F.pad(x, (0, 0, 0, 0, 0, missing)) for x in (q_NTHK, k_NSHK, v_NSHK))
     q = q_NTHK.unflatten(1, (blocks, window)).flatten(0, 1)
     k, v = (x.unfold(1, 2 * window - 1, window).movedim(-1, 2).flatten(0, 1) for x in (k_NSHK, v_NSHK))
-    o = _attend(q, k, v, visible=_visible(q, 2 * window - 1, window, None))
+    o = _attend(q, k, v, visible=_find_visible(q, 2 * window - 1, window, None))
     return o.unflatten(0, (-1, blocks)).flatten(1, 2)[:, :time]
 
 
-def _visible(q_NTHK: Tensor, slots: int, window: int | None, padding_N: Tensor | None) -> Tensor:
+def _find_visible(q_NTHK: Tensor, slots: int, window: int | None, padding_N: Tensor | None) -> Tensor:
     """Which slots each query sees: bool [T, S] or [N, 1, T, S]."""
     time = q_NTHK.shape[1]
     slot_S = torch.arange(slots, device=q_NTHK.device)

@@ -1,10 +1,12 @@
-"""A mixer as somebody chooses it for a comparison: its name, options of its own, and the label that tables and plots show."""
+"""A mixer as somebody chooses it for a comparison: its name, options of its own, and the label that tables and plots show; and
+what its options mean."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,11 +15,13 @@ import torch
 from ..checks import check_text, describe_value
 from ..kernels.availability import why_unavailable
 from ..kinds import checked
-from .registry import MIXERS, mixer_spec
+from .mixer import Mixer
+from .registry import MIXERS, MixerSpec, mixer_spec
 
-__all__ = ["MixerChoice", "check_backend", "option_value", "parse_mixers", "format_value"]
+__all__ = ["MixerChoice", "check_backend", "described_options", "option_value", "parse_mixers"]
 
 LONGEST_LABEL = 100
+SIZES = ("hidden_size", "num_heads")  # every mixer has them, from the model
 COMMA = re.compile(r",(?![^\[]*\])")  # one that separates: not between brackets
 
 
@@ -150,3 +154,46 @@ def check_backend(name: str, options: Mapping[str, Any], device: str) -> None:
     reason = why_unavailable(torch.float32, torch.device(device)) if backend == "triton" else None
     if reason is not None:
         raise ValueError(f"mixer {name!r}: backend 'triton' {reason}; use 'torch' or 'auto'")
+
+
+@dataclass(frozen=True)
+class DescribedOption:
+    """An option as lists show it.
+
+    Attributes:
+        name: of the option.
+        default: as a command takes it; "" where it must be given.
+        meaning: its line in a docstring; "" without one.
+    """
+
+    name: str
+    default: str
+    meaning: str
+
+
+def described_options(spec: MixerSpec) -> list[DescribedOption]:
+    """The options of a mixer, those of its name over the layer's own defaults."""
+    meanings = _meanings(spec.layer)
+    found = []
+    for name, parameter in inspect.signature(spec.layer).parameters.items():
+        if name in SIZES or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        default = spec.options.get(name, parameter.default)
+        shown = "" if default is parameter.empty else format_value(default)
+        found.append(DescribedOption(name, shown, meanings.get(name, "")))
+    return found
+
+
+def _meanings(layer: type[Mixer]) -> dict[str, str]:
+    """The lines of all Args sections; those of a class come over those of the classes that it extends."""
+    classes = [*layer.__mro__, *getattr(layer, "Options", Mixer).__mro__]
+    return {name: text for one in reversed(classes) for name, text in _arguments(vars(one).get("__doc__") or "")}
+
+
+def _arguments(docstring: str) -> Iterator[tuple[str, str]]:
+    """Name and text of every entry under "Args:"."""
+    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", inspect.cleandoc(docstring), re.MULTILINE)
+    for entry in re.split(r"\n(?=    \w)", section[1]) if section else ():
+        names, _, text = entry.strip().partition(":")
+        for name in names.split(","):
+            yield name.strip(), " ".join(text.split())

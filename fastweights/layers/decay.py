@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.authoring import LARGEST_LOG_RATE, exp_rate, linear_rows, step_decay, takes_step_decay
-from .few_rows import joins
-from .gates_together import ProjectedGate, first_part
 from .initialization import OwnInitialMatrices, OwnInitialValues, inverse_softplus
 from .norms import at_least_float32
+from .shared_input import ProjectedGate, find_first_part, joins
 
 __all__ = ["RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDecay"]
 
@@ -22,7 +21,7 @@ __all__ = ["RAMPS", "FixedDecay", "GLADecay", "HeadDecay", "KimiDecay", "StepDec
 RAMPS = {"paper": (-3.0, -1.0), "release": (-1.0, -3.0)}
 
 
-def ramp_over_heads(name: str, num_heads: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def make_ramps(name: str, num_heads: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """First A and dt [num_heads] of a long memory."""
     first, last = RAMPS[name]
     rate = torch.linspace(0.01, 0.16, num_heads, device=device)
@@ -56,7 +55,7 @@ class SoftplusDecay(OwnInitialValues):
         rate = torch.empty_like(self.A_log, dtype=torch.float32)
         step = torch.empty_like(self.dt_bias, dtype=torch.float32)
         if self.long_memory:
-            rate, steps = ramp_over_heads(self.long_memory, len(rate), rate.device)
+            rate, steps = make_ramps(self.long_memory, len(rate), rate.device)
             step = steps.repeat_interleave(len(step) // len(rate))  # channels of a head start alike
         else:
             rate = rate.uniform_(*self.rates)
@@ -137,7 +136,7 @@ class KimiDecay(SoftplusDecay, ProjectedGate):
 
     @property
     def projection(self) -> nn.Module | None:
-        return first_part(self.f_proj)
+        return find_first_part(self.f_proj)
 
     def finish(self, y: Tensor) -> Tensor:
         return self.compute_decay(y, self.f_proj[1])
@@ -165,7 +164,7 @@ class RampedLinear(OwnInitialMatrices, nn.Linear):
         nn.Linear.__init__(self, rank, num_heads * channels)
 
     def initial_values(self, std: float = 0.02) -> dict[str, Tensor]:
-        rate, step = ramp_over_heads(self.long_memory, self.num_heads, self.weight.device)
+        rate, step = make_ramps(self.long_memory, self.num_heads, self.weight.device)
         bias = -torch.expm1(self.divisor * rate * step).log()  # logsigmoid(bias) = -divisor A dt
         weight = torch.empty_like(self.weight, dtype=torch.float32).normal_(std=std)
         return {"weight": weight, "bias": bias.repeat_interleave(self.channels)}
@@ -196,7 +195,7 @@ class GLADecay(ProjectedGate):
 
     @property
     def projection(self) -> nn.Module | None:
-        return first_part(self.gk_proj)
+        return find_first_part(self.gk_proj)
 
     def finish(self, y: Tensor) -> Tensor:
         return self._decay(self.gk_proj[1](y))

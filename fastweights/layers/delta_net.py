@@ -1,4 +1,5 @@
-"""DeltaNet layer: error-correcting memory with decay, gain and key preconditioner as independent options."""
+"""DeltaNet: error-correcting memory with decay, gain, feedback and key preconditioner as independent options; and the elementwise
+form of Longhorn."""
 
 from __future__ import annotations
 
@@ -10,19 +11,61 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_flag, check_number
-from ..ops import delta_rule, preconditioned_delta_rule
+from ..ops import delta_rule, elementwise_longhorn, preconditioned_delta_rule
 from ..ops.authoring import State, expand_heads
 from .decay import HeadDecay, KimiDecay
-from .feedback import ClosedLoop
 from .gates import SigmoidGain
-from .gates_together import gates_together
+from .initialization import OwnInitialValues
 from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import at_least_float32
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
-from .registry import DELTA, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
+from .registry import DELTA, KEY_ENERGY, PDN, register_mixer, register_variants
+from .shared_input import compute_gates
 
-__all__ = ["DeltaNet", "DeltaNetOptions"]
+__all__ = ["DeltaNet", "ElementwiseLonghorn"]
+
+# The key that is read is divided by the decay. A decay below exp(-10) counts as that, so that float16 can hold the quotient.
+SMALLEST_LOG_DECAY = -10.0
+
+
+class ClosedLoop(OwnInitialValues):
+    """b = sigmoid(share), one per value head, which begins at sigmoid(1) as released, and d = correction, one per q/k head."""
+
+    _no_weight_decay = ("share", "correction")
+
+    def __init__(self, key_heads: int, value_heads: int, state_feedback: bool, output_correction: float | None) -> None:
+        super().__init__()
+        self.first_correction = output_correction
+        self.share = nn.Parameter(torch.empty(value_heads)) if state_feedback else None
+        self.correction = nn.Parameter(torch.empty(key_heads)) if output_correction is not None else None
+        self.reset_parameters()
+
+    def initial_values(self) -> dict[str, Tensor]:
+        first = {"share": 1.0, "correction": self.first_correction}
+        return {name: torch.full_like(parameter, first[name] or 0.0) for name, parameter in self.named_parameters()}
+
+    def forward(
+        self, q_BTHK: Tensor, k_BTHK: Tensor, g_BTG: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor | None]:
+        """Queries q - d k; the keys that are read and those that are written [B, T, G, K], None where a write corrects the whole
+        answer; and the log decay that belongs to them."""
+        if self.correction is not None:
+            q_BTHK = (q_BTHK - at_least_float32(self.correction)[:, None] * k_BTHK).to(q_BTHK.dtype)
+        if self.share is None:
+            return q_BTHK, None, g_BTG
+        k_BTGK = expand_heads(k_BTHK, len(self.share))
+        read_BTGK, g_BTG = self._read_keys(k_BTGK, self.share, g_BTG)
+        return q_BTHK, (read_BTGK, k_BTGK), g_BTG
+
+    def _read_keys(self, k_BTGK: Tensor, share_G: Tensor, g_BTG: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """b k / a, whose answer by the decayed memory a S is b S^T k, and the log decay, cut off where it is too small."""
+        g_BTG = None if g_BTG is None else g_BTG.clamp_min(SMALLEST_LOG_DECAY)
+        factor = torch.sigmoid(at_least_float32(share_G))
+        if g_BTG is not None:
+            factor = factor * (-g_BTG).exp()
+        return (at_least_float32(k_BTGK) * factor[..., None]).to(k_BTGK.dtype), g_BTG
+
 
 # The gain of a write from beta, the overlap m = k.w of the key read with the key written, and the decay a.
 GAINS = {
@@ -136,7 +179,7 @@ class DeltaNet(MemoryLayer):
 
     def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
         own_gates = () if self.preconditioner is None else self.preconditioner.gates.own
-        beta_BTG, g, *own = gates_together(x_BTD, self.gain, self.decay, *own_gates)
+        beta_BTG, g, *own = compute_gates(x_BTD, self.gain, self.decay, *own_gates)
         if beta_BTG is None:
             beta_BTG = torch.ones_like(v_BTGV[..., 0])
         keys, read_g = None, g
@@ -149,7 +192,7 @@ class DeltaNet(MemoryLayer):
             self.probe(beta=beta_BTG, read_key=read_BTGK)
             return run(delta_rule, q_BTGK, read_BTGK, v_BTGV, beta_BTG, read_g, write_key=k_BTGK)
         if self.preconditioner is None:
-            beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, k_BTHK, g)
+            beta_BTG = self._compute_write_gain(beta_BTG, k_BTHK, k_BTHK, g)
             self.probe(beta=beta_BTG)
             return run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g)
 
@@ -163,12 +206,12 @@ class DeltaNet(MemoryLayer):
                 precond_beta=precond_beta,
             )  # fmt: skip
         w_BTGK, energy = made.write_keys(k_BTHK, precond_g, precond_beta, run)  # the gain may need them first
-        beta_BTG = self._gain_of_writes(beta_BTG, k_BTHK, w_BTGK, g)
+        beta_BTG = self._compute_write_gain(beta_BTG, k_BTHK, w_BTGK, g)
         self.probe(beta=beta_BTG, write_key=w_BTGK)
         o_BTGV, memory = run(delta_rule, q_BTHK, k_BTHK, v_BTGV, beta_BTG, g, write_key=w_BTGK)
         return o_BTGV, {**memory, **energy}
 
-    def _gain_of_writes(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:
+    def _compute_write_gain(self, beta_BTG: Tensor, k_BTHK: Tensor, w: Tensor, g: Tensor | None) -> Tensor:
         """The factor of each write. w: write keys [B, T, H or G, K]."""
         if self.options.gain == "beta":
             return beta_BTG
@@ -240,13 +283,58 @@ VARIANTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         f"Hu et al. 2025 (Comba), by {PDN}, table 2",
     ),
 }
-for name, (options, summary, equation, source) in VARIANTS.items():
-    register_mixer(
-        name,
-        layer=DeltaNet,
-        options=options,
-        summary=summary,
-        equation=equation,
-        source=source,
-        cost=f"H ({DELTA} + {KEY_SCALES})" if "preconditioner" in options else f"H ({DELTA})",
-    )
+register_variants(DeltaNet, DELTA, VARIANTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementwiseLonghornOptions(MemoryOptions):
+    """Options of `ElementwiseLonghorn`: those of `MemoryOptions`, with keys of any length."""
+
+    normalize_qk: bool = option(False, check_flag)
+
+
+@register_mixer(
+    "longhorn-elementwise",
+    summary="Longhorn's diagonal form: every element of the memory corrects itself, one gain per value channel",
+    equation="S_kv = S_kv + e_v k_k (v_v - k_k S_kv), e = beta / (1 + beta |k|^2)",
+    source="Liu et al. 2024 (Longhorn); Palimpsa, table 1",
+    cost="10 H K V",
+)
+class ElementwiseLonghorn(MemoryLayer):
+    r"""A sequence mixer in which every element of the memory corrects its own error.
+
+    $$S_t = \Big(1 - k_t^2 \epsilon_t^\top\Big) \odot S_{t-1} + k_t (\epsilon_t \odot v_t)^\top, \qquad
+      \epsilon_t = \frac{\beta_t}{1 + \beta_t |k_t|^2}, \qquad o_t = S_t^\top q_t$$
+
+    with beta the sigmoid of a projection of rank hidden_size / 16, one number per value channel. Longhorn (Liu et al. 2024) with
+    its diagonal approximation, as Palimpsa's table 1 compares it; the mixer `longhorn` has the full rule with one beta per head.
+    See `fastweights.ops.elementwise_longhorn`.
+
+    Args:
+        normalize_qk: whether queries and keys are divided by their length; not by default.
+
+    The other options are those of `MemoryOptions`.
+    """
+
+    Options = ElementwiseLonghornOptions
+    op = elementwise_longhorn
+    decodes_in_pool = True
+    options: ElementwiseLonghornOptions
+    probes = {**MemoryLayer.probes, "beta": ""}
+
+    def build(self) -> None:
+        rank, channels = max(1, self.hidden_size // 16), self.heads.value_heads * self.heads.value
+        self.beta_proj = nn.Sequential(
+            nn.Linear(self.hidden_size, rank, bias=False), nn.Linear(rank, channels, bias=False)
+        )
+
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
+        beta_BTGV = torch.sigmoid(at_least_float32(self.beta_proj(x_BTD))).view_as(v_BTGV)
+        self.probe(beta=lambda: compute_write_gain(k_BTHK, beta_BTGV))
+        return run(self.op, q_BTHK, k_BTHK, v_BTGV, beta_BTGV)
+
+
+def compute_write_gain(k_BTHK: Tensor, beta_BTGV: Tensor) -> Tensor:
+    """e = beta / (1 + beta |k|^2), [B, T, G, V]."""
+    length = at_least_float32(k_BTHK).square().sum(-1, keepdim=True)
+    return beta_BTGV / (1 + beta_BTGV * expand_heads(length, beta_BTGV.shape[2]))

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from ..ops.authoring import exp_rate, linear_rows
 from .decay import HeadDecay
-from .few_rows import joins
-from .gates_together import ProjectedGate
 from .initialization import OwnInitialValues, UniformLinear
 from .norms import at_least_float32
+from .shared_input import ProjectedGate, joins
 
 __all__ = ["ImportanceGain", "PreconditionerGates", "SigmoidGain", "StepSize"]
 

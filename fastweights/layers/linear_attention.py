@@ -15,12 +15,12 @@ from ..ops import linear_attention, precondition_queries
 from ..ops.authoring import State, expand_heads
 from .decay import FixedDecay, GLADecay, HeadDecay
 from .gates import PreconditionerGates, SigmoidGain
-from .gates_together import gates_together
 from .memory_layer import Answer, MemoryLayer, RuleCall
 from .norms import l2_normalize
 from .options import MemoryOptions, one_of, option
 from .preconditioner import KeyPreconditioner, PreconditionerOptions
-from .registry import ADDITIVE, KEY_ENERGY, KEY_SCALES, PDN, register_mixer
+from .registry import ADDITIVE, KEY_ENERGY, PDN, register_mixer, register_variants
+from .shared_input import compute_gates
 
 __all__ = ["LinearAttention", "LinearAttentionOptions"]
 
@@ -124,7 +124,7 @@ class LinearAttention(MemoryLayer):
         by_key = self.key_preconditioner
         gates: Any = self.preconditioner if by_key is None else by_key.gates
         own_gates = () if gates is None else gates.own
-        g, beta_BTG, *own = gates_together(x_BTD, self.decay, self.gain, *own_gates)
+        g, beta_BTG, *own = compute_gates(x_BTD, self.decay, self.gain, *own_gates)
         energy: dict[str, Tensor | None] = {}
         if beta_BTG is not None:
             v_BTGV = v_BTGV * beta_BTG[..., None].to(v_BTGV.dtype)
@@ -208,13 +208,4 @@ VARIANTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         f"Sun et al. 2023 (RetNet), by {PDN}, table 2",
     ),
 }
-for name, (options, summary, equation, source) in VARIANTS.items():
-    register_mixer(
-        name,
-        layer=LinearAttention,
-        options=options,
-        summary=summary,
-        equation=equation,
-        source=source,
-        cost=f"H ({ADDITIVE} + {KEY_SCALES})" if "preconditioner" in options else f"H ({ADDITIVE})",
-    )
+register_variants(LinearAttention, ADDITIVE, VARIANTS)

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from ..ops.authoring import gated_rms_norm, l2_normalize, residual_norm
 from .wrapped import is_bare
 
-__all__ = ["GatedRMSNorm", "GroupedRMSNorm", "LayerNorm", "RMSNorm", "at_least_float32", "l2_normalize", "norm_of_sum"]
+__all__ = [
+    "GatedRMSNorm",
+    "GroupedRMSNorm",
+    "LayerNorm",
+    "RMSNorm",
+    "at_least_float32",
+    "l2_normalize",
+    "normalize_sum",
+]
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -26,7 +34,7 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
-def norm_of_sum(norm: RMSNorm, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
+def normalize_sum(norm: RMSNorm, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
     """The residual stream x plus a branch (x itself without one), and its norm for projections: under autocast in autocast's
     dtype, so that not every one of them casts it."""
     if not is_bare(norm, RMSNorm):

@@ -20,10 +20,9 @@ from ..checks import (
     closest,
 )
 from ..ops.authoring import BACKENDS
-from .convolution import FIRST_FILTERS
 from .decay import RAMPS
 from .heads import HeadSizes, head_width
-from .projections import ACTIVATIONS, GATES
+from .projections import ACTIVATIONS, FIRST_FILTERS, GATES
 
 __all__ = [
     "LONGEST_CONVOLUTION",

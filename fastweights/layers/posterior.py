@@ -1,4 +1,4 @@
-"""What both Palimpsa layers share: a memory with importances or, without metaplasticity, the linear attention that is left."""
+"""Palimpsa-D, Palimpsa-M and Mamba-2: a memory with importances or, without metaplasticity, linear attention."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from ..checks import check_flag, check_number, check_positive
+from ..checks import check_flag, check_number, check_positive, check_size
 from ..ops import linear_attention, palimpsa
-from ..ops.authoring import Op, State, gated_writes
-from .gates import ImportanceGain
-from .memory_layer import Answer, OpLayer, RuleCall
-from .options import DecayOptions, one_of, option
-from .projections import ValueSkip, backend_beside
+from ..ops.authoring import BACKENDS, Op, State, gated_writes
+from .cache import LayerCache
+from .decay import HeadDecay, StepDecay
+from .gates import ImportanceGain, SigmoidGain
+from .heads import HeadSizes
+from .initialization import ResidualProjection
+from .memory_layer import Answer, MemoryLayer, OpLayer, RuleCall
+from .mixer import check_input
+from .norms import GroupedRMSNorm
+from .options import LONGEST_CONVOLUTION, DecayOptions, MemoryOptions, at_least_zero, one_of, option, up_to
+from .projections import FIRST_FILTERS, GATES, ShortConvolution, ValueSkip, choose_layer_backend, convolve_together
+from .registry import ADDITIVE, register_mixer
+from .shared_input import compute_gates
+from .wrapped import is_bare
 
-__all__ = ["PosteriorLayer", "PosteriorOptions"]
+__all__ = ["PosteriorOptions", "PalimpsaD", "PalimpsaM", "PalimpsaMOptions"]
 
 
 def number_or_interval(name: str, value: object) -> float | tuple[float, float]:
@@ -76,7 +86,7 @@ class PosteriorLayer(OpLayer):
     def gate_writes(self, x_BTD: Tensor, v_BTGV: Tensor, s_BTG: Tensor, backend: str) -> tuple[Tensor, Tensor | None]:
         """What is written, s v, and its gain in importance [B, T, G, V] (None without importance), both in v's dtype."""
         z_BTGV, c_BTG = (None, None) if self.importance is None else self.importance(x_BTD, s_BTG)
-        return gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=backend_beside(backend))
+        return gated_writes(v_BTGV, s_BTG, z_BTGV, c_BTG, backend=choose_layer_backend(backend))
 
     def read_posterior(
         self, run: RuleCall, q: Tensor, k: Tensor, write: Tensor, beta: Tensor | None, g: Tensor, scale: float
@@ -86,3 +96,207 @@ class PosteriorLayer(OpLayer):
         if beta is None:
             return run(op, q, k, write, g, scale=scale / prior)
         return run(op, q, k, write, beta, g, prior=prior, scale=scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PalimpsaDOptions(PosteriorOptions, MemoryOptions):
+    """Options of `PalimpsaD`, whose docstring explains them."""
+
+    gain: str | None = option("beta", one_of(None, "beta"))
+    output_gate: str | None = option("silu", one_of(None, *GATES), or_none=True)
+
+
+@register_mixer(
+    "palimpsa-d",
+    summary="Palimpsa on Gated DeltaNet's layout: associations that many keys have written to are rewritten slowly",
+    equation="M = a M + k (s v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
+    source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
+    cost="28 H K V",
+)
+class PalimpsaD(PosteriorLayer, MemoryLayer):
+    r"""A sequence mixer whose memory keeps an importance for each of its elements.
+
+    $$M_t = a_t M_{t-1} + k_t (s_t v_t)^\top, \qquad J_t = a_t J_{t-1} + k_t^2 \beta_t^\top, \qquad
+      o_t = \Big(\frac{M_t}{J_t + p}\Big)^\top q_t + D v_t$$
+
+    with $s_t$ the sigmoid of a projection, one number per head, and
+    $\beta_t = \mathrm{sigmoid}(W_2 W_1 x_t)\, \mathrm{softplus}(b)\, s_t$, one per value channel. An association that many keys
+    have written to has a high importance J + p and is rewritten slowly (metaplasticity). Projections, convolutions, decay,
+    unit q and k and the gated norm are Gated DeltaNet's; there is no delta rule. Palimpsa, sections 2.3 and 2.4, appendix
+    A.1. Without metaplasticity J is 0: gated linear attention, and b -> -inf gives the same.
+
+    Args:
+        gain: "beta" (s as above) or None (s = 1).
+        output_gate: None, "sigmoid", "gelu" or, the default, "silu".
+
+    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, prior, b_scale,
+    beta_init, residual, skip_init; D v takes v before s), of `DecayOptions` (long_memory) and of `MemoryOptions`.
+    """
+
+    Options = PalimpsaDOptions
+    decodes_in_pool = True
+    options: PalimpsaDOptions
+    probes = {**MemoryLayer.probes, "g": "", "step_size": "gain", "importance": "importance"}
+
+    def build(self) -> None:
+        options, heads, hidden_size = self.options, self.heads, self.hidden_size
+        self.decay = HeadDecay(hidden_size, heads.value_heads, options.long_memory)
+        self.gain = SigmoidGain(hidden_size, heads.value_heads) if options.gain else None
+        self.build_importance()
+
+    def rule(self, x_BTD: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, v_BTGV: Tensor, run: RuleCall) -> Answer:
+        s_BTG, g_BTG = compute_gates(x_BTD, self.gain, self.decay)
+        gate_BTG = torch.ones_like(v_BTGV[..., 0], dtype=torch.float32) if s_BTG is None else s_BTG
+        write_BTGV, beta_BTGV = self.gate_writes(x_BTD, v_BTGV, gate_BTG, self.options.backend)
+        self.probe(step_size=s_BTG, importance=beta_BTGV, g=g_BTG)
+        return self.read_posterior(run, q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, scale=self.heads.key**-0.5)
+
+    def read_out(self, o_BTGV: Tensor, v_BTGV: Tensor, x_BTD: Tensor) -> Tensor:
+        self.probe(output_gate=lambda: self.output.gate_values(x_BTD))
+        if self.skip is None:
+            return self.output(o_BTGV, x_BTD)
+        if self.options.output_norm and is_bare(self.skip, ValueSkip):
+            return self.output(o_BTGV, x_BTD, v_BTGV, self.skip.D)
+        return self.output(self.skip(o_BTGV, v_BTGV), x_BTD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PalimpsaMOptions(PosteriorOptions):
+    """Options of `PalimpsaM`, whose docstring explains them."""
+
+    expand_v: float = option(1.0, check_positive)
+    num_groups: int | None = option(None, check_size)
+    skip_init: float = option(0.0, check_number)
+    dt_min: float = option(0.0, at_least_zero)
+    dt_max: float | None = option(None, check_number)
+    conv_size: int = option(4, up_to(LONGEST_CONVOLUTION))
+    conv_init: str = option("uniform", one_of(*FIRST_FILTERS))
+    conv_bias: bool = option(True, check_flag)
+    bias: bool = option(False, check_flag)
+    output_gate: str | None = option("silu", one_of(None, *GATES), or_none=True)
+    norm_groups: int = option(1, check_size)
+    norm_eps: float = option(1e-6, check_positive)
+    backend: str = option("auto", one_of(*BACKENDS))
+
+    def head_sizes(self) -> HeadSizes:
+        """Numbers and widths of the heads: num_groups heads of q and k, num_heads of v."""
+        groups = self.num_heads if self.num_groups is None else self.num_groups
+        if self.num_heads % groups:
+            raise ValueError(f"num_groups must divide num_heads, {self.num_heads}, got {groups}")
+        width = self.head_dim or self.hidden_size // self.num_heads
+        return HeadSizes.choose(self.hidden_size, groups, width, self.expand_v, self.num_heads)
+
+    def check_together(self) -> None:
+        super().check_together()
+        heads = self.head_sizes()
+        if heads.value_heads * heads.value % self.norm_groups:
+            raise ValueError(
+                f"norm_groups must divide the {heads.value_heads * heads.value} channels of all heads, got {self.norm_groups}"
+            )
+        if self.dt_max is not None and self.dt_max <= self.dt_min:
+            raise ValueError(f"dt_max must be above dt_min, {self.dt_min}, got {self.dt_max}; None is no limit")
+
+
+@register_mixer(
+    "palimpsa-m",
+    summary="Palimpsa on Mamba-2's block: associations that many keys have written to are rewritten slowly",
+    equation="M = a M + k (dt v)^T, J = a J + k^2 beta^T, o = (M / (J + p))^T q + D v",
+    source="Palimpsa, sections 2.3 and 2.4, appendix A.1",
+    cost="28 H K V",
+)
+class PalimpsaM(PosteriorLayer):
+    r"""Mamba-2's block around a memory that keeps an importance for each of its elements.
+
+    $$M_t = a_t M_{t-1} + k_t (dt_t v_t)^\top, \qquad J_t = a_t J_{t-1} + k_t^2 \beta_t^\top, \qquad
+      o_t = \Big(\frac{M_t}{J_t + p}\Big)^\top q_t + D v_t$$
+
+    with $a_t = \exp(-A\, dt_t)$ and $\beta_t = \mathrm{sigmoid}(W_2 W_1 x_t)\, \mathrm{softplus}(b)\, dt_t$. One projection
+    gives the gate z, v (Mamba-2's x), k (its B), q (its C) and the steps dt, in this order; one convolution with SiLU is applied
+    to v, k and q, which are not normalised. The answer is multiplied by silu(z), normalised and projected. Palimpsa,
+    section 2.4 and appendix A.1. Without metaplasticity J is 0 and this is Mamba-2 (Dao and Gu 2024), the `Mamba2Mixer` of
+    transformers up to rounding; b -> -inf gives the same.
+
+    Args:
+        num_heads: heads of v, dt and the memory (Mamba-2's heads).
+        head_dim: key channels K of a head (Mamba-2's state size); hidden_size / num_heads when None.
+        expand_v: value channels V = expand_v * K (Mamba-2's head_dim); 2 in the paper.
+        num_groups: heads of q and k, a divisor of num_heads: each serves num_heads / num_groups consecutive memories.
+            num_heads when None.
+        skip_init: first value of D. Mamba-2's is 1, which outweighs the memory's answers at the start (docs/rules.md).
+        dt_min: lower limit of dt.
+        dt_max: upper limit of dt; none when None.
+        conv_size: width of the convolution.
+        conv_init: first filters, "uniform" in +-1/sqrt(conv_size) or "normal" with the standard deviation of a model's
+            initializer_range (0.02 in a layer by itself).
+        conv_bias: whether the convolution has a bias.
+        bias: whether the first and the last projection have a bias.
+        output_gate: function of z, "silu", "sigmoid" or "gelu"; None for no gate.
+        norm_groups: number of equal groups that the channels of all heads are normalised in.
+        norm_eps: number added in that RMSNorm, positive.
+        backend: backend of the op, see `fastweights.ops.palimpsa`.
+
+    The other options are those of `fastweights.layers.posterior.PosteriorOptions` (metaplasticity, prior, b_scale,
+    beta_init, residual), of `DecayOptions` (long_memory) and of `MixerOptions`.
+    """
+
+    Options = PalimpsaMOptions
+    decodes_in_pool = True
+    options: PalimpsaMOptions
+    probes = {
+        **dict.fromkeys(("q", "k", "v", "o", "g", "step_size", "state"), ""),
+        "importance": "importance",
+        "output_gate": "options.output_gate",
+    }
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        settings, hidden_size = self.options, self.hidden_size
+        heads = self.heads = settings.head_sizes()
+        inner, keys = heads.value_heads * heads.value, heads.key_heads * heads.key
+        self.widths = [inner if settings.output_gate else 0, inner + 2 * keys, heads.value_heads]
+        self.in_proj = nn.Linear(hidden_size, sum(self.widths), bias=settings.bias)
+        self.conv = ShortConvolution(
+            inner + 2 * keys, settings.conv_size, bias=settings.conv_bias, first_filters=settings.conv_init
+        )
+        self.decay = StepDecay(heads.value_heads, settings.dt_min, settings.dt_max, settings.long_memory)
+        self.build_importance()
+        self.norm = GroupedRMSNorm(inner, settings.norm_groups, eps=settings.norm_eps)
+        self.out_proj = ResidualProjection(inner, hidden_size, bias=settings.bias)
+
+    def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        check_input(self, x_BTD, cache, cu_seqlens)
+        gate, backend = self.options.output_gate, self.options.backend
+        run = RuleCall(cache, cu_seqlens, backend)
+        z, vkq, step_BTG = self.in_proj(x_BTD).split(self.widths, 2)
+        (vkq,), (conv_state,) = convolve_together(
+            [self.conv], [vkq], [run.context.get("vkq")], cu_seqlens, norms=[None], activation="silu", keep=cache is not None,
+            backend=choose_layer_backend(backend), rows=run.rows,
+        )  # fmt: skip
+        v_BTGV, k_BTHK, q_BTHK = self._split(vkq)
+        dt_BTG, g_BTG = self.decay(step_BTG)
+        write_BTGV, beta_BTGV = self.gate_writes(x_BTD, v_BTGV, dt_BTG, backend)
+        self.probe(q=q_BTHK, k=k_BTHK, v=v_BTGV, g=g_BTG, step_size=dt_BTG, importance=beta_BTGV)
+        o_BTGV, memory = self.read_posterior(run, q_BTHK, k_BTHK, write_BTGV, beta_BTGV, g_BTG, scale=1.0)
+        self.probe(o=o_BTGV, output_gate=lambda: None if gate is None else GATES[gate](z).view_as(o_BTGV))
+        if cache is not None and conv_state is not None:
+            cache.update(memory, {"vkq": conv_state})
+        o = (o_BTGV if self.skip is None else self.skip(o_BTGV, v_BTGV)).flatten(2)
+        return self.out_proj(self.norm(o, None if gate is None else z, gate or "silu", choose_layer_backend(backend)))
+
+    def _split(self, vkq: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """v [B, T, G, V], k and q [B, T, H, K] of the channels that the convolution goes over."""
+        heads = self.heads
+        keys = heads.key_heads * heads.key
+        v, k, q = vkq.split([heads.value_heads * heads.value, keys, keys], 2)
+        return v.unflatten(2, (-1, heads.value)), k.unflatten(2, (-1, heads.key)), q.unflatten(2, (-1, heads.key))
+
+
+register_mixer(
+    "mamba2",
+    layer=PalimpsaM,
+    options={"metaplasticity": False},
+    summary="Mamba-2: linear attention whose step size sets both decay and write",
+    equation="S = exp(-A dt) S + k (dt v)^T, o = S^T q + D v",
+    source="Dao and Gu 2024 (Mamba-2); Palimpsa, section 2.4",
+    cost=f"H ({ADDITIVE})",
+)

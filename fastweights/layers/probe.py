@@ -21,7 +21,7 @@ from ..checks import check_flag, check_size, check_texts, closest
 from .cache import LayerCache
 from .mixer import Mixer
 
-__all__ = ["Seen", "probe", "states_over_time"]
+__all__ = ["Seen", "probe", "read_states"]
 
 
 class Seen(dict[str, dict[int, Any]]):
@@ -119,12 +119,12 @@ def _state_reader(seen: Seen, index: int, every: int, detach: bool) -> Callable[
         given.apply_defaults()
         x_BTD, cache, cu_seqlens, *_ = given.arguments.values()
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach):
-            seen.ends, seen["state"][index] = states_over_time(mixer, x_BTD, cache, cu_seqlens, every)
+            seen.ends, seen["state"][index] = read_states(mixer, x_BTD, cache, cu_seqlens, every)
 
     return read
 
 
-def states_over_time(
+def read_states(
     mixer: Mixer, x_BTD: Tensor, cache: LayerCache | None, cu_seqlens: Tensor | None, every: int
 ) -> tuple[list[int], dict[str, Tensor]]:
     """Read x in pieces of `every` tokens: their ends, and the memory after each [B, P, ...] by name.

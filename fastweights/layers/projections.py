@@ -1,25 +1,154 @@
-"""Projections from the hidden state to queries, keys and values, and from the memory's answer back."""
+"""Projections from the hidden state to queries, keys and values, with short convolutions, and from the memory's answer back."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.authoring import GATES
+from ..checks import check_size
+from ..ops.authoring import (
+    GATES,
+    TokenConvolution,
+    convolve_token,
+    needs_gradient,
+    read_rows,
+    short_convolution,
+    takes_token,
+    write_rows,
+)
 from .cache import LayerCache
-from .convolution import ShortConvolution, convolve_together
-from .few_rows import linear_together
 from .heads import HeadSizes
-from .initialization import OwnInitialValues, ResidualProjection
+from .initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
 from .norms import GatedRMSNorm, l2_normalize
+from .shared_input import project_together
+from .wrapped import is_bare
 
-__all__ = ["GATES", "OutputProjection", "QKVProjection", "SharedQKProjection", "ValueSkip", "backend_beside"]
+__all__ = [
+    "FIRST_FILTERS",
+    "GATES",
+    "OutputProjection",
+    "QKVProjection",
+    "SharedQKProjection",
+    "ShortConvolution",
+    "ValueSkip",
+    "choose_layer_backend",
+    "convolve_together",
+]
 
+FIRST_FILTERS = ("uniform", "normal")
 ACTIVATIONS = {"silu": "silu", "none": None}
 
 
-def backend_beside(backend: str) -> str:
+class ShortConvolution(OwnInitialMatrices):
+    """y_t = sum_j w_j x_(t-W+1+j) for each channel by itself, over the last W tokens of the same sequence.
+
+    Args:
+        channels: D.
+        width: W, number of tokens that a token sees, itself included.
+        bias: whether one learned number per channel, zero at first, is added.
+        first_filters: "uniform" in +-1/sqrt(W), as torch's own convolutions, or "normal", as flash-linear-attention draws
+            every matrix of a model.
+    """
+
+    def __init__(self, channels: int, width: int = 4, bias: bool = False, first_filters: str = "uniform") -> None:
+        super().__init__()
+        check_size("channels", channels)
+        check_size("width", width)
+        self.width = width
+        self.first_filters = first_filters
+        self.weight = nn.Parameter(torch.empty(channels, width))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.reset_parameters()
+
+    def initial_values(self, std: float = 0.02) -> dict[str, Tensor]:
+        weight = torch.empty_like(self.weight, dtype=torch.float32)
+        if self.first_filters == "normal":
+            weight.normal_(std=std)
+        else:
+            weight.uniform_(-(self.width**-0.5), self.width**-0.5)
+        values = {"weight": weight}
+        return values if self.bias is None else {**values, "bias": torch.zeros_like(self.bias)}
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        conv_state_NWD: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        activation: str | None = None,
+        normalize: int | None = None,
+        output_final_state: bool = True,
+        backend: str = "auto",
+    ) -> tuple[Tensor, Tensor | None]:
+        """Convolve sequences, then apply the activation and the norm of heads of `normalize` channels.
+
+        conv_state_NWD holds the W-1 inputs before those in x, zeros when None. Returns y [B, T, D] and the last W-1 inputs
+        [N, W-1, D] of each sequence for the next call, None where `output_final_state` is False.
+        """
+        return short_convolution(
+            x_BTD, self.weight, self.bias, activation=activation, normalize=normalize, initial_state=conv_state_NWD,
+            output_final_state=output_final_state, cu_seqlens=cu_seqlens, backend=backend,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, width={self.width}"
+
+
+def convolve_together(
+    convolutions: Sequence[Any],
+    inputs: Sequence[Tensor],
+    windows: Sequence[Tensor | None],
+    cu_seqlens: Tensor | None,
+    *,
+    norms: Sequence[int | None],
+    activation: str | None,
+    keep: bool,
+    backend: str,
+    rows: Tensor | None = None,
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """What up to three `ShortConvolution` give for their inputs [B, T, D], and with `keep` the last inputs of each for the next
+    call, else None. One kernel serves them where there is one token per sequence. Convolutions with one window must have one
+    input. rows: as in `LayerCache`; the windows are then pools and are brought up to date."""
+    if rows is not None:
+        parameters = [given for one in convolutions for given in one.parameters()]
+        if needs_gradient({str(i): x for i, x in enumerate([*inputs, *parameters])}):
+            raise ValueError(
+                "a cache with rows of a pool must be used under torch.no_grad(), as its states are overwritten; use one without "
+                "rows for gradients"
+            )
+    joined = keep and cu_seqlens is None and all(is_bare(one, ShortConvolution) for one in convolutions)
+    if joined and all(window is not None for window in windows):
+        parts = [
+            TokenConvolution(x, one.weight, one.bias, window, norm)
+            for x, one, window, norm in zip(inputs, convolutions, windows, norms, strict=True)
+            if window is not None
+        ]
+        if takes_token(parts, backend, rows):
+            made, after = convolve_token(parts, activation is not None, rows=rows)
+            return made, list(after)
+    if rows is not None:
+        made, states = convolve_together(
+            convolutions, inputs, [read_rows(pool, rows) for pool in windows if pool is not None], cu_seqlens, norms=norms,
+            activation=activation, keep=True, backend=backend,
+        )  # fmt: skip
+        for pool, state in zip(windows, states, strict=True):
+            if pool is not None and state is not None:
+                write_rows(pool, state, rows)
+        return made, list(windows)
+    results = [
+        one(
+            x, window, cu_seqlens, activation=activation, normalize=norm, output_final_state=keep, backend=backend,
+        )
+        for x, one, window, norm in zip(inputs, convolutions, windows, norms, strict=True)
+    ]  # fmt: skip
+    return [y for y, _ in results], [state for _, state in results]
+
+
+def choose_layer_backend(backend: str) -> str:
     """The backend of convolutions and norms in a layer whose memory has this one."""
     return "torch" if backend == "reference" else backend
 
@@ -48,7 +177,7 @@ class QKVProjection(nn.Module):
         super().__init__()
         self.activation = activation
         self.normalize_qk = normalize_qk
-        self.backend = backend_beside(backend)
+        self.backend = choose_layer_backend(backend)
         self.widths = {"q": heads.key, "k": heads.key, "v": heads.value}
         self.build(hidden_size, heads, conv_size, first_filters)
 
@@ -67,7 +196,7 @@ class QKVProjection(nn.Module):
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new states of the convolutions by name: their last
         inputs [N, W-1, channels]."""
         projections = [self.get_submodule(f"{name}_proj") for name in self.widths]
-        flat = linear_together(x_BTD, *projections, backend=self.backend)
+        flat = project_together(x_BTD, *projections, backend=self.backend)
         norms = [width if self.normalize_qk and name != "v" else None for name, width in self.widths.items()]
         states: list[Tensor | None] = []
         if self.has_convolution:
@@ -101,7 +230,7 @@ class SharedQKProjection(QKVProjection):
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """q, k [B, T, H, K], v [B, T, G, V] and, where there is a cache, the new state of both convolutions: their last inputs
         [N, W-1, channels]."""
-        y, v = linear_together(x_BTD, self.qk_proj, self.v_proj, backend=self.backend)
+        y, v = project_together(x_BTD, self.qk_proj, self.v_proj, backend=self.backend)
         before = None if cache is None else cache.context.get("qk")
         norm = self.widths["q"] if self.normalize_qk else None
         (q, k), (conv_state, _) = convolve_together(
@@ -155,7 +284,7 @@ class OutputProjection(nn.Module):
         channels = heads.value_heads * heads.value
         self.gate = gate
         self.width = heads.value
-        self.backend = backend_beside(backend)
+        self.backend = choose_layer_backend(backend)
         if gate is not None:
             self.g_proj: nn.Module = (
                 nn.Sequential(

@@ -16,7 +16,7 @@ from ..plugins import Registry
 from .memory_layer import OpLayer
 from .mixer import Mixer
 
-__all__ = ["MIXERS", "MixerSpec", "build_mixer", "mixer_spec", "register_mixer"]
+__all__ = ["MIXERS", "MixerSpec", "build_mixer", "mixer_spec", "register_mixer", "register_variants"]
 
 # Multiply-adds per token, for `MixerSpec.cost`: in chunks of C tokens, r iterations of a solver (docs/rules.md has the terms).
 ADDITIVE = "2 K V + C (K + V) / 2"
@@ -141,6 +141,16 @@ def register_mixer(
     _check_options(name, layer, spec.options)
     _REGISTRY.add(name, spec, layer)
     return layer
+
+
+def register_variants(
+    layer: type[Mixer], macs: str, variants: Mapping[str, tuple[dict[str, Any], str, str, str]]
+) -> None:
+    """Register the other mixers of a layer, each with its options, summary, equation and source. macs: multiply-adds of a head's
+    memory, to which a preconditioner adds its own."""
+    for name, (options, *texts) in variants.items():
+        cost = f"H ({macs} + {KEY_SCALES})" if "preconditioner" in options else f"H ({macs})"
+        register_mixer(name, layer=layer, options=options, cost=cost, **dict(zip(DESCRIPTION, texts)))
 
 
 def mixer_spec(name: str, options: Mapping[str, Any]) -> MixerSpec:

@@ -1,15 +1,37 @@
-"""Several products of one input: the matrix products of the backward add up its gradients, which nothing else has to."""
+"""Several products of one input.
+
+On the few rows of a decoding step one launch serves linear modules joined with each other, or with what follows them. In training
+the matrix products of the backward add up the gradients of the input, which nothing else has to. The projections of gates are one
+product on a GPU: with the few columns of a gate a product takes as long as reading x, writing its gradient or reading it for the
+weights, and with one in place of two to four that happens once.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["products_of_one_input", "sums_gradients", "trains_on_gpu"]
+from ..ops.authoring import linear_rows, takes_linear_rows
+from .initialization import ResidualProjection, UniformLinear
+from .wrapped import is_bare, is_unhooked
+
+__all__ = [
+    "ProjectedGate",
+    "find_first_part",
+    "compute_gates",
+    "is_plain",
+    "joins",
+    "project_together",
+    "multiply_one_input",
+    "sums_gradients",
+    "trains_on_gpu",
+]
+
+PLAIN = (nn.Linear, ResidualProjection, UniformLinear)
 
 
 def trains_on_gpu(x: Tensor) -> bool:
@@ -18,11 +40,11 @@ def trains_on_gpu(x: Tensor) -> bool:
 
 
 def sums_gradients(x: Tensor) -> bool:
-    """Whether `products_of_one_input` pays: eagerly on a GPU, for gradients. A compiler joins the sums with what follows."""
+    """Whether `multiply_one_input` pays: eagerly on a GPU, for gradients. A compiler joins the sums with what follows."""
     return trains_on_gpu(x) and not torch.compiler.is_compiling()
 
 
-def products_of_one_input(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+def multiply_one_input(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     """x [..., D] times each of the weights [E, D], transposed, in autocast's dtype where it is on. No second derivatives."""
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -51,3 +73,63 @@ class _Products(torch.autograd.Function):
             wanted = ctx.needs_input_grad[2 + number]
             of_weights.append((rows.mT @ flat).to(ctx.dtypes[number]) if wanted else None)
         return None if of_x is None else of_x.view_as(x), None, *of_weights
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether the module does nothing but multiply with its weight: adapters, quantised layers and hooks do more."""
+    return is_bare(module, *PLAIN) and type(module.weight) is nn.Parameter
+
+
+def joins(x: Tensor, *modules: Any, backend: str = "auto") -> bool:
+    """Whether `linear_rows` may take the place of the modules' calls on x."""
+    if not all(map(is_plain, modules)):
+        return False
+    parameters = [given for one in modules for given in (one.weight, one.bias)]
+    return takes_linear_rows(x, *parameters, backend=backend)
+
+
+def project_together(x: Tensor, *modules: Any, backend: str = "auto") -> list[Tensor]:
+    """What each of up to three modules gives for x: by one kernel for few rows, with one gradient of x in training."""
+    if all(map(is_plain, modules)) and all(module.bias is None for module in modules):
+        weights = [module.weight for module in modules]
+        if takes_linear_rows(x, *weights, backend=backend):
+            return linear_rows(x, *weights)
+        if sums_gradients(x):
+            return list(multiply_one_input(x, *weights))
+    return [module(x) for module in modules]
+
+
+def find_first_part(projection: Any) -> nn.Module | None:
+    """The first part of a projection in two; None where its parts must not be called one by one, past hooks or an adapter."""
+    return projection[0] if is_bare(projection, nn.Sequential) else None
+
+
+class ProjectedGate(nn.Module):
+    """A gate that multiplies its input with a weight first (`projection`) and computes the rest from the product (`finish`)."""
+
+    @property
+    def projection(self) -> nn.Module | None:
+        """None where the input must not be projected apart from the gate."""
+        raise NotImplementedError
+
+    def finish(self, y: Tensor) -> Tensor:
+        """The gate, given projection(x)."""
+        raise NotImplementedError
+
+
+def compute_gates(x: Tensor, *gates: nn.Module | None) -> list[Any]:
+    """What each gate gives for x [B, T, D]; None for a gate that is None."""
+    joined: list[ProjectedGate] = []
+    if trains_on_gpu(x):
+        joined = [gate for gate in gates if isinstance(gate, ProjectedGate) and _begins_with_product(gate)]
+    if len(joined) < 2:
+        return [None if gate is None else gate(x) for gate in gates]
+    weights = [cast(Any, gate.projection).weight for gate in joined]
+    columns = iter(F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], -1))
+    return [None if gate is None else gate.finish(next(columns)) if gate in joined else gate(x) for gate in gates]
+
+
+def _begins_with_product(gate: ProjectedGate) -> bool:
+    """Whether the gate multiplies x with a weight first, and nothing notices how it is called."""
+    first = gate.projection
+    return first is not None and is_plain(first) and first.bias is None and all(map(is_unhooked, gate.modules()))

@@ -12,23 +12,24 @@ from ..checks import check_flag, check_positive, check_size
 from ..ops.authoring import ring_attention as fused_ring_attention
 from ..ops.authoring import takes_ring, token_positions
 from .attention import (
+    Rectangle,
     causal_attention,
     document_attention,
     packed_attention,
     ring_attention,
     rotate,
     rotation,
+    split_by_length,
     takes_packed,
 )
 from .cache import LayerCache, check_memory
-from .few_rows import linear_together
 from .heads import head_width
 from .initialization import ResidualProjection
 from .mixer import ConfiguredMixer, check_input
 from .norms import RMSNorm
 from .options import MixerOptions, option
-from .packing import Rectangle, split_by_length
 from .registry import register_mixer
+from .shared_input import project_together
 
 __all__ = ["SoftmaxAttention", "SoftmaxAttentionOptions"]
 
@@ -95,7 +96,7 @@ class SoftmaxAttention(ConfiguredMixer):
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         check_input(self, x_BTD, cache, cu_seqlens)
-        flat = linear_together(x_BTD, self.q_proj, self.k_proj, self.v_proj)
+        flat = project_together(x_BTD, self.q_proj, self.k_proj, self.v_proj)
         q_BTHK, k_BTHK, v_BTHK = (y.unflatten(2, (-1, self.head_dim)) for y in flat)
         q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         self.probe(q=q_BTHK, k=k_BTHK, v=v_BTHK)

@@ -19,9 +19,9 @@ from transformers.utils import can_return_tuple
 from ..checks import LARGEST_WIDTH, check_flag, check_size, check_whole_number, describe_value, shape_of
 from ..kinds import checked
 from ..layers import LayerCache, build_mixer
-from ..layers.few_rows import joins, linear_together
 from ..layers.initialization import OwnInitialMatrices, OwnInitialValues, ResidualProjection
-from ..layers.norms import RMSNorm, norm_of_sum
+from ..layers.norms import RMSNorm, normalize_sum
+from ..layers.shared_input import joins, project_together
 from ..layers.weight_decay import undecayed_parameters
 from ..ops.framework.sequences import check_cu_seqlens
 from ..ops.linear_rows import linear_rows
@@ -52,7 +52,7 @@ class SwiGLU(nn.Module):
             if residual is not None and residual.dtype == h.dtype:
                 return linear_rows(h, self.down_proj.weight, kind="add", other=residual)[0]
         else:
-            h = silu_product(*linear_together(x, self.gate_proj, self.up_proj))
+            h = silu_product(*project_together(x, self.gate_proj, self.up_proj))
         y = self.down_proj(h)
         return y if residual is None else residual + y
 
@@ -76,11 +76,11 @@ class FastWeightsBlock(GradientCheckpointingLayer):
         self, x_BTD: Tensor, past_key_values: LayerCache | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         """past_key_values: this layer's cache, under the name that transformers' checkpointing knows to leave out."""
-        x_BTD, normed_BTD = norm_of_sum(self.mixer_norm, x_BTD, None)
+        x_BTD, normed_BTD = normalize_sum(self.mixer_norm, x_BTD, None)
         mixed_BTD = self.mixer(normed_BTD, cache=past_key_values, cu_seqlens=cu_seqlens)
         if self.mlp is None:
             return x_BTD + mixed_BTD
-        x_BTD, normed_BTD = norm_of_sum(self.mlp_norm, x_BTD, mixed_BTD)
+        x_BTD, normed_BTD = normalize_sum(self.mlp_norm, x_BTD, mixed_BTD)
         return self.mlp(normed_BTD, x_BTD)
 
 

@@ -34,8 +34,7 @@ from .framework.spec import (
     format_numbers,
     spec_of,
 )
-from .gated_norm import gated_rms_norm
-from .gated_norm.torch_form import GATES
+from .gated_norm import GATES, gated_rms_norm
 from .gated_writes import gated_writes
 from .l2_normalize import l2_normalize
 from .linear_attention.chunked import chunked as linear_attention_by_chunks
@@ -46,7 +45,7 @@ from .shared.decay import make_decay
 from .short_convolution import short_convolution
 from .short_convolution.token import TokenConvolution, convolve_token, takes_token
 from .step_decay import LARGEST_LOG_RATE, exp_rate, step_decay, takes_step_decay
-from .variational_linear_attention.memory import penalized_memory
+from .variational_linear_attention import penalized_memory
 
 __all__ = [
     "BACKENDS",

@@ -6,7 +6,7 @@ import pytest
 
 from fastweights.cli import main
 from fastweights.layers import MIXERS, registry
-from fastweights.layers.description import described_options
+from fastweights.layers.choice import described_options
 
 OWN = '''
 from fastweights.layers import Mixer, register_mixer

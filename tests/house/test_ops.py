@@ -13,6 +13,7 @@ import pytest
 
 from fastweights import ops
 from fastweights.ops.framework.checks import CHECKS, Sizes
+from fastweights.ops.framework.kernel_backend import kernels
 from fastweights.ops.framework.spec import OpSpec, Parameter, Role, Scale, spec_of
 
 ROOT = Path(__file__).parents[2]
@@ -139,3 +140,13 @@ def test_no_long_parameter_list_is_repeated() -> None:
 def test_names_decide_nothing() -> None:
     for path in sorted((ROOT / "fastweights").rglob("*.py")):
         assert 'endswith("g")' not in path.read_text(), path
+
+
+def test_kernels_that_declarations_name_exist(name: str) -> None:
+    """They are imported at the first launch alone."""
+    pytest.importorskip("triton")
+    spec = spec_of(getattr(ops, name))
+    assert spec.recurrent is None or callable(spec.recurrent.decode)
+    form = spec.backends.get("triton")
+    if isinstance(form, kernels):
+        assert set(form.family.inputs._fields) & set(spec.inputs) and form.family.rule is not None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastweights import ops
-from fastweights.ops.variational_linear_attention.memory import penalized_memory
+from fastweights.ops.variational_linear_attention import penalized_memory
 from fastweights.testing.contract.compare import assert_close, relative_error
 
 from .cases import DEVICE, KERNEL_CASES, small

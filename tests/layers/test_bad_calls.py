@@ -22,8 +22,8 @@ from fastweights.layers import (
     probe,
     register_mixer,
 )
-from fastweights.layers.convolution import ShortConvolution
 from fastweights.layers.mixer import check_input
+from fastweights.layers.projections import ShortConvolution
 from fastweights.testing import check_mixer
 
 from ..bad_calls import check_refused

@@ -130,6 +130,7 @@ def test_backend_is_passed_on(backend, monkeypatch):
         seen.append(options["backend"])
         return original(*args, **options)
 
+    spy.spec = original.spec
     monkeypatch.setattr(module, "delta_rule", spy)
     layer = module.DeltaNet(hidden_size=8, num_heads=1, backend=backend)
     layer(torch.randn(1, 3, 8))
@@ -187,6 +188,6 @@ def test_gains_of_keys_of_any_length(size):
     k = torch.full((1, 1, 1, 4), size / 2)
     for name, wanted in (("efla", 1 - math.exp(-0.5 * size**2)), ("nlms", 1.0)):
         layer = build_mixer(name, hidden_size=4, num_heads=1)
-        step = layer._gain_of_writes(torch.full((1, 1, 1), 0.5), k, k, None) * size**2
+        step = layer._compute_write_gain(torch.full((1, 1, 1), 0.5), k, k, None) * size**2
         assert step.item() == pytest.approx(wanted if size > 1e-3 else step.item(), rel=1e-5) and 0 <= step.item() <= 1
-        assert layer._gain_of_writes(torch.full((1, 1, 1), 0.5), 0 * k, 0 * k, None).isfinite().all()
+        assert layer._compute_write_gain(torch.full((1, 1, 1), 0.5), 0 * k, 0 * k, None).isfinite().all()

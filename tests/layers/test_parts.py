@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fastweights.layers.attention import rotate, rotation
-from fastweights.layers.convolution import ShortConvolution
 from fastweights.layers.decay import GLADecay, HeadDecay, KimiDecay
 from fastweights.layers.gates import PreconditionerGates, SigmoidGain
 from fastweights.layers.norms import RMSNorm, l2_normalize
+from fastweights.layers.projections import ShortConvolution
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])

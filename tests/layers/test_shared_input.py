@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastweights.layers import few_rows
-from fastweights.layers.shared_input import products_of_one_input
+from fastweights.layers import shared_input
+from fastweights.layers.shared_input import multiply_one_input
 from fastweights.models.modeling import SwiGLU
 
 
@@ -35,14 +35,14 @@ def test_values_and_gradients(frozen, outputs):
     given = inputs()
     for number in frozen:
         given[number].requires_grad_(False)
-    torch.testing.assert_close(results(products_of_one_input, given, outputs), results(one_by_one, given, outputs))
+    torch.testing.assert_close(results(multiply_one_input, given, outputs), results(one_by_one, given, outputs))
 
 
 def test_autocast():
     """Products in autocast's dtype, gradients in that of what they are of, as near to the exact ones as one by one."""
     given = inputs(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got, twin = (results(call, given) for call in (products_of_one_input, one_by_one))
+        got, twin = (results(call, given) for call in (multiply_one_input, one_by_one))
     exact = results(one_by_one, [x.detach().double().requires_grad_() for x in given])
     assert [x.dtype for x in got] == [torch.bfloat16] * 3 + [torch.float32] * 4
     for found, other, wanted in zip(got, twin, exact, strict=True):
@@ -50,11 +50,11 @@ def test_autocast():
 
 
 def test_modules_train_through_it(monkeypatch):
-    """linear_together takes it for plain modules and leaves modules with hooks to themselves."""
+    """project_together takes it for plain modules and leaves modules with hooks to themselves."""
     taken = []
-    monkeypatch.setattr(few_rows, "sums_gradients", lambda x: True)
+    monkeypatch.setattr(shared_input, "sums_gradients", lambda x: True)
     monkeypatch.setattr(
-        few_rows, "products_of_one_input", lambda *given: taken.append(1) or products_of_one_input(*given)
+        shared_input, "multiply_one_input", lambda *given: taken.append(1) or multiply_one_input(*given)
     )
     torch.manual_seed(0)
     mlp, x = SwiGLU(6, 8).double(), torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)

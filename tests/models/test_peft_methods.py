@@ -10,7 +10,7 @@ import torch
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from fastweights.layers import MIXERS
-from fastweights.layers import convolution as convolutions
+from fastweights.layers import projections as convolutions
 from fastweights.models.configuration import LORA_TARGETS
 
 from .small import model, tokens

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastweights.kernels.availability import HAS_TRITON, INTERPRETED
 from fastweights.ops.short_convolution import short_convolution
-from fastweights.ops.short_convolution.step import short_convolution_step, takes_step
+from fastweights.ops.short_convolution.token import short_convolution_step, takes_step
 from tests.kernels.cases import DEVICE
 
 

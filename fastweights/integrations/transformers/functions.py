@@ -16,9 +16,8 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from ...ops import short_convolution
-from ...ops.gated_norm import gated_rms_norm
-from ...ops.gated_norm.torch_form import GATES
-from ...ops.short_convolution.step import short_convolution_step, takes_step
+from ...ops.gated_norm import GATES, gated_rms_norm
+from ...ops.short_convolution.token import short_convolution_step, takes_step
 from ..foreign_calls import call_delta_rule, explain_refusal, packed_lengths, runs_here
 
 __all__ = ["add_boundaries", "convolve", "convolve_step", "normalise_gated", "plain_convolution", "run_delta_rule"]

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
-from ..shared.memory_kernels import load_memory_kernels, load_recurrent
+from ..shared.memory_kernels import MEMORY_DECODE, MEMORY_KERNELS
 from .chunked import chunked
 from .reference import reference
 
@@ -27,8 +27,8 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True)},
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(load_memory_kernels)},
-    recurrent=recurrent(load_recurrent),
+    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(MEMORY_KERNELS)},
+    recurrent=recurrent(MEMORY_DECODE),
     cases={
         f"{name}{suffix}": Case(given={**g, **write})
         for name, g in roles.DECAY_FORMS.items()

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
-from ..framework.kernel_backend import KernelFamily
+from ..framework.call import call, chunkwise, defer_decode, defer_family, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
 
 __all__ = ["elementwise_longhorn"]
-
-
-def load_kernels() -> KernelFamily:
-    from ...kernels.elementwise.rule import ELEMENTWISE, ElementwiseInputs
-
-    return KernelFamily(ELEMENTWISE, ElementwiseInputs, {"scale": 1.0})
-
-
-def load_recurrent() -> Callable[..., Any]:
-    from ...kernels.recurrent.elementwise_longhorn import decode
-
-    return decode
 
 
 SPEC = OpSpec(
@@ -35,8 +19,12 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True)},
     outputs={"o": Output("GV")},
     options={"scale": roles.SCALE},
-    backends={"reference": sequential(reference), "torch": chunkwise(chunked), "triton": kernels(load_kernels)},
-    recurrent=recurrent(load_recurrent),
+    backends={
+        "reference": sequential(reference),
+        "torch": chunkwise(chunked),
+        "triton": kernels(defer_family("elementwise.rule", "ELEMENTWISE", "ElementwiseInputs", scale=1.0)),
+    },
+    recurrent=recurrent(defer_decode("elementwise_longhorn")),
     cases={"": Case()},
     equation="e = beta / (1 + beta |k|^2); S = (1 - k^2 e^T) * S + k (e * v)^T; o = S^T q",
 )

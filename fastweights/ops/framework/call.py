@@ -14,11 +14,11 @@ from ...checks import check_flag, check_size
 from ...kernels.availability import takes_kernels
 from . import checks
 from .checks import Sizes, as_tuple, compute_dtype, first_state, is_short
-from .few_tokens import needs_gradient, recurrent
+from .few_tokens import defer_decode, needs_gradient, recurrent
 from .in_place import InPlace, update_state
 from .in_place_form import OF_STATE, make_in_place
 from .in_torch import Arguments, Results, chunkwise, composed, expand_heads, first_input, sequential, stack_time
-from .kernel_backend import kernels
+from .kernel_backend import defer_family, kernels
 from .sequences import check_cu_seqlens
 from .spec import BACKENDS, OpSpec, count_numbers
 
@@ -31,6 +31,8 @@ __all__ = [
     "choose_backend",
     "chunkwise",
     "composed",
+    "defer_decode",
+    "defer_family",
     "expand_heads",
     "kernels",
     "op",
@@ -171,7 +173,7 @@ def call(
         if recurs:
             named[name] = spec.recurrent.parameter(name, named[name], checked.sizes, inputs[0])
         else:
-            named[name] = checks.full_parameter(named[name], role, checked.sizes, inputs[0])
+            named[name] = checks.expand_parameter(named[name], role, checked.sizes, inputs[0])
     arguments = Arguments(named, states, checked.options, cu_seqlens, output_final_state, backend)
     if recurs:
         outputs, final = spec.recurrent.run(arguments, checked.sizes)

@@ -177,7 +177,7 @@ def check_parameter(name: str, x: Any, role: Parameter, sizes: Sizes, like: Tens
             raise ValueError(f"{name} must be {role.must_be}, got {x[outside][0].item():.4g}; pass {role.remedy}")
 
 
-def full_parameter(x: Any, role: Parameter, sizes: Sizes, like: Tensor) -> Tensor:
+def expand_parameter(x: Any, role: Parameter, sizes: Sizes, like: Tensor) -> Tensor:
     """As the op receives it: a tensor of the last of the role's shapes, in the dtype of the computation."""
     shape, dtype = sizes.shape(role.dims[-1]), compute_dtype(like)
     if not isinstance(x, Tensor):

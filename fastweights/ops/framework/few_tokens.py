@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ...kernels.availability import takes_kernels
 from ...kernels.recurrent import RecurrentCall
-from .checks import Sizes, as_tuple, first_state, full_parameter
+from .checks import Sizes, as_tuple, expand_parameter, first_state
+from .node import load_module
 from .spec import OpSpec
 
-__all__ = ["needs_gradient", "overwriting_states", "overwrites_states", "recurrent"]
+__all__ = ["defer_decode", "needs_gradient", "overwriting_states", "overwrites_states", "recurrent"]
 
 _overwrites = ContextVar("overwrites", default=False)
 
@@ -35,6 +36,16 @@ def overwriting_states() -> Iterator[None]:
 def overwrites_states() -> bool:
     """Whether the caller has allowed it."""
     return _overwrites.get()
+
+
+def defer_decode(module: str, function: str = "decode") -> Callable[[], Callable[[RecurrentCall], Any]]:
+    """What loads the function of this name in a module of fastweights.kernels.recurrent."""
+    return partial(_load_decode, module, function)
+
+
+def _load_decode(module: str, function: str) -> Callable[[RecurrentCall], Any]:
+    found: Callable[[RecurrentCall], Any] = getattr(load_module(f"recurrent.{module}"), function)
+    return found
 
 
 class recurrent:
@@ -83,7 +94,7 @@ class recurrent:
         """A parameter as the kernel takes it."""
         if name in self.numbers and not isinstance(x, Tensor):
             return x
-        return full_parameter(x, self.spec.parameters[name], sizes, like)
+        return expand_parameter(x, self.spec.parameters[name], sizes, like)
 
     def serves(
         self, backend: str, inputs: Mapping[str, Any], options: Mapping[str, Any], key: int, started: bool
@@ -109,14 +120,6 @@ class recurrent:
                 before[name], after[name] = given, given.new_empty(given.shape) if kept else given
         outputs = self.decode(RecurrentCall(x.inputs, before, x.options, after, move_lengths(cu_seqlens, like)))
         return as_tuple(outputs), tuple(after.values())
-
-    def update(
-        self, inputs: Mapping[str, Any], states: Mapping[str, Tensor], options: Mapping[str, Any],
-        cu_seqlens: Tensor | None, state_indices: Tensor | None,
-    ) -> Any:  # fmt: skip
-        """The outputs; the states are overwritten."""
-        like = next(iter(inputs.values()))
-        return self.decode(RecurrentCall(inputs, states, options, None, move_lengths(cu_seqlens, like), state_indices))
 
 
 def move_lengths(cu_seqlens: Tensor | None, like: Tensor) -> Tensor | None:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ...checks import check_tensor, shape_of, values_are_checked
 from ...kernels.availability import takes_kernels
+from ...kernels.recurrent import RecurrentCall
 from .checks import FEW_TOKENS, Sizes, as_tuple, check_inputs, check_options, compute_dtype
+from .few_tokens import move_lengths
 from .sequences import Sequences, check_cu_seqlens
 from .spec import BACKENDS, OpSpec
 
@@ -57,7 +59,8 @@ def update_state(
     ):
         for name in spec.parameters:
             named[name] = kernel.parameter(name, named[name], sizes, like)
-        return as_tuple(kernel.update(named, dict(zip(spec.states, held)), values, cu_seqlens, rows))
+        lengths = move_lengths(cu_seqlens, like)
+        return as_tuple(kernel.decode(RecurrentCall(named, dict(zip(spec.states, held)), values, None, lengths, rows)))
     with torch.no_grad():
         sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T, read=True)
         before = held if rows is None else tuple(read_rows(x, rows) for x in held)
@@ -69,7 +72,7 @@ def update_state(
         for x, new in zip(held, finals):
             x.copy_(new) if rows is None else write_rows(x, new, rows)
         if rows is not None:
-            outputs = tuple(o.masked_fill(lacks_state(rows, sequences, o), 0) for o in outputs)
+            outputs = tuple(o.masked_fill(find_stateless_tokens(rows, sequences, o), 0) for o in outputs)
     return outputs
 
 
@@ -170,7 +173,7 @@ def broadcast_rows(x: Tensor, like: Tensor) -> Tensor:
     return x.view(-1, *[1] * (like.ndim - 1))
 
 
-def lacks_state(indices: Tensor, sequences: Sequences, o: Tensor) -> Tensor:
+def find_stateless_tokens(indices: Tensor, sequences: Sequences, o: Tensor) -> Tensor:
     """Which tokens of o [B, T, ...] belong to a sequence with a negative index."""
     if sequences.lengths is None:
         return broadcast_rows(indices < 0, o)

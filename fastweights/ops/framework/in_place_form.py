@@ -68,9 +68,9 @@ def describe_in_place(op: Any) -> str:
     states = [f"{x} {_shape('N', s.dims)}{' in int64' if s.counts else ''}" for x, s in spec.states.items()]
     arguments = {
         inputs: f"as for `{name}`: [B, T, ...] with T at most {FEW_TOKENS}.",
-        "state": f"{_listed(states)}, float32 (float64 for float64 inputs). After the call it holds the state after the last "
+        "state": f"{_list_texts(states)}, float32 (float64 for float64 inputs). After the call it holds the state after the last "
         "token; that of a sequence of length 0 does not change. "
-        f"Begin with {_listed([s.begins for s in spec.states.values()])}. With state_indices a pool [P, ...].",
+        f"Begin with {_list_texts([s.begins for s in spec.states.values()])}. With state_indices a pool [P, ...].",
         "state_indices": "int32 or int64 [N], the row of the pool that each sequence reads and overwrites. They must not repeat. "
         "With a negative index a sequence has no state: its output is 0, and nothing is written. On a GPU the values are checked "
         "only with FASTWEIGHTS_CHECK_VALUES=1, because that waits for the device.",
@@ -87,9 +87,9 @@ def describe_in_place(op: Any) -> str:
     sections = [
         f"Read at most {FEW_TOKENS} tokens with `{name}` and update its state in place, without gradients.",
         *(formulas or [f"    {spec.equation}"]),
-        "Args:\n" + _filled(arguments),
+        "Args:\n" + _fill_lines(arguments),
         f"Returns:\n    {', '.join(f'{x} {shape}' for x, shape in outputs.items())} in the dtype of the inputs.",
-        "Raises:\n" + _filled(raises),
+        "Raises:\n" + _fill_lines(raises),
     ]
     return "\n\n".join(sections)
 
@@ -110,13 +110,13 @@ def _shape(lead: str, dims: str) -> str:
     return f"[{', '.join([lead, *({'G': 'HV'}.get(size, size) for size in dims)])}]"
 
 
-def _listed(texts: list[str]) -> str:
+def _list_texts(texts: list[str]) -> str:
     """One by itself, several as a tuple."""
     joined = ", ".join(texts)
     return f"({joined})" if len(texts) > 1 else joined
 
 
-def _filled(entries: dict[str, str]) -> str:
+def _fill_lines(entries: dict[str, str]) -> str:
     """A section of a docstring, in lines."""
     return "\n".join(
         textwrap.fill(f"{name}: {text}", 120, initial_indent=" " * 4, subsequent_indent=" " * 8)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 
 from ...kernels.runtime.launch_plan import align, device_of, plans_for
-from .node import Tensors, declare_node
+from .node import Tensors, declare_node, load_module
 from .spec import OpSpec
 
-__all__ = ["KernelFamily", "kernels"]
+__all__ = ["KernelFamily", "defer_family", "kernels"]
 
 
 class KernelFamily(NamedTuple):
@@ -27,6 +27,16 @@ class KernelFamily(NamedTuple):
     rule: Any
     inputs: Any
     options: Mapping[str, Any]
+
+
+def defer_family(module: str, rule: str, inputs: str, **options: Any) -> Callable[[], KernelFamily]:
+    """What loads the family of the rule and the inputs of these names in a module of fastweights.kernels."""
+    return partial(_load_family, module, rule, inputs, options)
+
+
+def _load_family(module: str, rule: str, inputs: str, options: Mapping[str, Any]) -> KernelFamily:
+    loaded = load_module(module)
+    return KernelFamily(getattr(loaded, rule), getattr(loaded, inputs), options)
 
 
 class kernels:

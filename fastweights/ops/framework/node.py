@@ -8,6 +8,7 @@ as their lengths are numbers in a tensor. As a node an op runs as it does eagerl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from ...private_torch import autograd_inside_op
 from .spec import OpSpec, Role
 
-__all__ = ["KernelRule", "Node", "NodeRule", "declare_node", "copy_aliases"]
+__all__ = ["KernelRule", "Node", "NodeRule", "copy_aliases", "declare_node", "load_module"]
 
 LIBRARY = torch.library.Library("fastweights", "FRAGMENT")
 Tensors = Sequence[Tensor | None]
@@ -38,20 +39,34 @@ class NodeRule(Protocol):
         """A gradient for each of the tensors; None where it is zero or not needed."""
 
 
+def load_module(name: str) -> Any:
+    """A module of fastweights.kernels, at its first launch: before, nothing of triton is imported."""
+    return import_module(f"fastweights.kernels.{name}")
+
+
 class KernelRule:
     """The rule of a node whose kernels are the functions `forward` and `backward` of a module. They take the tensors and options
-    of the node in order, `backward` after the gradients of the outputs."""
+    of the node in order, `backward` after the gradients of the outputs.
+
+    Args:
+        module: its name in fastweights.kernels.pointwise.
+        like: number of the tensor that the output is like, where there is one output.
+    """
+
+    def __init__(self, module: str, like: int = 0) -> None:
+        self.module, self.like = f"pointwise.{module}", like
 
     def load(self) -> Any:
-        """The module: nothing of triton is imported before the first launch."""
-        raise NotImplementedError
+        return load_module(self.module)
 
     def forward(self, tensors: Tensors, options: Sequence[Any], save: bool) -> tuple[Tensors, Tensors]:
         outputs = self.load().forward(*tensors, *options)
         return (outputs,) if isinstance(outputs, Tensor) else outputs, ()
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
-        raise NotImplementedError
+        x = tensors[self.like]
+        assert x is not None
+        return (x.new_empty(x.shape),), ()
 
     def backward(
         self, tensors: Tensors, options: Sequence[Any], saved: Tensors, output_grads: Tensors, needed: Sequence[bool]
@@ -94,7 +109,7 @@ class Node:
     def _fake(self, *arguments: Any) -> list[Tensor]:
         tensors, options = self._split(arguments)
         outputs, saved = self.rule.fake(tensors, options)
-        return _filled([*outputs, *saved], tensors)
+        return _fill_missing([*outputs, *saved], tensors)
 
     def _save(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
         tensors, ctx.options = self._split(inputs)
@@ -169,7 +184,7 @@ def _define(name: str, signature: str, function: Any, fake: Any) -> Any:
 
 
 # An op returns tensors only: an empty vector stands for None.
-def _filled(found: Tensors, inputs: Tensors) -> list[Tensor]:
+def _fill_missing(found: Tensors, inputs: Tensors) -> list[Tensor]:
     like = next(x for x in inputs if x is not None)
     return [like.new_empty(0) if x is None else x for x in found]
 
@@ -182,7 +197,7 @@ def copy_aliases(found: Tensors, inputs: Tensors) -> list[Tensor]:
     """The results as an op may return them: contiguous, none sharing memory with an input or with another."""
     taken = {x.untyped_storage().data_ptr() for x in inputs if x is not None}
     owned = []
-    for x in _filled(found, inputs):
+    for x in _fill_missing(found, inputs):
         x = x.contiguous()
         x = x.clone() if x.untyped_storage().data_ptr() in taken else x
         taken.add(x.untyped_storage().data_ptr())

@@ -55,11 +55,11 @@ class Quarantine:
         role = self.spec.inputs[name]
         return role.reaches if isinstance(role, Role) else "head"
 
-    def _from_states(self, names: Collection[str]) -> Tensor:
+    def _find_in_states(self, names: Collection[str]) -> Tensor:
         """[N, G, 1 or columns]: initial states among `names` that hold a nonfinite number."""
-        return _either([self._reached(name, bad, 2) for name, bad in self.states.items() if name in names])
+        return _unite([self._spread(name, bad, 2) for name, bad in self.states.items() if name in names])
 
-    def _reached(self, name: str, bad: Tensor, heads: int) -> Tensor:
+    def _spread(self, name: str, bad: Tensor, heads: int) -> Tensor:
         """Nonfinite elements of one input, whose first `heads` dimensions end with the heads -> what they reach,
         [..., heads, 1 or columns]."""
         bad = bad[..., None] if bad.ndim == heads else bad
@@ -67,9 +67,9 @@ class Quarantine:
             return bad.flatten(heads, -2).any(heads) if bad.ndim > heads + 1 else bad
         return bad.flatten(heads).any(-1, keepdim=True)
 
-    def _seen(self, names: Collection[str]) -> Tensor:
+    def _find_seen(self, names: Collection[str]) -> Tensor:
         """[B, T, G, 1 or columns]: a token at or before this one, in its sequence, holds a nonfinite number."""
-        bad = _either([self._reached(name, bad, 3) for name, bad in self.tokens.items() if name in names])
+        bad = _unite([self._spread(name, bad, 3) for name, bad in self.tokens.items() if name in names])
         counts = bad.cumsum(1)
         if self.sequences.lengths is not None:
             before = (counts - bad.long())[0]
@@ -86,32 +86,32 @@ class Quarantine:
 
     def _mark_output(self, o: Tensor, names: Collection[str]) -> Tensor:
         """o [B, T, G, columns], by the inputs and states among `names`, and those that reach their own token only."""
-        bad = self._seen(names)
-        from_state = self._from_states(names)
+        bad = self._find_seen(names)
+        from_state = self._find_in_states(names)
         if self.sequences.lengths is None:
             bad = bad | from_state[:, None]
         else:
             bad = bad | from_state[self.sequences.index_of_token(o.device)]
         for name in self.token_only:
-            bad = bad | self._reached(name, self.tokens[name], 3)
+            bad = bad | self._spread(name, self.tokens[name], 3)
         return _mark(o, bad)
 
     def _mark_state(self, name: str, state: Tensor, names: Collection[str]) -> Tensor:
         """The final state [N, G, ...], by the inputs and states among `names`."""
-        seen = self._seen(names)
+        seen = self._find_seen(names)
         if self.sequences.lengths is None:
             last = seen[:, -1] if seen.shape[1] else torch.zeros_like(seen[:, :0].any(1))
         else:
             lengths = torch.tensor(self.sequences.lengths, device=state.device)
             ends = lengths.cumsum(0) - 1
             last = seen[0][ends.clamp_min(0)] & (lengths > 0)[:, None, None] if seen.shape[1] else seen.new_zeros(1)
-        bad = last | self._from_states(names)
+        bad = last | self._find_in_states(names)
         if self._reach(name) == "head":
             bad = bad.any(-1, keepdim=True)
         return _mark(state, bad.reshape(*bad.shape[:2], *[1] * (state.ndim - 3), bad.shape[-1]))
 
 
-def _either(found: list[Tensor]) -> Tensor:
+def _unite(found: list[Tensor]) -> Tensor:
     bad = found[0]
     for other in found[1:]:
         bad = bad | other

@@ -74,24 +74,24 @@ class Groups:
 
     def split_tokens(self, x: Tensor) -> tuple[Tensor, ...]:
         """[1, T, ...] -> [1, tokens of the group, ...] of each group."""
-        return _moved(x, 1, self.token.argsort()).split([group.time for group in self.sequences], 1)
+        return _move(x, 1, self.token.argsort()).split([group.time for group in self.sequences], 1)
 
     def split_rows(self, s: Tensor) -> tuple[Tensor, ...]:
         """[N, ...] -> [sequences of the group, ...] of each group."""
         if len(s) > 1 and s.stride(0) == 0:  # all the same
             return s.split([group.count for group in self.sequences])
-        return _moved(s, 0, self.row.argsort()).split([group.count for group in self.sequences])
+        return _move(s, 0, self.row.argsort()).split([group.count for group in self.sequences])
 
     def merge_tokens(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of split_tokens."""
-        return _moved(torch.cat(list(parts), 1), 1, self.token)
+        return _move(torch.cat(list(parts), 1), 1, self.token)
 
     def merge_rows(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of split_rows."""
-        return _moved(torch.cat(list(parts)), 0, self.row)
+        return _move(torch.cat(list(parts)), 0, self.row)
 
 
-def _moved(x: Tensor, dim: int, place: Tensor) -> Tensor:
+def _move(x: Tensor, dim: int, place: Tensor) -> Tensor:
     """Each entry of x along `dim` at its new place. Unlike that of an index, the gradient adds nothing up."""
     return torch.empty_like(x).index_copy(dim, place, x)
 
@@ -222,16 +222,16 @@ class Chunks:
             starts.append(now)
             now = step(now, parts)
         finished.append(now)
-        final = [_joined(ends[::-1]) for ends in zip(*finished)]
+        final = [_join(ends[::-1]) for ends in zip(*finished)]
         if order is not None:
             back = torch.empty_like(order)
             back[order] = torch.arange(len(order), device=self.device)
             final = [s[back] for s in final]
-        begun = [_joined(parts) for parts in zip(*starts)] if starts else [s[:0] for s in states]
+        begun = [_join(parts) for parts in zip(*starts)] if starts else [s[:0] for s in states]
         return begun, final
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _join(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 

@@ -10,11 +10,11 @@ from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output
 from ..shared.ridge import (
     ITERATIONS,
     KERNEL_SOLVERS,
+    RIDGE_DECODE,
+    RIDGE_KERNELS,
     STATES,
     WIDEST,
     iteration_macs,
-    load_recurrent,
-    load_ridge_kernels,
 )
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.iterations import SOLVERS
@@ -38,10 +38,10 @@ SPEC = OpSpec(
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
         "triton": kernels(
-            load_ridge_kernels, only={"solver": KERNEL_SOLVERS}, widest=WIDEST, widest_in_float32=64
+            RIDGE_KERNELS, only={"solver": KERNEL_SOLVERS}, widest=WIDEST, widest_in_float32=64
         ),
     },
-    recurrent=recurrent(load_recurrent, only={"solver": KERNEL_SOLVERS}, widest=WIDEST),
+    recurrent=recurrent(RIDGE_DECODE, only={"solver": KERNEL_SOLVERS}, widest=WIDEST),
     cases={
         # The gradient is by implicit differentiation, exact once the iteration has converged. The Chebyshev iteration and
         # gradient descent have not after so few; conjugate gradients must have, as before that they amplify rounding.

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.availability import takes_rows
 from ..framework.checks import check_flag, check_number, check_same_shape, check_tensor, shape_of
-from ..framework.node import KernelRule, Node, Tensors
-from .torch_form import GATES, torch_form
+from ..framework.node import KernelRule, Node
 
-__all__ = ["gated_rms_norm"]
+__all__ = ["GATES", "gated_rms_norm"]
 
-
-class GatedNorm(KernelRule):
-    """The kernels as a node: (x, weight, gate, value, skip), (activation, eps, gate_first) -> y."""
-
-    def load(self) -> Any:
-        from ...kernels.pointwise import gated_norm
-
-        return gated_norm
-
-    def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
-        x, *_ = tensors
-        assert x is not None
-        return (x.new_empty(x.shape),), ()
+GATES = {"silu": F.silu, "sigmoid": F.sigmoid, "gelu": F.gelu}
 
 
 NODE = Node(
@@ -34,8 +20,29 @@ NODE = Node(
     {"x": False, "weight": False, "gate": True, "value": True, "skip": True},
     {"activation": "str", "eps": "float", "gate_first": "bool"},
     outputs=1,
-    rule=GatedNorm(),
+    rule=KernelRule("gated_norm"),
 )
+
+
+def torch_form(
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor | None,
+    value: Tensor | None,
+    skip: Tensor | None,
+    activation: str,
+    eps: float,
+    gate_first: bool,
+) -> Tensor:
+    dtype, scale = x.dtype, weight.to(x.dtype)
+    if value is not None and skip is not None:
+        x = torch.addcmul(x, skip[:, None].to(value.dtype), value)
+    if gate is not None and gate_first:
+        x = x * GATES[activation](gate)
+    y = F.rms_norm(x, x.shape[-1:], scale, eps) if weight.ndim == 1 else F.rms_norm(x, x.shape[-1:], eps=eps) * scale
+    if gate is not None and not gate_first:
+        y = y * GATES[activation](gate)
+    return y.to(dtype)
 
 
 def gated_rms_norm(

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.availability import takes_kernels
+from ...kernels.availability import takes_rows
 from ..framework.checks import check_same_shape, check_tensor, shape_of
 from ..framework.node import KernelRule, Node, Tensors
 
 __all__ = ["gated_writes"]
-
-WIDEST = 4096  # row that the kernels hold in registers
 
 
 def torch_form(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -27,11 +25,6 @@ def torch_form(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tupl
 
 class GatedWrites(KernelRule):
     """The kernels as a node: (v, s, z, c) -> w, beta."""
-
-    def load(self) -> Any:
-        from ...kernels.pointwise import gated_writes
-
-        return gated_writes
 
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
         v, _, z, _ = tensors
@@ -48,7 +41,9 @@ class GatedWrites(KernelRule):
         return self.load().backward(dwrite, None if z is None else dbeta, *tensors)
 
 
-NODE = Node("gated_writes", {"v": False, "s": False, "z": True, "c": True}, {}, outputs=2, rule=GatedWrites())
+NODE = Node(
+    "gated_writes", {"v": False, "s": False, "z": True, "c": True}, {}, outputs=2, rule=GatedWrites("gated_writes")
+)
 
 
 def check_per_head(name: str, x: Tensor, v: Tensor) -> None:
@@ -89,11 +84,7 @@ def gated_writes(
     if z is not None and c is not None:
         check_same_shape("z", check_tensor("z", z, v), "v", v)
         check_per_head("c", c, v)
-    if takes_kernels(backend, v) and (backend == "triton" or v.shape[-1] <= WIDEST):
-        if v.shape[-1] > WIDEST:
-            raise ValueError(
-                f"backend 'triton' takes rows up to {WIDEST} wide, got {v.shape[-1]}; use 'torch' or 'auto'"
-            )
+    if takes_rows(backend, v):
         write, beta = NODE((v, s, z, c), ())
         return write, beta
     return torch_form(v, s, z, c)

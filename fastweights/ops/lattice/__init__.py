@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
+from ..framework.call import call, chunkwise, defer_decode, defer_family, kernels, op, recurrent, sequential
 from ..framework.checks import Sizes
-from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
@@ -19,6 +15,7 @@ from .reference import reference
 __all__ = ["lattice"]
 
 OBJECTIVES = ("decode", "encode", "similarity")
+KERNELS = defer_family("sphere.rule", "SPHERE", "SphereInputs", objective="decode", normalize=True)
 
 
 def orthonormal_slots(sizes: Sizes, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -29,18 +26,6 @@ def orthonormal_slots(sizes: Sizes, count: int, dtype: torch.dtype, device: torc
             f"({sizes.V}): so many rows cannot be orthonormal; pass [{count}, {sizes.G}, {sizes.K}, {sizes.V}]"
         )
     return torch.eye(sizes.K, sizes.V, dtype=dtype, device=device).expand(count, sizes.G, -1, -1)
-
-
-def load_recurrent() -> Callable[..., Any]:
-    from ...kernels.recurrent.lattice import decode
-
-    return decode
-
-
-def load_kernels() -> KernelFamily:
-    from ...kernels.sphere.rule import SPHERE, SphereInputs
-
-    return KernelFamily(SPHERE, SphereInputs, {"objective": "decode", "normalize": True})
 
 
 SPEC = OpSpec(
@@ -54,9 +39,9 @@ SPEC = OpSpec(
     options={"objective": Choice(OBJECTIVES), "normalize": Flag(), "l1": Number(low=0)},
     backends={
         "reference": sequential(reference), "torch": chunkwise(chunked),
-        "triton": kernels(load_kernels, only={"l1": (0.0,)}, widest=128),
+        "triton": kernels(KERNELS, only={"l1": (0.0,)}, widest=128),
     },
-    recurrent=recurrent(load_recurrent),
+    recurrent=recurrent(defer_decode("lattice")),
     cases={
         **{
             f"{objective}{name}": Case(given=given, options={"objective": objective, **options}, wide_values=True)

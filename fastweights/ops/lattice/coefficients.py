@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .turn import Turns, turn
+from .slots import Turns, turn
 from .workspace import BackwardSpace, ForwardSpace, Workspace
 
 LARGEST = 16.0

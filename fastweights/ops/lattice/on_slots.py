@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .slots import SHORTEST, from_rows, optional_rows, reversed_tokens, to_rows
-from .turn import Turns, turn
+from .slots import SHORTEST, Turns, from_rows, optional_rows, reversed_tokens, to_rows, turn
 
 
 class Sequential(torch.autograd.Function):

@@ -1,5 +1,5 @@
 """Steps with the l1 penalty's proximal step: it takes slots out of the span of what was written, and their length out of the
-closed form of turn.py, so that all is done on the slots themselves.
+closed form of slots.py, so that all is done on the slots themselves.
 
     y = (d - a b) s + a h        z = y - clip(y, -p, p)        s' = z / |z|        length' = length |z|, or 1 if normalised
 with p = gamma l1 / length. A slot that z leaves nothing of is gone: length 0, never written again. Layout: see slots.py.

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..framework import roles
 from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output
-from ..shared.ridge import ITERATIONS, STATES, WIDEST, iteration_macs, load_recurrent, load_ridge_kernels
+from ..shared.ridge import ITERATIONS, RIDGE_DECODE, RIDGE_KERNELS, STATES, WIDEST, iteration_macs
 from ..shared.ridge.chunked import chunked
 from ..shared.ridge.reference import reference
 
@@ -27,9 +27,9 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(partial(reference, solver="conjugate_gradient")),
         "torch": chunkwise(partial(chunked, solver="conjugate_gradient")),
-        "triton": kernels(load_ridge_kernels, widest=WIDEST, widest_in_float32=64),
+        "triton": kernels(RIDGE_KERNELS, widest=WIDEST, widest_in_float32=64),
     },
-    recurrent=recurrent(load_recurrent, widest=WIDEST),
+    recurrent=recurrent(RIDGE_DECODE, widest=WIDEST),
     cases={"": Case(options={"iterations": 16}, measured={"iterations": 30})},
     equation="H = a H + beta k k^T; U = a U + beta k v^T; o = U^T (H + Diag(ridge))^-1 q",
     macs=iteration_macs,

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
-from ..framework.kernel_backend import KernelFamily
+from ..framework.call import call, chunkwise, defer_decode, defer_family, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
 
 __all__ = ["output_normalized_ttt"]
-
-
-def load_kernels() -> KernelFamily:
-    from ...kernels.output_normalized_ttt.rule import OUTPUT_NORMALIZED_TTT, TTTInputs
-
-    return KernelFamily(OUTPUT_NORMALIZED_TTT, TTTInputs, {})
-
-
-def load_recurrent() -> Callable[..., Any]:
-    from ...kernels.recurrent.output_normalized_ttt import decode
-
-    return decode
 
 
 SPEC = OpSpec(
@@ -37,9 +21,9 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
-        "triton": kernels(load_kernels, widest=128),
+        "triton": kernels(defer_family("output_normalized_ttt.rule", "OUTPUT_NORMALIZED_TTT", "TTTInputs"), widest=128),
     },
-    recurrent=recurrent(load_recurrent),
+    recurrent=recurrent(defer_decode("output_normalized_ttt")),
     cases={"": Case()},
     equation="z = S^T k; S = S - gamma k ((I - z z^T / |z|^2) (z / |z| - v) / |z|)^T; o = S^T q",
 )

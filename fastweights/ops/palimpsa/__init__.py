@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from ..framework import roles
-from ..framework.call import call, chunkwise, kernels, op, recurrent, sequential
-from ..framework.kernel_backend import KernelFamily
+from ..framework.call import call, chunkwise, defer_decode, defer_family, kernels, op, recurrent, sequential
 from ..framework.spec import Case, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
@@ -19,18 +16,7 @@ from .reference import reference
 __all__ = ["palimpsa", "palimpsa_posterior"]
 
 
-def load_recurrent(with_variance: bool) -> Callable[..., Any]:
-    from ...kernels.recurrent import palimpsa as kernel
-
-    return kernel.decode_posterior if with_variance else kernel.decode
-
-
-def load_kernels(with_variance: bool) -> KernelFamily:
-    from ...kernels.posterior.memory import POSTERIOR, PosteriorInputs
-
-    return KernelFamily(POSTERIOR, PosteriorInputs, {"scale": 1.0, "variance": with_variance})
-
-
+name_family = partial(defer_family, "posterior.memory", "POSTERIOR", "PosteriorInputs", scale=1.0)
 OF_MEAN, OF_IMPORTANCE = ("k", "v", "g", "M"), ("k", "beta", "g", "J")
 SPEC = OpSpec(
     name="palimpsa",
@@ -47,9 +33,9 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(partial(reference, variance=False)),
         "torch": chunkwise(partial(chunked, variance=False)),
-        "triton": kernels(partial(load_kernels, False)),
+        "triton": kernels(name_family(variance=False)),
     },
-    recurrent=recurrent(partial(load_recurrent, False), numbers=("prior",)),
+    recurrent=recurrent(defer_decode("palimpsa"), numbers=("prior",)),
     cases={"": Case()},
     equation="M = a M + k v^T; J = a J + k^2 beta^T; o = (M / (J + prior))^T q",
 )  # fmt: skip
@@ -60,9 +46,9 @@ POSTERIOR_SPEC = replace(
     backends={
         "reference": sequential(partial(reference, variance=True)),
         "torch": chunkwise(partial(chunked, variance=True)),
-        "triton": kernels(partial(load_kernels, True)),
+        "triton": kernels(name_family(variance=True)),
     },
-    recurrent=recurrent(partial(load_recurrent, True), numbers=("prior",)),
+    recurrent=recurrent(defer_decode("palimpsa", "decode_posterior"), numbers=("prior",)),
     equation="as palimpsa; variance = (1 / (J + prior))^T q^2",
 )
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +15,8 @@ from ..framework.call import (
     call,
     chunkwise,
     composed,
+    defer_decode,
+    defer_family,
     expand_heads,
     kernels,
     op,
@@ -25,7 +25,6 @@ from ..framework.call import (
     sequential,
 )
 from ..framework.checks import compute_dtype
-from ..framework.kernel_backend import KernelFamily
 from ..framework.spec import Case, Choice, Flag, Number, OpSpec, Output, State
 from .chunked import chunked
 from .reference import reference
@@ -34,6 +33,9 @@ __all__ = ["precondition_keys", "precondition_queries"]
 
 GATES = {"g": roles.LOG_DECAY, "beta": roles.GAIN}
 STATES = {"A": State("GK", by_column=True)}
+KERNELS = defer_family(
+    "chunk.memory", "PRECONDITIONER", "PreconditionerInputs", squash="softsign", bound=1.5, eps=1e-6, ridge=0.1
+)
 BOUNDED = {"bound": Number(low=1, high=2), "eps": Number(above=0)}
 # What squashes the distance of log A from its centre into (-1, 1); "none" is another form of the write key.
 SQUASHES = {"softsign": lambda r: r / (1 + r.abs()), "tanh": torch.tanh}
@@ -81,26 +83,6 @@ def scale_queries(
     return (expand_heads(q, gram.shape[2]).to(gram.dtype) / (gram + ridge)).to(q.dtype), (A,)
 
 
-def load_kernels() -> KernelFamily:
-    from ...kernels.chunk.memory import PRECONDITIONER, PreconditionerInputs
-
-    return KernelFamily(
-        PRECONDITIONER, PreconditionerInputs, {"squash": "softsign", "bound": 1.5, "eps": 1e-6, "ridge": 0.1}
-    )
-
-
-def load_recurrent_keys() -> Callable[..., Any]:
-    from ...kernels.recurrent.key_energy import decode_keys
-
-    return decode_keys
-
-
-def load_recurrent_queries() -> Callable[..., Any]:
-    from ...kernels.recurrent.key_energy import decode_queries
-
-    return decode_queries
-
-
 def gram_macs(K: int, V: int, C: int = 64) -> float:
     return C * K / 2
 
@@ -114,9 +96,9 @@ KEYS_SPEC = OpSpec(
     backends={
         "reference": composed(scale_keys),
         "torch": composed(scale_keys),
-        "triton": kernels(load_kernels),
+        "triton": kernels(KERNELS),
     },
-    recurrent=recurrent(load_recurrent_keys),
+    recurrent=recurrent(defer_decode("key_energy", "decode_keys")),
     cases={
         "": Case(),
         "tanh": Case(options={"squash": "tanh", "bound": 1.8}),
@@ -133,9 +115,9 @@ QUERIES_SPEC = OpSpec(
     backends={
         "reference": composed(scale_queries),
         "torch": composed(scale_queries),
-        "triton": kernels(load_kernels),
+        "triton": kernels(KERNELS),
     },
-    recurrent=recurrent(load_recurrent_queries, numbers=("ridge",)),
+    recurrent=recurrent(defer_decode("key_energy", "decode_queries"), numbers=("ridge",)),
     cases={"": Case()},
     equation="A = a A + beta k^2; q~ = q / (A + ridge)",
     macs=gram_macs,

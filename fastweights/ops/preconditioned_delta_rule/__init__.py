@@ -12,7 +12,7 @@ from ..framework import roles
 from ..framework.call import Results, call, composed, expand_heads, kernels, op, recurrent
 from ..framework.spec import Case, OpSpec, Output, State
 from ..precondition import BOUNDED, precondition_keys
-from ..shared.memory_kernels import load_memory_kernels, load_recurrent
+from ..shared.memory_kernels import MEMORY_DECODE, MEMORY_KERNELS
 
 __all__ = ["preconditioned_delta_rule"]
 
@@ -38,8 +38,8 @@ SPEC = OpSpec(
     states={"S": State("GKV", by_column=True), "A": State("GK")},
     outputs={"o": Output("GV")},
     options={**BOUNDED, "scale": roles.SCALE},
-    backends={"reference": composed(compose_two_ops), "torch": composed(compose_two_ops), "triton": kernels(load_memory_kernels)},
-    recurrent=recurrent(load_recurrent),
+    backends={"reference": composed(compose_two_ops), "torch": composed(compose_two_ops), "triton": kernels(MEMORY_KERNELS)},
+    recurrent=recurrent(MEMORY_DECODE),
     cases={name: Case(given=g) for name, g in roles.DECAY_FORMS.items()},
     equation="w as precondition_keys; S' = a S; S = S' + beta w (v - S'^T k)^T; o = S^T q",
     macs=DELTA_RULE.macs,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from ..delta_rule import delta_rule
 from ..framework import roles
-from ..framework.call import Results, call, composed, op, recurrent
+from ..framework.call import Results, call, composed, defer_decode, op, recurrent
 from ..framework.checks import compute_dtype
 from ..framework.spec import Case, Number, OpSpec, Output, State
 from ..shared.inverse_gram import WIDEST, apply_inverse_gram, exact_macs
@@ -36,12 +35,6 @@ def solve_by_inverse_gram(
     return o.to(v.dtype), (S, P)
 
 
-def load_recurrent() -> Callable[..., Any]:
-    from ...kernels.recurrent.inverse_gram import decode_least_squares
-
-    return decode_least_squares
-
-
 SPEC = OpSpec(
     name="recursive_least_squares",
     inputs={
@@ -55,7 +48,7 @@ SPEC = OpSpec(
         "reference": composed(solve_by_inverse_gram), "torch": composed(solve_by_inverse_gram),
         "triton": composed(solve_by_inverse_gram, widest=WIDEST),
     },
-    recurrent=recurrent(load_recurrent, widest=WIDEST, without=("g",), starts=False),
+    recurrent=recurrent(defer_decode("inverse_gram", "decode_least_squares"), widest=WIDEST, without=("g",), starts=False),
     cases={"none": Case(), "head": Case(given={"g": "G"})},
     macs=exact_macs,
     equation="P = (P^-1 a + beta k k^T)^-1; S = S + beta (P k) (v - S^T k)^T; o = S^T q",

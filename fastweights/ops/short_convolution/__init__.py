@@ -22,11 +22,6 @@ class ShortConvolution(KernelRule):
     """The kernels as a node: (x, weight, bias, window, cu_seqlens), (silu, head, eps, keep) -> y and the last window, which is
     empty unless `keep`."""
 
-    def load(self) -> Any:
-        from ...kernels.pointwise import short_convolution
-
-        return short_convolution
-
     def fake(self, tensors: Tensors, options: Sequence[Any]) -> tuple[Tensors, Tensors]:
         x, weight, _, _, edges = tensors
         assert x is not None and weight is not None
@@ -48,7 +43,7 @@ NODE = Node(
     {"x": False, "weight": False, "bias": True, "window": True, "cu_seqlens": True},
     {"silu": "bool", "head": "int?", "eps": "float", "keep": "bool"},
     outputs=2,
-    rule=ShortConvolution(),
+    rule=ShortConvolution("short_convolution"),
 )
 
 

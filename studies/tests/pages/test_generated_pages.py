@@ -20,7 +20,7 @@ from fastweights_studies.pages.results import read_measured, value_of
 from fastweights_studies.record import read_rows, select, write_rows
 
 from fastweights.layers import MIXERS
-from fastweights.layers.description import described_options
+from fastweights.layers.choice import described_options
 from studies.tests.documentation.site import pages
 from studies.tests.leaderboard.toy import make_row
 

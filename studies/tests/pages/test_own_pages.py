@@ -15,7 +15,7 @@ from fastweights_studies.pages import own_results, own_tables
 from PIL import Image
 
 from fastweights.layers import MIXERS
-from fastweights.layers.description import described_options
+from fastweights.layers.choice import described_options
 
 RECORDS = load_records(own_results.RESULTS)
 FIGURES = [

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ...delta_rule import delta_macs
 from ...framework import roles
-from ...framework.call import Arguments, choose_backend, chunkwise, kernels, sequential
-from ...framework.kernel_backend import KernelFamily
+from ...framework.call import Arguments, choose_backend, chunkwise, defer_family, kernels, sequential
 from ...framework.spec import Number, OpSpec, Output, Role, State
 from .chunked import CHUNK, chunked
 from .reference import reference
@@ -25,18 +24,6 @@ WIDEST = 128  # channels of the kernels, whose programs hold a matrix in registe
 def exact_macs(K: int, V: int) -> float:
     """With the delta rule that writes along the solutions."""
     return delta_macs(K, V) + 7 * K**2 + 8 * CHUNK * K + K**3 / CHUNK
-
-
-def load_gram_kernels() -> KernelFamily:
-    from ....kernels.inverse_gram.rule import INVERSE_GRAM, GramInputs
-
-    return KernelFamily(INVERSE_GRAM, GramInputs, {"ridge": 1.0})
-
-
-def load_refreshed_kernels() -> KernelFamily:
-    from ....kernels.inverse_gram.refreshed_rule import REFRESHED, RefreshInputs
-
-    return KernelFamily(REFRESHED, RefreshInputs, {})
 
 
 SPEC = OpSpec(
@@ -54,7 +41,7 @@ SPEC = OpSpec(
     backends={
         "reference": sequential(reference),
         "torch": chunkwise(chunked),
-        "triton": kernels(load_gram_kernels, widest=WIDEST),
+        "triton": kernels(defer_family("inverse_gram.rule", "INVERSE_GRAM", "GramInputs", ridge=1.0), widest=WIDEST),
     },
 )
 
@@ -63,7 +50,9 @@ REFRESHED_SPEC = OpSpec(
     inputs={name: SPEC.inputs[name] for name in ("u", "b", "refresh")},
     states={"A": State("GKK")},
     outputs=SPEC.outputs,
-    backends={"triton": kernels(load_refreshed_kernels, widest=WIDEST)},
+    backends={
+        "triton": kernels(defer_family("inverse_gram.refreshed_rule", "REFRESHED", "RefreshInputs"), widest=WIDEST)
+    },
 )
 
 

@@ -1,5 +1,6 @@
 """The inverse of a fading Gram matrix chunk by chunk: G at the chunks' starts is a running sum, from which all tokens of all
-chunks are solved at once."""
+chunks are solved at once. Adding
+to the inverse itself, A += refresh I, at some tokens ends a chunk, for G = A^-1 is then no longer a sum."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ from ...framework.sequences import Chunks, Sequences
 from ..decay import Decay, HeadDecay
 from ..ridge.system import System
 from .prefixes import Steps, solve_prefixes
-from .refresh import RefreshChunks, refresh_inverse
-from .regularization import diagonal, missing_prior
+from .regularization import diagonal, inverse_root, missing_prior
 
-__all__ = ["chunked"]
+__all__ = ["RefreshChunks", "chunked", "refresh_inverse"]
 
 CHUNK = 64
 
@@ -51,3 +51,48 @@ def chunked(
     if refresh is not None:
         x = x + refresh[..., None] * (u if b is None else b)
     return x if gain is None or b is not None else gain[..., None] * x, (final,)
+
+
+def refresh_inverse(G: Tensor, refresh: Tensor) -> Tensor:
+    """(G^-1 + refresh I)^-1 = (I + refresh G)^-1 G for G [..., K, K] and refresh [..., 1, 1], which is constant. The gradient
+    comes from a first-order term that is zero in value."""
+    fixed = G.detach()
+    root = inverse_root(refresh * fixed, torch.ones_like(fixed[..., 0, 0]))
+    part = root.mT @ root
+    return part @ fixed + part @ (G - fixed) @ part
+
+
+class RefreshChunks(Chunks):
+    """Chunks of at most `largest` tokens, each ending with its sequence or where `refresh` [B, T] is not zero."""
+
+    def __init__(self, sequences: Sequences, largest: int, refresh: Tensor) -> None:
+        self.shape = refresh.shape
+        lengths = sequences.lengths if sequences.lengths is not None else (sequences.time,) * sequences.batch
+        self.sequences = Sequences(1, refresh.numel(), lengths)
+        self.device = refresh.device
+        ends = (refresh.flatten().nonzero()[:, 0] + 1).tolist()[::-1]
+        pieces: list[list[tuple[int, int]]] = []
+        stop = 0
+        for length in lengths:
+            start, stop = stop, stop + length
+            pieces.append([])
+            while start < stop:
+                while ends and ends[-1] <= start:
+                    ends.pop()
+                end = min(start + largest, stop, *ends[-1:])
+                pieces[-1].append((start, end))
+                start = end
+        self.order = sorted(range(len(pieces)), key=lambda n: -len(pieces[n]))
+        steps = range(max(map(len, pieces), default=0))
+        self.active = [sum(len(p) > step for p in pieces) for step in steps]
+        ordered = [pieces[n][step] for step in steps for n in self.order[: self.active[step]]]
+        self.size = max((end - start for start, end in ordered), default=1)
+        first, last = torch.tensor(ordered, dtype=torch.long).reshape(-1, 2, 1).unbind(1)
+        token = first + torch.arange(self.size)
+        self._place(token.where(token < last, self.sequences.time))
+
+    def split(self, x: Tensor, fill: float = 0.0) -> Tensor:
+        return super().split(x.flatten(0, 1)[None], fill)
+
+    def merge(self, y: Tensor) -> Tensor:
+        return super().merge(y)[0].unflatten(0, self.shape)

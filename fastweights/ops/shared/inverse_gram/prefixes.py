@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..ridge.solve import cache_blocks
+from ..ridge.iterations import cache_blocks
 from ..ridge.system import System
 from .regularization import STRONG, allowance, diagonal, inverse_root
 

@@ -10,10 +10,7 @@ identity, times |H_t|_F (at least 1e-6) if adaptive_ridge. solver: one of `SOLVE
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from ...framework.kernel_backend import KernelFamily
+from ...framework.call import defer_decode, defer_family
 from ...framework.spec import Integer, State
 
 __all__ = [
@@ -22,14 +19,18 @@ __all__ = [
     "MOST_ITERATIONS",
     "STATES",
     "WIDEST",
-    "load_recurrent",
+    "RIDGE_DECODE",
     "iteration_macs",
-    "load_ridge_kernels",
+    "RIDGE_KERNELS",
 ]
 
 KERNEL_SOLVERS = ("chebyshev", "conjugate_gradient")
 MOST_ITERATIONS = 10_000  # of a solver, each as long as a pass over the memory
 ITERATIONS = Integer(least=1, most=MOST_ITERATIONS)
+# The values are those of mesa, whose ridge is a tensor.
+OPTIONS = {"ridge": 0.0, "iterations": 30, "solver": "conjugate_gradient", "adaptive_ridge": False, "scale": 1.0}
+RIDGE_KERNELS = defer_family("ridge.rule", "RIDGE", "RidgeInputs", **OPTIONS)
+RIDGE_DECODE = defer_decode("ridge")
 WIDEST = 128  # key channels, in the kernels
 
 # Only its symmetric part is a Gram matrix.
@@ -43,17 +44,3 @@ def iteration_macs(K: int, V: int, C: int = 64, iterations: int = 30) -> float:
     """Two state passes of linear attention; every iteration multiplies by the state and by the chunk's keys."""
     states = 2 * K * K + C * K + 2 * K * V + C * (K + V) / 2
     return states + iterations * (K * K + C * K)
-
-
-def load_ridge_kernels() -> KernelFamily:
-    from ....kernels.ridge.rule import RIDGE, RidgeInputs
-
-    # The values are those of mesa, whose ridge is a tensor.
-    options = {"ridge": 0.0, "iterations": 30, "solver": "conjugate_gradient", "adaptive_ridge": False, "scale": 1.0}
-    return KernelFamily(RIDGE, RidgeInputs, options)
-
-
-def load_recurrent() -> Callable[..., Any]:
-    from ....kernels.recurrent.ridge import decode
-
-    return decode

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...framework.sequences import Chunks, Sequences
 from ..decay import HeadDecay
-from .solve import solve_systems
+from .iterations import solve_systems
 from .system import System, ridge_and_norm, squared_norm
 
 __all__ = ["chunked"]

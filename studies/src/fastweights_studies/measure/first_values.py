@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fastweights.layers import MIXERS, MixerChoice, PalimpsaM, register_mixer
 from fastweights.layers.options import one_of, option
-from fastweights.layers.palimpsa_m import PalimpsaMOptions
+from fastweights.layers.posterior import PalimpsaMOptions
 from fastweights.training import RecallExperiment, RecallRun, run_recall_parts
 from fastweights.training.progress import RunsProgress
 from fastweights_studies.measure.environment import describe

@@ -7,7 +7,7 @@ import re
 import torch
 
 from fastweights.layers import MIXERS
-from fastweights.layers.description import described_options
+from fastweights.layers.choice import described_options
 from fastweights.layers.registry import mixer_spec
 from fastweights_studies.leaderboard import PARTS
 from fastweights_studies.pages import claims, evidence
