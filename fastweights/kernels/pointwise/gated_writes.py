@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.math import sigmoid
-from ..runtime.launch_plan import alignment, device_of, launch
+from ..runtime.launch_plan import alignment, launch
 from .gated_norm import choose_tile, flatten_groups, load_group_rows, row_and_group_strides
 
 FORWARD_NUMBERS, BACKWARD_NUMBERS = 16, 8  # numbers of an input per thread
@@ -76,12 +76,11 @@ def forward(v: Tensor, s: Tensor, z: Tensor | None, c: Tensor | None) -> tuple[T
     rows, groups, width = v.shape
     whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
     strides = row_and_group_strides(v, z)
-    with device_of(v):
-        launch(
-            forward_kernel, (-(-rows // tile) * groups,),
-            v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta, rows, groups, *strides,
-            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
-        )  # fmt: skip
+    launch(
+        forward_kernel, (-(-rows // tile) * groups,),
+        v, s.contiguous(), z, None if c is None else c.contiguous(), write, beta, rows, groups, *strides,
+        V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+    )  # fmt: skip
     return write, beta
 
 
@@ -98,10 +97,9 @@ def backward(
     rows, groups, width = v.shape
     whole, tile, warps = choose_tile(width, BACKWARD_NUMBERS)
     strides = row_and_group_strides(dwrite, dbeta, v, z)
-    with device_of(v):
-        launch(
-            backward_kernel, (-(-rows // tile) * groups,),
-            dwrite, dbeta, v, s.contiguous(), z, None if c is None else c.contiguous(), dv, ds, dz, dc, rows, groups, *strides,
-            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
-        )  # fmt: skip
+    launch(
+        backward_kernel, (-(-rows // tile) * groups,),
+        dwrite, dbeta, v, s.contiguous(), z, None if c is None else c.contiguous(), dv, ds, dz, dc, rows, groups, *strides,
+        V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+    )  # fmt: skip
     return dv, ds, dz, dc

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..runtime.launch_plan import alignment, device_of, launch, make_rows_contiguous
+from ..runtime.launch_plan import alignment, launch, make_rows_contiguous
 from .gated_norm import choose_tile, load_rows, normalize_rows
 
 VARYING = ["rows", "steps", "eps"]  # a single row gets no kernel of its own
@@ -91,11 +91,10 @@ def forward(
         rows, width = flat.shape
         whole, tile, warps = choose_tile(width, FORWARD_NUMBERS)
         strides = flat.stride(0), row_stride(added)
-        with device_of(x):
-            launch(
-                residual_norm_forward, (-(-rows // tile),), flat, added, weight.contiguous(), s, n, rows, *strides, eps,
-                V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
-            )  # fmt: skip
+        launch(
+            residual_norm_forward, (-(-rows // tile),), flat, added, weight.contiguous(), s, n, rows, *strides, eps,
+            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+        )  # fmt: skip
     return s, n
 
 
@@ -115,10 +114,9 @@ def backward(
     programs = -(-rows // (tile * steps))
     dw = torch.empty((programs, width), device=s.device, dtype=torch.float32)
     strides = row_stride(of_sum), of_norm.stride(0), read.stride(0)
-    with device_of(s):
-        launch(
-            residual_norm_backward, (programs,),
-            of_sum, of_norm, read, weight.contiguous(), dx, dbranch, dw, rows, steps, *strides, eps,
-            V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
-        )  # fmt: skip
+    launch(
+        residual_norm_backward, (programs,),
+        of_sum, of_norm, read, weight.contiguous(), dx, dbranch, dw, rows, steps, *strides, eps,
+        V=width, BV=whole, R=tile, ALIGN=alignment(width, *strides), num_warps=warps,
+    )  # fmt: skip
     return dx, dx if branch is not None and dbranch is None else dbranch, dw.sum(0).to(weight.dtype)
