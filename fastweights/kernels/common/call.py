@@ -42,26 +42,31 @@ class Call:
     """B rows of T tokens in N sequences (each row one where nothing is packed), H key heads, HV value heads, K and V channels; M
     chunks, or as many numbers as those of packed sequences may take.
 
-    x: the inputs, a named tuple of tensors or placeholders. keys, heads: what has the key heads, and the numbers HV and V, where
-    these are not x.q and x.v. A family derives a class with the methods shapes(final), forward(final) and backward(saved,
-    output_grads, state_grads), of which `make_rule` makes a `Rule`."""
+    x: the inputs, a named tuple of tensors or placeholders. A family derives a class with the methods shapes(final),
+    forward(final) and backward(saved, output_grads, state_grads), of which `make_rule` makes a `Rule`, and may override
+    `find_heads` and `set_up`."""
 
-    def __init__(
-        self, x: Any, device: torch.device, options: Any, recorder: Recorder | None = None, keys: Any = None,
-        heads: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
-        keys = x.q if keys is None else keys
+    def __init__(self, x: Any, device: torch.device, options: Any, recorder: Recorder | None = None) -> None:
         self.x, self.device, self.options = x, device, options
+        keys, heads = self.find_heads()
         self.recorder = recorder or Recorder()
         self.dtype = keys.dtype
         self.rows = self.B, self.T = keys.shape[:2]
         # Kernels are compiled for heads and their widths: as numbers, where torch.compile(dynamic=True) has symbols.
         self.H, self.K = map(int, keys.shape[2:])
-        self.HV, self.V = map(int, heads or x.v.shape[2:])
+        self.HV, self.V = map(int, heads)
         self.packed = x.cu_seqlens is not None
         self.N = x.cu_seqlens.shape[0] - 1 if self.packed else self.B
         self.M = max_pieces(self.N, self.T, CHUNK, self.packed)
         self.precision = "tf32x3" if self.dtype == torch.float32 else "tf32"
+        self.set_up()
+
+    def find_heads(self) -> tuple[Any, Sequence[int]]:
+        """A tensor that has the key heads, and the numbers HV and V."""
+        return self.x.q, self.x.v.shape[2:]
+
+    def set_up(self) -> None:
+        """Choose what the launches of the call have in common."""
 
     @property
     def has_large_shared_memory(self) -> bool:

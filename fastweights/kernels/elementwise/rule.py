@@ -6,11 +6,8 @@ from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ..common.call import Call, Specs, make_rule, padded
 from ..common.packing import CHUNK
-from ..runtime.launch_plan import Recorder
 from .gradients import element_gradients
 from .read import read_elements
 
@@ -28,15 +25,12 @@ class Elementwise(Call):
     """Options: the scale of q. Outputs: o, S (None unless it is wanted). A backward needs the inputs alone.
     tiles: of columns, each a program per sequence and head."""
 
-    def __init__(
-        self, x: ElementwiseInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(x, device, options, recorder)
+    def set_up(self) -> None:
         self.tiles = -(-self.V // COLUMNS)
         self.warps = max(1, padded(self.K) * COLUMNS // NUMBERS_PER_WARP)
         self.constants = {
-            "K": self.K, "PK": padded(self.K), "V": self.V, "BV": COLUMNS, "HEADS_K": self.group(x.k),
-            "HEADS_BETA": self.group(x.beta), "num_warps": self.warps,
+            "K": self.K, "PK": padded(self.K), "V": self.V, "BV": COLUMNS, "HEADS_K": self.group(self.x.k),
+            "HEADS_BETA": self.group(self.x.beta), "num_warps": self.warps,
         }  # fmt: skip
 
     def shapes(self, final: bool) -> tuple[Specs, Specs]:

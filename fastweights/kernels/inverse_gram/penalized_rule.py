@@ -11,7 +11,6 @@ import torch
 from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .unit_keys import divisor_gradients, divisors, scan_rows, unit_key_gradients, unit_keys
 
@@ -30,20 +29,19 @@ class Penalized(DeltaRule):
     """Operands are in the dtype of the inputs. Where that has 16 bits, another tensor has what the rounding of write keys left.
     Options: eps, whether keys and write keys have length 1. Outputs: o, S, z, the states None unless they are wanted."""
 
-    def __init__(
-        self, x: PenalizedInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        self.eps, self.unit_keys, unit_writes = options
-        dtype = x.k.dtype
-        memory = KernelInputs(
-            x.q, TensorSpec(x.k.shape, dtype) if self.unit_keys else x.k, x.v, TensorSpec((*x.v.shape[:2], 1), torch.float32),
+    def read_memory(self) -> KernelInputs:
+        x, (_, unit_keys, _), dtype = self.x, self.options, self.x.k.dtype
+        return KernelInputs(
+            x.q, TensorSpec(x.k.shape, dtype) if unit_keys else x.k, x.v, TensorSpec((*x.v.shape[:2], 1), torch.float32),
             write_key=TensorSpec(x.y.shape, dtype), S=x.S, cu_seqlens=x.cu_seqlens,
             write_key_rest=None if dtype == torch.float32 else TensorSpec(x.y.shape, dtype),
         )  # fmt: skip
-        super().__init__(memory, device, options, recorder)
-        self.x = x
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.eps, self.unit_keys, unit_writes = self.options
         self.channels = {"K": self.K, "PK": padded(self.K)}
-        self.units = {"HEADS_Y": self.group(x.y), "UNIT_KEYS": self.unit_keys, "UNIT_WRITES": unit_writes}
+        self.units = {"HEADS_Y": self.group(self.x.y), "UNIT_KEYS": self.unit_keys, "UNIT_WRITES": unit_writes}
 
     def ask_memory(self, saved: Saved) -> SavedForBackward:
         """Let the memory have the divisors of its answers; what it saves."""

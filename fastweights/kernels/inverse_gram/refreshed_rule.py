@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ..common.call import Specs, make_rule
-from ..runtime.launch_plan import Recorder
 from .carried import carry_inverse
 from .carried_gradients import carry_adjoint, chunk_adjoint, finish_gradients
 from .rule import GramCall
@@ -27,10 +26,7 @@ class Saved(namedtuple("Saved", "A R D T chunk_table")):
 class Refreshed(GramCall):
     """Outputs: y and A, this None unless it is wanted."""
 
-    def __init__(
-        self, x: RefreshInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(x, device, options, recorder, x.A, refresh=x.refresh)
+    STATE = "A"
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         saved = Saved(*self.kept(), self.squares(), self.table())

@@ -10,7 +10,6 @@ import torch
 
 from ..common.call import Call, Specs, make_rule, padded
 from ..common.packing import CHUNK, record_tables
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .directions import direction_gradients, solve_tokens, token_products, token_rows
 from .elimination import eliminate_blocks
@@ -30,14 +29,16 @@ class Saved(namedtuple("Saved", "A R D chunk_table")):
 
 
 class GramCall(Call):
-    """What calls have in common whose state is a matrix [K, K] or its inverse. gain and refresh of the tokens may be None."""
+    """What calls have in common whose state is a matrix [K, K] or its inverse. STATE: its name among the inputs. gain, refresh:
+    of the tokens, None where a rule has none."""
 
-    def __init__(
-        self, x: Any, device: torch.device, options: Sequence[Any], recorder: Recorder | None, state: Any,
-        gain: Any = None, refresh: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__(x, device, options, recorder, keys=x.u, heads=state.shape[1:3])
-        self.gain, self.refresh = gain, refresh
+    STATE = "G"
+
+    def find_heads(self) -> tuple[Any, Sequence[int]]:
+        return self.x.u, getattr(self.x, self.STATE).shape[1:3]
+
+    def set_up(self) -> None:
+        self.gain, self.refresh = (getattr(self.x, name, None) for name in ("gain", "refresh"))
         self.PK = padded(self.K)
         # A weak direction of A stands beside 1e4 times stronger ones: always float32's precision.
         self.gradient_precision, self.precision = self.precision, "tf32x3"
@@ -122,11 +123,6 @@ class GramCall(Call):
 
 class InverseGram(GramCall):
     """Options: ridge. Outputs: y and G, this None unless it is wanted."""
-
-    def __init__(
-        self, x: GramInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(x, device, options, recorder, x.G, gain=x.gain)
 
     def shapes(self, final: bool) -> tuple[Specs, Saved]:
         y = self.vectors(self.dtype if self.x.b is None else torch.float32)

@@ -12,7 +12,6 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .backward import pass_gradients
 from .block import BLOCK, key_overlaps
@@ -35,11 +34,13 @@ class Saved(namedtuple("Saved", "answers factors overlaps u starts transitions c
 class OutputNormalizedTTT(DeltaRule):
     """Linear attention whose values are what the tokens write. No options. Outputs: o, S (None unless it is wanted)."""
 
-    def __init__(
-        self, x: TTTInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(KernelInputs(x.q, x.k, x.v, S=x.S, cu_seqlens=x.cu_seqlens), device, options, recorder)
-        self.x = x
+    def read_memory(self) -> KernelInputs:
+        x = self.x
+        return KernelInputs(x.q, x.k, x.v, S=x.S, cu_seqlens=x.cu_seqlens)
+
+    def set_up(self) -> None:
+        super().set_up()
+        x = self.x
         PK, PV = padded(self.K), padded(self.V)
         lanes, warps = min(PV, 32), 8 if PK * PV > 8192 else 4
         self.token_constants = {

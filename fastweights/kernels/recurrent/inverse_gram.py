@@ -51,10 +51,10 @@ def find_directions(
     UNIT_KEYS: bool = True, UNIT_WRITES: bool = True,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The delta rule's write keys, and where q is given its k, q and beta; the matrix, z and the count are updated."""
-    *sizes, key = *call.inputs["v"].shape[:3], call.inputs["k"].shape[3]
+    sizes, key = call.inputs["v"].shape[:3], call.inputs["k"].shape[3]
     shapes = {"write_key": (*sizes, key)}
     if "q" in inputs:
-        shapes |= {"k": (*sizes, key), "q": (*sizes, key), "beta": tuple(sizes)}
+        shapes |= {"k": (*sizes, key), "q": (*sizes, key), "beta": (*sizes,)}
     made = {name: torch.empty(shape, dtype=torch.float32, device=inputs["k"].device) for name, shape in shapes.items()}
     counts: tuple[Any, ...] = (None, None, 0)
     if "count" in call.states:

@@ -13,7 +13,6 @@ from ..common.call import Specs, make_rule, padded
 from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .gradients import sum_chunks, system_gradients
 from .gram import gram_sums, gram_sums_back, scan_states
@@ -58,13 +57,15 @@ class Ridge(DeltaRule):
     """The memory's linear attention, which is asked one query per value head, and the systems that the queries solve. Outputs:
     o, H and U, these None unless they are wanted."""
 
-    def __init__(
-        self, x: RidgeInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
+    def read_memory(self) -> KernelInputs:
+        x = self.x
         query = TensorSpec((*x.v.shape[:3], x.k.shape[3]), x.k.dtype)  # the dtype of the call
-        memory = KernelInputs(query, x.k, x.v, g=x.g, S=x.U, cu_seqlens=x.cu_seqlens)
-        super().__init__(memory, device, Options(*options), recorder)
-        self.x, self.adaptive = x, self.options.adaptive_ridge
+        return KernelInputs(query, x.k, x.v, g=x.g, S=x.U, cu_seqlens=x.cu_seqlens)
+
+    def set_up(self) -> None:
+        super().set_up()
+        x, self.options = self.x, Options(*self.options)
+        self.adaptive = self.options.adaptive_ridge
         self.constants = {
             "K": self.K, "PK": padded(self.K), "HEADS_K": self.group(x.k), "HEADS_BETA": self.group(x.beta),
             "PRECISION": self.precision,

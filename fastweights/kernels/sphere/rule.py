@@ -11,7 +11,6 @@ import torch
 
 from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import record_tables
-from ..runtime.launch_plan import Recorder
 from ..runtime.workspace import TensorSpec
 from .backward import pass_tokens_back
 from .decode_steps import decode_tokens
@@ -58,11 +57,8 @@ class Sphere(Call):
     """M kept states, one per 16 tokens, or as many numbers as those of packed sequences may take. Options: objective ("decode",
     "encode" or "similarity") and normalize. Outputs: o, S (None unless it is wanted)."""
 
-    def __init__(
-        self, x: SphereInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(x, device, options, recorder)
-        objective, normalize = options
+    def set_up(self) -> None:
+        x, (objective, normalize) = self.x, self.options
         self.M = max_pieces(self.N, self.T, EVERY.value, self.packed)
         self.objective, self.free = objective, not normalize
         self.by_chunks = normalize and objective in ("encode", "similarity")

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...runtime.launch_plan import Recorder
 from ...runtime.workspace import TensorSpec
 from ..call import Call, max_pieces, padded
 from ..packing import CHUNK, record_tables
@@ -138,14 +137,18 @@ def segment_length(batch: int, time: int, programs: int, wanted: int) -> tuple[i
 
 
 class ChunkSizes(Call):
-    """P segments, or as many numbers as those of packed sequences may take. Each sequence is one segment where none is cut.
-    memory: the inputs of the memory, which are those of the call unless another family asks it."""
+    """P segments, or as many numbers as those of packed sequences may take. Each sequence is one segment where none is cut."""
 
-    def __init__(
-        self, memory: KernelInputs, device: torch.device, options: Sequence[Any], recorder: Recorder | None = None
-    ) -> None:
-        super().__init__(memory, device, options, recorder)
-        x = self.memory = memory
+    def read_memory(self) -> KernelInputs:
+        """The inputs of the memory: those of the call, unless another family asks it."""
+        return self.x
+
+    def find_heads(self) -> tuple[Any, Sequence[int]]:
+        self.memory = self.read_memory()
+        return self.memory.q, self.memory.v.shape[2:]
+
+    def set_up(self) -> None:
+        x = self.memory
         self.delta, self.precond = x.beta is not None, x.precond_g is not None
         self.writes = x.write_key is not None or self.precond
         self.decay = 0 if x.g is None else x.g.ndim - 2
