@@ -11,9 +11,8 @@ import torch
 
 from ..runtime.launch_plan import Recorder, Rule
 from ..runtime.workspace import TensorSpec
+from .joining import combine_segments, reduce_gate_grads, sum_tiles
 from .packing import CHUNK
-from .segments import combine_segments
-from .sums import reduce_gate_grads, sum_tiles
 
 Specs = Sequence[TensorSpec | None]
 SUM_BLOCK = 1024  # numbers that one program sums

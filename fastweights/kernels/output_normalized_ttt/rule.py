@@ -13,9 +13,7 @@ from ..common.delta_rule.launches import ChunkOperands, DeltaRule
 from ..common.delta_rule.sizes import KernelInputs, SavedForBackward
 from ..common.packing import CHUNK
 from ..runtime.workspace import TensorSpec
-from .backward import pass_gradients
-from .block import BLOCK, key_overlaps
-from .forward import write_tokens
+from .tokens import BLOCK, key_overlaps, pass_gradients, write_tokens
 
 PART = 8  # tokens of a block that are unrolled: the time to compile grows with the third power
 

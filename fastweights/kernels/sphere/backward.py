@@ -28,8 +28,15 @@ from .forward import (
     store_state,
     store_step_slots,
 )
-from .layout import slot_and_channel, sum_over_channels, sum_over_slots, sum_over_warp_slots
-from .words import load_four, prefetch_rows, store_four
+from .layout import (
+    load_four,
+    prefetch_rows,
+    slot_and_channel,
+    store_four,
+    sum_over_channels,
+    sum_over_slots,
+    sum_over_warp_slots,
+)
 
 
 @triton.jit

@@ -11,8 +11,18 @@ import triton.language as tl
 
 from ..common.math import to_float_or_nan
 from ..common.packing import pieces_of_sequence, tokens_of_sequence
-from .layout import hide_layout, slot_and_channel, sum_over_channels, sum_over_slots, sum_two_over_slots
-from .words import load_four, neighbour_index, prefetch_rows, single_slots, store_four
+from .layout import (
+    hide_layout,
+    load_four,
+    neighbour_index,
+    prefetch_rows,
+    single_slots,
+    slot_and_channel,
+    store_four,
+    sum_over_channels,
+    sum_over_slots,
+    sum_two_over_slots,
+)
 
 SHORTEST = tl.constexpr(1e-6)  # a slot that is not zero is at least so long
 LEAST_DECAY = tl.constexpr(2.0**-23)

@@ -13,8 +13,7 @@ from ..common.call import Call, Specs, make_rule, max_pieces, padded
 from ..common.packing import record_tables
 from ..runtime.workspace import TensorSpec
 from .backward import pass_tokens_back
-from .decode_steps import decode_tokens
-from .decode_steps_back import decode_tokens_back
+from .decode_steps import decode_tokens, decode_tokens_back
 from .forward import EVERY, FEW, pass_tokens, slots_per_program
 from .slot_gradients import slot_gradients
 from .slot_outputs import read_slots

@@ -34,7 +34,7 @@ def load_gram_kernels() -> KernelFamily:
 
 
 def load_refreshed_kernels() -> KernelFamily:
-    from ....kernels.inverse_gram.refreshed_rule import REFRESHED, RefreshInputs
+    from ....kernels.inverse_gram.rule import REFRESHED, RefreshInputs
 
     return KernelFamily(REFRESHED, RefreshInputs, {})
 
